@@ -1,0 +1,330 @@
+"""What passes between the stages: frozen records, JSON both ways, no torch.
+
+    StepRecord ──► Event ──► Location ──► Diagnosis ──► Action        all of it together: Incident
+
+JSON has no NaN and no Infinity; here they travel as the strings "nan", "inf" and "-inf", so that
+every reader can parse an incident.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from .errors import UsageError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Action",
+    "Candidate",
+    "Diagnosis",
+    "Event",
+    "Experiment",
+    "Fix",
+    "Incident",
+    "Link",
+    "Location",
+    "Operand",
+    "StepRecord",
+    "TensorStats",
+    "from_plain",
+    "to_plain",
+]
+
+SCHEMA_VERSION = 1
+
+PHASES = ("data", "forward", "loss", "backward", "parameter", "optimizer", "checkpoint", "resume")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorStats:
+    """The health of one tensor. Statistics are of the finite part; None where there is none."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    num_elements: int = 0
+    num_nan: int = 0
+    num_posinf: int = 0
+    num_neginf: int = 0
+    num_zero: int = 0
+    num_subnormal: int = 0
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    abs_max: float | None = None
+    headroom_bits: float | None = None
+    """How many times the largest magnitude can still double before it overflows its dtype."""
+    first_bad: tuple[int, ...] | None = None
+    """Index of the first non-finite element."""
+
+    @property
+    def num_nonfinite(self) -> int:
+        return self.num_nan + self.num_posinf + self.num_neginf
+
+    @property
+    def is_finite(self) -> bool:
+        return self.num_nonfinite == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """One argument of an operator: a tensor with its statistics, or a plain value."""
+
+    name: str
+    stats: TensorStats | None = None
+    value: str | None = None
+    label: str | None = None
+    """Where the tensor comes from, when that is known: "parameter fc.weight", "batch[0]"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One operator on the way from the birth to the symptom."""
+
+    op: str | None
+    role: str
+    """birth | carrier | sentinel | source | symptom: see docs/ARCHITECTURE.md."""
+    direction: str = "forward"
+    """forward | backward | optimizer | none"""
+    module: str | None = None
+    module_type: str | None = None
+    file: str | None = None
+    line: int | None = None
+    source: str | None = None
+    function: str | None = None
+    library_file: str | None = None
+    library_line: int | None = None
+    library_source: str | None = None
+    kernel: str | None = None
+    """The aten operator that ran inside a backward node."""
+    inputs: tuple[Operand, ...] = ()
+    outputs: tuple[Operand, ...] = ()
+    autocast: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """What the sentinel knows of one step."""
+
+    step: int
+    epoch: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: tuple[float, ...] = ()
+    scale: float | None = None
+    is_applied: bool = True
+    is_scaler_skip: bool = False
+    has_bad_loss: bool = False
+    has_bad_grad: bool = False
+    bad_state: tuple[str, ...] = ()
+    """Names of parameters, buffers or optimizer entries that a deep check found non-finite."""
+    duration_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something was noticed: when, where in the step, and the step's figures."""
+
+    step: int
+    phase: str
+    epoch: int = 0
+    kind: str = "nonfinite"
+    symptom: str = "loss"
+    """loss | gradient | parameter | buffer | optimizer_state | output"""
+    name: str | None = None
+    """The gradient, parameter, buffer or entry that was seen to be bad."""
+    value: float | None = None
+    noticed_at_step: int | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: tuple[float, ...] = ()
+    scale: float | None = None
+    rank: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """Where the first non-finite value was born."""
+
+    op: str | None = None
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+    source: str | None = None
+    function: str | None = None
+    library_file: str | None = None
+    library_line: int | None = None
+    library_source: str | None = None
+    chain: tuple[Link, ...] = ()
+    is_reproduced: bool = True
+    method: str = "replay"
+    """replay | time_travel | module_rerun | none"""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One replay of the failing step with one thing changed."""
+
+    name: str
+    changed: str
+    outcome: str
+    """finite | nonfinite | not_run"""
+    detail: str = ""
+    duration_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fix:
+    """One concrete change."""
+
+    title: str
+    why: str
+    status: str = "untried"
+    """verified | refuted | untried"""
+    file: str | None = None
+    line: int | None = None
+    before: str | None = None
+    after: str | None = None
+    experiment: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A cause that was considered."""
+
+    cause: str
+    confidence: float
+    reason: str
+    status: str = "untried"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Why it happened and what to change."""
+
+    cause: str | None = None
+    confidence: float = 0.0
+    summary: str = ""
+    evidence: tuple[str, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    experiments: tuple[Experiment, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    samples: tuple[int, ...] = ()
+    """Rows of the batch that are enough to fail."""
+    dataset_indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """What was done about it."""
+
+    kind: str
+    """skipped | raised | rolled_back | stopped | none"""
+    detail: str = ""
+    restored_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Incident:
+    """One failure, from the first sign to what was done about it."""
+
+    id: str
+    event: Event
+    location: Location = field(default_factory=Location)
+    diagnosis: Diagnosis = field(default_factory=Diagnosis)
+    action: Action = field(default_factory=lambda: Action(kind="none"))
+    history: tuple[StepRecord, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+    path: str | None = None
+    schema: int = SCHEMA_VERSION
+
+    KIND: ClassVar[str] = "stayfinite.incident"
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """This incident as JSON text.
+
+        >>> i = Incident(id="a", event=Event(step=3, phase="loss", value=float("inf")))
+        >>> Incident.from_json(i.to_json()) == i
+        True
+        """
+        return json.dumps({"kind": self.KIND, **to_plain(self)}, indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Incident:
+        """The incident that `to_json` wrote; anything else is rejected with the reason."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as e:
+            raise UsageError(f"not an incident: {e}") from e
+        if not isinstance(data, dict) or data.get("kind") != cls.KIND:
+            raise UsageError(f"not an incident: expected an object with kind {cls.KIND!r}")
+        if data.get("schema", 0) > SCHEMA_VERSION:
+            raise UsageError(
+                f"incident has schema {data['schema']}, this version reads up to {SCHEMA_VERSION}; "
+                "upgrade stayfinite"
+            )
+        data.pop("kind")
+        return from_plain(cls, data)
+
+
+def to_plain(value: Any) -> Any:
+    """A record as dicts, lists and scalars that JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): to_plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+_R = TypeVar("_R")
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def from_plain(cls: type[_R], data: dict[str, Any]) -> _R:
+    """The record of type `cls` from what `to_plain` made; unknown keys are rejected, all at once."""
+    if not isinstance(data, dict):
+        raise UsageError(f"{cls.__name__}: expected an object, got {type(data).__name__}")
+    hints = _HINTS.get(cls)
+    if hints is None:
+        hints = _HINTS[cls] = typing.get_type_hints(cls)
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(data) - names)
+    if unknown:
+        raise UsageError(f"{cls.__name__}: unknown keys {', '.join(unknown)}")
+    try:
+        return cls(**{k: _decode(hints[k], v) for k, v in data.items()})
+    except TypeError as e:
+        raise UsageError(f"{cls.__name__}: {e}") from e
+
+
+def _decode(hint: Any, value: Any) -> Any:
+    if value is None:
+        return None
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        (hint,) = [a for a in typing.get_args(hint) if a is not type(None)]
+        return _decode(hint, value)
+    if origin is tuple:
+        item = typing.get_args(hint)[0]
+        return tuple(_decode(item, v) for v in value)
+    if origin is dict:
+        return dict(value)
+    if hint is float:
+        return float(value)
+    if dataclasses.is_dataclass(hint):
+        return from_plain(hint, value)  # type: ignore[arg-type]
+    return value
