@@ -1,0 +1,1 @@
+"""Small broken trainings with known truth, their fixed twins, and healthy but alarming controls."""

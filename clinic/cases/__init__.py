@@ -1,0 +1,1 @@
+"""One broken training a file: `build`, `build_fixed` and `TRUTH`."""
