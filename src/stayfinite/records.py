@@ -81,6 +81,8 @@ class Operand:
     value: str | None = None
     label: str | None = None
     """Where the tensor comes from, when that is known: "parameter fc.weight", "batch[0]"."""
+    stats_at_bad: TensorStats | None = None
+    """The same argument at just those places where an elementwise result went bad."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +107,10 @@ class Link:
     """The aten operator that ran inside a backward node."""
     inputs: tuple[Operand, ...] = ()
     outputs: tuple[Operand, ...] = ()
-    autocast: str | None = None
+    facts: dict[str, float] = field(default_factory=dict)
+    """What was measured at a birth: rows all -inf, zeros in the denominator, elements reduced, ..."""
     label: str | None = None
+    """A source that is no operator: "batch['x']", "parameter fc.weight"."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,127 @@
+"""From a Python stack to the two lines that matter: the user's, and the library's under it."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FrameType
+
+import torch
+
+__all__ = ["Frame", "Place", "current_place", "innermost_is_backward_code", "place_of"]
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_DEMO = os.path.join(_OWN, "demo")
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+_LIBRARY_ROOTS = tuple(
+    {
+        os.path.abspath(p)
+        for p in [
+            sysconfig.get_path("stdlib"),
+            sysconfig.get_path("platstdlib"),
+            *sysconfig.get_paths().values(),
+            *site.getsitepackages(),
+            site.getusersitepackages(),
+        ]
+        if p and os.path.basename(p) not in ("bin", "Scripts")
+    }
+    - {sys.prefix, sys.base_prefix}
+)
+_TRACEBACK_LINE = re.compile(r'File "(?P<file>.*?)", line (?P<line>\d+), in (?P<function>.*)')
+_MACHINERY = ("_python_dispatch.py", "_ops.py", "_compile.py", "module.py", "_contextlib.py")
+_MACHINERY_FOLDER = os.path.join(_TORCH, "_dynamo") + os.sep
+
+
+@dataclass(frozen=True)
+class Frame:
+    file: str
+    line: int
+    function: str
+
+    @property
+    def source(self) -> str | None:
+        return linecache.getline(self.file, self.line).strip() or None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The user's line, and the library's line under it when there is one."""
+
+    user: Frame | None = None
+    library: Frame | None = None
+
+
+def _is_machinery(file: str) -> bool:
+    return file.endswith(_MACHINERY) or file.startswith(_MACHINERY_FOLDER)
+
+
+@lru_cache(maxsize=4096)
+def _kind(file: str) -> str:
+    """own | torch | library | user"""
+    if file.startswith("<frozen") or not file:
+        return "library"
+    path = os.path.abspath(file) if not file.startswith("<") else file
+    if path.startswith(_OWN + os.sep) and not path.startswith(_DEMO + os.sep):
+        return "own"
+    if path.startswith(_TORCH + os.sep):
+        return "torch"
+    if any(path.startswith(root + os.sep) for root in _LIBRARY_ROOTS):
+        return "user" if path.startswith(_DEMO + os.sep) else "library"
+    if "site-packages" in path or "dist-packages" in path:
+        return "library"
+    return "user"
+
+
+def place_of(frames: Iterable[Frame]) -> Place:
+    """The two lines that matter in a stack given from the innermost frame outwards."""
+    library: Frame | None = None
+    functional: Frame | None = None
+    for frame in frames:
+        kind = _kind(frame.file)
+        if kind == "user":
+            return Place(frame, library or functional)
+        if kind == "library" and library is None:
+            library = frame
+        if kind == "torch" and functional is None and not _is_machinery(frame.file):
+            functional = frame
+    # Code that lives wholly in installed packages: its innermost line is the best there is.
+    return Place(library, functional if library else None)
+
+
+def _walk(frame: FrameType | None) -> Iterable[Frame]:
+    while frame is not None:
+        yield Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+
+
+def current_place() -> Place:
+    """Where the running operator was called from."""
+    return place_of(_walk(sys._getframe(1)))
+
+
+def innermost_is_backward_code() -> Place | None:
+    """The place in a custom `backward` or a hook, if such code is running inside the engine."""
+    inner: list[Frame] = []
+    for frame in _walk(sys._getframe(1)):
+        if frame.function == "_engine_run_backward":
+            place = place_of(inner)
+            return place if place.user and _kind(place.user.file) == "user" else None
+        inner.append(frame)
+    return None
+
+
+def place_from_traceback(lines: Iterable[str]) -> Place:
+    """The place in what anomaly mode kept of the forward call (outermost frame first)."""
+    frames = []
+    for text in lines:
+        match = _TRACEBACK_LINE.search(text)
+        if match:
+            frames.append(Frame(match["file"], int(match["line"]), match["function"]))
+    return place_of(reversed(frames))

@@ -1,0 +1,81 @@
+"""Which module is running: forward by hooks, backward by the sequence numbers of autograd nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+__all__ = ["ModuleStack", "name_modules"]
+
+
+def name_modules(roots: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Dotted paths by module identity; `roots` maps a prefix ("" for the only model) to a model."""
+    names: dict[int, str] = {}
+    for prefix, root in roots.items():
+        for path, module in root.named_modules():
+            path = _public_path(path)
+            full = f"{prefix}.{path}" if prefix and path else prefix or path
+            names.setdefault(id(module), full)
+    return names
+
+
+def _public_path(path: str) -> str:
+    """Without the names that wrappers add: compile, DDP and activation checkpointing."""
+    hidden = {"_orig_mod", "_checkpoint_wrapped_module"}
+    parts = [p for p in path.split(".") if p not in hidden]
+    return ".".join(parts)
+
+
+class ModuleStack:
+    """Follows calls of modules while it is entered."""
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names = names
+        self._stack: list[tuple[str | None, str, int]] = []
+        self._spans: list[tuple[int, int, str | None, str]] = []
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> ModuleStack:
+        self._handles = [
+            register_module_forward_pre_hook(self._push),
+            register_module_forward_hook(self._pop, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _push(self, module: nn.Module, args: Any) -> None:
+        name = self._names.get(id(module))
+        kind = type(module).__name__
+        if name is None and self._stack:
+            name, kind = self._stack[-1][:2]  # an unregistered helper inside a known module
+        self._stack.append((name, kind, torch.autograd._get_sequence_nr()))
+
+    def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._stack:
+            name, kind, start = self._stack.pop()
+            self._spans.append((start, torch.autograd._get_sequence_nr(), name, kind))
+
+    def current(self) -> tuple[str | None, str | None]:
+        """Path and type of the innermost known module that is running, or (None, None)."""
+        for name, kind, _ in reversed(self._stack):
+            if name is not None:
+                return name, kind
+        return None, None
+
+    def at_sequence(self, number: int) -> tuple[str | None, str | None]:
+        """Path and type of the module that made the autograd node with this number."""
+        best: tuple[int, str | None, str] | None = None
+        for start, end, name, kind in self._spans:
+            if start <= number < end and name is not None and (best is None or end - start < best[0]):
+                best = (end - start, name, kind)
+        return (best[1], best[2]) if best else (None, None)
+
+

@@ -1,0 +1,285 @@
+"""The backward slice: from a symptom through the producers of bad values to where they were born."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..numerics.health import badness, stats
+from ..records import Link, Location, Operand
+from .trace import BadInput, Note, OpTrace, SourceRef
+
+__all__ = ["Origin", "find_origin", "to_location"]
+
+_SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
+_MASK_AWARE = (
+    *_SOFTMAX,
+    "aten.masked_fill", "aten.masked_fill_", "aten.where", "aten.add", "aten.add_", "aten.sub",
+    "aten.mul", "aten.div", "aten.neg", "aten.clone", "aten._to_copy", "aten.copy_", "aten.maximum",
+    "aten.minimum", "aten.cat", "aten.triu", "aten.tril", "aten.full", "aten.full_like",
+    "aten.scalar_tensor", "aten.lift_fresh", "aten.log", "aten.fill_", "aten.stack",
+    "aten.constant_pad_nd", "aten.expand", "aten.repeat", "aten.permute", "aten.index_put_",
+)  # fmt: skip
+_MAX_CHAIN = 12
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the slice ended."""
+
+    birth: Note | None
+    source: SourceRef | None
+    path: tuple[Note, ...]
+    """From the earliest link to the symptom."""
+    consumer: Note | None = None
+    """For a source: the first operator that took the bad value."""
+
+
+@dataclass(frozen=True)
+class _End:
+    path: tuple[Note, ...]
+    kind: str
+    """birth | source | sentinel | uninitialized | unknown"""
+    source: SourceRef | None = None
+
+    @property
+    def order(self) -> int:
+        return self.path[0].index
+
+
+def find_origin(trace: OpTrace, symptoms: Iterable[Tensor]) -> Origin | None:
+    """The origin of the non-finite values in `symptoms`; None if none of them is bad."""
+    ends: list[_End] = []
+    for tensor in symptoms:
+        bad = badness(tensor)
+        if not bad:
+            continue
+        producers = trace.writers.find(tensor)
+        if not producers:
+            source = trace._source_of(tensor)
+            if source is not None:
+                return Origin(None, source, ())
+            continue
+        for index in producers:
+            ends += _walk(trace, index, "nan" if bad.has_nan else "inf", set())
+    if not ends:
+        return None
+    return _choose(ends)
+
+
+def _walk(trace: OpTrace, index: int, kind: str, seen: set[tuple[int, str]]) -> list[_End]:
+    """All ends of the slice above one bad operator, iteratively: chains can be thousands long."""
+    ends: list[_End] = []
+    todo: list[tuple[int, str, tuple[Note, ...]]] = [(index, kind, ())]
+    while todo:
+        number, kind, below = todo.pop()
+        if (number, kind) in seen:
+            continue
+        seen.add((number, kind))
+        note = trace.notes[number]
+        path = (note, *below)
+        if note.is_uninitialized:
+            ends.append(_End(path, "uninitialized"))
+            continue
+        followed, kind = _follow(note, kind)
+        if kind == "nan_from_inf" or not followed:
+            ends.append(_End(path, "sentinel" if _is_sentinel(note, kind) else "birth"))
+        elif note.has_fresh_nan or note.has_fresh_inf:
+            ends.append(_End(path, "fresh"))
+        for bad_input in followed:
+            next_kind = "nan" if kind == "nan" else "inf"
+            if bad_input.producers:
+                todo += [(p, next_kind, path) for p in bad_input.producers]
+            elif bad_input.source is not None:
+                ends.append(_End(path, "source", bad_input.source))
+            else:
+                ends.append(_End(path, "unknown"))
+    return ends
+
+
+def _follow(note: Note, kind: str) -> tuple[list[BadInput], str]:
+    """Which bad inputs explain this result, and whether a NaN was made here out of an Inf."""
+    with_nan = [b for b in note.bad_inputs if b.bad.has_nan]
+    with_inf = [b for b in note.bad_inputs if b.bad.has_inf]
+    if kind == "nan" and note.bad.has_nan:
+        if with_nan:
+            return with_nan, "nan"
+        return with_inf, "nan_from_inf" if with_inf else "nan"
+    if with_inf:
+        return with_inf, "inf"
+    return with_nan, "nan" if with_nan else kind
+
+
+def _is_sentinel(note: Note, kind: str) -> bool:
+    return kind == "inf" and note.has_written_inf and not note.bad_inputs
+
+
+def _choose(ends: Sequence[_End]) -> Origin:
+    """One origin out of all ends. See docs/ARCHITECTURE.md, "What counts as the origin"."""
+    nan_births = {e.path[0].index: e for e in ends if e.kind == "birth" and _made_nan_of_inf(e)}
+    for end in sorted(nan_births.values(), key=lambda e: e.order):
+        masked = end.path[0].facts.get("rows_all_neginf", 0) > 0
+        poisoned = end.path[0].facts.get("rows_with_nan_or_posinf", 0) > 0
+        if end.path[0].op in _SOFTMAX and masked and not poisoned:
+            return _origin(end, _lead_in(ends, end))
+    real = [e for e in ends if _is_real_end(e, ends)]
+    if real:
+        best = min(real, key=_preference)
+        return _origin(best, ())
+    if nan_births:
+        best = min(nan_births.values(), key=lambda e: e.order)
+        return _origin(best, _lead_in(ends, best))
+    fresh = [e for e in ends if e.kind == "fresh"]
+    if fresh:
+        return _origin(min(fresh, key=lambda e: e.order), ())
+    return _consumption(min(ends, key=lambda e: e.order))
+
+
+def _preference(end: _End) -> tuple[int, int]:
+    return (0 if end.kind != "unknown" else 1, end.order)
+
+
+def _made_nan_of_inf(end: _End) -> bool:
+    note = end.path[0]
+    return note.bad.has_nan and any(b.bad.has_inf for b in note.bad_inputs)
+
+
+def _is_real_end(end: _End, ends: Sequence[_End]) -> bool:
+    """A birth from finite inputs, or a NaN that was there before; not a mask's infinity."""
+    if end.kind == "uninitialized":
+        return True
+    if end.kind == "birth":
+        if _made_nan_of_inf(end):
+            return False
+        # An Inf that the forward made and then discarded is not the incident when the symptom
+        # is in the backward: what brought it back is.
+        symptom = end.path[-1]
+        return not (
+            symptom.direction == "backward"
+            and end.path[0].direction == "forward"
+            and any(_turned(n) and n.direction == "backward" for n in end.path)
+        )
+    if end.kind == "source":
+        assert end.source is not None
+        bad = badness(end.source.tensor)
+        if bad.has_nan:
+            return True
+        is_mask = end.source.kind == "buffer" or any(n.op in _SOFTMAX for n in end.path)
+        return not is_mask
+    if end.kind == "unknown":
+        return any(b.bad.has_nan for b in end.path[0].bad_inputs)
+    return False
+
+
+def _turned(note: Note) -> bool:
+    """This operator made a NaN out of an Inf."""
+    return note.bad.has_nan and not any(b.bad.has_nan for b in note.bad_inputs)
+
+
+def _lead_in(ends: Sequence[_End], birth: _End) -> tuple[Note, ...]:
+    """The links above a NaN's birth: who wrote the Inf that it was made of."""
+    number = birth.path[0].index
+    for end in ends:
+        numbers = [n.index for n in end.path]
+        if end is not birth and number in numbers and end.order < number:
+            return end.path[: numbers.index(number)]
+    return ()
+
+
+def _origin(end: _End, lead: tuple[Note, ...]) -> Origin:
+    if end.kind in ("source", "unknown"):
+        source = end.source
+        return Origin(None, source, (*lead, *end.path), end.path[0])
+    return Origin(end.path[0], None, (*lead, *end.path))
+
+
+def _consumption(end: _End) -> Origin:
+    """Only a written infinity explains it: blame the first operator that is not made for masks."""
+    for note in end.path:
+        if note.op not in _MASK_AWARE:
+            return Origin(note, end.source, end.path)
+    return Origin(end.path[-1], end.source, end.path)
+
+
+def to_location(origin: Origin, method: str = "replay") -> Location:
+    """The record of an origin, with a chain short enough to read."""
+    chain = [_link(n, origin) for n in origin.path]
+    if origin.source is not None and origin.birth is None:
+        operand = Operand(name=origin.source.name, label=origin.source.kind)
+        source_link = Link(
+            op=None,
+            role="source",
+            direction="none",
+            label=f"{origin.source.kind} {origin.source.name}",
+            module=_owner(origin.source),
+            outputs=(replace(operand, stats=stats(origin.source.tensor)),),
+        )
+        chain.insert(0, source_link)
+    if chain and chain[-1].role == "carrier":
+        chain[-1] = replace(chain[-1], role="symptom")
+    main = next((c for c in chain if c.role == "birth"), chain[0] if chain else None)
+    place = main
+    if main is not None and main.role == "source" and origin.consumer is not None and len(chain) > 1:
+        place = chain[1]
+    if main is None or place is None:
+        source = origin.source
+        return Location(module=_owner(source) if source else None, method=method)
+    return Location(
+        op=main.op,
+        module=main.module,
+        file=place.file,
+        line=place.line,
+        source=place.source,
+        function=place.function,
+        library_file=place.library_file,
+        library_line=place.library_line,
+        library_source=place.library_source,
+        chain=_shorten(chain, main),
+        method=method,
+    )
+
+
+def _shorten(chain: list[Link], main: Link) -> tuple[Link, ...]:
+    if len(chain) <= _MAX_CHAIN:
+        return tuple(chain)
+    at = next(i for i, c in enumerate(chain) if c is main)
+    start = max(0, min(at - 2, len(chain) - _MAX_CHAIN))
+    head = chain[start : start + _MAX_CHAIN - 3]
+    return (*head, *chain[-3:])
+
+
+def _owner(source: SourceRef) -> str | None:
+    if source.kind in ("parameter", "buffer", "gradient"):
+        return source.name.rpartition(".")[0]
+    return None
+
+
+def _link(note: Note, origin: Origin) -> Link:
+    if origin.birth is not None and note is origin.birth:
+        role = "birth"
+    elif note.has_written_inf and not note.bad_inputs:
+        role = "sentinel"
+    else:
+        role = "carrier"
+    user, library = note.place.user, note.place.library
+    return Link(
+        op=note.op,
+        kernel=note.kernel if note.kernel != note.op else None,
+        role=role,
+        direction=note.direction,
+        module=note.module,
+        module_type=note.module_type,
+        file=os.path.abspath(user.file) if user and not user.file.startswith("<") else user and user.file,
+        line=user.line if user else None,
+        source=user.source if user else None,
+        function=user.function if user else None,
+        library_file=library.file if library else None,
+        library_line=library.line if library else None,
+        library_source=library.source if library else None,
+        inputs=note.inputs,
+        outputs=note.outputs,
+        facts=note.facts,
+    )

@@ -1,0 +1,70 @@
+"""Who wrote this memory last? Tensors are told apart by storage, because autograd hands saved
+values to the backward as new tensor objects over the same memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..numerics.health import dense_parts
+
+__all__ = ["Writers"]
+
+
+@dataclass(frozen=True)
+class _Write:
+    note: int
+    start: int
+    stop: int
+    exact: tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def _extent(t: Tensor) -> tuple[int, int]:
+    start = t.storage_offset() * t.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()) if size)
+    return start, start + (last + 1) * t.element_size()
+
+
+class Writers:
+    """The bad writes to each storage. A finite write over the same region forgets them."""
+
+    def __init__(self) -> None:
+        self._writes: dict[int, list[_Write]] = {}
+
+    def keys_of(self, tensor: Tensor) -> list[int]:
+        """The storages under a tensor (two for a sparse one)."""
+        return [p.untyped_storage().data_ptr() for p in dense_parts(tensor)]
+
+    def write(self, tensor: Tensor, note: int, whole: bool) -> None:
+        """Operator `note` put a bad value here; `whole` when the storage is new with it."""
+        for part in dense_parts(tensor):
+            key = part.untyped_storage().data_ptr()
+            start, stop = _extent(part)
+            exact = (part.storage_offset(), tuple(part.shape), tuple(part.stride()))
+            kept = [] if whole else [w for w in self._writes.get(key, []) if w.exact != exact]
+            self._writes[key] = [*kept, _Write(note, start, stop, exact)]
+
+    def clear(self, tensor: Tensor, whole: bool) -> None:
+        """Something finite was written here."""
+        for part in dense_parts(tensor):
+            key = part.untyped_storage().data_ptr()
+            if key not in self._writes:
+                continue
+            start, stop = _extent(part)
+            if whole:
+                del self._writes[key]
+            elif part.is_contiguous():
+                self._writes[key] = [
+                    w for w in self._writes[key] if not (start <= w.start and w.stop <= stop)
+                ]
+
+    def find(self, tensor: Tensor) -> list[int]:
+        """The bad writes that this tensor overlaps, latest first."""
+        found: list[int] = []
+        for part in dense_parts(tensor):
+            start, stop = _extent(part)
+            for w in reversed(self._writes.get(part.untyped_storage().data_ptr(), [])):
+                if w.start < stop and start < w.stop and w.note not in found:
+                    found.append(w.note)
+        return found

@@ -1,0 +1,310 @@
+"""The operator trace of one replayed step: every operator whose result is not finite, and from what.
+
+Only bad results are remembered. That is enough to walk back from a symptom to its birth, because
+the walk only ever passes through bad values; and it keeps the replay within a few normal steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..numerics.health import Badness, badness
+from ..records import Operand
+from .facts import Given, birth_facts, describe_operands
+from .frames import Place, current_place, innermost_is_backward_code, place_from_traceback
+from .modules import ModuleStack
+from .storage import Writers
+
+__all__ = ["Note", "OpTrace", "SourceRef"]
+
+_FULL_STATS_LIMIT = 48
+"""Bad operators that get full statistics; later ones are carriers far from the birth."""
+
+_OVERWRITES = {
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "set_",
+    "exponential_", "log_normal_", "geometric_", "cauchy_", "_foreach_zero_", "_foreach_copy_",
+}  # fmt: skip
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
+_CONSTANT = {"lift_fresh", "lift_fresh_copy", "lift"}
+
+
+@dataclass(frozen=True)
+class SourceRef:
+    """A tensor that was there before the step: a part of the batch, a parameter, a buffer."""
+
+    kind: str
+    """batch | parameter | buffer | optimizer_state | gradient"""
+    name: str
+    tensor: Tensor = field(compare=False, repr=False)
+
+
+@dataclass
+class BadInput:
+    name: str
+    bad: Badness
+    producers: list[int]
+    source: SourceRef | None
+
+
+@dataclass
+class Note:
+    """One operator call with a non-finite result."""
+
+    index: int
+    op: str
+    kernel: str
+    direction: str
+    bad: Badness
+    bad_inputs: list[BadInput]
+    has_written_inf: bool
+    is_uninitialized: bool = False
+    has_fresh_nan: bool = False
+    """An elementwise result is NaN where all its inputs were free of NaN."""
+    has_fresh_inf: bool = False
+    """An elementwise result is Inf where all its inputs were finite."""
+    place: Place = field(default_factory=Place)
+    module: str | None = None
+    module_type: str | None = None
+    inputs: tuple[Operand, ...] = ()
+    outputs: tuple[Operand, ...] = ()
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """What an operator's schema says, read once."""
+
+    name: str
+    names: tuple[str, ...]
+    written: frozenset[str]
+    is_view: bool
+    is_pointwise: bool
+
+
+_SCHEMAS: dict[Any, _Schema] = {}
+
+
+def _schema(func: Any) -> _Schema:
+    known = _SCHEMAS.get(func)
+    if known is None:
+        schema = func._schema
+        name = schema.name.split("::", 1)[-1]
+        written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
+        if "batch_norm" in name and "backward" not in name:
+            # It updates its running statistics in place although its schema does not say so.
+            written |= {"running_mean", "running_var"} & {a.name for a in schema.arguments}
+        aliases = [r.alias_info for r in schema.returns]
+        is_view = bool(aliases) and all(a is not None and not a.is_write for a in aliases)
+        is_view = is_view and name not in _CONSTANT
+        is_view = is_view or name in {"_unsafe_view", "_reshape_alias"}
+        known = _SCHEMAS[func] = _Schema(
+            schema.name.replace("::", "."),
+            tuple(a.name for a in schema.arguments),
+            frozenset(written),
+            is_view,
+            torch.Tag.pointwise in func.tags,
+        )
+    return known
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for v in value:
+            yield from _tensors(v)
+
+
+def _has_infinite_number(args: Iterable[Any]) -> bool:
+    for a in args:
+        if isinstance(a, float) and math.isinf(a):
+            return True
+        if isinstance(a, (list, tuple)) and _has_infinite_number(a):
+            return True
+    return False
+
+
+class OpTrace(TorchDispatchMode):
+    """Records bad operators while it is entered. `sources` are the tensors that existed before.
+
+    While it is entered, it also follows modules, and anomaly mode (without its checks) keeps the
+    forward line of every autograd node.
+    """
+
+    def __init__(self, sources: Iterable[SourceRef], module_names: Mapping[int, str]) -> None:
+        super().__init__()
+        self.notes: list[Note] = []
+        self.modules = ModuleStack(module_names)
+        self.writers = Writers()
+        self.direction = "forward"
+        self.is_paused = False
+        self._sources: dict[int, list[SourceRef]] = {}
+        for ref in sources:
+            self.add_source(ref)
+        self._anomaly: Any = None
+        self._num_bad = 0
+
+    def add_source(self, ref: SourceRef) -> None:
+        for key in self.writers.keys_of(ref.tensor):
+            self._sources.setdefault(key, []).append(ref)
+
+    def __enter__(self) -> OpTrace:
+        self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
+        self._anomaly.__enter__()
+        self.modules.__enter__()
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self.modules.__exit__(*exc)
+        self._anomaly.__exit__(*exc)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.is_paused or not func._schema.name.startswith("aten::"):
+            return func(*args, **kwargs)
+        schema = _schema(func)
+        if schema.is_view:
+            return func(*args, **kwargs)
+        named = dict(zip(schema.names, args)) | kwargs
+        given = self._inputs(schema, named)
+        out = func(*args, **kwargs)
+        self._inspect(schema, named, given, out)
+        return out
+
+    def _inputs(self, schema: _Schema, named: dict[str, Any]) -> list[Given]:
+        """The tensors that go in; what an in-place operator is about to overwrite is copied first."""
+        short = schema.name.split(".")[-1]
+        given = []
+        for name, value in named.items():
+            is_written = name in schema.written
+            if is_written and (name == "out" or short in _OVERWRITES):
+                continue
+            for t in _tensors(value):
+                values = t.detach().clone() if is_written and _is_float(t) else t
+                given.append(Given(name, values, t))
+        return given
+
+    def _inspect(self, schema: _Schema, named: dict[str, Any], given: list[Given], out: Any) -> None:
+        results = [t for t in _tensors(out) if _is_float(t)]
+        seen = {id(t) for t in results}
+        for name in schema.written:
+            results += [t for t in _tensors(named.get(name)) if _is_float(t) and id(t) not in seen]
+        if schema.name.split(".")[-1] in _EMPTY:
+            self._note_empty(schema, results)
+            return
+        bad_results = []
+        for t in results:
+            bad = badness(t)
+            if bad:
+                bad_results.append((t, bad))
+            else:
+                self.writers.clear(t, whole=not schema.written)
+        if bad_results:
+            self._record(schema, named, given, bad_results)
+
+    def _note_empty(self, schema: _Schema, results: list[Tensor]) -> None:
+        """Memory that nobody has written yet: to blame only if it is read as it is."""
+        if not results:
+            return
+        note = Note(
+            index=len(self.notes),
+            op=schema.name,
+            kernel=schema.name,
+            direction=self.direction,
+            bad=Badness(True, True, True),
+            bad_inputs=[],
+            has_written_inf=False,
+            is_uninitialized=True,
+        )
+        self._place(note)
+        self.notes.append(note)
+        for t in results:
+            self.writers.write(t, note.index, whole=True)
+
+    def _record(
+        self,
+        schema: _Schema,
+        named: dict[str, Any],
+        given: list[Given],
+        bad_results: list[tuple[Tensor, Badness]],
+    ) -> None:
+        short = schema.name.split(".")[-1]
+        bad_inputs = [
+            BadInput(g.name, bad, self.writers.find(g.live), self._source_of(g.live))
+            for g in given
+            if _is_float(g.values) and (bad := badness(g.values))
+        ]
+        numbers = {k: v for k, v in named.items() if not isinstance(v, Tensor)}
+        is_constant = short in _CONSTANT and not any(b.source for b in bad_inputs)
+        note = Note(
+            index=len(self.notes),
+            op=schema.name,
+            kernel=schema.name,
+            direction=self.direction,
+            bad=_union(b for _, b in bad_results),
+            bad_inputs=bad_inputs,
+            has_written_inf=_has_infinite_number(numbers.values()) or is_constant,
+        )
+        self._place(note)
+        is_birth = not any(b.bad.has_nan for b in bad_inputs)
+        self._num_bad += 1
+        if is_birth or self._num_bad <= _FULL_STATS_LIMIT:
+            note.inputs, note.outputs = describe_operands(
+                given, numbers, bad_results, schema.is_pointwise, self._label
+            )
+            measured = birth_facts(short, named, given, bad_results, schema.is_pointwise)
+            note.has_fresh_nan, note.has_fresh_inf, note.facts = measured
+        self.notes.append(note)
+        for t, _ in bad_results:
+            self.writers.write(t, note.index, whole=not schema.written)
+
+    def _place(self, note: Note) -> None:
+        """Module and lines; in the backward, those of the forward call that made the node."""
+        node = torch._C._current_autograd_node()
+        if node is None:
+            note.place = current_place()
+            note.module, note.module_type = self.modules.current()
+            return
+        note.direction = "backward"
+        note.op = node.name().split("::")[-1]
+        own = innermost_is_backward_code()
+        recorded = node.metadata.get("traceback_")
+        if own is not None:
+            note.place = own
+        elif recorded:
+            note.place = place_from_traceback(recorded)
+        number = node._sequence_nr()
+        note.module, note.module_type = self.modules.at_sequence(number)
+
+    def _source_of(self, tensor: Tensor) -> SourceRef | None:
+        for key in self.writers.keys_of(tensor):
+            for ref in self._sources.get(key, ()):
+                return ref
+        return None
+
+    def _label(self, tensor: Tensor) -> str | None:
+        ref = self._source_of(tensor)
+        return f"{ref.kind} {ref.name}" if ref and not self.writers.find(tensor) else None
+
+
+def _union(found: Iterable[Badness]) -> Badness:
+    flags = list(found)
+    return Badness(
+        any(b.has_nan for b in flags),
+        any(b.has_posinf for b in flags),
+        any(b.has_neginf for b in flags),
+    )
+
+
+def _is_float(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

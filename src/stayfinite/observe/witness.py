@@ -1,0 +1,134 @@
+"""Passive notes of what happened before anything went wrong.
+
+Was this model restored from a checkpoint, which file was read, which DataLoader made this batch?
+Nobody can tell afterwards, so the calls that matter leave a note. A note changes nothing: the call
+goes on as it was. Notes hold weak references only.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+__all__ = ["Witness", "witness"]
+
+
+@dataclass
+class Restore:
+    """A `load_state_dict`, and the file read just before it."""
+
+    path: str | None
+    order: int
+    saved: dict[str, Any]
+
+
+class Witness:
+    """What was seen; one per process."""
+
+    def __init__(self) -> None:
+        self.restored: weakref.WeakKeyDictionary[Any, Restore] = weakref.WeakKeyDictionary()
+        self.last_path: str | None = None
+        self.loader: weakref.ref[DataLoader[Any]] | None = None
+        self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
+        self._current: list[Any] | None = None
+        self._order = 0
+        self._lock = threading.Lock()
+
+    def note_restore(self, target: Any, saved: Any) -> None:
+        with self._lock:
+            self._order += 1
+            small = {k: saved[k] for k in ("param_groups",) if isinstance(saved, dict) and k in saved}
+            self.restored[target] = Restore(self.last_path, self._order, small)
+
+    def restore_of(self, *objects: Any) -> Restore | None:
+        """The note of the first of these, or of a module that holds it, that was restored."""
+        for obj in objects:
+            found = self.restored.get(obj)
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def batch_indices(self) -> list[Any] | None:
+        """The data set's indices of the batch that a DataLoader made last."""
+        return self._current
+
+
+witness = Witness()
+_installed = False
+
+
+def install() -> None:
+    """Leave notes from now on; safe to call again."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _wrap_load(nn.Module, "load_state_dict")
+    _wrap_load(Optimizer, "load_state_dict")
+    _wrap_load(torch.optim.lr_scheduler.LRScheduler, "load_state_dict")
+    _wrap_torch_load()
+    _wrap_loader()
+
+
+def _wrap_load(cls: type, name: str) -> None:
+    original = getattr(cls, name)
+
+    @functools.wraps(original)
+    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, state_dict, *args, **kwargs)
+        witness.note_restore(self, state_dict)
+        return result
+
+    setattr(cls, name, load_state_dict)
+
+
+def _wrap_torch_load() -> None:
+    original = torch.load
+
+    @functools.wraps(original)
+    def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+        path = getattr(f, "name", f)
+        witness.last_path = str(path) if isinstance(path, (str, bytes)) or hasattr(path, "__fspath__") else None
+        return original(f, *args, **kwargs)
+
+    torch.load = load
+
+
+def _wrap_loader() -> None:
+    next_index = _BaseDataLoaderIter._next_index
+    next_batch = _BaseDataLoaderIter.__next__
+    init = _BaseDataLoaderIter.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, loader: DataLoader[Any]) -> None:
+        witness.loader = weakref.ref(loader)
+        witness._indices[self] = deque(maxlen=1024)
+        init(self, loader)
+
+    @functools.wraps(next_index)
+    def _next_index(self: Any) -> Any:
+        index = next_index(self)
+        if isinstance(index, list):
+            witness._indices.setdefault(self, deque(maxlen=1024)).append(index)
+        return index
+
+    @functools.wraps(next_batch)
+    def __next__(self: Any) -> Any:
+        batch = next_batch(self)
+        waiting = witness._indices.get(self)
+        witness._current = waiting.popleft() if waiting else None
+        return batch
+
+    for wrapper in (__init__, _next_index, __next__):
+        setattr(_BaseDataLoaderIter, wrapper.__name__, wrapper)
