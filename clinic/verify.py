@@ -195,8 +195,10 @@ def _problems_of_fixed(entry: Entry) -> list[str]:
         out.append(f"fixed twin: {len(losses)} steps do not reach step {entry.truth.step}")
     if losses != again:
         out.append("fixed twin: two builds give different losses")
-    if max(map(abs, losses)) > 10 * abs(losses[0]) + 10:
-        out.append(f"fixed twin: the loss grows from {losses[0]:.4g} to {max(losses):.4g}")
+    # An odd batch may cost much once; the training must have come through it.
+    start, worst, end = abs(losses[0]), max(map(abs, losses)), abs(losses[-1])
+    if worst > 100 * start + 100 or end > 10 * start + 10:
+        out.append(f"fixed twin: the loss goes from {start:.4g} over {worst:.4g} to {end:.4g}")
     return out
 
 
@@ -221,7 +223,10 @@ def main(names: list[str]) -> int:
             continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            wrong = problems(entry)
+            try:
+                wrong = problems(entry)
+            except Exception as e:  # the other cases are still to be checked
+                wrong = [f"{type(e).__name__}: {e}"]
         num_bad += bool(wrong)
         print(f"{'wrong' if wrong else 'ok':5}  {entry.name}  {_short(entry)}")
         for text in wrong:
