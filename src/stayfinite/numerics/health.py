@@ -164,14 +164,30 @@ class FiniteFlag:
 
     def _fold_group(self, group: list[Tensor]) -> None:
         with torch.no_grad():
-            if all(t.device == self.device for t in group):
-                # The kernel of the GradScaler: the fastest "any non-finite" over many tensors.
-                # It multiplies by 1, which leaves every finite value, and every flag, as it was.
-                torch._amp_foreach_non_finite_check_and_unscale_(group, self.value, self._one)
-                return
-            for t in group:
-                bad = (~torch.isfinite(t)).any().to(self.device, torch.float32)
-                torch.maximum(self.value, bad.reshape(1), out=self.value)
+            if all(t.device == self.device and not t.requires_grad for t in group):
+                try:
+                    # The kernel of the GradScaler: the fastest "any non-finite" over many tensors.
+                    # It multiplies by 1, which leaves every value as it was.
+                    torch._amp_foreach_non_finite_check_and_unscale_(group, self.value, self._one)
+                    return
+                except RuntimeError:
+                    pass  # memory that overlaps itself cannot be written; look without writing
+            self.fold_readonly(group)
+
+    def fold_readonly(self, tensors: Iterable[Tensor]) -> None:
+        """The same without touching the tensors, for parameters and saved values."""
+        with torch.no_grad():
+            lows, highs = [], []
+            for t in tensors:
+                for part in dense_parts(t):
+                    part = part.to(torch.float32) if part.dtype in _FLOAT8 else part
+                    low, high = torch.aminmax(part)
+                    lows.append(low.to(self.device, torch.float64))
+                    highs.append(high.to(self.device, torch.float64))
+            if lows:
+                # aminmax propagates NaN, so the extremes are finite exactly when all values are.
+                bad = ~torch.isfinite(torch.stack(lows + highs)).all()
+                torch.maximum(self.value, bad.to(torch.float32).reshape(1), out=self.value)
 
     def read(self) -> bool:
         """Whether anything bad was seen. One sync on an accelerator."""

@@ -1,0 +1,261 @@
+"""A pickle machine that cannot run anything.
+
+It reads the same instructions as Python's unpickler, with a stack and a memo, but it imports no
+module and calls no function that the file names: known rebuilders become placeholders
+(`builders`), everything else becomes `Opaque`, and what could run code becomes a finding (`policy`).
+Every count that the file controls is bounded (`limits`).
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .builders import BUILDERS, build_array
+from .limits import FileFault, LimitError, Limits
+from .policy import Objection, canonical, object_to_call, object_to_name, object_to_new
+from .values import ArrayRef, GlobalRef, Opaque, TensorRef, is_key
+
+__all__ = ["DISPATCH", "Machine"]
+
+Buffer = bytes | memoryview
+
+_MAX_LINE = 4096
+_SLICE_FROM = 1024
+_CHECK_EVERY = 1 << 16
+
+_GETATTR = "builtins.getattr"
+
+
+DISPATCH: dict[int, Callable[[Machine], None]] = {}
+"""Instruction byte to what it does; `pickles` fills it."""
+
+
+class Machine:
+    """Reads pickles one after another out of one buffer.
+
+    `persistent` turns a persistent id into a value (torch names its storages so); `nested` reads
+    a whole file that is embedded as bytes.
+
+    Import it from `pickles`, which knows the instructions.
+    """
+
+    def __init__(
+        self,
+        data: Buffer,
+        limits: Limits,
+        *,
+        persistent: Callable[[Any], Any] | None = None,
+        nested: Callable[[Any], Any] | None = None,
+        is_torchscript: bool = False,
+    ) -> None:
+        self.data = data
+        self.pos = 0
+        self.limits = limits
+        self.persistent = persistent
+        self.nested = nested
+        self.is_torchscript = is_torchscript
+        self.objections: dict[Objection, None] = {}
+        self.opaque: dict[str, None] = {}
+        self.num_objects = 0
+        self.num_text = 0
+        self.num_opcodes = 0
+        self.deadline = time.monotonic() + limits.max_seconds
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+
+    def load(self) -> Any:
+        """The next pickle as plain data; the position moves behind it."""
+        self.stack, self.marks, self.memo = [], [], {}
+        start = self.pos
+        data, dispatch = self.data, DISPATCH
+        try:
+            while True:
+                budget = self.num_opcodes + _CHECK_EVERY
+                while self.num_opcodes < budget:
+                    code = data[self.pos]
+                    self.pos += 1
+                    if code == 0x2E:
+                        return self.stack.pop()
+                    self.num_opcodes += 1
+                    dispatch[code](self)
+                self._check_budget()
+        except FileFault:
+            raise
+        except (IndexError, struct.error):
+            if self.pos >= len(data):
+                raise FileFault("truncated", f"the pickle at byte {start:,} never ends") from None
+            raise self._malformed("an instruction lacks what it needs") from None
+        except KeyError as e:
+            raise self._malformed(f"unknown instruction or memo entry {e.args[0]!r:.40}") from None
+        except (ValueError, TypeError, AttributeError, OverflowError) as e:
+            raise self._malformed(f"{e!s:.120}") from None
+
+    def _malformed(self, why: str) -> FileFault:
+        return FileFault("unreadable", f"the pickle is malformed at byte {self.pos:,}: {why}")
+
+    def _check_budget(self) -> None:
+        if self.num_opcodes > self.limits.max_opcodes:
+            raise LimitError(f"the pickle has more than {self.limits.max_opcodes:,} instructions")
+        if time.monotonic() > self.deadline:
+            raise LimitError(f"the pickle takes longer than {self.limits.max_seconds:g} s to read")
+
+    def count(self, number: int = 1) -> None:
+        self.num_objects += number
+        if self.num_objects > self.limits.max_objects:
+            raise LimitError(f"the pickle builds more than {self.limits.max_objects:,} objects")
+
+    def take(self, length: int) -> Buffer:
+        end = self.pos + length
+        if length < 0 or end > len(self.data):
+            self.pos = len(self.data)
+            raise IndexError
+        piece = self.data[self.pos : end]
+        self.pos = end
+        return piece
+
+    def integer(self, layout: str, size: int) -> int:
+        (value,) = struct.unpack(layout, self.take(size))
+        return int(value)
+
+    def line(self) -> bytes:
+        window = bytes(self.data[self.pos : self.pos + _MAX_LINE])
+        end = window.find(b"\n")
+        if end < 0:
+            self.pos = min(len(self.data), self.pos + _MAX_LINE)
+            raise IndexError
+        self.pos += end + 1
+        return window[:end]
+
+    def text(self, length: int) -> None:
+        self.num_text += length
+        if self.num_text > self.limits.max_text:
+            raise LimitError(f"the pickle holds more than {self.limits.max_text:,} bytes of text")
+        self.stack.append(str(self.take(length), "utf-8", "surrogatepass"))
+
+    def blob(self, length: int) -> None:
+        """Large byte strings stay where they are in the file."""
+        piece = self.take(length)
+        if length >= _SLICE_FROM:
+            end = self.pos
+            self.stack.append(memoryview(self.data)[end - length : end])
+        else:
+            self.stack.append(bytes(piece))
+
+    def pop_mark(self) -> list[Any]:
+        items = self.stack
+        self.stack = self.marks.pop()
+        return items
+
+    def name(self, module: str, name: str) -> GlobalRef:
+        if len(module) + len(name) > self.limits.max_name:
+            raise LimitError(f"a class name of {len(module) + len(name):,} characters")
+        self.count()
+        module, name = canonical(module, name)
+        if not (self.is_torchscript and module.startswith("__torch__")):
+            self.object(object_to_name(module, name))
+        return GlobalRef(module, name)
+
+    def object(self, objection: Objection | None) -> None:
+        if objection is not None and len(self.objections) < 1000:
+            self.objections[objection] = None
+
+    def make_opaque(self, name: str, args: Any) -> Opaque:
+        self.count()
+        if len(self.opaque) < 10_000:
+            self.opaque[name] = None
+        return Opaque(name, args)
+
+    def new(self, kind: Any, args: Any) -> Any:
+        """An object of a class, as NEWOBJ makes it."""
+        if not isinstance(kind, GlobalRef):
+            self.object(("hostile_pickle", "makes an object of something that is no class"))
+            return self.make_opaque("?", args)
+        if kind.path in BUILDERS and isinstance(args, tuple):
+            return self.build(kind.path, args)
+        if not (self.is_torchscript and kind.module.startswith("__torch__")):
+            self.object(object_to_new(kind.module, kind.name))
+        return self.make_opaque(kind.path, args)
+
+    def call(self, function: Any, args: Any) -> Any:
+        """What REDUCE would call; nothing is called."""
+        if not isinstance(function, GlobalRef):
+            self.object(("hostile_pickle", "calls an object that the file itself has made"))
+            return self.make_opaque("?", args)
+        path = function.path
+        if path == "torch.storage._load_from_bytes" and self.nested is not None:
+            return self.nested(args[0])
+        if path in BUILDERS:
+            return self.build(path, args)
+        if path in ("copyreg._reconstructor", "copyreg.__newobj__"):
+            return self._reconstruct(path, args)
+        if path == _GETATTR:
+            return self._getattr(args)
+        if not (self.is_torchscript and function.module.startswith("__torch__")):
+            self.object(object_to_call(function.module, function.name))
+        return self.make_opaque(path, args)
+
+    def build(self, path: str, args: Any) -> Any:
+        self.count()
+        return BUILDERS[path](args)
+
+    def _reconstruct(self, path: str, args: Any) -> Any:
+        made = self.new(args[0], args[1:])
+        if path == "copyreg._reconstructor" and isinstance(made, Opaque) and len(args) > 2:
+            made.args, made.state = (), args[2]
+        return made
+
+    def _getattr(self, args: Any) -> Any:
+        """Python itself pickles nested classes and bound methods so; anything else is a trick."""
+        name = args[1]
+        plain = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
+        if plain and isinstance(args[0], GlobalRef):
+            return self.name(args[0].module, f"{args[0].name}.{name}")
+        if plain and isinstance(args[0], Opaque):
+            self.object(
+                ("unknown_call", f"{args[0].name}.{name}: takes a method of a saved object")
+            )
+        else:
+            self.object(("hostile_pickle", "builtins.getattr: reaches for an attribute by name"))
+        return self.make_opaque(f"{getattr(args[0], 'name', '?')}.{name!s:.60}", ())
+
+    def set_state(self, target: Any, state: Any) -> None:
+        if isinstance(target, Opaque):
+            target.state = state if target.state is None else (target.state, state)
+        elif isinstance(target, ArrayRef):
+            build_array(target, state)
+        elif isinstance(target, TensorRef):
+            target.extras["state"] = state
+        elif isinstance(target, GlobalRef):
+            self.object(("hostile_pickle", f"{target.path}: changes a class or function in place"))
+
+    def set_items(self, target: Any, items: list[Any]) -> None:
+        pairs = zip(items[::2], items[1::2])
+        if isinstance(target, dict):
+            for key, value in pairs:
+                target[key if is_key(key) else f"<{type(key).__name__} {len(target)}>"] = value
+        elif isinstance(target, Opaque):
+            target.items.extend(pairs)
+        else:
+            raise ValueError("items are put into something that holds none")
+
+    def extend(self, target: Any, items: list[Any]) -> None:
+        if isinstance(target, list):
+            target.extend(items)
+        elif isinstance(target, Opaque):
+            target.items.extend((len(target.items) + i, v) for i, v in enumerate(items))
+        else:
+            raise ValueError("elements are put into something that holds none")
+
+    def put(self, index: int) -> None:
+        if index < 0 or len(self.memo) > self.limits.max_objects:
+            raise LimitError("the pickle remembers too many objects")
+        self.memo[index] = self.stack[-1]
+
+    def load_persistent(self, key: Any) -> Any:
+        if self.persistent is None:
+            return self.make_opaque("persistent id", (key,))
+        return self.persistent(key)

@@ -1,0 +1,167 @@
+"""One file, one verdict."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .contents import examine, step_and_epoch
+from .files import MappedFile
+from .judge import finding
+from .limits import DEFAULT_LIMITS, FileFault, Limits
+from .measure import Probe
+from .rates import find_rates, merge_rates
+from .readers import Contents, find_reader
+from .readers import plain as plain_pickle
+from .records import FileReport, LearningRates, TensorFinding, worst
+from .roles import file_hint
+from .tree import clean
+
+__all__ = ["open_contents", "report_contents", "scan_file", "scan_object"]
+
+_ACTIONS = {
+    "hostile_pickle": "do not load this file, not even with weights_only=False on a spare machine",
+    "truncated": "the write was cut short or the copy is incomplete: take the checkpoint before it",
+    "zip_bomb": "do not unpack this file",
+    "unsafe_name": "do not unpack this file",
+    "unknown_call": "load it only if you know where that function comes from",
+    "checksum_mismatch": "the file was changed after it was written, or written with crc32 turned off",
+}
+_TEXT_PICKLE = frozenset(b"(cdlIFLSVNp]}G")
+
+
+def scan_file(
+    path: str | os.PathLike[str],
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    probe: Probe | None = None,
+    verify: bool = False,
+) -> FileReport:
+    """Whether one checkpoint or data file is sound. Nothing in it is executed.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"fc.weight": torch.full((2, 2), float("nan"))}, f"{folder}/bad.pt")
+    ...     report = scan_file(f"{folder}/bad.pt")
+    >>> report.verdict, report.findings[0].tensor, report.findings[0].stats.first_bad
+    ('corrupt', 'fc.weight', (0, 0))
+    """
+    where = Path(path)
+    if not where.exists():
+        raise UsageError(f"no such file: {where}")
+    if where.is_dir():
+        raise UsageError(f"{where} is a folder: use `scan` for it")
+    begin = time.perf_counter()
+    probe = probe or Probe()
+    try:
+        with MappedFile(where) as file:
+            contents = open_contents(file, limits)
+            if verify and contents.verify is not None:
+                bad = contents.verify()
+                contents.findings += [
+                    ("checksum_mismatch", f"{clean(n)}: wrong checksum") for n in bad
+                ]
+            return report_contents(contents, where, limits, probe, begin, file.size)
+    except FileFault as e:
+        return _failed(where, finding(e.code, str(e), action=_ACTIONS.get(e.code)), begin)
+    except OSError as e:
+        return _failed(where, finding("unreadable", f"cannot be opened: {e.strerror or e}"), begin)
+    except (MemoryError, RecursionError) as e:
+        message = f"reading it takes too much memory ({type(e).__name__})"
+        return _failed(where, finding("limit_exceeded", message), begin)
+
+
+def scan_object(value: Any, name: str = "state", *, limits: Limits = DEFAULT_LIMITS) -> FileReport:
+    """The same for a state in memory, before it is written: what the save gate asks.
+
+    >>> import torch
+    >>> scan_object({"model": {"w": torch.ones(2)}, "loss": 0.5}).verdict
+    'healthy'
+    """
+    begin = time.perf_counter()
+    contents = Contents("memory", roots=[("", value)])
+    return report_contents(contents, Path(name), limits, Probe(), begin, 0)
+
+
+def open_contents(file: MappedFile, limits: Limits) -> Contents:
+    """What is in the file, by the reader that knows its first bytes."""
+    head = bytes(file.view[:64])
+    if not head:
+        raise FileFault("truncated", "the file is empty")
+    reader = find_reader(head)
+    if reader is not None:
+        return reader.read(file, limits)
+    if head.startswith(b"version https://git-lfs"):
+        raise FileFault(
+            "unreadable", "a Git LFS pointer: the file itself was not fetched (`git lfs pull`)"
+        )
+    if not any(head):
+        raise FileFault(
+            "truncated", "the file begins with zeros: it was reserved but never written"
+        )
+    if head[0] in _TEXT_PICKLE:
+        contents = plain_pickle.read(file, limits)
+        if contents.roots[0][1] is not None or any(
+            c == "hostile_pickle" for c, _ in contents.findings
+        ):
+            return contents
+    raise FileFault("unreadable", f"not a known format; it begins with {head[:8]!r}")
+
+
+def report_contents(
+    contents: Contents, path: Path, limits: Limits, probe: Probe, begin: float, size: int
+) -> FileReport:
+    """The report on what a reader found in a file."""
+    before = probe.scanned_bytes
+    hint = contents.hint or file_hint(path.name.partition(".")[0])
+    examined = examine(contents, hint, limits, probe)
+    findings = [_reader_finding(code, message) for code, message in contents.findings]
+    findings += examined.findings
+    step, epoch = step_and_epoch(contents)
+    return FileReport(
+        path=str(path),
+        format=contents.format,
+        verdict=worst([f.severity for f in findings] or ["healthy"]),
+        size_bytes=size,
+        scanned_bytes=probe.scanned_bytes - before,
+        tensors=tuple(examined.tensors),
+        findings=tuple(findings),
+        placeholders=tuple(sorted(clean(p) for p in contents.placeholders)),
+        step=step,
+        epoch=epoch,
+        rates=_rates(contents, limits),
+        notes=tuple(clean(n, 300) for n in [*contents.notes, *examined.notes]),
+        duration_s=time.perf_counter() - begin,
+    )
+
+
+def _rates(contents: Contents, limits: Limits) -> LearningRates:
+    parts = []
+    for _, root in contents.roots:
+        try:
+            parts.append(find_rates(root, limits))
+        except FileFault:
+            continue  # a rate in a broken tensor is a finding already
+    return merge_rates(parts)
+
+
+def _reader_finding(code: str, message: str) -> TensorFinding:
+    return finding(code, clean(message, 400), action=_ACTIONS.get(code))
+
+
+def _failed(path: Path, found: TensorFinding, begin: float) -> FileReport:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        size = 0
+    return FileReport(
+        path=str(path),
+        format="unknown",
+        verdict=found.severity,
+        size_bytes=size,
+        findings=(found,),
+        duration_s=time.perf_counter() - begin,
+    )

@@ -1,0 +1,14 @@
+"""One file for each format. A reader turns a mapped file into a tree; it never runs what it reads."""
+
+from __future__ import annotations
+
+from . import arrays, legacy, plain, safetensors, torchzip
+from .base import Contents, Reader, find_reader, register_reader, unregister_reader
+
+__all__ = ["Contents", "Reader", "find_reader", "register_reader", "unregister_reader"]
+
+register_reader(Reader("safetensors", safetensors.matches, safetensors.read))
+register_reader(Reader("pickle", plain.matches, plain.read))
+register_reader(Reader("npy", arrays.matches, arrays.read))
+register_reader(Reader("torch legacy", legacy.matches, legacy.read))
+register_reader(Reader("torch zip", torchzip.matches, torchzip.read))

@@ -1,0 +1,85 @@
+"""Torch files from before 1.6: five pickles, then the storages one after another."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from ..files import Blob, MappedFile
+from ..limits import FileFault, Limits
+from ..measure import dtype_of
+from ..pickles import Machine
+from ..values import StorageRef
+from . import nested
+from .base import Contents
+from .storages import StorageTable, attach
+
+__all__ = ["matches", "read", "read_view"]
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+_HEAD = b"\x8a\x0a" + _MAGIC.to_bytes(10, "little")
+_COPY_BELOW = 1 << 20
+
+
+def matches(head: bytes) -> bool:
+    return head[:1] == b"\x80" and head[2:14] == _HEAD
+
+
+def read(file: MappedFile, limits: Limits) -> Contents:
+    return read_view(file.view, limits, file)
+
+
+def read_view(
+    view: memoryview, limits: Limits, file: MappedFile | None, depth: int = 0
+) -> Contents:
+    """A legacy file, wherever its bytes lie."""
+    contents = Contents("torch legacy")
+    table = StorageTable()
+    data: bytes | memoryview = bytes(view) if len(view) < _COPY_BELOW else view
+    machine = Machine(
+        data,
+        limits,
+        persistent=table.load,
+        nested=lambda raw: nested.read(raw, limits, contents, depth),
+    )
+    _, _, system, root, keys = contents.run(machine, 5)
+    contents.roots.append(("", root))
+    if contents.findings and keys is None:
+        return contents
+    is_big = isinstance(system, dict) and system.get("little_endian") is False
+    if not isinstance(keys, (list, tuple)):
+        raise FileFault("unreadable", "the list of storages is missing")
+    try:
+        _place(view, machine.pos, keys, table, is_big, file)
+    except FileFault as e:
+        contents.findings.append((e.code, str(e)))
+    return contents
+
+
+def _place(
+    view: memoryview,
+    pos: int,
+    keys: Any,
+    table: StorageTable,
+    is_big: bool,
+    file: MappedFile | None,
+) -> None:
+    """Find each storage's bytes: a count of elements, then the elements."""
+    by_key: dict[str, list[StorageRef]] = {}
+    for ref in table.refs:
+        by_key.setdefault(ref.key, []).append(ref)
+    for key in keys:
+        refs = by_key.get(str(key))
+        if not refs:
+            raise FileFault("unreadable", f"storage {str(key)!r:.60} belongs to no tensor")
+        if pos + 8 > len(view):
+            raise FileFault("truncated", f"the file ends before storage {str(key)!r:.60}")
+        (count,) = struct.unpack_from(">q" if is_big else "<q", view, pos)
+        elements = dtype_of(refs[0].dtype) if refs[0].dtype else None
+        size = count * (elements.itemsize if elements else 1)
+        if count < 0 or pos + 8 + size > len(view):
+            raise FileFault("truncated", f"the file ends within storage {str(key)!r:.60}")
+        blob = Blob(view[pos + 8 : pos + 8 + size], size, file=file, is_big_endian=is_big)
+        for ref in refs:
+            attach(ref, blob)
+        pos += 8 + size

@@ -1,0 +1,110 @@
+"""Zip archives: torch checkpoints since 1.6, TorchScript, and numpy's npz."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..files import Blob, MappedFile
+from ..limits import FileFault, Limits
+from ..pickles import Machine
+from ..zips import Archive
+from . import nested
+from .arrays import read_npy
+from .base import Contents
+from .storages import StorageTable, attach
+
+__all__ = ["matches", "read", "read_archive"]
+
+_MAX_PICKLE = 1 << 30
+_COPY_BELOW = 64 << 20
+
+
+def matches(head: bytes) -> bool:
+    return head[:4] in (b"PK\x03\x04", b"PK\x05\x06")
+
+
+def read(file: MappedFile, limits: Limits) -> Contents:
+    return read_archive(Archive(file.view, limits, file))
+
+
+def read_archive(archive: Archive) -> Contents:
+    """A torch or npz archive, wherever its bytes lie."""
+    pickles = sorted((n for n in archive.entries if n.rpartition("/")[2] == "data.pkl"), key=len)
+    if pickles:
+        return _read_torch(archive, pickles[0].removesuffix("data.pkl"))
+    if any(n.endswith(".npy") for n in archive.entries):
+        return _read_npz(archive)
+    raise FileFault("unreadable", "a zip archive, but neither a torch checkpoint nor an npz")
+
+
+def _read_torch(archive: Archive, prefix: str) -> Contents:
+    is_script = f"{prefix}constants.pkl" in archive.entries
+    contents = Contents(
+        "torchscript" if is_script else "torch zip", findings=list(archive.findings)
+    )
+    is_big = _is_big_endian(archive, prefix)
+    parts = [("", "data.pkl", "data/")]
+    if is_script:
+        parts.append(("constants", "constants.pkl", "constants/"))
+    blobs: dict[str, Blob] = {}
+    for label, pickle_name, folder in parts:
+        contents.roots.append(
+            (label, _read_pickle(archive, prefix, pickle_name, folder, is_big, contents, blobs))
+        )
+    contents.verify = lambda: [n for n in archive.entries if not archive.has_good_checksum(n)]
+    return contents
+
+
+def _is_big_endian(archive: Archive, prefix: str) -> bool:
+    name = f"{prefix}byteorder"
+    return name in archive.entries and bytes(archive.read(name, 64)).strip() == b"big"
+
+
+def _read_pickle(
+    archive: Archive,
+    prefix: str,
+    pickle_name: str,
+    folder: str,
+    is_big: bool,
+    contents: Contents,
+    blobs: dict[str, Blob],
+) -> Any:
+    data = archive.read(f"{prefix}{pickle_name}", _MAX_PICKLE)
+    if len(data) < _COPY_BELOW:
+        data = bytes(data)
+    table = StorageTable()
+    machine = Machine(
+        data,
+        archive.limits,
+        persistent=table.load,
+        nested=lambda raw: nested.read(raw, archive.limits, contents),
+        is_torchscript=contents.format == "torchscript",
+    )
+    root = contents.run(machine)
+    for ref in table.refs:
+        name = f"{prefix}{folder}{ref.key}"
+        if name not in archive.entries and contents.format == "torchscript":
+            name = f"{prefix}{ref.key}"
+        if name not in blobs and name in archive.entries:
+            blobs[name] = archive.blob(name, is_big_endian=is_big)
+        try:
+            attach(ref, blobs.get(name))
+        except FileFault as e:
+            contents.findings.append((e.code, str(e)))
+    return root
+
+
+def _read_npz(archive: Archive) -> Contents:
+    contents = Contents("npz", findings=list(archive.findings), hint="data")
+    tree: dict[str, Any] = {}
+    for name in archive.entries:
+        if not name.endswith(".npy"):
+            contents.notes.append(f"{name!r:.80} in the archive is not an array")
+            continue
+        try:
+            tree[name.removesuffix(".npy")] = read_npy(archive.blob(name))
+        except FileFault as e:
+            contents.findings.append((e.code, f"{name.removesuffix('.npy')!r:.80}: {e}"))
+    contents.roots.append(("", tree))
+    contents.verify = lambda: [n for n in archive.entries if not archive.has_good_checksum(n)]
+    return contents

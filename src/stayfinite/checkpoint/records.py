@@ -1,0 +1,244 @@
+"""What a scan returns: frozen records, JSON through `stayfinite.records.to_plain`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from ..records import TensorStats, from_plain, to_plain
+from .codes import VERDICTS
+
+__all__ = [
+    "CheckpointReport",
+    "DiffReport",
+    "FileReport",
+    "LearningRates",
+    "RunTimeline",
+    "ScanReport",
+    "TensorDiff",
+    "TensorFinding",
+    "TensorReport",
+    "TimelineEntry",
+    "worst",
+]
+
+
+def worst(verdicts: list[str]) -> str:
+    """The worst of several verdicts.
+
+    >>> worst(["healthy", "corrupt", "suspicious"])
+    'corrupt'
+    """
+    return max(verdicts, key=VERDICTS.index, default="healthy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorReport:
+    """One tensor of a file."""
+
+    name: str
+    role: str
+    """weights | buffer | batchnorm | optimizer | ema | scheduler | scaler | rng | data | other"""
+    stats: TensorStats
+    aliases: tuple[str, ...] = ()
+    """Other names of the very same bytes (tied weights)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorFinding:
+    """One thing that is wrong with a file, and with which tensor if it is a tensor."""
+
+    code: str
+    message: str
+    severity: str = "corrupt"
+    """suspicious | corrupt | hostile | unreadable"""
+    tensor: str | None = None
+    role: str | None = None
+    stats: TensorStats | None = None
+    action: str | None = None
+    """What to do about it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRates:
+    """The learning rates that a checkpoint would resume with."""
+
+    optimizer: tuple[float, ...] = ()
+    """`lr` of each parameter group."""
+    initial: tuple[float, ...] = ()
+    """`initial_lr` of each parameter group that has one."""
+    peak: tuple[float, ...] = ()
+    """`max_lr` of each parameter group that has one (OneCycleLR, CyclicLR)."""
+    scheduler: tuple[float, ...] = ()
+    """`_last_lr` of the scheduler."""
+    base: tuple[float, ...] = ()
+    """`base_lrs` of the scheduler."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileReport:
+    """One file: its verdict and why."""
+
+    path: str
+    format: str
+    verdict: str
+    """healthy | suspicious | corrupt | hostile | unreadable"""
+    size_bytes: int = 0
+    scanned_bytes: int = 0
+    """Bytes of tensors that were looked at; shared storages count once."""
+    tensors: tuple[TensorReport, ...] = ()
+    findings: tuple[TensorFinding, ...] = ()
+    placeholders: tuple[str, ...] = ()
+    """Classes that the file names and that were not imported."""
+    step: int | None = None
+    epoch: int | None = None
+    rates: LearningRates = field(default_factory=LearningRates)
+    notes: tuple[str, ...] = ()
+    duration_s: float = 0.0
+
+    @property
+    def num_elements(self) -> int:
+        return sum(t.stats.num_elements for t in self.tensors)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether training can go on from this file: healthy or merely suspicious."""
+        return self.verdict in ("healthy", "suspicious")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointReport:
+    """One checkpoint: a single file, or the folder of files that belong together."""
+
+    path: str
+    kind: str
+    """file | transformers | sharded | dcp | deepspeed"""
+    verdict: str
+    files: tuple[FileReport, ...] = ()
+    findings: tuple[TensorFinding, ...] = ()
+    """What is wrong with the checkpoint as a whole (a missing shard, a learning rate)."""
+    step: int | None = None
+    epoch: int | None = None
+    rates: LearningRates = field(default_factory=LearningRates)
+    modified: float = 0.0
+    link_to: str | None = None
+    """Where it points to when it is a symbolic link."""
+
+    @property
+    def is_usable(self) -> bool:
+        return self.verdict in ("healthy", "suspicious")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineEntry:
+    """One checkpoint in the story of its run."""
+
+    path: str
+    verdict: str
+    step: int | None = None
+    epoch: int | None = None
+    weight_norm: float | None = None
+    change: float | None = None
+    """The largest relative change of a weight since the checkpoint before."""
+    changed_tensor: str | None = None
+    rates: LearningRates = field(default_factory=LearningRates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimeline:
+    """The checkpoints of one run, in order."""
+
+    path: str
+    entries: tuple[TimelineEntry, ...] = ()
+    last_good: str | None = None
+    broke_at: str | None = None
+    """The first checkpoint that cannot be used and has no usable one after it."""
+    first_broken: tuple[str, ...] = ()
+    """The tensors that are non-finite there."""
+    num_first_broken: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanReport:
+    """Everything that one scan found."""
+
+    checkpoints: tuple[CheckpointReport, ...] = ()
+    timelines: tuple[RunTimeline, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """Files in scanned folders that hold no tensors (text, images, logs)."""
+    duration_s: float = 0.0
+    scanned_bytes: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict of all."""
+        return worst([c.verdict for c in self.checkpoints])
+
+    @property
+    def files(self) -> tuple[FileReport, ...]:
+        return tuple(f for c in self.checkpoints for f in c.files)
+
+    @property
+    def last_good(self) -> str | None:
+        """The last usable checkpoint of the (only) run; None when there is none or several runs."""
+        return self.timelines[0].last_good if len(self.timelines) == 1 else None
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """0 clean, 1 something was found; `strict` counts what is only suspicious too."""
+        allowed = ("healthy",) if strict else ("healthy", "suspicious")
+        return 0 if self.verdict in allowed else 1
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """This report as JSON text.
+
+        >>> ScanReport.from_json(ScanReport(skipped=("a.txt",)).to_json()).skipped
+        ('a.txt',)
+        """
+        plain = {"kind": "stayfinite.scan", "verdict": self.verdict, **to_plain(self)}
+        return json.dumps(plain, indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> ScanReport:
+        """The report that `to_json` wrote."""
+        data = json.loads(text)
+        return from_plain(cls, {k: v for k, v in data.items() if k not in ("kind", "verdict")})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDiff:
+    """How one tensor differs between two checkpoints."""
+
+    name: str
+    status: str
+    """same | changed | only_in_a | only_in_b | reshaped | incomparable"""
+    detail: str = ""
+    relative_change: float | None = None
+    """Norm of the difference over the norm in A (over that in B where A is zero)."""
+    max_abs_change: float | None = None
+    num_changed: int = 0
+    num_nonfinite_a: int = 0
+    num_nonfinite_b: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffReport:
+    """What changed between two checkpoints, the largest change first."""
+
+    a: str
+    b: str
+    tensors: tuple[TensorDiff, ...] = ()
+    rates_a: LearningRates = field(default_factory=LearningRates)
+    rates_b: LearningRates = field(default_factory=LearningRates)
+
+    @property
+    def is_same(self) -> bool:
+        return all(t.status == "same" for t in self.tensors) and self.rates_a == self.rates_b
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """This report as JSON text.
+
+        >>> '"is_same": true' in DiffReport(a="x.pt", b="y.pt").to_json()
+        True
+        """
+        plain = {"kind": "stayfinite.diff", "is_same": self.is_same, **to_plain(self)}
+        return json.dumps(plain, indent=indent, allow_nan=False)

@@ -1,0 +1,127 @@
+"""Walks what a reader found: tensors with their names, and the plain numbers worth a look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .limits import LimitError, Limits
+from .values import ArrayRef, GlobalRef, Opaque, StorageRef, TensorRef
+
+__all__ = ["Leaf", "clean", "leaves", "resolve", "weight_name"]
+
+_WRAPPERS = frozenset(
+    {
+        "state_dict",
+        "model",
+        "module",
+        "model_state_dict",
+        "model_state",
+        "net",
+        "network",
+        "weights",
+        "params",
+    }
+)
+
+
+_LEAVES = (TensorRef, StorageRef, ArrayRef, float, int, complex, Tensor)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor or a number, and the keys that lead to it."""
+
+    path: tuple[str, ...]
+    value: Any
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+
+def clean(text: str, at_most: int = 200) -> str:
+    """Text from a file, safe to print: a name may hold terminal control sequences.
+
+    >>> clean("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: at_most + 1])
+    return shown if len(text) <= at_most else shown[:at_most] + "…"
+
+
+def leaves(root: Any, limits: Limits, prefix: tuple[str, ...] = ()) -> Iterator[Leaf]:
+    """Every tensor, array and number below `root`, in the order of the file.
+
+    Each container is entered once, so cycles and shared parts end; nothing recurses.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[tuple[str, ...], Any]] = [(prefix, root)]
+    num_found = 0
+    while stack:
+        path, value = stack.pop()
+        if isinstance(value, _LEAVES):
+            num_found += 1
+            if num_found > limits.max_objects:
+                raise LimitError(f"more than {limits.max_objects:,} values to look at")
+            yield Leaf(path, value)
+            if not isinstance(value, (TensorRef, ArrayRef)):
+                continue
+        children = _children(value)
+        if not children or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if len(path) >= limits.max_depth:
+            raise LimitError(f"containers are nested more than {limits.max_depth} deep")
+        stack.extend((path + _step(key), child) for key, child in reversed(children))
+
+
+def _step(key: Any) -> tuple[str, ...]:
+    return () if key is None else (clean(str(key) if not isinstance(key, bytes) else repr(key)),)
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    if isinstance(value, Opaque):
+        state = value.state
+        inner = [(None, state)] if isinstance(state, (dict, tuple, Opaque)) else []
+        return [*inner, *value.items, *([(None, value.args)] if value.args else [])]
+    if isinstance(value, TensorRef):
+        return list(value.extras.items())
+    if isinstance(value, ArrayRef) and isinstance(value.data, list):
+        return list(enumerate(value.data))
+    return []
+
+
+def resolve(root: Any, *keys: str) -> Any:
+    """`root[keys[0]][keys[1]]…` through dicts and placeholders, None where it leads nowhere.
+
+    >>> resolve({"a": {"b": 3}}, "a", "b")
+    3
+    """
+    for key in keys:
+        if isinstance(root, Opaque):
+            root = root.state
+            if isinstance(root, tuple) and len(root) == 2 and isinstance(root[1], dict):
+                root = root[1]
+        if isinstance(root, GlobalRef) or not isinstance(root, dict):
+            return None
+        root = root.get(key)
+    return root
+
+
+def weight_name(path: tuple[str, ...]) -> str:
+    """The tensor's name without the wrapper that a trainer puts round a state dict.
+
+    >>> weight_name(("state_dict", "fc.weight"))
+    'fc.weight'
+    """
+    while len(path) > 1 and path[0] in _WRAPPERS:
+        path = path[1:]
+    return ".".join(path)

@@ -1,0 +1,104 @@
+"""What a pickle is turned into here: plain containers, and placeholders instead of anything that runs.
+
+No class or function that a file names is ever imported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .files import Blob
+
+__all__ = ["ArrayRef", "GlobalRef", "Opaque", "StorageRef", "TensorRef", "is_key"]
+
+
+class GlobalRef:
+    """A class or function that the file names; only its name."""
+
+    __slots__ = ("module", "name")
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.name = name
+
+    @property
+    def path(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+class StorageRef:
+    """A run of bytes that tensors share, named by the file's key."""
+
+    __slots__ = ("blob", "dtype", "key", "num_elements", "view_offset")
+
+    def __init__(
+        self, key: str, dtype: str | None, num_elements: int, view_offset: int = 0
+    ) -> None:
+        self.key = key
+        self.dtype = dtype
+        """None for an untyped storage: its elements are bytes."""
+        self.num_elements = num_elements
+        self.view_offset = view_offset
+        """Elements into the root storage (legacy files keep views of storages)."""
+        self.blob: Blob | None = None
+        """The bytes, once the reader has found them."""
+
+
+class TensorRef:
+    """A tensor's geometry over a storage; `storage` is None for a meta tensor."""
+
+    __slots__ = ("dtype", "extras", "offset", "size", "storage", "stride")
+
+    def __init__(
+        self,
+        storage: StorageRef | None,
+        dtype: str,
+        offset: int,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+    ) -> None:
+        self.storage = storage
+        self.dtype = dtype
+        self.offset = offset
+        self.size = size
+        self.stride = stride
+        self.extras: dict[str, Any] = {}
+        """Quantizer parameters and attributes that hang on the tensor."""
+
+
+class ArrayRef:
+    """A numpy array: its type, shape and raw bytes as they lie in the file."""
+
+    __slots__ = ("data", "descr", "fortran_order", "shape")
+
+    def __init__(self) -> None:
+        self.descr = ""
+        self.shape: tuple[int, ...] = ()
+        self.fortran_order = False
+        self.data: Any = b""
+
+
+class Opaque:
+    """An object of a class that is not known: its name, and what the file put into it."""
+
+    __slots__ = ("args", "items", "name", "state")
+
+    def __init__(self, name: str, args: Any = ()) -> None:
+        self.name = name
+        self.args = args
+        self.state: Any = None
+        self.items: list[tuple[Any, Any]] = []
+
+
+_SCALARS = (str, int, float, bool, type(None), bytes)
+
+
+def is_key(value: Any) -> bool:
+    """Whether `value` may be a dict key here.
+
+    Tuples only when they are flat: hashing a tuple nested 100,000 deep overflows the C stack.
+    """
+    if isinstance(value, _SCALARS):
+        return True
+    return type(value) is tuple and all(isinstance(v, _SCALARS) for v in value)

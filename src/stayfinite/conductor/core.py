@@ -1,0 +1,268 @@
+"""The engine under all three forms: the sentinel's check, the budget, incidents and their action."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..config import Settings
+from ..detect import ScaleWatch
+from ..errors import BudgetExceededError, NonFiniteError
+from ..numerics.health import FiniteFlag, is_finite
+from ..observe.batches import batch_bytes
+from ..observe.rng import RngMemory
+from ..records import Action, Incident, StepRecord
+from ..recover.policy import Policy
+from .state import TrainState
+from .window import Failure, Window
+
+__all__ = ["Core"]
+
+_MAX_LOG_BYTES = 1 << 29
+
+
+class Core:
+    """Everything that does not depend on who drives the loop."""
+
+    def __init__(self, state: TrainState, settings: Settings, policy: Policy) -> None:
+        self.state = state
+        self.settings = settings
+        self.policy = policy
+        self.rng = RngMemory()
+        self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
+        self.log: list[Window] = []
+        """Windows applied since the snapshot, for going back."""
+        self.incidents: list[Incident] = []
+        self.on_incident: Callable[[Incident], Incident] = lambda incident: incident
+        self.scale_watch = ScaleWatch()
+        self.num_consecutive_skips = 0
+        self.num_total_skips = 0
+        self.num_applied = 0
+        self._flags: dict[torch.device, FiniteFlag] = {}
+        self._params: dict[int, tuple[int, list[Tensor]]] = {}
+        self._is_primed = False
+        self._spent = 0.0
+        self._cost = 0.0
+        self._deep_started = time.perf_counter()
+        self._log_bytes = 0
+        self._has_room = True
+
+    # -- the sentinel ------------------------------------------------------------------------
+
+    def check(self, window: Window, optimizer: Optimizer) -> Failure | None:
+        """Loss and gradients in one fused pass and one read."""
+        losses = [t for _, t in window.losses]
+        if window.norm is not None:
+            total = window.norm
+            for t in losses:
+                total = total + t.to(total.device)
+            if math.isfinite(total.item()):
+                return None
+        else:
+            grads = self._grads(optimizer)
+            if not grads and not losses:
+                return None
+            device = grads[0].device if grads else losses[0].device
+            flag = self._flag(device)
+            flag.fold([*grads, *(t.clone() for t in losses)])
+            if not flag.read():
+                return None
+            flag.reset()
+        return self.explain(window, [optimizer])
+
+    def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
+        """Which symptom it is; None for a norm that overflowed over finite gradients."""
+        for step, loss in [*window.losses, *window.suspects]:
+            if not is_finite(loss):
+                return Failure("loss", step, value=_number(loss))
+        for p, grad in self.state.grads(optimizers):
+            if not is_finite(grad):
+                return Failure("gradient", window.step, name=self.state.name_of(p))
+        return None
+
+    def _grads(self, optimizer: Optimizer) -> list[Tensor]:
+        key = id(optimizer)
+        known = self._params.get(key)
+        count = sum(len(g["params"]) for g in optimizer.param_groups)
+        if known is None or known[0] != count:
+            flat = [p for g in optimizer.param_groups for p in g["params"]]
+            known = self._params[key] = (count, flat)
+        return [g for p in known[1] if (g := p.grad) is not None]
+
+    def _flag(self, device: torch.device) -> FiniteFlag:
+        flag = self._flags.get(device)
+        if flag is None:
+            flag = self._flags[device] = FiniteFlag(device)
+        return flag
+
+    # -- healthy steps ------------------------------------------------------------------------
+
+    def prime(self) -> None:
+        """Before the first step: what is bad already, and the first snapshot."""
+        if self._is_primed:
+            return
+        self._is_primed = True
+        self.state.note_initial()
+        self._has_room = self.state.snapshot_bytes() < _free_memory() * self.settings.snapshot_ram_share
+        self.state.shadow_buffers()
+        if self._has_room:
+            self._cost = self.state.take_snapshot(0)
+        self._deep_started = time.perf_counter()
+
+    def remember(self, window: Window) -> None:
+        """One line of history; tensors by reference, so that nothing syncs."""
+        loss = window.losses[-1][1] if window.losses else None
+        scaler = self.state.scalers[0] if self.state.scalers else None
+        scale = scaler._scale if scaler is not None else None
+        self.history.append(
+            (window.step, window.epoch, loss, window.norm, self.state.lrs(), scale, window.num_applied > 0)
+        )
+
+    def close_healthy(self, window: Window, is_epoch_end: bool = False) -> Failure | None:
+        """After an applied step: keep it for going back; look deeper when the budget allows."""
+        if window.num_applied:
+            self.num_consecutive_skips = 0
+            self.num_applied += 1
+            self.remember(window)
+            self._keep(window)
+        if not self._is_deep_due() and not is_epoch_end:
+            return None
+        return self.deep_check(window.step)
+
+    def _keep(self, window: Window) -> None:
+        if not self._has_room:
+            return
+        if len(self.log) % 32 == 0:
+            self._log_bytes = (len(self.log) + 32) * sum(batch_bytes(b.value) for b in window.batches)
+        self.log.append(window)
+
+    def _is_deep_due(self) -> bool:
+        if not self._has_room:
+            elapsed = time.perf_counter() - self._deep_started
+            return self._cost <= self.settings.budget * elapsed
+        if len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES:
+            return True
+        # A clock read every few steps is enough; the interval is counted in steps' worth of time.
+        if len(self.log) % 4:
+            return False
+        elapsed = time.perf_counter() - self._deep_started
+        return bool(self.log) and self._cost <= self.settings.budget * elapsed
+
+    def deep_check(self, step: int) -> Failure | None:
+        """Parameters, buffers and optimizer state; when all are finite, a new snapshot."""
+        start = time.perf_counter()
+        bad = self.state.bad_state()
+        if bad:
+            kind, name, _ = bad[0]
+            return Failure(kind, step, name=name)
+        if self._has_room:
+            self.state.take_snapshot(step + 1)
+            self.log.clear()
+            self._log_bytes = 0
+        self._deep_started = time.perf_counter()
+        self._cost = self._deep_started - start
+        return None
+
+    # -- incidents ----------------------------------------------------------------------------
+
+    def records(self) -> tuple[StepRecord, ...]:
+        return tuple(
+            StepRecord(
+                step=step,
+                epoch=epoch,
+                loss=_number(loss),
+                grad_norm=_number(norm),
+                lr=lr,
+                scale=_number(scale),
+                is_applied=applied,
+            )
+            for step, epoch, loss, norm, lr, scale, applied in self.history
+        )
+
+    def conclude(self, incident: Incident) -> Incident:
+        """Count it, tell of it, and stop the run where the policy says so."""
+        self.num_consecutive_skips += 1
+        self.num_total_skips += 1
+        reason = self.policy.stop_reason(self.num_consecutive_skips, self.num_total_skips)
+        if self.policy.name == "raise":
+            action = Action(kind="raised", detail="policy 'raise': the step was not applied")
+        elif reason:
+            action = Action(kind="stopped", detail=reason)
+        else:
+            action = incident.action
+        incident = self.on_incident(_with(incident, action=action))
+        self.incidents.append(incident)
+        if action.kind == "raised":
+            raise NonFiniteError(_headline(incident), incident)
+        if action.kind == "stopped":
+            raise BudgetExceededError(
+                f"{reason}; the training cannot go on by skipping\n"
+                f"  where: {_headline(incident)}\n"
+                "  try: fix the cause, or roll back to the last good checkpoint",
+                incident,
+            )
+        return incident
+
+
+def _headline(incident: Incident) -> str:
+    from ..report.text import headline
+
+    return headline(incident)
+
+
+def _with(incident: Incident, **changes: Any) -> Incident:
+    from dataclasses import replace
+
+    return replace(incident, **changes)
+
+
+def new_incident_id(step: int) -> str:
+    return f"step{step:06d}-{uuid.uuid4().hex[:6]}"
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def environment() -> dict[str, str]:
+    """What a reader of the incident needs to know of the machine."""
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.system().lower(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+    for name in ("lightning", "transformers", "accelerate"):
+        module = sys.modules.get(name)
+        if module is not None:
+            found[name] = str(getattr(module, "__version__", "?"))
+    return found
+
+
+def _number(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            return None
+        return float(value.detach())
+    return float(value)
+
+
+def _free_memory() -> float:
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return 4e9

@@ -1,0 +1,394 @@
+"""From a symptom to an incident, as a coroutine.
+
+It yields the passes it wants (this window again, traced; the windows since the snapshot, applied)
+and is sent what each pass showed. Who runs a pass, `guard.step`'s closure or the user's own loop, is
+not its business. Whatever happens in between, it leaves the training as if the step had not been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..locate.modules import name_modules
+from ..locate.slice import Origin, find_origin, to_location
+from ..locate.trace import OpTrace, SourceRef
+from ..numerics.health import badness
+from ..observe.batches import named_tensors
+from ..observe.rng import RngState
+from ..observe.witness import witness
+from ..records import Action, Event, Incident, Location
+from ..recover.snapshot import Snapshot
+from .core import Core, environment, new_incident_id, now
+from .state import TrainState
+from .window import Failure, Pass, PassResult, Window
+
+__all__ = ["Investigation", "Verdict"]
+
+Passes = Generator[Pass, PassResult, "Verdict"]
+
+
+class Verdict:
+    """How an investigation ended."""
+
+    def __init__(self, incident: Incident | None, redo: list[Window] | None = None) -> None:
+        self.incident = incident
+        """None: it was no incident (the GradScaler's own business)."""
+        self.redo = redo or []
+        """Windows that ran on corrupt state and must be run again."""
+
+
+class Investigation:
+    """Finds out about one failure of one window."""
+
+    def __init__(self, core: Core, window: Window, failure: Failure) -> None:
+        self.core = core
+        self.state = core.state
+        self.window = window
+        self.failure = failure
+        self.traced: PassResult | None = None
+        self.method = "replay"
+
+    def run(self) -> Passes:
+        """The whole investigation."""
+        if self.failure.symptom in ("parameter", "buffer", "optimizer_state"):
+            return (yield from self._run_deep())
+        is_scaler_skip = self.failure.symptom == "scaler_skip"
+        after = _Aside.take(self.state)
+        before = _Before()
+        if self.window.is_moved:
+            yield from self._rebuild()
+            before.take(self.state, self.window)
+        self._rewind()
+        result = yield self.trace_pass(is_unscaled=is_scaler_skip, with_step=self.window.is_moved)
+        self.traced = result
+        if self.window.is_moved:
+            before.restore()
+        if is_scaler_skip and result.failure is None:
+            after.put_back()
+            return Verdict(self._scale_incident())
+        failure = result.failure or self.failure
+        source = result.origin.source if result.origin and result.origin.birth is None else None
+        if source is not None and self._came_later(source):
+            return (yield from self._travel(failure))
+        self._rewind()
+        location = self._location(result)
+        return (yield from self._finish(failure, result.origin, location, []))
+
+    # -- the ordinary case: this window again -------------------------------------------------
+
+    def trace_pass(self, is_unscaled: bool = False, with_step: bool = False) -> Pass:
+        trace = OpTrace(
+            [*self._batch_sources(), *self.state.sources()], name_modules(self.state.roots)
+        )
+        contexts: list[Any] = [eager_stance()]
+        return Pass(
+            window=self.window,
+            mode="trace",
+            trace=trace,
+            contexts=contexts,
+            is_unscaled=is_unscaled,
+            is_applied=with_step,
+        )
+
+    def _batch_sources(self) -> Iterator[SourceRef]:
+        for batch in self.window.batches:
+            for name, t in named_tensors(batch.value):
+                yield SourceRef("batch", name, t)
+
+    def _rewind(self) -> None:
+        """Everything but parameters and moments back to the start of the window."""
+        self.state.clear_grads()
+        self.state.restore_buffers()
+        if self.window.small_state is not None:
+            self.window.small_state.restore()
+        if self.window.rng is not None:
+            self.window.rng.restore()
+
+    def _location(self, result: PassResult) -> Location:
+        if result.origin is not None:
+            return to_location(result.origin, self.method)
+        if result.failure is None and result.is_complete:
+            return Location(
+                is_reproduced=False,
+                method="none",
+                note="the same step, run again from the same state, batch and random numbers, "
+                "was finite: the computation is not deterministic, or the hardware failed",
+            )
+        return Location(
+            is_reproduced=result.failure is not None,
+            method="none",
+            note="the replay did not run to its end, so the origin could not be traced",
+        )
+
+    def _rebuild(self) -> Generator[Pass, PassResult, None]:
+        """One optimizer has moved, another has failed: back to before this window."""
+        if not self.state.snapshot.is_taken:
+            return
+        self.state.clear_grads()
+        self.state.snapshot.restore()
+        for window in self.core.log:
+            if window.rng is not None:
+                window.rng.restore()
+            yield Pass(window=window, mode="advance", is_applied=True)
+        self.state.shadow_buffers()
+
+    # -- time travel: the state itself is corrupt ----------------------------------------------
+
+    def _came_later(self, source: SourceRef) -> bool:
+        """Whether a parameter, buffer or moment went bad during this run."""
+        return source.kind != "batch" and f"{source.kind} {source.name}" not in self.state.initially_bad
+
+    def _run_deep(self) -> Passes:
+        return (yield from self._travel(self.failure))
+
+    def _travel(self, failure: Failure) -> Passes:
+        """Back to the last snapshot, forward step by step, until the step that did it."""
+        core, state = self.core, self.state
+        is_mid_window = self.failure.symptom not in ("parameter", "buffer", "optimizer_state")
+        windows = [*core.log, *([self.window] if is_mid_window else [])]
+        if not state.snapshot.is_taken or not windows:
+            return (yield from self._without_snapshot(failure))
+        self.method = "time_travel"
+        final = self.window
+        state.clear_grads()
+        state.snapshot.restore()
+        before = _Before()
+        for at, window in enumerate(windows):
+            self.window = window
+            before.take(state, window)
+            result = yield Pass(window=window, mode="advance", is_applied=True)
+            bad = state.bad_state()
+            if not bad and result.failure is None:
+                continue
+            before.restore()
+            traced = yield self.trace_pass(with_step=True)
+            origin = traced.origin or self._origin_in_state(bad)
+            before.restore()
+            self.traced = traced
+            state.clear_grads()
+            kind, name = (bad[0][0], bad[0][1]) if bad else (failure.symptom, failure.name)
+            found = traced.failure or Failure(kind, window.step, name=name)
+            location = self._location(replace_origin(traced, origin))
+            core.log[:] = windows[:at]
+            redo = [w for w in windows[at + 1 :]]
+            return (yield from self._finish(found, origin, location, redo, noticed=final.step))
+        return (yield from self._vanished(failure, windows))
+
+    def _origin_in_state(self, bad: list[tuple[str, str, Tensor]]) -> Origin | None:
+        if not bad:
+            return None
+        kind, name, tensor = bad[0]
+        return Origin(None, SourceRef(kind, name, tensor), ())
+
+    def _vanished(self, failure: Failure, windows: list[Window]) -> Passes:
+        """All the steps since the snapshot were run again and stayed finite."""
+        core = self.core
+        core.log[:] = windows
+        location = Location(
+            is_reproduced=False,
+            method="none",
+            note=f"the {len(windows)} steps since the last snapshot, run again, stayed finite: "
+            "something outside the training step wrote to the state, or the hardware failed",
+        )
+        return (yield from self._finish(failure, None, location, []))
+
+    def _without_snapshot(self, failure: Failure) -> Passes:
+        origin = self.traced.origin if self.traced else None
+        self._rewind()
+        location = self._location(self.traced) if self.traced else Location()
+        location = replace(
+            location,
+            note="an earlier step corrupted the state; there was no snapshot to go back to",
+        )
+        return (yield from self._finish(failure, origin, location, []))
+
+    # -- the incident --------------------------------------------------------------------------
+
+    def _finish(
+        self,
+        failure: Failure,
+        origin: Origin | None,
+        location: Location,
+        redo: list[Window],
+        noticed: int | None = None,
+    ) -> Passes:
+        core = self.core
+        event = Event(
+            step=failure.step,
+            epoch=self.window.epoch,
+            phase=self._phase(failure, origin),
+            symptom=failure.symptom if failure.symptom != "scaler_skip" else "gradient",
+            name=failure.name,
+            value=failure.value,
+            noticed_at_step=noticed,
+            loss=_last_loss(self.window),
+            grad_norm=_scalar(self.window.norm),
+            lr=self.state.lrs(),
+            scale=self.state.scale(),
+        )
+        incident = Incident(
+            id=new_incident_id(event.step),
+            event=event,
+            location=location,
+            history=core.records(),
+            environment=environment(),
+            created=now(),
+            action=Action(
+                kind="skipped",
+                detail="the step was not applied: parameters, optimizer state, buffers, scheduler, "
+                "scaler and random state are as before it",
+            ),
+        )
+        if core.settings.diagnose and DIAGNOSE is not None:
+            incident = yield from DIAGNOSE(self, incident, origin)
+        return Verdict(incident, redo)
+
+    def _phase(self, failure: Failure, origin: Origin | None) -> str:
+        if origin is None:
+            return {"gradient": "backward", "parameter": "optimizer", "optimizer_state": "optimizer",
+                    "buffer": "forward"}.get(failure.symptom, "loss")  # fmt: skip
+        birth = origin.birth
+        if birth is not None:
+            if birth.direction in ("backward", "optimizer"):
+                return birth.direction
+            return "forward" if birth.module is not None else "loss"
+        source = origin.source
+        if source is None:
+            consumer = origin.consumer
+            return "forward" if consumer is not None and consumer.module is not None else "loss"
+        if source.kind == "batch":
+            return "data"
+        if f"{source.kind} {source.name}" in self.state.initially_bad:
+            return "checkpoint" if self._was_restored(source) else "parameter"
+        return "optimizer" if source.kind != "buffer" else "forward"
+
+    def _was_restored(self, source: SourceRef) -> bool:
+        targets: list[Any] = list(self.state.optimizers)
+        if source.kind != "optimizer_state":
+            targets = [m for root in self.state.roots.values() for m in root.modules()]
+        return witness.restore_of(*targets) is not None
+
+    def _scale_incident(self) -> Incident | None:
+        """An overflow that vanishes without the scale: the scaler's business, unless it collapses."""
+        scale = self.state.scale() or 1.0
+        if not self.core.scale_watch.note_skip(scale):
+            return None
+        self.core.scale_watch.note_applied()
+        event = Event(
+            step=self.window.step,
+            epoch=self.window.epoch,
+            phase="backward",
+            kind="scale_collapse",
+            symptom="gradient",
+            loss=_last_loss(self.window),
+            lr=self.state.lrs(),
+            scale=scale,
+            message="the GradScaler keeps skipping; without its scale the gradients are finite",
+        )
+        return Incident(
+            id=new_incident_id(event.step),
+            event=event,
+            location=Location(method="replay", note="gradients are finite at a loss scale of 1"),
+            history=self.core.records(),
+            environment=environment(),
+            created=now(),
+            action=Action(kind="skipped", detail="the GradScaler skipped the step itself"),
+        )
+
+
+DIAGNOSE: Callable[[Investigation, Incident, Origin | None], Generator[Pass, PassResult, Incident]] | None = None
+"""Set by the diagnosis; it may ask for passes of its own."""
+
+
+def replace_origin(result: PassResult, origin: Origin | None) -> PassResult:
+    return PassResult(result.failure, origin, result.is_complete, result.losses)
+
+
+def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:
+    """The slice, with the trace paused so that it does not watch itself."""
+    trace.is_paused = True
+    try:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return find_origin(trace, [t for t in tensors if badness(t)])
+    finally:
+        trace.is_paused = False
+
+
+@contextlib.contextmanager
+def eager_stance() -> Iterator[None]:
+    """Compiled models run operator by operator during a replay."""
+    import sys
+
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+class _Before:
+    """The whole state before one window of a journey back."""
+
+    def __init__(self) -> None:
+        self._kept = Snapshot()
+        self._window: Window | None = None
+        self._rng: RngState | None = None
+
+    def take(self, state: TrainState, window: Window) -> None:
+        own, state.snapshot = state.snapshot, self._kept
+        try:
+            state.take_snapshot(0)
+        finally:
+            state.snapshot = own
+        self._rng = window.rng or RngState.now()
+        self._rng.restore()
+
+    def restore(self) -> None:
+        self._kept.restore()
+        if self._rng is not None:
+            self._rng.restore()
+
+
+class _Aside:
+    """Buffers, scheduler, scaler and random state as the loop left them."""
+
+    def __init__(self, snapshot: Snapshot, rng: RngState) -> None:
+        self._snapshot = snapshot
+        self._rng = rng
+
+    @classmethod
+    def take(cls, state: TrainState) -> _Aside:
+        snapshot = Snapshot()
+        snapshot.take(0, [b for _, b in state.buffers()], state.small_slots(), [])
+        return cls(snapshot, RngState.now())
+
+    def put_back(self) -> None:
+        self._snapshot.restore()
+        self._rng.restore()
+
+
+def small_state(state: TrainState) -> Snapshot:
+    """Scheduler, scaler and learning rates, to be put back after a failed step."""
+    snapshot = Snapshot()
+    snapshot.take(0, [], state.small_slots(), [])
+    return snapshot
+
+
+def _last_loss(window: Window) -> float | None:
+    for step, loss in [*window.losses, *window.suspects]:
+        value = _scalar(loss)
+        if value is not None and value - value != 0:
+            return value
+    return _scalar(window.losses[-1][1]) if window.losses else None
+
+
+def _scalar(value: Tensor | None) -> float | None:
+    if value is None or value.numel() != 1 or value.is_complex():
+        return None
+    return float(value.detach())

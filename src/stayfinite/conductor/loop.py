@@ -1,0 +1,532 @@
+"""`for batch in guard(loader)` and `stayfinite run`: the user's own loop is the vehicle.
+
+After a failed step the stream hands out the same batch again, traced, and the loop runs its body
+again without knowing. Nothing here asks what the loop looks like; it only watches where backward and
+optimizer steps fall between the batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..observe.witness import witness
+from ..recover.snapshot import Snapshot
+from .core import Core
+from .investigation import Investigation, Verdict, small_state
+from .passes import ActivePass
+from .window import BatchRef, Failure, Pass, PassResult, Window
+
+__all__ = ["LoopDriver"]
+
+_NOTHING = object()
+
+
+class _Abort(Exception):
+    """Leaves a closure-driven optimizer in the middle of its step."""
+
+
+class LoopDriver:
+    """Drives one training loop; the listener of the wires."""
+
+    def __init__(self, core: Core, counts_every_batch: bool) -> None:
+        self.core = core
+        self.state = core.state
+        self.counts_every_batch = counts_every_batch
+        self.window: Window | None = None
+        self.active: ActivePass | None = None
+        self.in_backward = False
+        self.num_batches = 0
+        self._investigation: Investigation | None = None
+        self._passes: Generator[Pass, PassResult, Verdict] | None = None
+        self._to_serve: deque[tuple[Any, Any, BatchRef]] = deque()
+        self._redo: deque[Window] = deque()
+        self._waiting: list[tuple[Window, Failure]] = []
+        self._epochs: dict[int, int] = {}
+        self._raw_loss: tuple[Tensor, Tensor] | None = None
+        self._step_called = False
+        self._is_free = False
+        self._holds_schedulers = False
+        self._aside: BatchRef | None = None
+
+    @property
+    def is_replaying(self) -> bool:
+        return self.active is not None
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]:
+        """The loader's batches, each of them again when its step has to be run again."""
+        has_trained = False
+        try:
+            while True:
+                self._settle(owner)
+                item = self._served(owner)
+                if item is _NOTHING:
+                    try:
+                        item = next(inner)
+                    except StopIteration:
+                        if not (has_trained and self._end_of_epoch(owner)):
+                            return
+                        continue
+                    self._register(owner, item)
+                yield item
+                has_trained = has_trained or self._is_training(owner)
+        finally:
+            if has_trained:
+                self._epochs[id(owner)] = self._epochs.get(id(owner), 0) + 1
+
+    def _is_training(self, owner: Any) -> bool:
+        window = self.window
+        return window is not None and any(
+            o is owner for b in window.batches if b.is_used for o, _ in b.items
+        )
+
+    def _register(self, owner: Any, item: Any) -> None:
+        """A new batch goes into the window, or beside it while that is still to be settled."""
+        epoch = self._epochs.get(id(owner), 0)
+        window = self.window
+        if window is not None and window.num_attempted and not _owns(window, owner):
+            ref = self._aside
+            if ref is None or any(o is owner for o, _ in ref.items):
+                self._aside = ref = self._new_ref(epoch)
+            ref.items.append((owner, item))
+            return
+        if window is None:
+            self.core.prime()
+            self.state.shadow_buffers()
+            ref = self._new_ref(epoch)
+            window = self.window = Window(batches=[ref], rng=ref.rng, lrs=self.state.lrs())
+        last = window.batches[-1]
+        if any(o is owner for o, _ in last.items):
+            last = self._next_ref(window, epoch)
+        last.items.append((owner, item))
+        if last.indices is None:
+            last.indices = witness.batch_indices
+
+    def _new_ref(self, epoch: int) -> BatchRef:
+        return BatchRef(self.num_batches, epoch, rng=self.core.rng.capture())
+
+    def _next_ref(self, window: Window, epoch: int) -> BatchRef:
+        """The same loader gave another batch before any optimizer step."""
+        last = window.batches[-1]
+        if last.is_used or self.counts_every_batch:
+            self.num_batches += 1
+        ref = self._new_ref(epoch)
+        if last.is_used and window.num_backward:
+            window.batches.append(ref)  # gradient accumulation
+        else:
+            window.batches[-1] = ref  # nothing was learned from it: validation, or thrown away
+            window.suspects.clear()
+            if len(window.batches) == 1:
+                window.rng = ref.rng
+        return ref
+
+    def _served(self, owner: Any) -> Any:
+        for entry in self._to_serve:
+            if entry[0] is owner:
+                self._to_serve.remove(entry)
+                ref = entry[2]
+                if ref.rng is not None and self.active is not None and ref.items[0][0] is owner:
+                    ref.rng.restore()
+                if self.active is not None:
+                    self._current = ref
+                return entry[1]
+        if self.active is None and self._redo and _owns(self._redo[0], owner):
+            window = self._redo.popleft()
+            self._serve_again(window)
+            return self._served(owner)
+        return _NOTHING
+
+    def _serve_again(self, old: Window) -> None:
+        """A window that ran on corrupt state, from its start, as if it were new."""
+        self.state.shadow_buffers()
+        rng = self.core.rng.capture()
+        refs = [BatchRef(b.step, b.epoch, b.items, rng=b.rng, indices=b.indices) for b in old.batches]
+        refs[0].rng = rng
+        self.window = Window(batches=refs, rng=rng, lrs=self.state.lrs())
+        self._to_serve.extend((o, i, ref) for ref in refs for o, i in ref.items)
+
+    # -- the end of a window ---------------------------------------------------------------------
+
+    def _settle(self, owner: Any) -> None:
+        """Called before each batch: close what is done, and go where the investigation leads."""
+        if self.active is not None:
+            if any(o is owner for o, _, _ in self._to_serve):
+                return
+            self._pass_done()
+            return
+        if self._waiting:
+            for entry in self._waiting:
+                if _owns(entry[0], owner):
+                    self._waiting.remove(entry)
+                    self._begin(*entry)
+                    return
+        window = self.window
+        if window is None or not _owns(window, owner) or self._to_serve:
+            return
+        if window.num_attempted == 0:
+            self._settle_unstepped(window)
+            return
+        self._close(window)
+
+    def _settle_unstepped(self, window: Window) -> None:
+        """The loop went on without a step: did it see a NaN itself?"""
+        if window.failure is None and window.suspects and not window.num_backward:
+            window.failure = self.core.explain(window, [])
+            if window.failure is not None:
+                window.small_state = small_state(self.state)
+                self._close(window)
+
+    def _close(self, window: Window) -> None:
+        self.window = None
+        self.num_batches += 1
+        failure = window.failure
+        if failure is None:
+            failure = self.core.close_healthy(window)
+            if window.num_applied:
+                self.core.scale_watch.note_applied()
+        if failure is not None:
+            self._begin(window, failure)
+
+    def _end_of_epoch(self, owner: Any) -> bool:
+        """A last deep check; True if batches are to be served again."""
+        if self.active is not None or not self.core.log:
+            return False
+        last = self.core.log[-1]
+        failure = self.core.deep_check(last.step)
+        if failure is None:
+            return False
+        self._begin(last, failure)
+        return bool(self._to_serve or self._redo)
+
+    # -- investigations --------------------------------------------------------------------------
+
+    def _begin(self, window: Window, failure: Failure) -> None:
+        if failure.symptom == "scaler_skip" and self.core.scale_watch.num_in_a_row >= 8:
+            return
+        self._investigation = Investigation(self.core, window, failure)
+        self._passes = self._investigation.run()
+        self._advance(None)
+
+    def _advance(self, result: PassResult | None) -> None:
+        assert self._passes is not None
+        try:
+            wanted = next(self._passes) if result is None else self._passes.send(result)
+        except StopIteration as stop:
+            self._end(stop.value)
+            return
+        self.active = ActivePass(self.core, wanted)
+        self._current = wanted.window.batches[0]
+        self._to_serve.clear()
+        self._to_serve.extend((o, i, ref) for ref in wanted.window.batches for o, i in ref.items)
+        self.active.__enter__()
+
+    def _pass_done(self) -> None:
+        active, self.active = self.active, None
+        assert active is not None
+        self._to_serve.clear()
+        active.__exit__(None, None, None)
+        self._advance(active.result)
+
+    def _end(self, verdict: Verdict) -> None:
+        self._passes = self._investigation = None
+        self.window = None
+        self._redo.extend(verdict.redo)
+        if verdict.incident is not None:
+            self.core.conclude(verdict.incident)
+
+    def abandon(self) -> None:
+        """The loop is over in the middle of something: finish the report with what is known."""
+        if self.active is None and self.window is not None and self.window.failure is not None:
+            window, self.window = self.window, None
+            self._begin(window, window.failure)
+        for window, failure in self._waiting:
+            if self.active is None:
+                self._begin(window, failure)
+        while self.active is not None:
+            active, self.active = self.active, None
+            active.__exit__(None, None, None)
+            if not active.result.failure:
+                active.result.is_complete = False
+            self._to_serve.clear()
+            self._advance(active.result)
+
+    # -- what the wires tell -----------------------------------------------------------------------
+
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        self.state.add_optimizer(optimizer)
+
+    def on_scheduler(self, scheduler: Any) -> None:
+        if not any(s is scheduler for s in self.state.schedulers):
+            self.state.schedulers.append(scheduler)
+
+    def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any:
+        """A step that was not applied does not move the schedule either."""
+        self.on_scheduler(scheduler)
+        if self._holds_schedulers or (self.active is not None and not self.active.wanted.is_applied):
+            return None
+        failure = self.window.failure if self.window is not None else None
+        is_scaler_skip = failure is not None and failure.symptom == "scaler_skip"
+        return call() if failure is None or is_scaler_skip else None
+
+    def _take_aside(self) -> None:
+        """The batch of another loader turns out to be trained on: it opens the next window."""
+        if self._aside is None or not torch.is_grad_enabled():
+            return
+        ref, self._aside = self._aside, None
+        window = self.window
+        if window is not None:
+            self.window = None
+            self.num_batches += 1
+            if window.failure is not None:
+                self._waiting.append((window, window.failure))
+            else:
+                self.core.close_healthy(window)
+        ref.step = self.num_batches
+        self.state.shadow_buffers()
+        self.window = Window(batches=[ref], rng=ref.rng, lrs=self.state.lrs())
+
+    def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+        self._take_aside()
+        if self.window is None and self.active is None:
+            self._open_free()
+        raw = self._raw_loss
+        seen = raw[0] if raw is not None and raw[1] is loss else loss
+        step = self._mark_used()
+        if self.active is not None:
+            self.active.before_backward(seen, step)
+        elif self.window is not None and seen.numel() == 1:
+            self.window.losses.append((step, seen.detach()))
+            self.window.num_backward += 1
+        self.in_backward = True
+        try:
+            result = call()
+        finally:
+            self.in_backward = False
+        if self.active is not None and raw is None:
+            self.active.after_backward(step)
+        return result
+
+    def _mark_used(self) -> int:
+        if self.active is not None:
+            return self._current.step
+        if self.window is None:
+            return self.num_batches
+        ref = self.window.batches[-1]
+        ref.is_used = True
+        return ref.step
+
+    def on_clip(self, norm: Tensor) -> None:
+        if self.window is not None and self.active is None and norm.dim() == 0:
+            self.window.norm = norm.detach()
+
+    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
+        if not any(s is scaler for s in self.state.scalers):
+            self.state.scalers.append(scaler)
+        self._raw_loss = (raw, scaled) if scaler.is_enabled() else None
+
+    def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """The scaler decides by itself; that it did not call the optimizer is the news."""
+        self._step_called = False
+        result = call()
+        if not self._step_called and scaler.is_enabled():
+            if self.active is not None:
+                self.active.after_backward(self._current.step)
+            elif self.window is not None:
+                self._note_scaler_skip(self.window)
+        return result
+
+    def _note_scaler_skip(self, window: Window) -> None:
+        window.num_attempted += 1
+        if window.failure is None:
+            failure = self.core.explain(window, [])
+            window.failure = failure or Failure("scaler_skip", window.step)
+            window.small_state = small_state(self.state)
+        if self._is_free:
+            self._close_free()
+
+    def on_own_check(self, value: Tensor) -> None:
+        if not value.requires_grad or self.in_backward:
+            return
+        self._take_aside()
+        if self.active is not None:
+            self.active.before_backward(value, self._current.step)
+        elif self.window is not None:
+            ref = self.window.batches[-1]
+            ref.is_used = True
+            self.window.suspects.append((ref.step, value.detach()))
+
+    def on_optimizer_step(
+        self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
+    ) -> Any:
+        self._step_called = True
+        self.state.add_optimizer(optimizer)
+        if closure is not None:
+            return self._closure_step(optimizer, closure, call)
+        self._take_aside()
+        if self.active is not None:
+            return self._active_step(optimizer, lambda: call(None))
+        if self.window is None:
+            self._open_free()
+        window = self.window
+        assert window is not None
+        window.batches[-1].is_used = True
+        window.num_attempted += 1
+        if self._is_bad(window, optimizer):
+            _mark_called(optimizer)
+            if self._is_free:
+                self._close_free()
+            return None
+        result = call(None)
+        window.num_applied += 1
+        if self._is_free:
+            self._close_free()
+        return result
+
+    def _is_bad(self, window: Window, optimizer: Optimizer) -> bool:
+        if window.failure is None:
+            is_scaled = self._raw_loss is not None
+            if is_scaled and window.norm is None:
+                failure = self._loss_only(window)  # the scaler has just passed the gradients
+            else:
+                failure = self.core.check(window, optimizer)
+            if failure is not None:
+                window.failure = failure
+                window.small_state = small_state(self.state)
+        # Another optimizer of this very batch may have moved already: then only going back helps.
+        window.is_moved = window.num_applied > 0
+        return window.failure is not None
+
+    def _loss_only(self, window: Window) -> Failure | None:
+        for step, loss in window.losses:
+            value = loss.item()
+            if not math.isfinite(value):
+                return Failure("loss", step, value=value)
+        return None
+
+    def _active_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        assert self.active is not None
+        step = self._current.step
+        self.active.after_backward(step)
+        if self._is_free:
+            return self._free_step(optimizer, call)
+        _mark_called(optimizer)
+        return self.active.on_step(optimizer, call, step)
+
+    def _closure_step(
+        self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
+    ) -> Any:
+        """The optimizer evaluates the loss itself, once (Lightning) or many times (LBFGS)."""
+        if not isinstance(optimizer, torch.optim.LBFGS):
+            with torch.enable_grad():
+                loss = closure()
+            return self.on_optimizer_step(optimizer, None, lambda _: call(lambda: loss))
+        before = Snapshot()
+        own, self.state.snapshot = self.state.snapshot, before
+        self.state.take_snapshot(0)
+        self.state.snapshot = own
+        found: list[Failure] = []
+
+        def watched() -> Any:
+            loss = closure()
+            window = self.window
+            if self.active is not None:
+                self.active.after_backward(self._current.step)
+                if self.active.is_decided:
+                    raise _Abort
+            elif window is not None:
+                window.losses = window.losses[-1:]
+                failure = self.core.check(window, optimizer)
+                if failure is not None:
+                    found.append(failure)
+                    raise _Abort
+            return loss
+
+        return self._run_closure(optimizer, watched, call, before, found)
+
+    def _run_closure(
+        self, optimizer: Optimizer, watched: Any, call: Callable[[Any], Any], before: Snapshot,
+        found: list[Failure],
+    ) -> Any:  # fmt: skip
+        if self.window is None and self.active is None:
+            self._open_free()
+        try:
+            result = call(watched)
+        except _Abort:
+            before.restore()
+            result = None
+        if self.active is not None:
+            if not self.active.wanted.is_applied:
+                before.restore()
+            if self._is_free:
+                self._pass_done()
+            return result
+        window = self.window
+        if window is not None:
+            window.num_attempted += 1
+            if found:
+                window.failure, window.small_state = found[0], small_state(self.state)
+            else:
+                window.num_applied += 1
+        if self._is_free:
+            self._close_free()
+        return result
+
+    # -- loops without a loader --------------------------------------------------------------------
+
+    def _open_free(self) -> None:
+        """No loader in sight: a window runs from one optimizer step to the next."""
+        self._is_free = True
+        self.core.prime()
+        ref = BatchRef(self.num_batches, 0, [], rng=None)
+        self.window = Window(batches=[ref], rng=self._free_rng, lrs=self.state.lrs())
+
+    _free_rng: Any = None
+
+    def _close_free(self) -> None:
+        window, self.window = self.window, None
+        assert window is not None
+        self.num_batches += 1
+        failure = window.failure or self.core.close_healthy(window)
+        self._is_free = False
+        if failure is None:
+            self.state.shadow_buffers()
+            self._free_rng = self.core.rng.capture()
+            return
+        self._begin(window, failure)
+        if self.active is not None:
+            self._is_free = True
+            self._holds_schedulers = True
+
+    def _free_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """The step that ends a traced iteration; if that was healthy, it counts."""
+        assert self.active is not None
+        is_healthy = not self.active.is_decided
+        self._holds_schedulers = False
+        self._pass_done()
+        self._is_free = self.active is not None
+        if is_healthy and self.active is None:
+            result = call()
+            self.state.shadow_buffers()
+            self._free_rng = self.core.rng.capture()
+            return result
+        _mark_called(optimizer)
+        if not self._is_free:
+            self._free_rng = self.core.rng.capture()
+        return None
+
+
+def _owns(window: Window, owner: Any) -> bool:
+    return any(o is owner for b in window.batches for o, _ in b.items)
+
+
+def _mark_called(optimizer: Optimizer) -> None:
+    """The scheduler warns when it moves before the optimizer; a skipped step is no reason to."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]

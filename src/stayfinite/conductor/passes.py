@@ -1,0 +1,106 @@
+"""One running pass: where the trace looks, and what an optimizer step does meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..numerics.health import badness, is_finite
+from ..recover.snapshot import Snapshot
+from .core import Core
+from .investigation import symptom_origin
+from .window import Failure, Pass, PassResult
+
+__all__ = ["ActivePass"]
+
+
+class ActivePass:
+    """Entered for as long as the batches of a pass are run."""
+
+    def __init__(self, core: Core, wanted: Pass) -> None:
+        self.core = core
+        self.wanted = wanted
+        self.result = PassResult()
+        self._stack = contextlib.ExitStack()
+        self._small: Snapshot | None = None
+
+    def __enter__(self) -> ActivePass:
+        state = self.core.state
+        self._small = Snapshot()
+        self._small.take(0, [], state.small_slots(), [])
+        for context in self.wanted.contexts:
+            self._stack.enter_context(context)
+        if self.wanted.is_unscaled:
+            for scaler in state.scalers:
+                if scaler._scale is not None:
+                    scaler._scale.fill_(1.0)
+        if self.wanted.trace is not None:
+            self._stack.enter_context(self.wanted.trace)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.close()
+        if self._small is not None and not self.wanted.is_applied:
+            self._small.restore()
+
+    @property
+    def is_decided(self) -> bool:
+        """Nothing more is to be learned from this pass."""
+        return self.result.failure is not None
+
+    def before_backward(self, loss: Tensor, step: int) -> None:
+        """The loss is known: is it the symptom?"""
+        if self.is_decided:
+            return
+        with _unwatched():
+            bad = badness(loss)
+            value = float(loss.detach()) if loss.numel() == 1 else None
+        if value is not None:
+            self.result.losses.append(value)
+        if bad:
+            self.result.failure = Failure("loss", step, value=value)
+            self._trace_back([loss])
+
+    def after_backward(self, step: int) -> None:
+        """The gradients are known: are they?"""
+        if self.is_decided:
+            return
+        with _unwatched():
+            bad = [(p, g) for p, g in self.core.state.grads() if not is_finite(g)]
+        if bad:
+            name = self.core.state.name_of(bad[0][0])
+            self.result.failure = Failure("gradient", step, name=name)
+            self._trace_back([g for _, g in bad])
+
+    def on_step(self, optimizer: Optimizer, call: Callable[[], Any], step: int) -> Any:
+        """An optimizer step inside the pass: left out, or run and looked at."""
+        if self.is_decided or not self.wanted.is_applied:
+            return None
+        trace = self.wanted.trace
+        if trace is not None:
+            trace.direction = "optimizer"
+        result = call()
+        if trace is not None:
+            trace.direction = "forward"
+        with _unwatched():
+            bad = self.core.state.bad_state()
+        if bad:
+            kind, name, _ = bad[0]
+            self.result.failure = Failure(kind, step, name=name)
+            self._trace_back([t for _, _, t in bad])
+        return result
+
+    def _trace_back(self, symptoms: list[Tensor]) -> None:
+        trace = self.wanted.trace
+        if trace is not None:
+            self.result.origin = symptom_origin(trace, symptoms)
+            trace.is_paused = True
+
+
+def _unwatched() -> Any:
+    return torch.utils._python_dispatch._disable_current_modes()

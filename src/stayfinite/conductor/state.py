@@ -1,0 +1,299 @@
+"""The training's own objects: who they are, what they are called, how to put them back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from ..locate.trace import SourceRef
+from ..numerics.health import FiniteFlag, is_finite
+from ..recover.snapshot import Snapshot
+
+__all__ = ["TrainState"]
+
+
+class TrainState:
+    """Models, optimizers, schedulers and scalers of one training, given or discovered."""
+
+    def __init__(self) -> None:
+        self.roots: dict[str, nn.Module] = {}
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[Any] = []
+        self.scalers: list[Any] = []
+        self.snapshot = Snapshot()
+        self.initially_bad: set[str] = set()
+        self._shadows: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
+        self._buffer_homes: list[tuple[nn.Module, str, str]] | None = None
+        self._flag: FiniteFlag | None = None
+        self._names: dict[int, str] | None = None
+        self._params: list[list[Tensor]] | None = None
+
+    def add_root(self, module: nn.Module, name: str | None = None) -> None:
+        if any(m is module for m in self.roots.values()):
+            return
+        inner = _unwrapped(module)
+        if name is None:
+            name = "" if not self.roots else f"{type(inner).__name__}{len(self.roots)}"
+        self.roots[name] = inner
+        self._forget_caches()
+
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        if not any(o is optimizer for o in self.optimizers):
+            self.optimizers.append(optimizer)
+            self._forget_caches()
+
+    def _forget_caches(self) -> None:
+        self._names = self._buffer_homes = self._params = None
+
+    # -- names -----------------------------------------------------------------------------
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter of the models, then those that only an optimizer knows."""
+        seen: set[int] = set()
+        for prefix, root in self.roots.items():
+            for name, p in root.named_parameters():
+                if id(p) not in seen:
+                    seen.add(id(p))
+                    yield _join(prefix, name), p
+        for i, optimizer in enumerate(self.optimizers):
+            for g, group in enumerate(optimizer.param_groups):
+                for j, p in enumerate(group["params"]):
+                    if id(p) not in seen:
+                        seen.add(id(p))
+                        yield f"optimizer{i}.group{g}.param{j}", p
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for module, key, name in self._buffers():
+            value = module._buffers.get(key)
+            if isinstance(value, Tensor):
+                yield name, value
+
+    def _buffers(self) -> list[tuple[nn.Module, str, str]]:
+        if self._buffer_homes is None:
+            self._buffer_homes = []
+            for prefix, root in self.roots.items():
+                for path, module in root.named_modules():
+                    for key, value in module._buffers.items():
+                        if value is not None:
+                            name = _join(prefix, _join(path, key))
+                            self._buffer_homes.append((module, key, name))
+        return self._buffer_homes
+
+    def name_of(self, parameter: Tensor) -> str:
+        if self._names is None:
+            self._names = {id(p): n for n, p in self.parameters()}
+        return self._names.get(id(parameter), "a tensor that is no parameter of the model")
+
+    def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
+        for optimizer in self.optimizers:
+            for p, entries in optimizer.state.items():
+                owner = self.name_of(p) if isinstance(p, Tensor) else str(p)
+                if not isinstance(entries, dict):
+                    continue
+                for key, value in entries.items():
+                    if isinstance(value, Tensor):
+                        yield f"{owner}:{key}", value
+
+    def grads(self, optimizers: list[Optimizer] | None = None) -> list[tuple[Tensor, Tensor]]:
+        """(parameter, gradient) of what the optimizers move."""
+        return [
+            (p, p.grad)
+            for optimizer in (self.optimizers if optimizers is None else optimizers)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+
+    def lrs(self) -> tuple[float, ...]:
+        return tuple(
+            float(group["lr"])
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            if isinstance(group.get("lr"), (int, float, Tensor))
+        )
+
+    def set_lrs(self, rates: tuple[float, ...]) -> None:
+        groups = [g for o in self.optimizers for g in o.param_groups]
+        if len(rates) == len(groups):
+            for group, rate in zip(groups, rates):
+                if not isinstance(group["lr"], Tensor):
+                    group["lr"] = rate
+
+    def scale(self) -> float | None:
+        for scaler in self.scalers:
+            if scaler.is_enabled() and scaler._scale is not None:
+                return float(scaler.get_scale())
+        return None
+
+    def sources(self) -> list[SourceRef]:
+        """Everything that existed before the step, for the trace."""
+        return [
+            *(SourceRef("parameter", n, p) for n, p in self.parameters()),
+            *(SourceRef("buffer", n, b) for n, b in self.buffers()),
+            *(SourceRef("optimizer_state", n, t) for n, t in self.optimizer_state()),
+        ]
+
+    # -- deep check --------------------------------------------------------------------------
+
+    def bad_state(self, ignore_initial: bool = True) -> list[tuple[str, str, Tensor]]:
+        """(kind, name, tensor) of all that is non-finite; one fused pass while all is well."""
+        groups = (
+            ("parameter", list(self.parameters())),
+            ("buffer", list(self.buffers())),
+            ("optimizer_state", list(self.optimizer_state())),
+        )
+        tensors = [t for _, pairs in groups for _, t in pairs]
+        if not tensors:
+            return []
+        flag = self._flag_on(tensors[0].device)
+        flag.reset()
+        flag.fold_readonly(tensors)
+        if not flag.read():
+            return []
+        return [
+            (kind, name, t)
+            for kind, pairs in groups
+            for name, t in pairs
+            if not (ignore_initial and f"{kind} {name}" in self.initially_bad) and not is_finite(t)
+        ]
+
+    def note_initial(self) -> None:
+        """What is already non-finite now (a mask of -inf by design) is no news later."""
+        self.initially_bad = {f"{k} {n}" for k, n, _ in self.bad_state(ignore_initial=False)}
+
+    def _flag_on(self, device: torch.device) -> FiniteFlag:
+        if self._flag is None or self._flag.device != device:
+            self._flag = FiniteFlag(device)
+        return self._flag
+
+    # -- buffers move in the forward, so they are shadowed every step --------------------------
+
+    @torch.no_grad()
+    def shadow_buffers(self) -> None:
+        """Copy the buffers that moved since the last call; a version counter tells which.
+
+        Batch norm writes its running statistics without counting, so those are always copied.
+        """
+        for module, key, _ in self._buffers():
+            live = module._buffers.get(key)
+            if live is None or live.device.type == "meta":
+                continue
+            known = self._shadows.get((id(module), key))
+            version = live._version
+            if known is None or known[1].shape != live.shape or known[1].dtype != live.dtype:
+                self._shadows[id(module), key] = (live, live.detach().clone(), version)
+            elif known[0] is not live or known[2] != version or isinstance(module, _NormBase):
+                known[1].copy_(live)
+                self._shadows[id(module), key] = (live, known[1], version)
+
+    @torch.no_grad()
+    def restore_buffers(self) -> None:
+        """Put the buffers back to the start of the step."""
+        for module, key, _ in self._buffers():
+            known = self._shadows.get((id(module), key))
+            if known is None:
+                continue
+            live, kept, version = known
+            if module._buffers.get(key) is not live:
+                module._buffers[key] = live
+            if live._version != version or isinstance(module, _NormBase):
+                live.copy_(kept)
+                self._shadows[id(module), key] = (live, kept, live._version)
+
+    # -- snapshots -----------------------------------------------------------------------------
+
+    def take_snapshot(self, tag: int) -> float:
+        """Copy all that a step moves; returns the seconds it took."""
+        start = time.perf_counter()
+        tensors = [p for _, p in self.parameters()]
+        tensors += [b for _, b in self.buffers() if b.device.type != "meta"]
+        dicts: list[dict[Any, Any]] = []
+        small = self.small_slots()
+        for optimizer in self.optimizers:
+            dicts.append(optimizer.state)
+            for entries in optimizer.state.values():
+                if isinstance(entries, dict):
+                    tensors += [v for v in entries.values() if isinstance(v, Tensor)]
+                    small.append(_dict_slot(entries))
+        self.snapshot.take(tag, tensors, small, dicts)
+        return time.perf_counter() - start
+
+    def small_slots(self) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+        """Getters and setters of what is not a tensor of the model: LR, scheduler, scaler."""
+        slots = [
+            _dict_slot(group, skip="params")
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+        ]
+        slots += [_state_slot(s) for s in self.schedulers]
+        slots += [_scaler_slot(s) for s in self.scalers if s.is_enabled()]
+        return slots
+
+    def snapshot_bytes(self) -> int:
+        tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers()]
+        per_param = sum(t.numel() * t.element_size() for t in tensors)
+        return 3 * per_param
+
+    def clear_grads(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+
+def _dict_slot(
+    entries: dict[str, Any], skip: str | None = None
+) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """The non-tensor values of a dict."""
+
+    def get() -> dict[str, Any]:
+        return {k: v for k, v in entries.items() if k != skip and not isinstance(v, Tensor)}
+
+    return get, entries.update
+
+
+def _state_slot(obj: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    load = getattr(type(obj).load_state_dict, "__wrapped__", type(obj).load_state_dict)
+    return obj.state_dict, lambda value: load(obj, value)
+
+
+def _scaler_slot(scaler: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    def get() -> tuple[Tensor | None, Tensor | None]:
+        return scaler._scale, scaler._growth_tracker
+
+    def put(kept: tuple[Tensor | None, Tensor | None]) -> None:
+        for name, value in zip(("_scale", "_growth_tracker"), kept):
+            live = getattr(scaler, name)
+            if live is not None and value is not None:
+                live.copy_(value)
+            else:
+                setattr(scaler, name, value)
+
+    return get, put
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """The user's model inside DDP, DataParallel or torch.compile."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and type(module).__name__ in (
+            "DistributedDataParallel",
+            "DataParallel",
+        ):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def is_bad_number(value: float | None) -> bool:
+    return value is not None and not math.isfinite(value)

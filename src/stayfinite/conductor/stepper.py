@@ -1,0 +1,356 @@
+"""`guard.step(loss_fn, batch)`: the guard owns the step, so it can run it again."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ..errors import UsageError
+from ..observe.witness import witness
+from ..records import Incident
+from .core import Core
+from .investigation import Investigation, Verdict, small_state
+from .passes import ActivePass
+from .window import BatchRef, Failure, Pass, PassResult, Window
+
+__all__ = ["Outcome", "Stepper"]
+
+LossFn = Callable[[Any, Any], Tensor]
+
+
+class Outcome:
+    """What one `guard.step` did. Reading `.loss` or `.grad_norm` is what syncs, not the step."""
+
+    def __init__(
+        self, step: int, loss: Tensor | None, norm: Callable[[], float | None], applied: bool,
+        incident: Incident | None = None,
+    ) -> None:  # fmt: skip
+        self.step = step
+        self.applied = applied
+        self.incident = incident
+        self._loss = loss
+        self._norm = norm
+
+    @property
+    def loss(self) -> float:
+        """The loss of this step, NaN or Inf if it went bad."""
+        return float(self._loss) if self._loss is not None else math.nan
+
+    @property
+    def grad_norm(self) -> float | None:
+        """The total gradient norm (before clipping); read it before the next step."""
+        return self._norm()
+
+    def __repr__(self) -> str:
+        what = "applied" if self.applied else "skipped"
+        return f"Outcome(step={self.step}, loss={self.loss:.6g}, {what})"
+
+
+class _Abort(Exception):
+    """Leaves a closure-driven optimizer (LBFGS) in the middle of its step."""
+
+
+class Stepper:
+    """Runs steps of one model and one optimizer."""
+
+    def __init__(
+        self, core: Core, model: nn.Module, optimizer: Optimizer, scheduler: Any, scaler: Any,
+        clip_norm: float | None,
+    ) -> None:  # fmt: skip
+        self.core = core
+        self.model = model
+        self.optimizer = optimizer
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.clip_norm = clip_norm
+        self.num_batches = 0
+        self.epoch = 0
+        self._did_step = False
+        self._schedule = _Schedule(scheduler)
+        self._needs_closure = isinstance(optimizer, torch.optim.LBFGS)
+        self._hook = optimizer.register_step_post_hook(self._note_step)
+
+    def _note_step(self, *args: Any) -> None:
+        self._did_step = True
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
+        """One whole step: forward, backward, check, apply or not."""
+        core = self.core
+        core.prime()
+        self._schedule.before_step()
+        core.state.shadow_buffers()
+        ref = BatchRef(self.num_batches, self.epoch, [(None, batch)], loss_fn)
+        ref.indices = witness.batch_indices
+        window = Window(batches=[ref], rng=core.rng.capture(), lrs=core.state.lrs())
+        self.num_batches += 1
+        return self._run(window)
+
+    def flush(self) -> None:
+        """The end of an epoch or of the run: a last deep check."""
+        self._schedule.before_step()
+        if self.core.log:
+            last = self.core.log[-1]
+            failure = self.core.deep_check(last.step)
+            if failure is not None:
+                self._handle(last, failure)
+
+    def _run(self, window: Window) -> Outcome:
+        failure = self._attempt(window)
+        incident = None
+        if failure is None:
+            applied = window.num_applied > 0
+            if applied:
+                self._schedule.after_step()
+                self.core.scale_watch.note_applied()
+            failure = self.core.close_healthy(window)
+            if failure is not None:
+                incident, again = self._handle(window, failure)
+                return again or self._outcome(window, window in self.core.log, incident)
+            return self._outcome(window, applied, None)
+        if failure.symptom == "scaler_skip" and self.core.scale_watch.num_in_a_row >= 8:
+            return self._outcome(window, False, None)
+        incident, again = self._handle(window, failure)
+        if again is not None:
+            return again
+        return self._outcome(window, False, incident)
+
+    def _outcome(self, window: Window, applied: bool, incident: Incident | None) -> Outcome:
+        loss = window.losses[-1][1] if window.losses else None
+        norm = window.norm
+        if norm is not None:
+            known = norm
+            return Outcome(window.step, loss, lambda: float(known), applied, incident)
+        grads = [g.detach() for _, g in self.core.state.grads([self.optimizer])]
+
+        def total() -> float | None:
+            return float(torch.nn.utils.get_total_norm(grads)) if grads else None
+
+        return Outcome(window.step, loss, total, applied, incident)
+
+    # -- one attempt -----------------------------------------------------------------------------
+
+    def _attempt(self, window: Window) -> Failure | None:
+        if self._needs_closure:
+            return self._attempt_closure(window)
+        batch = window.batches[0]
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(batch.loss_fn, batch.value)
+        window.losses = [(batch.step, loss.detach())]
+        self._backward(loss)
+        self._clip(window)
+        if self.scaler is not None:
+            return self._scaler_step(window)
+        failure = self.core.check(window, self.optimizer)
+        if failure is not None:
+            window.small_state = small_state(self.core.state)
+            return failure
+        self.optimizer.step()
+        window.num_applied = 1
+        return None
+
+    def _loss(self, loss_fn: LossFn, batch: Any) -> Tensor:
+        loss = loss_fn(self.model, batch)
+        if not isinstance(loss, Tensor):
+            raise UsageError(
+                f"loss_fn must return a tensor, got {type(loss).__name__}; "
+                "return the scalar loss, not a number or a tuple"
+            )
+        if loss.numel() != 1:
+            raise UsageError(
+                f"loss_fn must return a scalar, got shape {tuple(loss.shape)}; "
+                "reduce it, for instance with .mean()"
+            )
+        if not loss.requires_grad:
+            raise UsageError(
+                "the loss needs no gradient: nothing in it depends on a parameter that requires "
+                "grad; look for .detach(), torch.no_grad() or frozen parameters"
+            )
+        return loss
+
+    def _backward(self, loss: Tensor) -> None:
+        (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
+
+    def _clip(self, window: Window) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip_norm is not None:
+            params = [p for g in self.optimizer.param_groups for p in g["params"]]
+            window.norm = torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
+
+    def _scaler_step(self, window: Window) -> Failure | None:
+        """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
+        batch = window.batches[0]
+        if not math.isfinite(window.losses[0][1].item()):
+            window.small_state = small_state(self.core.state)
+            self.scaler._per_optimizer_states.clear()
+            return Failure("loss", batch.step, value=float(window.losses[0][1]))
+        self._did_step = False
+        self.scaler.step(self.optimizer)
+        if self._did_step:
+            self.scaler.update()
+            window.num_applied = 1
+            return None
+        window.small_state = small_state(self.core.state)
+        self.scaler.update()
+        return Failure("scaler_skip", batch.step)
+
+    def _attempt_closure(self, window: Window) -> Failure | None:
+        """LBFGS: the closure runs many times; a bad one ends the step and undoes it."""
+        core, batch = self.core, window.batches[0]
+        core.state.take_snapshot(batch.step)
+        core.log.clear()
+        found: list[Failure] = []
+
+        def closure() -> Tensor:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self._loss(batch.loss_fn, batch.value)
+            window.losses = [(batch.step, loss.detach())]
+            self._backward(loss)
+            self._clip(window)
+            failure = core.check(window, self.optimizer)
+            if failure is not None:
+                found.append(failure)
+                raise _Abort
+            return loss
+
+        try:
+            self.optimizer.step(closure)
+        except _Abort:
+            core.state.snapshot.restore()
+            window.small_state = small_state(core.state)
+            return found[0]
+        window.num_applied = 1
+        return None
+
+    # -- investigations --------------------------------------------------------------------------
+
+    def _handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Outcome | None]:
+        with self._schedule.left_alone():
+            verdict = self._investigate(window, failure)
+            again: Outcome | None = None
+            incident = None
+            if verdict.incident is not None:
+                incident = self.core.conclude(verdict.incident)
+            for old in verdict.redo:
+                fresh = Window(batches=old.batches, rng=self.core.rng.capture(), lrs=old.lrs)
+                if not self._schedule.is_ours:
+                    self.core.state.set_lrs(old.lrs)
+                self.core.state.shadow_buffers()
+                again = self._run(fresh)
+                if again.incident is None:
+                    again.incident = incident
+        return incident, again
+
+    def _investigate(self, window: Window, failure: Failure) -> Verdict:
+        passes = Investigation(self.core, window, failure).run()
+        try:
+            wanted = next(passes)
+            while True:
+                wanted = passes.send(self._run_pass(wanted))
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def _run_pass(self, wanted: Pass) -> PassResult:
+        active = ActivePass(self.core, wanted)
+        if not self._schedule.is_ours:
+            self.core.state.set_lrs(wanted.window.lrs)
+        try:
+            with active:
+                for batch in wanted.window.batches:
+                    self._run_again(active, batch, wanted)
+        except _Abort:
+            pass
+        return active.result
+
+    def _run_again(self, active: ActivePass, batch: BatchRef, wanted: Pass) -> None:
+        value = batch.value if wanted.batch is None else wanted.batch
+        step = batch.step
+
+        def evaluate() -> Tensor:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss = self._loss(batch.loss_fn, value)
+            active.before_backward(loss, step)
+            if active.is_decided:
+                raise _Abort
+            self._backward(loss)
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            active.after_backward(step)
+            if active.is_decided:
+                raise _Abort
+            if self.clip_norm is not None:
+                params = [p for g in self.optimizer.param_groups for p in g["params"]]
+                torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
+            return loss
+
+        try:
+            if self._needs_closure and wanted.is_applied:
+                self.optimizer.step(evaluate)
+                return
+            evaluate()
+            if wanted.is_applied:
+                active.on_step(self.optimizer, self.optimizer.step, step)
+                self._schedule.in_pass()
+        finally:
+            if self.scaler is not None:
+                self.scaler._per_optimizer_states.clear()
+
+
+class _Schedule:
+    """Who advances the scheduler? The guard, after each applied step, unless the loop does.
+
+    That shows only after the first step: a loop that calls `scheduler.step()` itself has moved it
+    by then. Until it is known, the guard's own call waits for the start of the second step.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.is_ours: bool | None = None
+        if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
+            self.is_ours = False
+        self._waiting_since: int | None = None
+
+    def before_step(self) -> None:
+        if self._waiting_since is None:
+            return
+        self.is_ours = self.scheduler._step_count == self._waiting_since
+        self._waiting_since = None
+        if self.is_ours:
+            self.scheduler.step()
+
+    def after_step(self) -> None:
+        if self.is_ours:
+            self.scheduler.step()
+        elif self.is_ours is None:
+            self._waiting_since = self.scheduler._step_count
+
+    @contextlib.contextmanager
+    def left_alone(self) -> Iterator[None]:
+        """A scheduler that the loop itself advances ends a journey back where it was."""
+        if self.is_ours or self.scheduler is None:
+            yield
+            return
+        kept = copy.deepcopy(self.scheduler.state_dict())
+        rates = [group["lr"] for group in self.scheduler.optimizer.param_groups]
+        try:
+            yield
+        finally:
+            self.scheduler.__dict__.update(kept)
+            for group, rate in zip(self.scheduler.optimizer.param_groups, rates):
+                group["lr"] = rate
+
+    def in_pass(self) -> None:
+        """A step that is run again on a journey back."""
+        if self.is_ours:
+            self.scheduler.step()
+

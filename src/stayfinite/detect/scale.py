@@ -1,0 +1,30 @@
+"""A GradScaler that skips now and then is doing its work; one whose scale keeps falling is not."""
+
+from __future__ import annotations
+
+__all__ = ["ScaleWatch"]
+
+
+class ScaleWatch:
+    """Tells a scale collapse from ordinary skips.
+
+    >>> watch = ScaleWatch(limit=3)
+    >>> [watch.note_skip(s) for s in (4.0, 2.0, 1.0)]
+    [False, False, True]
+    >>> watch.note_applied()
+    >>> watch.note_skip(4.0)
+    False
+    """
+
+    def __init__(self, limit: int = 20, floor: float = 2.0**-10) -> None:
+        self.limit = limit
+        self.floor = floor
+        self.num_in_a_row = 0
+
+    def note_skip(self, scale: float) -> bool:
+        """A skipped step at this scale; True when the scale has collapsed."""
+        self.num_in_a_row += 1
+        return self.num_in_a_row >= self.limit or scale <= self.floor
+
+    def note_applied(self) -> None:
+        self.num_in_a_row = 0

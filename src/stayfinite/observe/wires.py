@@ -1,0 +1,265 @@
+"""Thin wrappers round the calls that every PyTorch training makes, while somebody listens.
+
+Each wrapper hands the call to the listener, which makes it (or does not). Without a listener the
+original runs untouched. `Wires.close` puts every original back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+__all__ = ["Listener", "Wires"]
+
+
+class Listener(Protocol):
+    """What a driver of a loop must answer."""
+
+    def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]: ...
+    def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any: ...
+    def on_optimizer(self, optimizer: Optimizer) -> None: ...
+    def on_optimizer_step(
+        self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
+    ) -> Any: ...
+    def on_clip(self, norm: Tensor) -> None: ...
+    def on_scheduler(self, scheduler: Any) -> None: ...
+    def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any: ...
+    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
+    def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any: ...
+    def on_own_check(self, value: Tensor) -> None: ...
+
+
+class Wires:
+    """Installed once per listener; reentrant calls inside a wrapper go to the original."""
+
+    def __init__(self, listener: Listener, with_loaders: bool) -> None:
+        self.listener = listener
+        self._undo: list[Callable[[], None]] = []
+        self._in_step = 0
+        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._patch(Tensor, "backward", self._backward)
+        self._patch(torch.autograd, "backward", self._autograd_backward)
+        self._patch_clip()
+        self._patch(Optimizer, "__init__", self._optimizer_init)
+        self._patch(LRScheduler, "__init__", self._scheduler_init)
+        for cls in _all_schedulers():
+            self._patch(cls, "step", self._scheduler_step)
+        self._patch(torch.amp.GradScaler, "scale", self._scaler_scale)
+        self._patch(torch.amp.GradScaler, "step", self._scaler_step)
+        for name in ("isnan", "isinf", "isfinite"):
+            self._patch(torch, name, self._own_check)
+            self._patch(Tensor, name, self._own_check)
+        if with_loaders:
+            self._patch(DataLoader, "__iter__", self._loader_iter)
+            self._patch(DataLoader, "__init__", self._loader_init)
+
+    def close(self) -> None:
+        """Put every original back, last patch first."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _patch(self, home: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = home.__dict__.get(name) or getattr(home, name)
+        is_own = name in home.__dict__
+        wrapper = make(original)
+        functools.update_wrapper(wrapper, original)
+        wrapper.__stayfinite__ = self
+        setattr(home, name, wrapper)
+
+        def undo() -> None:
+            if is_own:
+                setattr(home, name, original)
+            else:
+                delattr(home, name)
+
+        self._undo.append(undo)
+
+    # -- backward ------------------------------------------------------------------------------
+
+    def _backward(self, original: Any) -> Any:
+        def backward(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return self.listener.on_backward(tensor, lambda: original(tensor, *args, **kwargs))
+
+        return backward
+
+    def _autograd_backward(self, original: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+            # Tensor.backward ends here as well; only a direct call is news.
+            if not isinstance(first, Tensor) or getattr(self.listener, "in_backward", False):
+                return original(tensors, *args, **kwargs)
+            return self.listener.on_backward(first, lambda: original(tensors, *args, **kwargs))
+
+        return backward
+
+    def _patch_clip(self) -> None:
+        def make(original: Any) -> Any:
+            def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+                norm = original(*args, **kwargs)
+                kind = kwargs.get("norm_type", args[2] if len(args) > 2 else 2.0)
+                if isinstance(norm, Tensor) and kind:
+                    self.listener.on_clip(norm)
+                return norm
+
+            return clip_grad_norm_
+
+        from torch.nn.utils import clip_grad
+
+        self._patch(clip_grad, "clip_grad_norm_", make)
+        self._patch(nn.utils, "clip_grad_norm_", lambda _: clip_grad.clip_grad_norm_)
+
+    # -- optimizers, schedulers, scalers ----------------------------------------------------------
+
+    def watch_optimizer(self, optimizer: Optimizer) -> None:
+        """Take over `step` of this optimizer's class, or its own where a scheduler put one there."""
+        own = vars(optimizer).get("step")
+        if own is not None and not hasattr(own, "__stayfinite__"):
+            # A scheduler made before us holds on to the class's original.
+            self._patch(
+                optimizer,
+                "step",
+                lambda original: functools.partial(
+                    self._optimizer_step(lambda _, *a, **k: original(*a, **k)), optimizer
+                ),
+            )
+            return
+        cls = next((c for c in type(optimizer).__mro__ if "step" in c.__dict__), None)
+        if cls is None or cls is Optimizer or hasattr(cls.__dict__["step"], "__stayfinite__"):
+            return
+        self._patch(cls, "step", self._optimizer_step)
+
+    def _optimizer_init(self, original: Any) -> Any:
+        def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            self.watch_optimizer(optimizer)
+            self.listener.on_optimizer(optimizer)
+
+        return __init__
+
+    def _optimizer_step(self, original: Any) -> Any:
+        def step(optimizer: Optimizer, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if self._in_step:
+                return original(optimizer, closure, *args, **kwargs)
+
+            def call(actual: Any) -> Any:
+                self._in_step += 1
+                try:
+                    if actual is None:
+                        return original(optimizer, *args, **kwargs)
+                    return original(optimizer, actual, *args, **kwargs)
+                finally:
+                    self._in_step -= 1
+
+            return self.listener.on_optimizer_step(optimizer, closure, call)
+
+        step.hooked = True  # type: ignore[attr-defined]  # what torch.optim marks its own wrapper with
+        return step
+
+    def _scheduler_init(self, original: Any) -> Any:
+        def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+            original(scheduler, *args, **kwargs)
+            self.listener.on_scheduler(scheduler)
+
+        return __init__
+
+    def _scheduler_step(self, original: Any) -> Any:
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.listener.on_scheduler_step(
+                scheduler, lambda: original(scheduler, *args, **kwargs)
+            )
+
+        return step
+
+    def _scaler_scale(self, original: Any) -> Any:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if isinstance(outputs, Tensor):
+                self.listener.on_scale(scaler, outputs, scaled)
+            return scaled
+
+        return scale
+
+    def _scaler_step(self, original: Any) -> Any:
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return self.listener.on_scaler_step(
+                scaler, optimizer, lambda: original(scaler, optimizer, *args, **kwargs)
+            )
+
+        return step
+
+    def _own_check(self, original: Any) -> Any:
+        def check(value: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point():
+                self.listener.on_own_check(value)
+            return original(value, *args, **kwargs)
+
+        return check
+
+    # -- loaders -----------------------------------------------------------------------------------
+
+    def _loader_iter(self, original: Any) -> Any:
+        def __iter__(loader: Any) -> Any:
+            if self._is_inside(loader):
+                return original(loader)
+            return self._outermost(loader, original)
+
+        return __iter__
+
+    def _loader_init(self, original: Any) -> Any:
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            original(loader, *args, **kwargs)
+            cls = next(c for c in type(loader).__mro__ if "__iter__" in c.__dict__)
+            if not hasattr(cls.__dict__["__iter__"], "__stayfinite__"):
+                # A subclass that iterates by itself and calls ours underneath (accelerate's).
+                self._patch(cls, "__iter__", self._loader_iter)
+
+        return __init__
+
+    def _is_inside(self, loader: Any) -> bool:
+        return loader in self._streams
+
+    def _outermost(self, loader: Any, original: Any) -> Iterator[Any]:
+        """The stream over a loader; a second wrapper for the same loader underneath is passed by."""
+
+        # The iterator is made now, as in the plain run: making it draws a random number.
+        with self._underneath(loader):
+            iterator = iter(original(loader))
+
+        def inner() -> Iterator[Any]:
+            while True:
+                with self._underneath(loader):
+                    try:
+                        item = next(iterator)
+                    except StopIteration:
+                        return
+                yield item
+
+        return self.listener.stream(loader, inner())
+
+    @contextlib.contextmanager
+    def _underneath(self, loader: Any) -> Iterator[None]:
+        self._streams.add(loader)
+        try:
+            yield
+        finally:
+            self._streams.discard(loader)
+
+
+def _all_schedulers() -> list[type]:
+    """The scheduler classes that define `step` themselves."""
+    found, todo = [], [LRScheduler]
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        if "step" in cls.__dict__ and cls not in found:
+            found.append(cls)
+    return found

@@ -1,0 +1,59 @@
+"""Where incidents go: a folder per run. A folder that cannot be written never stops a training."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ..records import Incident
+from .text import headline, render
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """Saves each incident as `incidents/<id>/incident.json` with the readable text beside it."""
+
+    def __init__(self, path: str | Path | None, say: Callable[[Incident], None] | None = None) -> None:
+        self.path = Path(path) if path is not None else None
+        self._say = say or _one_line
+        self._has_warned = False
+
+    def save(self, incident: Incident) -> Incident:
+        """Write it, then tell of it."""
+        if self.path is not None:
+            home = self.path / "incidents" / incident.id
+            incident = replace(incident, path=str(home))
+            try:
+                home.mkdir(parents=True, exist_ok=True)
+                _write(home / "incident.json", incident.to_json() + "\n")
+                _write(home / "incident.txt", render(incident) + "\n")
+            except OSError as e:
+                incident = replace(incident, path=None)
+                self._warn(e)
+        self._say(incident)
+        return incident
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            print(
+                f"stayfinite: cannot write to {self.path} ({error.strerror or error}); "
+                "the training goes on, incidents are not saved",
+                file=sys.stderr,
+            )
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing: a reader never sees half an incident."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _one_line(incident: Incident) -> None:
+    where = f" (saved in {incident.path})" if incident.path else ""
+    print(f"stayfinite: {headline(incident)}{where}", file=sys.stderr)

@@ -1,0 +1,215 @@
+"""An incident as text that a person reads once and knows what to do."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from ..records import Incident, Link, Location, Operand, TensorStats
+
+__all__ = ["headline", "render"]
+
+_ROLE = {
+    "birth": "born here",
+    "carrier": "carried on",
+    "sentinel": "written on purpose",
+    "source": "came in with",
+    "symptom": "seen here",
+}
+
+
+def headline(incident: Incident) -> str:
+    """One line: what, where, and what was done.
+
+    >>> from stayfinite.records import Event
+    >>> headline(Incident(id="a", event=Event(step=7, phase="loss", value=float("nan"))))
+    'step 7: the loss is nan'
+    """
+    event, location = incident.event, incident.location
+    text = f"step {event.step}: {_what(incident)}"
+    if location.op:
+        text += f", born in {location.op}"
+    elif location.chain and location.chain[0].role == "source":
+        text += f", from {location.chain[0].label}"
+    if location.file:
+        text += f" at {short_path(location.file)}:{location.line}"
+    if incident.diagnosis.cause:
+        text += f" ({incident.diagnosis.cause})"
+    if incident.action.kind != "none":
+        text += f"; {incident.action.kind}"
+    return text
+
+
+def _what(incident: Incident) -> str:
+    event = incident.event
+    if event.message:
+        return event.message
+    if event.symptom == "loss":
+        return f"the loss is {number(event.value if event.value is not None else event.loss)}"
+    noun = {
+        "gradient": "the gradient of",
+        "parameter": "the parameter",
+        "buffer": "the buffer",
+        "optimizer_state": "the optimizer's",
+    }.get(event.symptom, event.symptom)
+    return f"{noun} {event.name or '?'} is not finite"
+
+
+def number(value: float | None) -> str:
+    """A number short enough for a table.
+
+    >>> [number(v) for v in (None, 0.0, 3.0, 1234567.0, 0.00012345, float("inf"))]
+    ['-', '0', '3', '1.235e+06', '0.0001235', 'inf']
+    """
+    if value is None:
+        return "-"
+    if not math.isfinite(value) or value == 0:
+        return str(value).removesuffix(".0")
+    return f"{value:.4g}"
+
+
+def short_path(path: str) -> str:
+    """Relative to the working directory where that is shorter."""
+    if path.startswith("<"):
+        return path
+    relative = os.path.relpath(path)
+    return relative if len(relative) < len(path) and not relative.startswith("../..") else path
+
+
+def render(incident: Incident) -> str:
+    """The whole incident as plain text."""
+    parts = [
+        _title(incident),
+        _where(incident.location),
+        _chain(incident.location),
+        _tensors(incident.location),
+        _figures(incident),
+        _why(incident),
+        _action(incident),
+    ]
+    return "\n\n".join(p for p in parts if p)
+
+
+def _title(incident: Incident) -> str:
+    event = incident.event
+    lines = [f"stayfinite: step {event.step} (epoch {event.epoch}): {_what(incident)}"]
+    if event.noticed_at_step is not None and event.noticed_at_step != event.step:
+        lines.append(f"  noticed at step {event.noticed_at_step}, traced back to step {event.step}")
+    lines.append(f"  phase: {event.phase}")
+    return "\n".join(lines)
+
+
+def _where(location: Location) -> str:
+    lines = ["where"]
+    if location.op:
+        lines.append(f"  operator  {location.op}")
+    if location.module is not None:
+        lines.append(f"  module    {location.module or '(the model itself)'}")
+    if location.file:
+        lines.append(f"  line      {short_path(location.file)}:{location.line}  in {location.function}")
+        if location.source:
+            lines.append(f"            {location.source}")
+    if location.library_file:
+        lines.append(f"  under it  {short_path(location.library_file)}:{location.library_line}")
+        if location.library_source:
+            lines.append(f"            {location.library_source}")
+    if location.note:
+        lines.append(f"  note      {location.note}")
+    return "\n".join(lines) if len(lines) > 1 else ""
+
+
+def _chain(location: Location) -> str:
+    if len(location.chain) < 2:
+        return ""
+    lines = ["chain, from birth to symptom"]
+    for link in location.chain:
+        name = link.op or link.label or "?"
+        lines.append(f"  {name:<26} {_ROLE.get(link.role, link.role):<19} {_short_place(link)}")
+    return "\n".join(lines)
+
+
+def _short_place(link: Link) -> str:
+    place = f"{short_path(link.file)}:{link.line}" if link.file else ""
+    module = f"[{link.module}]" if link.module else ""
+    return " ".join(p for p in (place, module) if p)
+
+
+def _tensors(location: Location) -> str:
+    link = next((c for c in location.chain if c.role == "birth"), None)
+    link = link or (location.chain[0] if location.chain else None)
+    if link is None:
+        return ""
+    rows = [("tensor", "shape", "dtype", "nan", "+inf", "-inf", "zeros", "min", "max", "headroom")]
+    for role, operands in (("in", link.inputs), ("out", link.outputs)):
+        rows += [_row(role, o, o.stats) for o in operands if o.stats is not None]
+    if len(rows) == 1:
+        return ""
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
+    lines = ["values at the birth" if link.role == "birth" else "values"]
+    lines += ["  " + "  ".join(c.ljust(w) for c, w in zip(r, widths)).rstrip() for r in rows]
+    given = [f"{o.name}={o.value}" for o in link.inputs if o.value is not None]
+    if given:
+        lines.append(f"  arguments: {', '.join(given)}")
+    return "\n".join(lines)
+
+
+def _row(role: str, operand: Operand, s: TensorStats | None) -> tuple[str, ...]:
+    assert s is not None
+    name = f"{role} {operand.label or operand.name}"
+    headroom = f"{s.headroom_bits:.1f} bits" if s.headroom_bits is not None else "-"
+    counts = [str(n) if n else "." for n in (s.num_nan, s.num_posinf, s.num_neginf, s.num_zero)]
+    shape = "x".join(map(str, s.shape)) or "scalar"
+    return (name, shape, s.dtype, *counts, number(s.min), number(s.max), headroom)
+
+
+def _figures(incident: Incident) -> str:
+    event = incident.event
+    pairs = [
+        ("loss", number(event.loss)),
+        ("grad norm", number(event.grad_norm)),
+        ("lr", ", ".join(number(v) for v in event.lr[:4]) or "-"),
+        ("scale", number(event.scale)),
+    ]
+    shown = [f"{k} {v}" for k, v in pairs if v != "-"]
+    return "this step\n  " + "   ".join(shown) if shown else ""
+
+
+def _why(incident: Incident) -> str:
+    d = incident.diagnosis
+    if not d.cause:
+        return ""
+    lines = [f"why: {d.cause} (confidence {d.confidence:.0%})"]
+    if d.summary:
+        lines.append(f"  {d.summary}")
+    lines += [f"  - {e}" for e in d.evidence]
+    if d.samples:
+        shown = ", ".join(map(str, d.samples[:12]))
+        lines.append(f"  rows of the batch that are enough to fail: {shown}")
+    if d.dataset_indices:
+        lines.append(f"  their indices in the data set: {', '.join(map(str, d.dataset_indices[:12]))}")
+    if d.experiments:
+        lines.append("")
+        lines.append("proof")
+        lines += [
+            f"  {e.changed:<44} {e.outcome}{f': {e.detail}' if e.detail else ''}"
+            for e in d.experiments
+        ]
+    if d.fixes:
+        lines.append("")
+        lines.append("try")
+        for i, fix in enumerate(d.fixes, 1):
+            lines.append(f"  {i}. {fix.title}  [{fix.status}]")
+            if fix.before and fix.after:
+                lines.append(f"       - {fix.before}")
+                lines.append(f"       + {fix.after}")
+            lines.append(f"     {fix.why}")
+    return "\n".join(lines)
+
+
+def _action(incident: Incident) -> str:
+    lines = [f"done: {incident.action.kind}"]
+    if incident.action.detail:
+        lines[0] += f"; {incident.action.detail}"
+    if incident.path:
+        lines.append(f"saved: {short_path(incident.path)}")
+    return "\n".join(lines)
