@@ -10,9 +10,9 @@ from clinic.form import Case, Truth
 
 
 def gate_entropy(gates):
-    terms = gates * torch.log(gates)  # <- born here
-    terms = torch.where(gates > 0, terms, torch.zeros_like(terms))
-    return -terms.sum(dim=-1).mean()
+    log_gates = torch.log(gates)  # <- born here
+    log_gates = torch.where(gates > 0, log_gates, torch.zeros_like(gates))
+    return -(gates * log_gates).sum(dim=-1).mean()
 
 
 def gate_entropy_double_where(gates):
