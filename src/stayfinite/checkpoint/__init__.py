@@ -1,4 +1,4 @@
-"""The checkpoint doctor: is this file sound, which is the last good one, what will a resume train with.
+"""The checkpoint doctor: is this file sound, which is the last good one, what would a resume do.
 
     from stayfinite.checkpoint import scan, scan_file
 
@@ -10,19 +10,50 @@ Nothing that a file contains is ever executed; docs/SCAN.md says how.
 
 from __future__ import annotations
 
-from . import codes as _codes
+from .diff import diff
 from .limits import Limits
 from .one_file import scan_file, scan_object
+from .quarantine import move, plan_quarantine, undo
+from .rates import compare, read_config_rate
 from .readers import Contents, Reader, register_reader, unregister_reader
-from .records import FileReport
+from .records import (
+    CheckpointReport,
+    DiffReport,
+    FileReport,
+    LearningRates,
+    RunTimeline,
+    ScanReport,
+    TensorDiff,
+    TensorFinding,
+    TensorReport,
+    TimelineEntry,
+)
+from .scanner import Progress, scan
 
 __all__ = [
+    "CheckpointReport",
     "Contents",
+    "DiffReport",
     "FileReport",
+    "LearningRates",
     "Limits",
+    "Progress",
     "Reader",
+    "RunTimeline",
+    "ScanReport",
+    "TensorDiff",
+    "TensorFinding",
+    "TensorReport",
+    "TimelineEntry",
+    "compare",
+    "diff",
+    "move",
+    "plan_quarantine",
+    "read_config_rate",
     "register_reader",
+    "scan",
     "scan_file",
     "scan_object",
+    "undo",
     "unregister_reader",
 ]

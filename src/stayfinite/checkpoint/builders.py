@@ -17,13 +17,24 @@ __all__ = ["BUILDERS", "QUIET", "build_array"]
 _MAX_FILL = 1 << 20
 
 STORAGE_DTYPES = {
-    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16", "LongStorage": "int64", "IntStorage": "int32", "ShortStorage": "int16",
-    "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
-    "ComplexDoubleStorage": "complex128", "ComplexFloatStorage": "complex64",
-    "QInt8Storage": "qint8", "QUInt8Storage": "quint8", "QInt32Storage": "qint32",
-    "QUInt4x2Storage": "quint4x2", "QUInt2x4Storage": "quint2x4",
-}  # fmt: skip
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128",
+    "ComplexFloatStorage": "complex64",
+    "QInt8Storage": "qint8",
+    "QUInt8Storage": "quint8",
+    "QInt32Storage": "qint32",
+    "QUInt4x2Storage": "quint4x2",
+    "QUInt2x4Storage": "quint2x4",
+}
 
 
 def storage_dtype(kind: Any) -> str | None:
@@ -70,8 +81,11 @@ def _rebuild_sparse(args: Any) -> dict[str, Any]:
     data = args[1]
     if not isinstance(data, tuple):
         raise ValueError("a sparse tensor without its parts")
-    labels = ("indices", "values") if len(data) <= 4 and not _is_compressed(data) else (
-        "compressed_indices", "plain_indices", "values")  # fmt: skip
+    labels = (
+        ("indices", "values")
+        if len(data) <= 4 and not _is_compressed(data)
+        else ("compressed_indices", "plain_indices", "values")
+    )
     return dict(zip(labels, data))
 
 
@@ -277,15 +291,31 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     "numpy.random._pickle.__generator_ctor": _opaque("numpy.random.Generator"),
     "numpy.random._pickle.__bit_generator_ctor": _opaque("numpy.random.BitGenerator"),
     "numpy.random._pickle.__randomstate_ctor": _opaque("numpy.random.RandomState"),
-    **{f"pathlib.{k}Path": _path for k in ("", "Pure", "Posix", "Windows", "PurePosix", "PureWindows")},
-    **{f"pathlib._local.{k}Path": _path for k in ("", "Posix", "PurePosix", "Windows", "PureWindows")},
+    **{
+        f"pathlib.{k}Path": _path
+        for k in ("", "Pure", "Posix", "Windows", "PurePosix", "PureWindows")
+    },
+    **{
+        f"pathlib._local.{k}Path": _path
+        for k in ("", "Posix", "PurePosix", "Windows", "PureWindows")
+    },
     **{f"{home}.multiarray._reconstruct": _reconstruct for home in _NUMPY_HOMES},
     **{f"{home}.multiarray.scalar": _scalar for home in _NUMPY_HOMES},
     **{f"{home}.numeric._frombuffer": _frombuffer for home in _NUMPY_HOMES},
-}  # fmt: skip
+}
 
 QUIET = frozenset(
-    {"torch.device", "torch.layout", "numpy.dtype", "builtins.type", "builtins.object", "builtins.slice",
-     "builtins.range", "numpy.random.Generator", "numpy.random.BitGenerator", "numpy.random.RandomState"}
-)  # fmt: skip
+    {
+        "torch.device",
+        "torch.layout",
+        "numpy.dtype",
+        "builtins.type",
+        "builtins.object",
+        "builtins.slice",
+        "builtins.range",
+        "numpy.random.Generator",
+        "numpy.random.BitGenerator",
+        "numpy.random.RandomState",
+    }
+)
 """Placeholders that are not worth listing: everybody's files have them."""

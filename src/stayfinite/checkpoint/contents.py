@@ -145,13 +145,11 @@ class _Worker:
         value = leaf.value
         if isinstance(value, complex):
             value = abs(value)
-        if isinstance(value, int) or (math.isfinite(value) and "scale" not in leaf.path[-1:][0:1]):
-            if (
-                not (leaf.path and "scale" in leaf.path[-1])
-                or isinstance(value, bool)
-                or abs(value) > 1e18
-            ):
-                return
+        is_scale = bool(leaf.path) and "scale" in leaf.path[-1] and not isinstance(value, bool)
+        if not is_scale and (isinstance(value, int) or math.isfinite(value)):
+            return
+        if isinstance(value, int) and abs(value) > 1 << 62:
+            return
         found = judge_number(leaf.name, _role(leaf, hint), float(value))
         if found is not None:
             self.out.findings.append(found)

@@ -1,4 +1,4 @@
-"""Which elements of a storage a tensor's shape and strides reach, and in which pieces to read them."""
+"""Which elements of a storage a tensor reaches, and in which pieces to read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Block", "Layout", "layout_of"]
 
 @dataclass(frozen=True)
 class Block:
-    """A piece of a storage: `sizes` and `strides` from element `start`; dense when it has one stride of 1."""
+    """A piece of a storage: `sizes` and `strides` from element `start`."""
 
     start: int
     sizes: tuple[int, ...]
@@ -36,7 +36,7 @@ class Layout:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dims: tuple[tuple[int, int], ...]
-    """(size, stride), widest stride first, neighbors merged; one (n, 1) when the tensor is dense."""
+    """(size, stride), widest stride first, neighbors merged; (n, 1) when it is dense."""
     is_overlapping: bool
 
     @property
@@ -64,7 +64,7 @@ class Layout:
 def layout_of(
     offset: int, size: tuple[int, ...], stride: tuple[int, ...], num_stored: int
 ) -> Layout:
-    """The layout of a tensor over a storage of `num_stored` elements; one that reaches outside is refused.
+    """The layout of a tensor over a storage of `num_stored` elements; outside it is a fault.
 
     >>> layout_of(0, (2, 3), (1, 2), 6).dims
     ((6, 1),)

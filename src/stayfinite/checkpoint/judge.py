@@ -58,7 +58,7 @@ def judge_tensor(tensor: TensorReport, is_flooded: bool) -> Iterator[TensorFindi
     if is_square and stats.min is not None and stats.min < 0:
         yield finding(
             "negative_second_moment",
-            f"a mean of squares is negative (smallest {stats.min:.3g}): the next step takes its root",
+            f"a mean of squares is negative ({stats.min:.3g}): the next step takes its root",
             action="resume without the optimizer state, or from the checkpoint before",
             **about,
         )
@@ -74,14 +74,14 @@ def _judge_range(tensor: TensorReport, about: dict[str, object]) -> Iterator[Ten
     if stats.headroom_bits is not None and stats.headroom_bits < 1 and stats.dtype != "float64":
         yield finding(
             "near_limit",
-            f"the largest magnitude, {top:.4g}, is less than one doubling from the limit of {stats.dtype}",
-            action="the next update may overflow: lower the learning rate or keep this tensor in fp32",
+            f"the largest magnitude, {top:.4g}, is within one doubling of the limit of {stats.dtype}",
+            action="the next update may overflow: lower the learning rate or keep it in fp32",
             **about,
         )
     elif top > _ABSURD[role]:
         yield finding(
             "absurd_magnitude",
-            f"the largest magnitude is {top:.4g}; {ROLE_TITLES[role]} stay below {_ABSURD[role]:.0e}",
+            f"the largest magnitude is {top:.4g}; {ROLE_TITLES[role]} stay below {_ABSURD[role]:.0g}",
             action="the run was diverging when this was saved: go back to an earlier checkpoint",
             **about,
         )
@@ -111,7 +111,7 @@ def _judge_matrix(
     if is_flooded and share >= _FLOOD_SHARE:
         yield finding(
             "subnormal_flood",
-            f"{share:.0%} of the values are subnormal in {stats.dtype}: they have lost their precision",
+            f"{share:.0%} of the values are subnormal in {stats.dtype}: little precision is left",
             action="the weight has decayed to nothing, or was cast from a wider dtype; check both",
             **about,
         )
@@ -151,7 +151,7 @@ def judge_number(name: str, role: str, value: float) -> TensorFinding | None:
         if is_scale and 0 <= value < 1:
             return finding(
                 "scaler_collapsed",
-                f"the loss scale is {value:.4g}: almost every step was skipped before this was saved",
+                f"the loss scale is {value:.4g}: most steps before this were skipped",
                 tensor=name,
                 role=role,
                 action="go back to a checkpoint from before the scale fell, or reset the scaler",

@@ -1,4 +1,4 @@
-"""How much a single file may ask of the scanner. Everything that a file's author controls has a bound."""
+"""How much a file may ask of the scanner: all that its author controls has a bound."""
 
 from __future__ import annotations
 

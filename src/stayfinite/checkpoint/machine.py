@@ -2,8 +2,8 @@
 
 It reads the same instructions as Python's unpickler, with a stack and a memo, but it imports no
 module and calls no function that the file names: known rebuilders become placeholders
-(`builders`), everything else becomes `Opaque`, and what could run code becomes a finding (`policy`).
-Every count that the file controls is bounded (`limits`).
+(`builders`), everything else becomes `Opaque`, and what could run code becomes a finding
+(`policy`). Every count that the file controls is bounded (`limits`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from .builders import BUILDERS, build_array
 from .limits import FileFault, LimitError, Limits
 from .policy import Objection, canonical, object_to_call, object_to_name, object_to_new
-from .values import ArrayRef, GlobalRef, Opaque, TensorRef, is_key
+from .values import ArrayRef, GlobalRef, ObjectKey, Opaque, TensorRef, is_key
 
 __all__ = ["DISPATCH", "Machine"]
 
@@ -236,7 +236,7 @@ class Machine:
         pairs = zip(items[::2], items[1::2])
         if isinstance(target, dict):
             for key, value in pairs:
-                target[key if is_key(key) else f"<{type(key).__name__} {len(target)}>"] = value
+                target[key if is_key(key) else ObjectKey(len(target), key)] = value
         elif isinstance(target, Opaque):
             target.items.extend(pairs)
         else:

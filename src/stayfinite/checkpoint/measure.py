@@ -1,4 +1,4 @@
-"""The health of tensors in mapped bytes: one pass at memory speed, a second look only at what is bad."""
+"""The health of tensors in mapped bytes: one pass at memory speed, a second look at what is bad."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from .geometry import Block, Layout
 __all__ = ["Elements", "Probe", "dtype_of", "measure", "typed_blocks"]
 
 BLOCK_BYTES = 16 << 20
-"""Large enough for the full memory speed, small enough to copy when bytes have to be turned round."""
+"""Large enough for the full memory speed, small enough to copy where bytes must be swapped."""
 DETAIL_ELEMENTS = 1 << 20
 _SAMPLE = 64
 _FLOOD_SAMPLE = 16
 
 _VIEWED_AS = {
-    "bool": torch.uint8, "qint8": torch.int8, "quint8": torch.uint8, "qint32": torch.int32,
-    "quint4x2": torch.uint8, "quint2x4": torch.uint8,
-}  # fmt: skip
+    "bool": torch.uint8,
+    "qint8": torch.int8,
+    "quint8": torch.uint8,
+    "qint32": torch.int32,
+    "quint4x2": torch.uint8,
+    "quint2x4": torch.uint8,
+}
 _WIDENED_TO = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 
@@ -93,7 +97,9 @@ def _make_elements(name: str) -> Elements | None:
         return Elements(name, _VIEWED_AS[name], size)
     plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size)
     is_integer = name.startswith(("int", "uint")) and name.lstrip("uint") in ("8", "16", "32", "64")
-    return Elements(name, dtype, size) if is_integer else plain and Elements(name, plain, size)
+    if is_integer:
+        return Elements(name, dtype, size)
+    return Elements(name, plain, size) if plain else None
 
 
 def typed_blocks(

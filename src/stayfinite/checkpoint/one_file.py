@@ -28,7 +28,7 @@ _ACTIONS = {
     "zip_bomb": "do not unpack this file",
     "unsafe_name": "do not unpack this file",
     "unknown_call": "load it only if you know where that function comes from",
-    "checksum_mismatch": "the file was changed after it was written, or written with crc32 turned off",
+    "checksum_mismatch": "it was changed after it was written, or written with crc32 turned off",
 }
 _TEXT_PICKLE = frozenset(b"(cdlIFLSVNp]}G")
 

@@ -24,7 +24,7 @@ _MAX_INT_BYTES = 512
 
 
 def looks_like_pickle(head: bytes) -> bool:
-    """Whether a file begins like a pickle of protocol 2 to 5 (the only ones that announce themselves)."""
+    """Whether a file begins like a pickle of protocol 2 to 5; older ones have no mark."""
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5
 
 

@@ -18,52 +18,91 @@ __all__ = ["Objection", "canonical", "object_to_call", "object_to_name", "object
 Objection = tuple[str, str]
 """(code of the finding, the reason in words)"""
 
-_RUNS_CODE = frozenset(
-    ["os", "posix", "nt", "ntpath", "subprocess", "sys", "importlib", "imp", "runpy", "code", "codeop", "pty", "popen2", "commands", "socket", "socketserver", "ssl", "select", "selectors", "shutil", "ctypes", "_ctypes", "cffi", "pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "operator", "_operator", "webbrowser", "urllib", "urllib2", "urllib3", "http", "httplib", "requests", "aiohttp", "httpx", "asyncio", "multiprocessing", "threading", "_thread", "concurrent", "signal", "faulthandler", "pdb", "bdb", "timeit", "cProfile", "profile", "pstats", "trace", "tracemalloc", "doctest", "unittest", "pytest", "pip", "setuptools", "distutils", "ensurepip", "venv", "pydoc", "zipimport", "pkgutil", "ftplib", "smtplib", "poplib", "imaplib", "nntplib", "telnetlib", "xmlrpc", "tempfile", "fileinput", "glob", "sqlite3", "dbm", "gc", "inspect", "atexit", "site", "sysconfig", "idlelib", "lib2to3", "tkinter", "turtle", "antigravity", "_frozen_importlib", "_frozen_importlib_external", "__main__.os", "nt_helper", "_winapi", "winreg", "msvcrt", "resource", "fcntl", "mmap", "_posixsubprocess", "_xxsubinterpreters", "_interpreters", "linecache", "logging", "zipfile", "tarfile", "zipapp", "io", "_io", "codecs", "mailcap", "cgi", "cgitb", "wsgiref", "paramiko", "fabric", "sh", "pexpect", "invoke", "psutil", "IPython", "jupyter", "nbformat"]
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_RUNS_CODE = _words(
+    """
+    os posix nt ntpath subprocess sys importlib imp runpy code codeop pty popen2 commands socket
+    socketserver ssl select selectors shutil ctypes _ctypes cffi pickle _pickle cPickle marshal
+    shelve dill cloudpickle joblib operator _operator webbrowser urllib urllib2 urllib3 http
+    httplib requests aiohttp httpx asyncio multiprocessing threading _thread concurrent signal
+    faulthandler pdb bdb timeit cProfile profile pstats trace tracemalloc doctest unittest pytest
+    pip setuptools distutils ensurepip venv pydoc zipimport pkgutil ftplib smtplib poplib imaplib
+    nntplib telnetlib xmlrpc tempfile fileinput glob sqlite3 dbm gc inspect atexit site sysconfig
+    idlelib lib2to3 tkinter turtle antigravity _frozen_importlib _frozen_importlib_external
+    _winapi winreg msvcrt resource fcntl mmap _posixsubprocess
+    _xxsubinterpreters _interpreters linecache logging zipfile tarfile zipapp io _io codecs
+    mailcap cgi cgitb wsgiref paramiko fabric sh pexpect invoke psutil IPython jupyter nbformat
+    """
 )
-_SAFE_FROM_RISKY = frozenset(
-    {"codecs.encode", "logging.Logger", "logging.getLogger", "threading.Lock", "threading.RLock",
-     "io.BytesIO", "io.StringIO", "_io.BytesIO", "_io.StringIO", "multiprocessing.context.BaseContext"}
-)  # fmt: skip
-_RISKY_PREFIXES = (
-    "torch.hub", "torch.utils.cpp_extension", "torch.package", "torch.fx.graph_module", "torch.fx._symbolic",
-    "torch._dynamo", "torch._inductor", "torch.utils.bottleneck", "torch.testing", "torch.distributed.rpc",
-    "torch.multiprocessing", "torch.utils._config_module", "torch.utils.collect_env", "torch.utils.model_dump",
-    "torch.utils.data.datapipes", "torch.jit._script", "torch.jit.unsupported_tensor_ops", "torch.serialization.load",
-    "torch._ops", "torch.ops", "torch.classes", "torch.backends", "torch.cuda._", "torch.onnx", "torch.compiler",
-    "numpy.f2py", "numpy.testing", "numpy.distutils", "numpy.lib.npyio", "numpy.load", "numpy.save",
-    "pandas.io", "pandas.core.computation", "pandas.eval", "sympy.parsing", "types.FunctionType", "types.CodeType",
-    "types.MethodType", "types.DynamicClassAttribute", "types.coroutine", "types.prepare_class", "types.new_class",
-    "types.resolve_bases",
-)  # fmt: skip
-_RISKY_NAMES = frozenset(
-    ["system", "popen", "Popen", "exec", "eval", "execfile", "compile", "__import__", "import_module", "check_output", "check_call", "getoutput", "getstatusoutput", "runstring", "run_code", "runcode", "fork", "spawnv", "spawnl", "spawnlp", "spawnvp", "execv", "execve", "execvp", "execl", "execlp", "_make_function", "_make_skel_func", "_create_function", "_create_code", "FunctionType", "CodeType", "os", "sys", "subprocess", "builtins", "importlib", "shutil", "socket", "ctypes", "pickle", "marshal", "runpy", "posix", "pty", "attrgetter", "methodcaller"]
+_SAFE_FROM_RISKY = _words(
+    """
+    codecs.encode logging.Logger logging.getLogger threading.Lock threading.RLock io.BytesIO
+    io.StringIO _io.BytesIO _io.StringIO multiprocessing.context.BaseContext
+    """
 )
-_BUILTIN_TYPES = frozenset(
-    ["object", "list", "dict", "set", "frozenset", "tuple", "int", "float", "complex", "bool", "str", "bytes", "bytearray", "slice", "range", "long", "unicode", "Ellipsis", "NotImplemented", "None", "property", "basestring", "xrange"]
+_RISKY_PREFIXES = tuple(
+    _words(
+        """
+    torch.hub torch.utils.cpp_extension torch.package torch.fx.graph_module torch.fx._symbolic
+    torch._dynamo torch._inductor torch.utils.bottleneck torch.testing torch.distributed.rpc
+    torch.multiprocessing torch.utils._config_module torch.utils.collect_env
+    torch.utils.model_dump torch.utils.data.datapipes torch.jit._script
+    torch.jit.unsupported_tensor_ops torch.serialization.load torch._ops torch.ops torch.classes
+    torch.backends torch.cuda._ torch.onnx torch.compiler numpy.f2py numpy.testing
+    numpy.distutils numpy.lib.npyio numpy.load numpy.save pandas.io pandas.core.computation
+    pandas.eval sympy.parsing types.FunctionType types.CodeType types.MethodType
+    types.DynamicClassAttribute types.coroutine types.prepare_class types.new_class
+    types.resolve_bases
+    """
+    )
 )
-_BUILTIN_FUNCTIONS = frozenset(
-    ["print", "len", "sum", "min", "max", "abs", "sorted", "round", "any", "all", "zip", "enumerate", "isinstance", "hash", "repr", "ord", "chr", "divmod", "pow", "reversed", "type", "getattr", "map", "filter"]
+_RISKY_NAMES = _words(
+    """
+    system popen Popen exec eval execfile compile __import__ import_module check_output
+    check_call getoutput getstatusoutput runstring run_code runcode fork spawnv spawnl spawnlp
+    spawnvp execv execve execvp execl execlp _make_function _make_skel_func _create_function
+    _create_code FunctionType CodeType os sys subprocess builtins importlib shutil socket ctypes
+    pickle marshal runpy posix pty attrgetter methodcaller
+    """
 )
-_STDLIB_CALLS = frozenset(
-    {"collections.OrderedDict", "collections.defaultdict", "collections.deque", "collections.Counter",
-     "collections.ChainMap", "collections.UserDict", "datetime.datetime", "datetime.date", "datetime.time",
-     "datetime.timedelta", "datetime.timezone", "uuid.UUID", "decimal.Decimal", "fractions.Fraction",
-     "argparse.Namespace", "types.SimpleNamespace", "types.MappingProxyType", "time.struct_time",
-     "copyreg._reconstructor", "copyreg.__newobj__", "copyreg.__newobj_ex__", "_codecs.encode", "re._compile",
-     "re.compile", "functools.partial", "itertools.count", "random.Random", "array._array_reconstructor",
-     "ipaddress.IPv4Address", "zoneinfo.ZoneInfo._unpickle", "weakref.ref", "string.Template",
-     "enum.Enum"}
-)  # fmt: skip
-_TORCH_CALLS = frozenset(
-    {"torch.device", "torch.dtype", "torch.Size", "torch.serialization._get_layout", "numpy.dtype",
-     "numpy.ndarray", "torch.storage._load_from_bytes", "torch.Generator", "torch.cuda.ByteTensor",
-     "torch._tensor._rebuild_from_type_v2", "torch._tensor._rebuild_from_type", "torch.finfo"}
-)  # fmt: skip
+_BUILTIN_TYPES = _words(
+    """
+    object list dict set frozenset tuple int float complex bool str bytes bytearray slice range
+    long unicode Ellipsis NotImplemented None property basestring xrange
+    """
+)
+_BUILTIN_FUNCTIONS = _words(
+    """
+    print len sum min max abs sorted round any all zip enumerate isinstance hash repr ord chr
+    divmod pow reversed type getattr map filter
+    """
+)
+_STDLIB_CALLS = _words(
+    """
+    collections.OrderedDict collections.defaultdict collections.deque collections.Counter
+    collections.ChainMap collections.UserDict datetime.datetime datetime.date datetime.time
+    datetime.timedelta datetime.timezone uuid.UUID decimal.Decimal fractions.Fraction
+    argparse.Namespace types.SimpleNamespace types.MappingProxyType time.struct_time
+    copyreg._reconstructor copyreg.__newobj__ copyreg.__newobj_ex__ _codecs.encode re._compile
+    re.compile functools.partial itertools.count random.Random array._array_reconstructor
+    ipaddress.IPv4Address zoneinfo.ZoneInfo._unpickle weakref.ref string.Template enum.Enum
+    """
+)
+_TORCH_CALLS = _words(
+    """
+    torch.device torch.dtype torch.Size torch.serialization._get_layout numpy.dtype numpy.ndarray
+    torch.storage._load_from_bytes torch.Generator torch.cuda.ByteTensor
+    torch._tensor._rebuild_from_type_v2 torch._tensor._rebuild_from_type torch.finfo
+    """
+)
 
 
 def canonical(module: str, name: str) -> tuple[str, str]:
-    """The name that Python 3 gives to what a file names (`__builtin__`, `copy_reg` and the like)."""
+    """The name that Python 3 gives to what a file names (`__builtin__`, `copy_reg`)."""
     if (module, name) in NAME_MAPPING:
         return NAME_MAPPING[module, name]
     return IMPORT_MAPPING.get(module, module), name

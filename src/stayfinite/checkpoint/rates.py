@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -159,10 +161,11 @@ def compare(rates: LearningRates, wanted: float, source: str) -> TensorFinding |
     then = f", then follow a schedule built on {_show(anchors)}" if has_schedule else ""
     return finding(
         "lr_mismatch",
-        f"{source} says lr {wanted:g}; {'; '.join(parts)}. A resume will train with {_show(used)}{then}",
+        f"{source} says lr {wanted:g}; {'; '.join(parts)}. "
+        f"A resume will train with {_show(used)}{then}",
         role="scheduler" if has_schedule else "optimizer",
-        action="loading overrides the config: after `load_state_dict`, set `lr` (and `initial_lr`) of "
-        "every param group and build the scheduler anew, or do not load its state",
+        action="loading overrides the config: after `load_state_dict`, set `lr` (and `initial_lr`) "
+        "of every param group and build the scheduler anew, or do not load its state",
     )
 
 
@@ -204,7 +207,7 @@ def _parse(path: Path, text: str) -> Any:
         except ImportError:
             raise MissingExtraError("reading a YAML config", "yaml") from None
         try:
-            return yaml.safe_load(text)
+            return yaml.safe_load(text)  # type: ignore[no-untyped-call]
         except yaml.YAMLError as e:
             raise ValueError(str(e).splitlines()[0]) from None
     if suffix == ".toml":
@@ -220,8 +223,14 @@ def _parse(path: Path, text: str) -> Any:
     raise UsageError(f"a config must be .json, .yaml, .yml, .toml or .py, got {path.name}")
 
 
+def _parse_toml(path: Path, text: str) -> Any:
+    if sys.version_info < (3, 11):
+        raise UsageError(f"{path}: TOML needs Python 3.11\ntry: pass the rate with --lr")
+    return importlib.import_module("tomllib").loads(text)
+
+
 def _python_constants(tree: ast.AST) -> dict[str, Any]:
-    """Names that are given a literal value, at any level: constants, class attributes, arguments."""
+    """Names that are given a literal value, at any level: constants, attributes, arguments."""
     found: dict[str, Any] = {}
     for node in ast.walk(tree):
         pairs: list[tuple[str, ast.expr | None]] = []

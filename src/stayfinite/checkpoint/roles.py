@@ -25,7 +25,26 @@ _EMA = re.compile(
     r"(^|[._\-/ ])(ema|swa|shadow|averaged)([._\-/ ]|$)|ema_|_ema|average_model|n_averaged"
 )
 _MOMENTS = frozenset(
-    ["exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "exp_inf", "ax", "eta", "mu", "prev", "exp_avg_sq_row", "exp_avg_sq_col", "sum", "momentum", "grad_avg", "step", "exp_avg_diff"]
+    {
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "square_avg",
+        "acc_delta",
+        "exp_inf",
+        "ax",
+        "eta",
+        "mu",
+        "prev",
+        "exp_avg_sq_row",
+        "exp_avg_sq_col",
+        "sum",
+        "momentum",
+        "grad_avg",
+        "step",
+        "exp_avg_diff",
+    }
 )
 _OPTIMIZER = re.compile(
     r"^(optim|optimizer|optimizers|opt)([._\-/\d]|$|_state)|optimizer_state|optim_state"

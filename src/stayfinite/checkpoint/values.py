@@ -1,4 +1,4 @@
-"""What a pickle is turned into here: plain containers, and placeholders instead of anything that runs.
+"""What a pickle is turned into here: plain containers, and placeholders for all that could run.
 
 No class or function that a file names is ever imported.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .files import Blob
 
-__all__ = ["ArrayRef", "GlobalRef", "Opaque", "StorageRef", "TensorRef", "is_key"]
+__all__ = ["ArrayRef", "GlobalRef", "ObjectKey", "Opaque", "StorageRef", "TensorRef", "is_key"]
 
 
 class GlobalRef:
@@ -89,6 +89,17 @@ class Opaque:
         self.args = args
         self.state: Any = None
         self.items: list[tuple[Any, Any]] = []
+
+
+class ObjectKey(str):
+    """Stands in a dict for a key that is an object; `value` is that object's placeholder."""
+
+    value: Any
+
+    def __new__(cls, number: int, value: Any) -> ObjectKey:
+        key = super().__new__(cls, f"<{getattr(value, 'name', type(value).__name__)} {number}>")
+        key.value = value
+        return key
 
 
 _SCALARS = (str, int, float, bool, type(None), bytes)

@@ -38,7 +38,7 @@ class Entry:
 
 
 class Archive:
-    """The entries of a zip archive by name; `findings` lists what is wrong but can be lived with."""
+    """The entries of a zip archive by name; `findings` lists what is wrong with it."""
 
     def __init__(self, view: memoryview, limits: Limits, file: MappedFile | None = None) -> None:
         self.view = view

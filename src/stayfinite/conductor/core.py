@@ -62,7 +62,11 @@ class Core:
     # -- the sentinel ------------------------------------------------------------------------
 
     def check(self, window: Window, optimizer: Optimizer) -> Failure | None:
-        """Loss and gradients in one fused pass and one read."""
+        """Loss and gradients in one fused pass and one read; learning rates by a look."""
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if isinstance(rate, float) and not math.isfinite(rate):
+                return Failure("learning_rate", window.step, name="lr", value=rate)
         losses = [t for _, t in window.losses]
         if window.norm is not None:
             total = window.norm

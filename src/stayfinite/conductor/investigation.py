@@ -59,15 +59,17 @@ class Investigation:
         if self.failure.symptom in ("parameter", "buffer", "optimizer_state"):
             return (yield from self._run_deep())
         is_scaler_skip = self.failure.symptom == "scaler_skip"
+        with_step = self.window.is_moved or self.failure.symptom == "learning_rate"
         after = _Aside.take(self.state)
         before = _Before()
         if self.window.is_moved:
             yield from self._rebuild()
+        if with_step:
             before.take(self.state, self.window)
         self._rewind()
-        result = yield self.trace_pass(is_unscaled=is_scaler_skip, with_step=self.window.is_moved)
+        result = yield self.trace_pass(is_unscaled=is_scaler_skip, with_step=with_step)
         self.traced = result
-        if self.window.is_moved:
+        if with_step:
             before.restore()
         if is_scaler_skip and result.failure is None:
             after.put_back()

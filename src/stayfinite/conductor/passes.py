@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..locate.slice import Origin
+from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
 from ..recover.snapshot import Snapshot
 from .core import Core
@@ -94,6 +96,12 @@ class ActivePass:
             self.result.failure = Failure(kind, step, name=name)
             self._trace_back([t for _, _, t in bad])
         return result
+
+    def raised(self, bad: list[tuple[str, str, Tensor]], step: int) -> None:
+        """The step raised because the state it began with is corrupt."""
+        kind, name, tensor = bad[0]
+        self.result.failure = Failure(kind, step, name=name)
+        self.result.origin = Origin(None, SourceRef(kind, name, tensor), ())
 
     def _trace_back(self, symptoms: list[Tensor]) -> None:
         trace = self.wanted.trace

@@ -144,7 +144,17 @@ class Stepper:
             return self._attempt_closure(window)
         batch = window.batches[0]
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(batch.loss_fn, batch.value)
+        try:
+            loss = self._loss(batch.loss_fn, batch.value)
+        except UsageError:
+            raise
+        except Exception:
+            # Sampling from NaN probabilities raises before there is a loss to look at.
+            bad = self.core.state.bad_state()
+            if not bad:
+                raise
+            window.small_state = small_state(self.core.state)
+            return Failure("loss", batch.step, name=bad[0][1])
         window.losses = [(batch.step, loss.detach())]
         self._backward(loss)
         self._clip(window)
@@ -270,6 +280,14 @@ class Stepper:
                     self._run_again(active, batch, wanted)
         except _Abort:
             pass
+        except UsageError:
+            raise
+        except Exception:
+            if active.result.failure is None:
+                bad = self.core.state.bad_state()
+                active.result.is_complete = False
+                if bad:
+                    active.raised(bad, wanted.window.step)
         return active.result
 
     def _run_again(self, active: ActivePass, batch: BatchRef, wanted: Pass) -> None:

@@ -115,6 +115,7 @@ def _masked_rows(named: Mapping[str, Any]) -> dict[str, float]:
     values, dim = named.get("self"), named.get("dim")
     if not isinstance(values, Tensor) or dim is None:
         return {}
+    values = values.detach()
     dims = list(dim) if isinstance(dim, (list, tuple)) else [dim]
     row = torch.isneginf(values)
     poison = torch.isnan(values) | torch.isposinf(values)

@@ -23,6 +23,11 @@ _MASK_AWARE = (
     "aten.scalar_tensor", "aten.lift_fresh", "aten.log", "aten.fill_", "aten.stack",
     "aten.constant_pad_nd", "aten.expand", "aten.repeat", "aten.permute", "aten.index_put_",
 )  # fmt: skip
+_DISCARDS = {
+    "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index", "aten.masked_select",
+    "aten.nan_to_num", "aten.gather", "aten.index_select", "aten.masked_scatter", "aten.isinf",
+    "aten.isfinite", "aten.index_put", "aten.index_put_", "aten.copy_",
+}  # fmt: skip
 _MAX_CHAIN = 12
 
 
@@ -53,20 +58,19 @@ class _End:
 def find_origin(trace: OpTrace, symptoms: Iterable[Tensor]) -> Origin | None:
     """The origin of the non-finite values in `symptoms`; None if none of them is bad."""
     ends: list[_End] = []
+    untouched: SourceRef | None = None
     for tensor in symptoms:
         bad = badness(tensor)
         if not bad:
             continue
         producers = trace.writers.find(tensor)
         if not producers:
-            source = trace._source_of(tensor)
-            if source is not None:
-                return Origin(None, source, ())
+            untouched = untouched or trace.source_of(tensor)
             continue
         for index in producers:
             ends += _walk(trace, index, "nan" if bad.has_nan else "inf", set())
     if not ends:
-        return None
+        return Origin(None, untouched, ()) if untouched is not None else None
     return _choose(ends)
 
 
@@ -154,24 +158,34 @@ def _is_real_end(end: _End, ends: Sequence[_End]) -> bool:
     if end.kind == "birth":
         if _made_nan_of_inf(end):
             return False
-        # An Inf that the forward made and then discarded is not the incident when the symptom
-        # is in the backward: what brought it back is.
-        symptom = end.path[-1]
-        return not (
-            symptom.direction == "backward"
-            and end.path[0].direction == "forward"
-            and any(_turned(n) and n.direction == "backward" for n in end.path)
-        )
+        return not _was_discarded(end)
     if end.kind == "source":
         assert end.source is not None
         bad = badness(end.source.tensor)
         if bad.has_nan:
             return True
-        is_mask = end.source.kind == "buffer" or any(n.op in _SOFTMAX for n in end.path)
-        return not is_mask
+        return not any(n.op in _SOFTMAX for n in _up_to_nan(end.path))
     if end.kind == "unknown":
         return any(b.bad.has_nan for b in end.path[0].bad_inputs)
     return False
+
+
+def _up_to_nan(path: Sequence[Note]) -> Sequence[Note]:
+    """The part of a path on which an Inf is still an Inf, and the operator that made it NaN."""
+    for i, note in enumerate(path):
+        if _turned(note):
+            return path[: i + 1]
+    return path
+
+
+def _was_discarded(end: _End) -> bool:
+    """An Inf that the forward made and a mask threw away: what brought it back is the incident."""
+    if end.path[0].direction != "forward" or end.path[-1].direction != "backward":
+        return False
+    if not any(_turned(n) for n in end.path if n.direction == "backward"):
+        return False
+    absorbers = {a for n in end.path if n.direction == "forward" for a in n.absorbed_by}
+    return bool(absorbers) and absorbers <= _DISCARDS
 
 
 def _turned(note: Note) -> bool:

@@ -75,6 +75,8 @@ class Note:
     inputs: tuple[Operand, ...] = ()
     outputs: tuple[Operand, ...] = ()
     facts: dict[str, float] = field(default_factory=dict)
+    absorbed_by: set[str] = field(default_factory=set)
+    """Forward operators that took this bad value and gave a finite one."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,6 @@ def _schema(func: Any) -> _Schema:
         aliases = [r.alias_info for r in schema.returns]
         is_view = bool(aliases) and all(a is not None and not a.is_write for a in aliases)
         is_view = is_view and name not in _CONSTANT
-        is_view = is_view or name in {"_unsafe_view", "_reshape_alias"}
         known = _SCHEMAS[func] = _Schema(
             schema.name.replace("::", "."),
             tuple(a.name for a in schema.arguments),
@@ -190,12 +191,14 @@ class OpTrace(TorchDispatchMode):
             if is_written and (name == "out" or short in _OVERWRITES):
                 continue
             for t in _tensors(value):
-                values = t.detach().clone() if is_written and _is_float(t) else t
+                values = t.detach().clone() if is_written and _is_float(t) else t.detach()
                 given.append(Given(name, values, t))
         return given
 
     def _inspect(self, schema: _Schema, named: dict[str, Any], given: list[Given], out: Any) -> None:
         results = [t for t in _tensors(out) if _is_float(t)]
+        if not schema.written and results and _shares_memory(results[0], given):
+            return  # a view whose schema does not say so (unsafe_split, _unsafe_view)
         seen = {id(t) for t in results}
         for name in schema.written:
             results += [t for t in _tensors(named.get(name)) if _is_float(t) and id(t) not in seen]
@@ -211,6 +214,15 @@ class OpTrace(TorchDispatchMode):
                 self.writers.clear(t, whole=not schema.written)
         if bad_results:
             self._record(schema, named, given, bad_results)
+        elif results:
+            self._note_absorbed(schema, given)
+
+    def _note_absorbed(self, schema: _Schema, given: list[Given]) -> None:
+        """A bad value went in and nothing bad came out: who made it vanish matters later."""
+        if self.direction == "forward" and torch._C._current_autograd_node() is None:
+            for g in given:
+                for index in self.writers.find(g.live) if _is_float(g.live) else ():
+                    self.notes[index].absorbed_by.add(schema.name)
 
     def _note_empty(self, schema: _Schema, results: list[Tensor]) -> None:
         """Memory that nobody has written yet: to blame only if it is read as it is."""
@@ -240,7 +252,7 @@ class OpTrace(TorchDispatchMode):
     ) -> None:
         short = schema.name.split(".")[-1]
         bad_inputs = [
-            BadInput(g.name, bad, self.writers.find(g.live), self._source_of(g.live))
+            BadInput(g.name, bad, self.writers.find(g.live), self.source_of(g.live))
             for g in given
             if _is_float(g.values) and (bad := badness(g.values))
         ]
@@ -259,10 +271,11 @@ class OpTrace(TorchDispatchMode):
         is_birth = not any(b.bad.has_nan for b in bad_inputs)
         self._num_bad += 1
         if is_birth or self._num_bad <= _FULL_STATS_LIMIT:
+            values = [(t.detach(), b) for t, b in bad_results]
             note.inputs, note.outputs = describe_operands(
-                given, numbers, bad_results, schema.is_pointwise, self._label
+                given, numbers, values, schema.is_pointwise, self._label
             )
-            measured = birth_facts(short, named, given, bad_results, schema.is_pointwise)
+            measured = birth_facts(short, named, given, values, schema.is_pointwise)
             note.has_fresh_nan, note.has_fresh_inf, note.facts = measured
         self.notes.append(note)
         for t, _ in bad_results:
@@ -277,23 +290,23 @@ class OpTrace(TorchDispatchMode):
             return
         note.direction = "backward"
         note.op = node.name().split("::")[-1]
-        own = innermost_is_backward_code()
         recorded = node.metadata.get("traceback_")
-        if own is not None:
-            note.place = own
-        elif recorded:
+        if recorded:
             note.place = place_from_traceback(recorded)
+        own = innermost_is_backward_code()
+        if own is not None:  # a hand-written backward: its own line stands under the forward's
+            note.place = Place(note.place.user or own.user, own.user)
         number = node._sequence_nr()
         note.module, note.module_type = self.modules.at_sequence(number)
 
-    def _source_of(self, tensor: Tensor) -> SourceRef | None:
+    def source_of(self, tensor: Tensor) -> SourceRef | None:
         for key in self.writers.keys_of(tensor):
             for ref in self._sources.get(key, ()):
                 return ref
         return None
 
     def _label(self, tensor: Tensor) -> str | None:
-        ref = self._source_of(tensor)
+        ref = self.source_of(tensor)
         return f"{ref.kind} {ref.name}" if ref and not self.writers.find(tensor) else None
 
 
@@ -303,6 +316,18 @@ def _union(found: Iterable[Badness]) -> Badness:
         any(b.has_nan for b in flags),
         any(b.has_posinf for b in flags),
         any(b.has_neginf for b in flags),
+    )
+
+
+def _shares_memory(result: Tensor, given: list[Given]) -> bool:
+    if result.layout != torch.strided or result.numel() == 0 or hasattr(result, "device_mesh"):
+        return False
+    own = result.untyped_storage().data_ptr()
+    return any(
+        g.live.layout == torch.strided
+        and not hasattr(g.live, "device_mesh")
+        and g.live.untyped_storage().data_ptr() == own
+        for g in given
     )
 
 

@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
         """
         info = torch.finfo(dtype)
         least = torch.finfo(torch.float32 if dtype.itemsize < 4 else dtype).tiny
-        return max(self.eps, least, 4 / info.max**2)
+        return max(self.eps, least, 4 / info.max / info.max)
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalized; same shape and dtype."""
@@ -176,14 +176,23 @@ class _SafeBatchNorm(nn.modules.batchnorm._BatchNorm):
         mean, var = self.running_mean, self.running_var
         if mean is None or var is None:
             return super().forward(x)
-        old_mean, old_var = mean.clone(), var.clone()
-        y = super().forward(x)
-        with torch.no_grad():
-            # Both or neither: a mean without its variance is no statistic.
-            is_good = mean.isfinite() & var.isfinite()
-            mean.copy_(torch.where(is_good, mean, old_mean))
-            var.copy_(torch.where(is_good, var, old_var))
+        # The kernel writes into copies: it keeps what it wrote to for the backward.
+        new_mean, new_var = mean.clone(), var.clone()
+        y = F.batch_norm(
+            x, new_mean, new_var, self.weight, self.bias, True, self._next_momentum(), self.eps
+        )
+        # Both or neither: a mean without its variance is no statistic.
+        is_good = new_mean.isfinite() & new_var.isfinite()
+        mean.copy_(torch.where(is_good, new_mean, mean))
+        var.copy_(torch.where(is_good, new_var, var))
         return y
+
+    def _next_momentum(self) -> float:
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if self.momentum is not None:
+            return self.momentum
+        return 1.0 / float(self.num_batches_tracked or 1)
 
     def _without_batch(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var

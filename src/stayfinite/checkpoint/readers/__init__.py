@@ -1,4 +1,4 @@
-"""One file for each format. A reader turns a mapped file into a tree; it never runs what it reads."""
+"""One file for each format. A reader turns a mapped file into a tree; it runs nothing of it."""
 
 from __future__ import annotations
 

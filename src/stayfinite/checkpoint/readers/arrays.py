@@ -22,10 +22,21 @@ _HEADER = re.compile(
 )
 _DESCR = re.compile(r"([<>|=]?)([a-zA-Z])(\d*)")
 _TYPES = {
-    ("f", 2): "float16", ("f", 4): "float32", ("f", 8): "float64", ("c", 8): "complex64",
-    ("c", 16): "complex128", ("i", 1): "int8", ("i", 2): "int16", ("i", 4): "int32", ("i", 8): "int64",
-    ("u", 1): "uint8", ("u", 2): "uint16", ("u", 4): "uint32", ("u", 8): "uint64", ("b", 1): "bool",
-}  # fmt: skip
+    ("f", 2): "float16",
+    ("f", 4): "float32",
+    ("f", 8): "float64",
+    ("c", 8): "complex64",
+    ("c", 16): "complex128",
+    ("i", 1): "int8",
+    ("i", 2): "int16",
+    ("i", 4): "int32",
+    ("i", 8): "int64",
+    ("u", 1): "uint8",
+    ("u", 2): "uint16",
+    ("u", 4): "uint32",
+    ("u", 8): "uint64",
+    ("b", 1): "bool",
+}
 
 
 def matches(head: bytes) -> bool:
@@ -38,7 +49,7 @@ def read(file: MappedFile, limits: Limits) -> Contents:
 
 
 def read_npy(blob: Blob) -> TensorRef | ArrayRef:
-    """The array in a npy file; one of text or records is handed back as it is, its values unseen."""
+    """The array in a npy file; one of text or records is handed back as it is."""
     view = blob.open()
     if bytes(view[:6]) != _MAGIC or len(view) < 10:
         raise FileFault("unreadable", "not an npy file")

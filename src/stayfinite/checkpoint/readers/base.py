@@ -50,7 +50,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Reader:
-    """One format: how to recognize it by its first bytes, and how to read it without running anything."""
+    """One format: how to recognize it by its first bytes, and how to read it."""
 
     name: str
     matches: Callable[[bytes], bool]
@@ -65,7 +65,8 @@ def register_reader(reader: Reader) -> Reader:
     """Add a format. Those added last are asked first.
 
     >>> from stayfinite.checkpoint import Contents, Reader, register_reader, unregister_reader
-    >>> _ = register_reader(Reader("mine", lambda head: head[:4] == b"MINE", lambda f, limits: Contents("mine")))
+    >>> mine = Reader("mine", lambda head: head[:4] == b"MINE", lambda f, limits: Contents("mine"))
+    >>> _ = register_reader(mine)
     >>> unregister_reader("mine")
     """
     if not isinstance(reader, Reader):

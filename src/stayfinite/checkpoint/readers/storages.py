@@ -55,6 +55,6 @@ def attach(ref: StorageRef, blob: Blob | None) -> None:
     if (ref.view_offset + ref.num_elements) * width > blob.size:
         raise FileFault(
             "truncated",
-            f"storage {ref.key!r:.60} has {blob.size:,} bytes instead of {ref.num_elements * width:,}",
+            f"storage {ref.key!r:.60} has {blob.size:,} bytes of {ref.num_elements * width:,}",
         )
     ref.blob = blob

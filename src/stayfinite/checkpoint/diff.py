@@ -1,0 +1,89 @@
+"""What changed between two checkpoints, tensor by tensor."""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import UsageError
+from .compare import change_between, open_tensors
+from .contents import NamedTensor
+from .limits import DEFAULT_LIMITS, FileFault, Limits
+from .records import DiffReport, TensorDiff
+from .scanner import scan
+
+__all__ = ["diff"]
+
+_ORDER = ("incomparable", "reshaped", "only_in_a", "only_in_b", "changed", "same")
+
+
+def diff(
+    a: str | os.PathLike[str], b: str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS
+) -> DiffReport:
+    """Compare two checkpoints: files, or folders that hold one checkpoint each.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"w": torch.ones(4), "b": torch.ones(2)}, f"{folder}/a.pt")
+    ...     torch.save({"w": torch.full((4,), 1.5), "b": torch.ones(2)}, f"{folder}/b.pt")
+    ...     report = diff(f"{folder}/a.pt", f"{folder}/b.pt")
+    >>> [(t.name, t.status, t.relative_change) for t in report.tensors]
+    [('w', 'changed', 0.5), ('b', 'same', 0.0)]
+    """
+    left = scan([a], timeline=False, limits=limits).checkpoints
+    right = scan([b], timeline=False, limits=limits).checkpoints
+    for path, found in ((a, left), (b, right)):
+        _check_single(os.fspath(path), [c.path for c in found])
+    for checkpoint in (left[0], right[0]):
+        if checkpoint.verdict == "unreadable":
+            worst = next(
+                f for r in checkpoint.files for f in r.findings if f.severity == "unreadable"
+            )
+            raise FileFault(worst.code, f"{checkpoint.path} cannot be compared: {worst.message}")
+    with open_tensors(left[0], limits) as x, open_tensors(right[0], limits) as y:
+        rows = [_row(name, x.get(name), y.get(name)) for name in dict.fromkeys([*x, *y])]
+    rows.sort(key=lambda r: (_ORDER.index(r.status), -(r.relative_change or 0.0)))
+    return DiffReport(
+        a=os.fspath(a),
+        b=os.fspath(b),
+        tensors=tuple(rows),
+        rates_a=left[0].rates,
+        rates_b=right[0].rates,
+    )
+
+
+def _check_single(path: str, found: list[str]) -> None:
+    if len(found) != 1:
+        listed = "".join(f"\n  {p}" for p in found[:10])
+        raise UsageError(
+            f"{path} holds {len(found)} checkpoints, diff compares one with one{listed}"
+        )
+
+
+def _row(name: str, a: NamedTensor | None, b: NamedTensor | None) -> TensorDiff:
+    if a is None or b is None:
+        there = b if a is None else a
+        assert there is not None
+        detail = f"{there.ref.dtype} {list(there.ref.size)}"
+        return TensorDiff(
+            name=name, status="only_in_b" if a is None else "only_in_a", detail=detail
+        )
+    if a.ref.size != b.ref.size:
+        return TensorDiff(
+            name=name, status="reshaped", detail=f"{list(a.ref.size)} → {list(b.ref.size)}"
+        )
+    try:
+        change = change_between(a, b)
+    except FileFault as e:
+        return TensorDiff(name=name, status="incomparable", detail=str(e))
+    is_same = change.num_changed == 0 and change.num_nonfinite_a == change.num_nonfinite_b
+    detail = f"{a.ref.dtype} → {b.ref.dtype}" if a.ref.dtype != b.ref.dtype else ""
+    return TensorDiff(
+        name=name,
+        status="same" if is_same and not detail else "changed",
+        detail=detail,
+        relative_change=change.relative,
+        max_abs_change=change.max_abs,
+        num_changed=change.num_changed,
+        num_nonfinite_a=change.num_nonfinite_a,
+        num_nonfinite_b=change.num_nonfinite_b,
+    )

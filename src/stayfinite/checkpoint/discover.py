@@ -1,0 +1,189 @@
+"""Which files belong together: checkpoints among the files and folders that were asked for."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import UsageError
+from .readers import find_reader
+
+__all__ = ["Unit", "discover", "expand", "step_in_name"]
+
+_SUFFIXES = frozenset(
+    {
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".bin",
+        ".safetensors",
+        ".npy",
+        ".npz",
+        ".th",
+        ".pkl",
+        ".pickle",
+        ".jit",
+        ".ptl",
+    }
+)
+_CERTAIN = _SUFFIXES - {".bin", ".pkl", ".pickle"}
+"""A file so named that is no checkpoint is a finding; any `.bin` may be something else."""
+_STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt|it)[=_\-. ]?(\d+)", re.I)
+_EPOCH = re.compile(r"(?:epoch|ep|e)[=_\-. ]?(\d+)", re.I)
+_DIGITS = re.compile(r"(\d+)(?!.*\d)")
+_ABSORBS = re.compile(r"^(checkpoint|ckpt|global_?step|step|iter|epoch)[=_\-]?\d+$", re.I)
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+)
+_SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
+
+
+@dataclass
+class Unit:
+    """One checkpoint: the files that are saved, moved and judged together."""
+
+    path: Path
+    kind: str
+    """file | transformers | sharded | dcp | deepspeed"""
+    files: list[Path] = field(default_factory=list)
+    is_asked_for: bool = False
+    """Named on the command line itself, so that anything wrong with it is worth saying."""
+
+
+def expand(patterns: list[str | os.PathLike[str]]) -> list[Path]:
+    """Paths from paths and globs; those that match nothing are listed at once."""
+    found: dict[Path, None] = {}
+    missing = []
+    for pattern in patterns:
+        text = os.fspath(pattern)
+        if os.path.lexists(text):
+            found[Path(text)] = None
+            continue
+        hits = sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else []
+        if not hits:
+            missing.append(text)
+        found.update(dict.fromkeys(Path(h) for h in hits))
+    if missing:
+        lines = "\n".join(f"  {m}" for m in missing)
+        raise UsageError(
+            f"no such file or folder:\n{lines}\ntry: check the path, or quote a glob like 'runs/**/*.pt'"
+        )
+    return list(found)
+
+
+def discover(paths: list[Path]) -> tuple[list[Unit], list[Path]]:
+    """The checkpoints in these paths, and the files in their folders that are none."""
+    units: dict[Path, Unit] = {}
+    skipped: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            for unit in _walk(path, skipped):
+                units.setdefault(_key(unit.path), unit)
+        else:
+            unit = Unit(path, "file", [path], is_asked_for=True)
+            units.setdefault(_key(path), unit)
+    return list(units.values()), skipped
+
+
+def _key(path: Path) -> Path:
+    return Path(os.path.abspath(path))
+
+
+def _walk(folder: Path, skipped: list[Path]) -> list[Unit]:
+    entries = _entries(folder)
+    files = [e for e in entries if not e.is_dir()]
+    folders = [
+        e for e in entries if e.is_dir() and not e.is_symlink() and e.name not in _SKIPPED_FOLDERS
+    ]
+    kind = _kind_of(folder, files)
+    if kind is None:
+        units = []
+        for file in files:
+            if is_candidate(file):
+                units.append(Unit(file, "file", [file]))
+            else:
+                skipped.append(file)
+        for sub in folders:
+            units.extend(_walk(sub, skipped))
+        return units
+    unit = Unit(
+        folder, kind, [f for f in files if is_candidate(f) or f.name.endswith(".index.json")]
+    )
+    skipped.extend(f for f in files if f not in unit.files and f.name != ".metadata")
+    inner = [u for sub in folders for u in _walk(sub, skipped)]
+    if _ABSORBS.match(folder.name) or (folder / "trainer_state.json").exists():
+        for part in inner:  # the optimizer's own folder inside checkpoint-500/
+            unit.files.extend([part.path] if part.kind == "dcp" else part.files)
+        inner = []
+    return [unit, *inner]
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir(), key=lambda p: [_natural(p.name), p.name])
+    except OSError as e:
+        raise UsageError(f"cannot list the folder {folder}: {e.strerror or e}") from None
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """step_900 before step_1000."""
+    parts = re.split(r"(\d{1,18})", name)
+    return [(0, int(p)) if p.isdigit() else (1, p) for p in parts if p]
+
+
+def _kind_of(folder: Path, files: list[Path]) -> str | None:
+    names = {f.name for f in files}
+    if ".metadata" in names:
+        return "dcp"
+    if any(n.endswith(("_model_states.pt", "_optim_states.pt")) for n in names):
+        return "deepspeed"
+    has_weights = any(w in names for w in _WEIGHT_FILES) or any(
+        n.endswith(".index.json") for n in names
+    )
+    if "trainer_state.json" in names or (has_weights and {"config.json", "optimizer.pt"} & names):
+        return "transformers"
+    if any(n.endswith(".index.json") for n in names):
+        return "sharded"
+    if _ABSORBS.match(folder.name) and has_weights:
+        return "transformers"
+    return None
+
+
+def is_candidate(path: Path) -> bool:
+    """Whether a file in a folder looks like a checkpoint, by its content first."""
+    try:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as handle:
+            head = handle.read(64)
+    except OSError:
+        return path.suffix.lower() in _CERTAIN
+    reader = find_reader(head)
+    if reader is None or (
+        reader.name == "torch zip" and path.suffix.lower() not in _SUFFIXES | {""}
+    ):
+        return path.suffix.lower() in _CERTAIN
+    return True
+
+
+def step_in_name(path: Path) -> tuple[int | None, int | None]:
+    """The step and epoch that a name announces.
+
+    >>> step_in_name(Path("epoch=3-step=1200.ckpt")), step_in_name(Path("checkpoint-500"))
+    ((1200, 3), (500, None))
+    """
+    name = path.name if path.is_dir() else path.stem
+    step, epoch = _STEP.search(name), _EPOCH.search(name)
+    if step is None and epoch is None:
+        digits = _DIGITS.search(name)
+        return (int(digits[1]) if digits and len(digits[1]) < 13 else None), None
+    return (
+        int(step[1]) if step and len(step[1]) < 13 else None,
+        int(epoch[1]) if epoch and len(epoch[1]) < 13 else None,
+    )

@@ -1,0 +1,112 @@
+"""What only a folder tells: shards and their index, distributed checkpoints, a trainer's record."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from .discover import Unit
+from .files import MappedFile
+from .judge import finding
+from .limits import FileFault, Limits
+from .measure import Probe
+from .one_file import report_contents
+from .readers.dcp import Item, read_items, read_metadata
+from .readers.safetensors import load_json
+from .records import FileReport, TensorFinding, worst
+
+__all__ = ["check_index", "dcp_files", "read_trainer_step", "scan_dcp_file"]
+
+_MAX_LISTED = 5
+
+
+def check_index(unit: Unit, reports: list[FileReport], limits: Limits) -> list[TensorFinding]:
+    """Whether every tensor that an index names is in the file that it names."""
+    found: list[TensorFinding] = []
+    for index in (f for f in unit.files if f.name.endswith(".index.json")):
+        try:
+            weight_map = load_json(index.read_bytes(), limits, index.name).get("weight_map")
+        except FileFault as e:
+            found.append(finding(e.code, str(e)))
+            continue
+        except OSError as e:
+            found.append(finding("unreadable", f"{index.name} cannot be read: {e.strerror}"))
+            continue
+        if not isinstance(weight_map, dict):
+            continue  # an index of something else
+        found.extend(_check_shards(index, weight_map, reports))
+    return found
+
+
+def _check_shards(
+    index: Path, weight_map: dict[str, object], reports: list[FileReport]
+) -> list[TensorFinding]:
+    found = []
+    by_name = {Path(r.path).name: r for r in reports}
+    shards: dict[str, set[str]] = {}
+    for tensor, shard in weight_map.items():
+        shards.setdefault(str(shard), set()).add(tensor)
+    for shard, wanted in shards.items():
+        report = by_name.get(shard)
+        if report is None:
+            message = f"{index.name} needs {shard[:120]!r}, which is not there"
+            found.append(finding("missing_file", message, action="fetch the missing shard again"))
+            continue
+        if report.verdict == "unreadable":
+            continue
+        held = {n for t in report.tensors for n in (t.name, *t.aliases)}
+        lost = sorted(wanted - held)
+        if lost:
+            more = f" and {len(lost) - _MAX_LISTED} more" if len(lost) > _MAX_LISTED else ""
+            names = ", ".join(lost[:_MAX_LISTED])
+            found.append(finding("missing_tensor", f"{shard} should hold {names}{more}"))
+    return found
+
+
+def dcp_files(folder: Path, limits: Limits) -> tuple[FileReport, dict[Path, list[Item]]]:
+    """The report on a distributed checkpoint's index, and what to read in which file."""
+    begin = time.perf_counter()
+    index_path = folder / ".metadata"
+    try:
+        metadata = read_metadata(folder, limits)
+        found = [finding(code, message) for code, message in metadata.contents.findings]
+        items = {folder / name: pieces for name, pieces in metadata.items.items()}
+    except (FileFault, OSError) as e:
+        found, items = [finding(getattr(e, "code", "unreadable"), str(e))], {}
+    for path in [p for p in items if not p.is_file()]:
+        del items[path]
+        found.append(finding("missing_file", f"the index needs {path.name!r}, which is not there"))
+    report = FileReport(
+        path=str(index_path),
+        format="dcp metadata",
+        verdict=worst([f.severity for f in found] or ["healthy"]),
+        size_bytes=index_path.stat().st_size if index_path.exists() else 0,
+        findings=tuple(found),
+        duration_s=time.perf_counter() - begin,
+    )
+    return report, items
+
+
+def scan_dcp_file(path: Path, items: list[Item], limits: Limits, probe: Probe) -> FileReport:
+    """One file of a distributed checkpoint."""
+    begin = time.perf_counter()
+    try:
+        with MappedFile(path) as file:
+            contents = read_items(file, items, limits)
+            return report_contents(contents, path, limits, probe, begin, file.size)
+    except (FileFault, OSError) as e:
+        found = finding(getattr(e, "code", "unreadable"), str(e))
+        return FileReport(path=str(path), format="dcp", verdict=found.severity, findings=(found,))
+
+
+def read_trainer_step(folder: Path) -> int | None:
+    """`global_step` of a transformers checkpoint folder."""
+    state = folder / "trainer_state.json"
+    try:
+        if not state.is_file() or state.stat().st_size > 64 << 20:
+            return None
+        value = json.loads(state.read_text(encoding="utf-8")).get("global_step")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return value if isinstance(value, int) else None
