@@ -1,0 +1,1 @@
+"""Healthy but alarming trainings, one a file: `build`, and nothing to find."""
