@@ -136,7 +136,7 @@ class Trace(TorchDispatchMode):
         flat = tree_leaves((args, kwargs))
         skip = 1 if name in _OVERWRITES else 0
         given = [t for t in flat[skip:] if isinstance(t, torch.Tensor)]
-        bad = [(t, *health(t), self.of(t)) for t in given]
+        bad = [(t, *health(seen), self.of(t)) for t, seen in zip(given, _seen(name, given))]
         out = func(*args, **kwargs)
         self.count += 1
         for t in (x for x in tree_leaves(out) if isinstance(x, torch.Tensor)):
@@ -166,6 +166,14 @@ class Trace(TorchDispatchMode):
             return frozenset({made})
 
         return birth
+
+
+def _seen(name: str, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the operator takes of its inputs: `where` takes only the chosen side of each element."""
+    if name != "where" or len(given) != 3:
+        return given
+    chosen, left, right = given
+    return [chosen, torch.where(chosen, left, 0), torch.where(chosen, 0, right)]
 
 
 def _spread(

@@ -57,17 +57,21 @@ class Finding:
 
 @dataclass
 class _Watch:
-    """The context for each part of a step; ends the loop by raising at the first symptom."""
+    """The context for each part of the step to watch; ends the loop by raising at a symptom."""
 
     entry: Entry
     case: Case
     restored: set[int]
+    step: int
     trace: Trace | None = None
     loss: torch.Tensor | None = None
     before: set[str] = field(default_factory=set)
 
     @contextlib.contextmanager
     def during(self, part: str, step: int, value: Any) -> Iterator[None]:
+        if step < self.step:
+            yield
+            return
         if part == "forward":
             self.trace = Trace(self.entry, self.case, self.restored)
             self.trace.batch(value)
@@ -102,12 +106,15 @@ class _Found(Exception):
         self.finding = finding
 
 
-def first_birth(entry: Entry, build: Callable[..., Case] | None = None) -> Finding | None:
-    """Train under the trace until something is not finite; None when nothing ever is."""
+def first_birth(entry: Entry, step: int = 0) -> Finding | None:
+    """Train, from `step` on under the trace, until something is not finite; None if nothing ever is.
+
+    The trace is slow: give the step at which `run` failed, and only that one is traced.
+    """
     restored: set[int] = set()
     with _noting_restores(restored):
-        case = (build or entry.build)(seed=0)
-    watch = _Watch(entry, case, restored)
+        case = entry.build(seed=0)
+    watch = _Watch(entry, case, restored, step)
     try:
         for _ in steps(case, watch.during):
             pass
@@ -138,6 +145,10 @@ def run(build: Callable[..., Case]) -> tuple[list[float], list[str]]:
         case.close()
 
 
+def _few(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
 def problems(entry: Entry) -> list[str]:
     """Everything in which a case is not as its truth says; empty when it is."""
     if entry.truth is None or entry.build_fixed is None:
@@ -151,8 +162,8 @@ def _problems_of_truth(entry: Entry) -> list[str]:
     losses, bad = run(entry.build)
     if not bad:
         return ["the broken training stays finite"]
-    found = first_birth(entry)
-    again = first_birth(entry)
+    found = first_birth(entry, len(losses) - 1)
+    again = first_birth(entry, len(losses) - 1)
     if found is None:
         return ["the broken training stays finite under the trace"]
     out = []
@@ -190,7 +201,7 @@ def _problems_of_fixed(entry: Entry) -> list[str]:
     again, _ = run(entry.build_fixed)
     out = []
     if bad:
-        return [f"fixed twin: {', '.join(bad)} not finite at step {len(losses) - 1}"]
+        return [f"fixed twin: {_few(bad)} not finite at step {len(losses) - 1}"]
     if len(losses) <= entry.truth.step:
         out.append(f"fixed twin: {len(losses)} steps do not reach step {entry.truth.step}")
     if losses != again:
@@ -206,7 +217,7 @@ def problems_of_control(entry: Entry) -> list[str]:
     """A control must train with a finite loss and finite state, the same way twice."""
     losses, bad = run(entry.build)
     again, _ = run(entry.build)
-    out = [f"{', '.join(bad)} not finite at step {len(losses) - 1}"] if bad else []
+    out = [f"{_few(bad)} not finite at step {len(losses) - 1}"] if bad else []
     return out if losses == again else [*out, "two builds give different losses"]
 
 

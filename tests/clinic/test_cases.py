@@ -21,6 +21,7 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.mark.filterwarnings("ignore:std:UserWarning")  # what a user would see
 @pytest.mark.parametrize("entry", CASES, ids=lambda e: e.name)
 def test_case_is_as_its_truth_says(entry):
     assert verify.problems(entry) == []
