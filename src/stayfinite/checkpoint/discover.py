@@ -72,7 +72,8 @@ def expand(patterns: list[str | os.PathLike[str]]) -> list[Path]:
     if missing:
         lines = "\n".join(f"  {m}" for m in missing)
         raise UsageError(
-            f"no such file or folder:\n{lines}\ntry: check the path, or quote a glob like 'runs/**/*.pt'"
+            f"no such file or folder:\n{lines}\n"
+            "try: check the path, or quote a glob like 'runs/**/*.pt'"
         )
     return list(found)
 

@@ -74,14 +74,14 @@ def _judge_range(tensor: TensorReport, about: dict[str, object]) -> Iterator[Ten
     if stats.headroom_bits is not None and stats.headroom_bits < 1 and stats.dtype != "float64":
         yield finding(
             "near_limit",
-            f"the largest magnitude, {top:.4g}, is within one doubling of the limit of {stats.dtype}",
+            f"the largest magnitude, {top:.4g}, is within one doubling of {stats.dtype}'s limit",
             action="the next update may overflow: lower the learning rate or keep it in fp32",
             **about,
         )
     elif top > _ABSURD[role]:
         yield finding(
             "absurd_magnitude",
-            f"the largest magnitude is {top:.4g}; {ROLE_TITLES[role]} stay below {_ABSURD[role]:.0g}",
+            f"the largest magnitude is {top:.4g}; {ROLE_TITLES[role]} stay below {_ABSURD[role]:g}",
             action="the run was diverging when this was saved: go back to an earlier checkpoint",
             **about,
         )

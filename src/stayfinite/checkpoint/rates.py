@@ -211,13 +211,7 @@ def _parse(path: Path, text: str) -> Any:
         except yaml.YAMLError as e:
             raise ValueError(str(e).splitlines()[0]) from None
     if suffix == ".toml":
-        try:
-            import tomllib
-        except ImportError:
-            raise UsageError(
-                f"{path}: TOML needs Python 3.11\ntry: pass the rate with --lr"
-            ) from None
-        return tomllib.loads(text)
+        return _parse_toml(path, text)
     if suffix == ".py":
         return _python_constants(ast.parse(text))
     raise UsageError(f"a config must be .json, .yaml, .yml, .toml or .py, got {path.name}")

@@ -1,0 +1,185 @@
+"""Reports as lines of plain text. The command adds color; nothing here knows a terminal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from .records import (
+    CheckpointReport,
+    DiffReport,
+    FileReport,
+    LearningRates,
+    RunTimeline,
+    ScanReport,
+    TensorFinding,
+)
+from .roles import ROLE_TITLES
+
+__all__ = ["describe_diff", "describe_scan", "human_bytes", "summary"]
+
+_MAX_FINDINGS = 8
+_MAX_LISTED = 6
+
+
+def human_bytes(count: float) -> str:
+    """A size that people read.
+
+    >>> human_bytes(1_620_000_000), human_bytes(532)
+    ('1.62 GB', '532 bytes')
+    """
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} byte{'' if count == 1 else 's'}"
+
+
+def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]:
+    """Everything that a scan found, the story of each run last."""
+    for checkpoint in report.checkpoints:
+        yield from _checkpoint(checkpoint, verbose)
+    for timeline in report.timelines:
+        yield ""
+        yield from _timeline(timeline)
+    yield ""
+    yield summary(report)
+
+
+def summary(report: ScanReport) -> str:
+    """One line: how many of what, and how fast."""
+    if not report.checkpoints:
+        return f"no checkpoint found ({len(report.skipped)} other files were passed over)"
+    counts: dict[str, int] = {}
+    for checkpoint in report.checkpoints:
+        counts[checkpoint.verdict] = counts.get(checkpoint.verdict, 0) + 1
+    parts = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
+    num = len(report.checkpoints)
+    speed = report.scanned_bytes / max(report.duration_s, 1e-9)
+    took = (
+        f"{human_bytes(report.scanned_bytes)} in {report.duration_s:.2f} s, {human_bytes(speed)}/s"
+    )
+    return f"{num} checkpoint{'' if num == 1 else 's'}: {parts} ({took})"
+
+
+def _checkpoint(checkpoint: CheckpointReport, verbose: bool) -> Iterator[str]:
+    size = sum(f.size_bytes for f in checkpoint.files)
+    tensors = sum(len(f.tensors) for f in checkpoint.files)
+    kind = checkpoint.files[0].format if checkpoint.kind == "file" else f"{checkpoint.kind} folder"
+    step = f", step {checkpoint.step:,}" if checkpoint.step is not None else ""
+    link = f" → {checkpoint.link_to}" if checkpoint.link_to else ""
+    facts = f"{kind}, {human_bytes(size)}, {tensors:,} tensor{'' if tensors == 1 else 's'}{step}"
+    yield f"{checkpoint.verdict:<10}  {checkpoint.path}{link}  ({facts})"
+    for finding in checkpoint.findings:
+        yield from _finding(finding)
+    for file in checkpoint.files:
+        yield from _file(file, checkpoint, verbose)
+
+
+def _file(file: FileReport, checkpoint: CheckpointReport, verbose: bool) -> Iterator[str]:
+    if len(checkpoint.files) > 1 and (file.findings or verbose):
+        name = os.path.relpath(file.path, checkpoint.path)
+        yield f"    {file.verdict} in {name} ({file.format})"
+    shown = file.findings if verbose else file.findings[:_MAX_FINDINGS]
+    for finding in shown:
+        yield from _finding(finding)
+    hidden = len(file.findings) - len(shown)
+    if hidden:
+        yield f"    … and {hidden:,} more findings (--verbose shows all)"
+    if file.placeholders and (verbose or file.findings):
+        names = ", ".join(file.placeholders[: None if verbose else _MAX_LISTED])
+        more = len(file.placeholders) - _MAX_LISTED
+        tail = f" and {more:,} more" if more > 0 and not verbose else ""
+        yield f"    classes named in the file, not imported: {names}{tail}"
+    if verbose:
+        for note in file.notes:
+            yield f"    note: {note}"
+        for tensor in file.tensors:
+            s = tensor.stats
+            span = f"{s.min:.4g} … {s.max:.4g}" if s.min is not None else "no values"
+            alias = f"  = {', '.join(tensor.aliases)}" if tensor.aliases else ""
+            role = ROLE_TITLES.get(tensor.role, tensor.role)
+            yield f"    {tensor.name}  {s.dtype} {list(s.shape)}  {span}  [{role}]{alias}"
+
+
+def _finding(finding: TensorFinding) -> Iterator[str]:
+    about = ""
+    if finding.tensor is not None and finding.stats is not None:
+        role = ROLE_TITLES.get(finding.role or "", finding.role or "")
+        about = f"{finding.tensor} [{role}]: "
+    yield f"    {finding.code}  {about}{finding.message}"
+    if finding.action:
+        yield f"        try: {finding.action}"
+
+
+def _rate(values: tuple[float, ...]) -> str:
+    distinct = list(dict.fromkeys(f"{v:.3g}" for v in values))
+    return "–" if not distinct else "/".join(distinct[:3]) + ("…" if len(distinct) > 3 else "")
+
+
+def _timeline(timeline: RunTimeline) -> Iterator[str]:
+    yield f"timeline of {timeline.path}"
+    rows = [
+        ("step", "verdict", "weight norm", "largest change", "lr", "scheduler lr", "checkpoint")
+    ]
+    for e in timeline.entries:
+        when = (
+            f"{e.step:,}"
+            if e.step is not None
+            else f"epoch {e.epoch}"
+            if e.epoch is not None
+            else "?"
+        )
+        change = f"{e.change:.1%} {_short(e.changed_tensor)}" if e.change is not None else "–"
+        norm = f"{e.weight_norm:.5g}" if e.weight_norm is not None else "–"
+        saved = (_rate(e.rates.optimizer), _rate(e.rates.scheduler))
+        rows.append((when, e.verdict, norm, change, *saved, os.path.basename(e.path)))
+    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]
+    for row in rows:
+        cells = [row[0].rjust(widths[0]), *(c.ljust(w) for c, w in zip(row[1:-1], widths[1:]))]
+        yield "  " + "  ".join(cells) + "  " + row[-1]
+    if timeline.broke_at is not None:
+        yield f"  broke at:  {timeline.broke_at}"
+        if timeline.first_broken:
+            names = ", ".join(timeline.first_broken[:_MAX_LISTED])
+            more = timeline.num_first_broken - _MAX_LISTED
+            tail = f" and {more:,} more" if more > 0 else ""
+            yield f"  first broken there (fewest bad values first): {names}{tail}"
+    nothing = "none: no checkpoint of this run can be resumed from"
+    yield f"  last good: {timeline.last_good or nothing}"
+
+
+def _short(name: str | None) -> str:
+    return "" if name is None else name if len(name) <= 32 else "…" + name[-31:]
+
+
+def describe_diff(report: DiffReport, *, verbose: bool = False) -> Iterator[str]:
+    """What changed, the largest change first."""
+    counts: dict[str, int] = {}
+    for t in report.tensors:
+        counts[t.status] = counts.get(t.status, 0) + 1
+    yield f"A: {report.a}"
+    yield f"B: {report.b}"
+    titles = {"only_in_a": "only in A", "only_in_b": "only in B"}
+    rows = [t for t in report.tensors if t.status != "same"]
+    for t in rows if verbose else rows[:30]:
+        parts = [t.detail] if t.detail else []
+        if t.relative_change is not None and t.status == "changed":
+            parts.append(
+                f"moved {t.relative_change:.3%} of its norm, by {t.max_abs_change:.3g} at most"
+            )
+            parts.append(f"{t.num_changed:,} values differ")
+        if t.num_nonfinite_a or t.num_nonfinite_b:
+            parts.append(f"non-finite: {t.num_nonfinite_a:,} in A, {t.num_nonfinite_b:,} in B")
+        yield f"  {titles.get(t.status, t.status):<12}  {t.name}  {'; '.join(parts)}"
+    if len(rows) > 30 and not verbose:
+        yield f"  … and {len(rows) - 30:,} more (--verbose shows all)"
+    yield from _rate_changes(report.rates_a, report.rates_b)
+    total = ", ".join(f"{n:,} {titles.get(s, s)}" for s, n in counts.items())
+    yield f"{len(report.tensors):,} tensors: {total}" if counts else "no tensors in either"
+
+
+def _rate_changes(a: LearningRates, b: LearningRates) -> Iterator[str]:
+    for label in ("optimizer", "initial", "peak", "scheduler", "base"):
+        x, y = getattr(a, label), getattr(b, label)
+        if x != y:
+            yield f"  learning rate ({label}): {_rate(x)} → {_rate(y)}"

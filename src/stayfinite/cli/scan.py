@@ -1,0 +1,259 @@
+"""`stayfinite scan` and `stayfinite diff`: the checkpoint doctor in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ..checkpoint import Progress, ScanReport
+
+__all__ = ["register"]
+
+_COLORS = (
+    (r"\bhealthy\b", "green"),
+    (r"\bsuspicious\b", "yellow"),
+    (r"\b(corrupt|hostile|unreadable)\b", "bold red"),
+    (r"^ *try:", "cyan"),
+    (r"^  (last good|broke at):", "bold"),
+)
+_INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add `scan` and `diff` to the command line."""
+    app.command(name="scan")(scan_command)
+    app.command(name="diff")(diff_command)
+
+
+def scan_command(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PATH...", help="Files, folders or globs.", show_default=False),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Compare the saved learning rates with this config (.json .yaml .toml .py)."
+        ),
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Compare the saved learning rates with this one.")
+    ] = None,
+    quarantine: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Move what is corrupt, hostile or unreadable into DIR."),
+    ] = None,
+    undo: Annotated[
+        Path | None,
+        typer.Option(metavar="LOG", help="Move back what the quarantine with this log has moved."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Move without asking.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 for suspicious files too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Also count zeros and subnormals of every tensor.")
+    ] = False,
+    checksums: Annotated[
+        bool, typer.Option("--checksums", help="Also verify the checksums of archives (slower).")
+    ] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", help="Files side by side (default: up to 4).")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every tensor and every finding.")
+    ] = False,
+) -> None:
+    """Which checkpoints are corrupt, and which is the last good one. Runs nothing in them.
+
+    Exit code: 0 clean, 1 something was found, 2 wrong usage.
+    """
+    with _plain_errors():
+        if undo is not None:
+            _undo(undo)
+            return
+        if not paths:
+            from ..errors import UsageError
+
+            raise UsageError("nothing to scan\ntry: stayfinite scan runs/my-run")
+        wanted, source = _wanted_rate(config, lr)
+        report = _scan_with_bar(paths, wanted, source, full, checksums, jobs)
+        _print_report(report, as_json, verbose)
+        if quarantine is not None:
+            _quarantine(report, quarantine, yes, quiet=as_json)
+        raise typer.Exit(report.exit_code(strict=strict))
+
+
+def diff_command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every tensor that differs.")
+    ] = False,
+) -> None:
+    """What changed between two checkpoints, tensor by tensor.
+
+    Exit code: 0 no difference, 1 they differ, 2 wrong usage.
+    """
+    with _plain_errors():
+        from ..checkpoint import diff
+        from ..checkpoint.text import describe_diff
+
+        report = diff(a, b)
+        if as_json:
+            typer.echo(report.to_json())
+        else:
+            _print_lines(describe_diff(report, verbose=verbose))
+        raise typer.Exit(0 if report.is_same else 1)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What goes wrong is said in words on stderr; never a traceback."""
+    from ..errors import CheckpointError, StayfiniteError, UsageError
+
+    try:
+        yield
+    except UsageError as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(2) from None
+    except CheckpointError as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(1) from None
+    except StayfiniteError as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted; every checkpoint is where the last line above says", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    except OSError as e:
+        where = f" {e.filename}" if e.filename else ""
+        typer.echo(f"error: {e.strerror or e}{where}", err=True)
+        raise typer.Exit(2) from None
+
+
+def _wanted_rate(config: Path | None, lr: float | None) -> tuple[float | None, str]:
+    from ..errors import UsageError
+
+    if config is not None and lr is not None:
+        raise UsageError("give either --config or --lr, not both")
+    if lr is not None:
+        if not lr > 0:
+            raise UsageError(f"`--lr` must be above 0, got {lr:g}")
+        return lr, "--lr"
+    if config is None:
+        return None, ""
+    from ..checkpoint import read_config_rate
+
+    value, key = read_config_rate(config)
+    return value, f"{config} ({key})"
+
+
+def _scan_with_bar(
+    paths: list[str], lr: float | None, source: str, full: bool, verify: bool, jobs: int | None
+) -> ScanReport:
+    """Scan with a progress bar on stderr when somebody is watching."""
+    from ..checkpoint import Progress, scan
+
+    progress = Progress()
+    with _bar(progress) if sys.stderr.isatty() else contextlib.nullcontext():
+        return scan(
+            list(paths),
+            lr=lr,
+            lr_source=source,
+            full=full,
+            verify=verify,
+            jobs=jobs,
+            progress=progress,
+        )
+
+
+@contextlib.contextmanager
+def _bar(progress: Progress) -> Iterator[None]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bar
+
+    columns: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    ]
+    done = threading.Event()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("scanning", total=None)
+
+        def follow() -> None:
+            while not done.wait(0.1):
+                label = f"{progress.phase} {progress.done_files}/{progress.num_files}"
+                bar.update(
+                    task,
+                    completed=progress.done_bytes,
+                    total=progress.total_bytes or None,
+                    description=label,
+                )
+
+        thread = threading.Thread(target=follow, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def _print_report(report: ScanReport, as_json: bool, verbose: bool) -> None:
+    if as_json:
+        typer.echo(report.to_json())
+        return
+    from ..checkpoint.text import describe_scan
+
+    _print_lines(describe_scan(report, verbose=verbose))
+
+
+def _print_lines(lines: Iterator[str]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines:
+        text = Text(line)
+        for pattern, style in _COLORS:
+            text.highlight_regex(pattern, style)
+        console.print(text)
+
+
+def _quarantine(report: ScanReport, folder: Path, yes: bool, quiet: bool) -> None:
+    from ..checkpoint import move, plan_quarantine
+
+    moves = plan_quarantine(report.checkpoints, folder)
+    if not moves:
+        typer.echo("nothing to put into quarantine", err=quiet)
+        return
+    typer.echo(f"into quarantine in {moves[0].log.parent}:", err=quiet)
+    for step in moves:
+        typer.echo(f"  {step.source}  ({step.verdict})", err=quiet)
+    if not yes and not typer.confirm(f"Move {len(moves)}?", err=quiet):
+        typer.echo("nothing was moved", err=quiet)
+        return
+    log = move(moves)
+    typer.echo(f"moved {len(moves)}; to undo it: stayfinite scan --undo {log}", err=quiet)
+
+
+def _undo(log: Path) -> None:
+    from ..checkpoint import undo
+
+    moved = undo(log)
+    for path in moved:
+        typer.echo(f"  back: {path}")
+    typer.echo(f"moved {len(moved)} back" if moved else "nothing to move back: all is in its place")
