@@ -33,18 +33,19 @@ class _Log(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, steepest: float) -> Tensor:
         # The bound is on the result: hardware may flush a subnormal bound on x to 0.
         return x.clamp_min(0).log().clamp_min(log_least(x.dtype))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        x, ctx.steepest = inputs
+        ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x,) = ctx.saved_tensors
-        return gate(grad, x) / x.clamp_min(torch.finfo(x.dtype).tiny)
+        return gate(grad, x) / x.clamp_min(ctx.steepest), None
 
 
 def safe_log(x: Tensor) -> Tensor:
@@ -56,7 +57,13 @@ def safe_log(x: Tensor) -> Tensor:
     >>> safe_log(torch.tensor([0.0, 1.0]))
     tensor([-103.2789,    0.0000])
     """
-    return run(_Log, as_float(x))
+    return log_of(as_float(x), x.dtype)
+
+
+def log_of(x: Tensor, source: torch.dtype) -> Tensor:
+    """`safe_log` of numbers that were widened from `source`, whose range the derivative has."""
+    dtype = source if source.is_floating_point else x.dtype
+    return run(_Log, x, torch.finfo(dtype).tiny)
 
 
 class _Sqrt(torch.autograd.Function):

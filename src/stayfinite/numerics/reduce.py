@@ -35,7 +35,7 @@ class _Polar(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, dim: int, shortest: float) -> tuple[Tensor, Tensor]:
         peak = peak_of(x, dim)
         unit = x / peak
         length = torch.linalg.vector_norm(unit, 2, dim, keepdim=True)
@@ -43,9 +43,9 @@ class _Polar(torch.autograd.Function):
         return unit / length.clamp_min(torch.finfo(x.dtype).tiny), clip(length * peak)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*output)
-        ctx.dim = inputs[1]
+        _, ctx.dim, ctx.shortest = inputs
         ctx.set_materialize_grads(False)
 
     @staticmethod
@@ -56,14 +56,22 @@ class _Polar(torch.autograd.Function):
             grad = grad_len * direction
         if grad_dir is not None:
             along = (direction * grad_dir).sum(ctx.dim, keepdim=True)
-            slope = length.clamp_min(torch.finfo(length.dtype).tiny).reciprocal()
+            slope = length.clamp_min(ctx.shortest).reciprocal()
             across = (grad_dir - direction * along) * gate(slope, length)
             grad = across if grad is None else grad + across
-        return grad, None
+        return grad, None, None
 
 
-def _polar(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    direction, length = _Polar.apply(x, dim)  # type: ignore[no-untyped-call]
+def polar(x: Tensor, dim: int, slack: float = 1.0) -> tuple[Tensor, Tensor]:
+    """(direction, length) of `x` in its compute dtype.
+
+    The derivative of the direction is 1 / length, held at a fourth of the range of x's own dtype,
+    less the factor `slack` that the caller multiplies it by.
+    """
+    x = as_float(x)
+    info = torch.finfo(x.dtype)
+    shortest = max(info.tiny, 4 * slack / info.max)
+    direction, length = _Polar.apply(widen(x), dim, shortest)  # type: ignore[no-untyped-call]
     return direction, length
 
 
@@ -80,7 +88,7 @@ def safe_norm(x: Tensor, dim: int = -1, *, keepdim: bool = False) -> Tensor:
     tensor([0., 0., 0.])
     """
     x = as_float(x)
-    _, norm = _polar(widen(x), dim)
+    _, norm = polar(x, dim)
     return saturate(norm if keepdim else norm.squeeze(dim), x.dtype).to(x.dtype)
 
 
@@ -95,7 +103,7 @@ def safe_normalize(x: Tensor, dim: int = -1) -> Tensor:
             [0.0000, 0.0000]])
     """
     x = as_float(x)
-    return _polar(widen(x), dim)[0].to(x.dtype)
+    return polar(x, dim)[0].to(x.dtype)
 
 
 def cosine_similarity(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
@@ -109,7 +117,7 @@ def cosine_similarity(x: Tensor, y: Tensor, dim: int = -1) -> Tensor:
     """
     x, y = as_float(x), as_float(y, "y")
     dtype = torch.promote_types(x.dtype, y.dtype)
-    cosine = (_polar(widen(x), dim)[0] * _polar(widen(y), dim)[0]).sum(dim)
+    cosine = (polar(x, dim)[0] * polar(y, dim)[0]).sum(dim)
     return cosine.clamp(-1, 1).to(dtype)
 
 

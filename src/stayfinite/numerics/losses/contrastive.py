@@ -12,8 +12,8 @@ from torch import Tensor
 from ...errors import UsageError
 from ..eps import gate, log_least, saturate, widen
 from ..masked import masked_logsumexp, masked_mean, masked_sum
-from ..ops import bound, safe_div, safe_log
-from ..reduce import safe_normalize
+from ..ops import bound, log_of, safe_div, safe_log
+from ..reduce import polar
 from .classification import masked_cross_entropy
 
 __all__ = ["TemiOutput", "beta_mi", "info_nce", "temi_loss"]
@@ -39,7 +39,8 @@ def info_nce(
     if not min_temperature > 0:
         raise UsageError(f"`min_temperature` must be above 0, got {min_temperature!r}")
     with torch.autocast(query.device.type, enabled=False):
-        q, k = safe_normalize(widen(query, "query")), safe_normalize(widen(keys, "keys"))
+        q, _ = polar(query, -1, 1 / min(min_temperature, 1))
+        k, _ = polar(keys, -1, 1 / min(min_temperature, 1))
         t = torch.as_tensor(temperature, dtype=q.dtype, device=q.device)
         logits = q @ k.mT / bound(t, min_temperature, torch.finfo(q.dtype).max)
         target = torch.arange(q.shape[-2], device=q.device)
@@ -63,7 +64,8 @@ def beta_mi(p1: Tensor, p2: Tensor, pk: Tensor, beta: float = 0.6) -> Tensor:
     """
     a, b = widen(p1, "p1"), widen(p2, "p2")
     is_shared = (a > 0) & (b > 0)
-    joint = beta * (safe_log(a) + safe_log(b)) - safe_log(widen(pk, "pk"))
+    log_pk = log_of(widen(pk, "pk"), pk.dtype)
+    joint = beta * (log_of(a, p1.dtype) + log_of(b, p2.dtype)) - log_pk
     return masked_logsumexp(joint, is_shared, empty=log_least(a.dtype))
 
 

@@ -14,9 +14,6 @@ from ..masked import REDUCTIONS, masked_mean, masked_sum
 
 __all__ = ["CtcOutput", "ctc_loss"]
 
-# Stands for log 0: its sum over any sequence stays finite in fp32, and no real path comes near it.
-_LOG_ZERO = -1e30
-
 
 class CtcOutput(NamedTuple):
     """What `ctc_loss` returns."""
@@ -40,9 +37,10 @@ def ctc_loss(
 
     Prevents: the infinite loss of a target that is too long for its input (each repeated label
     needs a blank in between), and its NaN gradient. `zero_infinity=True` hides such samples, and
-    still counts them in the mean, here they are counted out and reported. Classes at -inf are
-    allowed; a target that needs one is infeasible. The mean is over the feasible samples, each
-    divided by its target's length, as `F.ctc_loss` has it. Targets are padded, (N, S).
+    still counts them in the mean; here they are left out of it and reported. Classes at -inf are
+    allowed; a target that needs one (or a log-probability below -1e6) is infeasible. The mean is
+    over the feasible samples, each divided by its target's length, as `F.ctc_loss` has it. Targets
+    are padded, (N, S).
 
     >>> log_probs = torch.randn(4, 2, 3).log_softmax(-1)
     >>> targets = torch.tensor([[1, 1, 1], [1, 2, 1]])   # 1 1 1 needs five frames
@@ -56,10 +54,13 @@ def ctc_loss(
             "ctc_loss takes log_probs (T, N, C) and padded targets (N, S), got shapes "
             f"{tuple(log_probs.shape)} and {tuple(targets.shape)}"
         )
-    x = widen(log_probs, "log_probs").clamp_min(_LOG_ZERO)
+    # What stands for log 0. The kernel's gradient is exp of a difference of sums over the frames:
+    # the rounding error of such a sum must stay far below the limit of exp.
+    log_zero = -min(1e6, 5e8 / max(log_probs.shape[0], 1))
+    x = widen(log_probs, "log_probs").clamp_min(log_zero)
     is_short = target_lengths + _num_repeats(targets, target_lengths) > input_lengths
     raw = F.ctc_loss(x, targets, input_lengths, target_lengths, blank, "none", zero_infinity=True)
-    is_infeasible = is_short | (raw.detach() >= -_LOG_ZERO / 2)
+    is_infeasible = is_short | (raw.detach() >= -0.9 * log_zero)
     loss = gate(raw, (~is_infeasible).to(raw.dtype))
     if reduction == "mean":
         lengths = target_lengths.clamp_min(1).to(loss.dtype)

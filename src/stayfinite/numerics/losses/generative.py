@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..eps import hold, saturate, widen
+from ..eps import as_float, broadcast, clip, hold, run, saturate, widen
 from ..masked import masked_mean, reduce_loss
-from ..ops import bound
-from ..reduce import safe_normalize
+from ..ops import bound, exp_limit
+from ..reduce import polar
 
 __all__ = ["gaussian_kl", "gaussian_nll", "normalized_mse"]
 
 LOG_VAR_BOUNDS = (-20.0, 20.0)
 
 
-def _square(x: Tensor) -> Tensor:
-    """x², held within the range; gradient zero where it is held."""
-    edge = math.sqrt(torch.finfo(x.dtype).max) * (1 - torch.finfo(x.dtype).eps)
-    return hold(x, edge).square()
+class _WeightedSquare(torch.autograd.Function):
+    """error² / exp(log_var), with both derivatives held below `top`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(error: Tensor, log_var: Tensor, top: float) -> Tensor:
+        z = clip(error * (-0.5 * log_var).exp())
+        return z.square().clamp_max(torch.finfo(z.dtype).max)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        error, log_var, ctx.top = inputs
+        ctx.save_for_backward(error, log_var)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        error, log_var = ctx.saved_tensors
+        inverse = (-0.5 * log_var).exp()
+        z = clip(error * inverse)
+        by_error = grad * clip(2 * z * inverse).clamp(-ctx.top, ctx.top)
+        by_log_var = grad * -z.square().clamp_max(ctx.top)
+        return by_error, by_log_var, None
+
+
+def _bounded(log_var: Tensor, bounds: tuple[float, float]) -> Tensor:
+    x = as_float(log_var, "log_var")
+    # exp(log_var) is also the derivative, which has to fit into the dtype of the input.
+    high = min(bounds[1], exp_limit(x.dtype))
+    return bound(widen(x), bounds[0], high)
 
 
 def normalized_mse(
@@ -36,7 +63,7 @@ def normalized_mse(
     >>> normalized_mse(torch.tensor([[1e30, 0.0]]), torch.tensor([[1.0, 0.0]]))
     tensor(0.)
     """
-    gap = safe_normalize(widen(prediction), dim) - safe_normalize(widen(target, "target"), dim)
+    gap = polar(prediction, dim, 2.0)[0] - polar(target, dim, 2.0)[0]
     return masked_mean(gap.square().sum(dim), mask)
 
 
@@ -53,15 +80,18 @@ def gaussian_nll(
 
     Prevents: `(target - mean)² / exp(log_var)` with a log-variance that ran away: exp overflows at
     88, and a variance of 0 divides by zero. The log-variance is bounded (see `bound`: it can come
-    back), and a squared error beyond the range is held. `full` adds the constant log(2π)/2.
-    Half precision is computed and returned in fp32.
+    back; for fp16 the upper bound is 11), a squared error beyond the range is held, and so are the
+    derivatives. `full` adds the constant log(2π)/2. Half precision is computed and returned in
+    fp32.
 
     >>> gaussian_nll(torch.zeros(1), torch.ones(1), torch.tensor([-1000.0])).isfinite()
     tensor(True)
     """
-    lv = bound(widen(log_var, "log_var"), *log_var_bounds)
+    lv = _bounded(log_var, log_var_bounds)
     error = saturate(widen(target, "target") - widen(mean, "mean"))
-    loss = 0.5 * (lv + _square(saturate(error * (-0.5 * lv).exp())))
+    error, lv = broadcast(error, lv)
+    narrow = min((mean.dtype, target.dtype, log_var.dtype), key=lambda d: torch.finfo(d).max)
+    loss = 0.5 * (lv + run(_WeightedSquare, error, lv, torch.finfo(narrow).max))
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
     return reduce_loss(loss, reduction)
@@ -77,12 +107,14 @@ def gaussian_kl(
     """KL divergence of N(mean, exp(log_var)) from N(0, 1), the term of a VAE, elementwise.
 
     Prevents: `exp(log_var)` of an encoder that ran away (inf from 88 on, from 11 in fp16). The
-    log-variance is bounded, and can come back (see `bound`). Half precision is computed and
-    returned in fp32.
+    log-variance is bounded, and can come back (see `bound`); for fp16 the upper bound is 11. Half
+    precision is computed and returned in fp32.
 
     >>> gaussian_kl(torch.zeros(2), torch.tensor([0.0, 1000.0])).isfinite()
     tensor(True)
     """
-    lv = bound(widen(log_var, "log_var"), *log_var_bounds)
+    lv = _bounded(log_var, log_var_bounds)
+    m = widen(mean, "mean")
+    half_square = hold(m, torch.finfo(m.dtype).max ** 0.5 * (1 - 2**-20)).square() * 0.5
     # expm1 keeps the digits near log_var = 0, where exp(lv) - 1 - lv cancels.
-    return reduce_loss(0.5 * (_square(widen(mean, "mean")) + (lv.expm1() - lv)), reduction)
+    return reduce_loss(half_square + 0.5 * (lv.expm1() - lv), reduction)

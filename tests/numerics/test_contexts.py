@@ -1,0 +1,139 @@
+"""The same under autocast, torch.compile, vmap and DTensor, and without a look at the device."""
+
+import os
+
+import pytest
+import torch
+from tests.numerics.cases import CASES, ELEMENTWISE, leaves, value_and_grads
+from torch.utils._python_dispatch import TorchDispatchMode
+
+SYNCS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item")
+
+
+class CountSyncs(TorchDispatchMode):
+    """Counts the operators that copy a number from the device to the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_syncs = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.num_syncs += func.overloadpacket.__name__ in SYNCS
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_counter_counts():
+    with CountSyncs() as mode:
+        bool(torch.ones(()) > 0)
+        torch.ones(()).item()
+    assert mode.num_syncs == 2
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_host_sync_in_forward_or_backward(case):
+    inputs = leaves([x.float() for x in case.sample()])
+    with CountSyncs() as mode:
+        value_and_grads(case.fn, inputs)
+    assert mode.num_syncs == 0
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_autocast_changes_nothing_beyond_its_own_rounding(case, half):
+    torch.manual_seed(0)
+    inputs = [x.float() for x in case.sample()]
+    plain = value_and_grads(case.fn, leaves(inputs))
+    with torch.autocast("cpu", dtype=half):
+        cast = value_and_grads(case.fn, leaves(inputs))
+        extreme = value_and_grads(case.fn, leaves(case.failing()))
+    torch.testing.assert_close(cast[0].float(), plain[0], rtol=2e-2, atol=2e-2)
+    for a, b in zip(cast[1], plain[1]):
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+    assert extreme[0].isfinite().all() and all(g.isfinite().all() for g in extreme[1])
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.can_vmap], ids=str)
+def test_vmap_equals_a_loop(case):
+    stacked = [torch.stack(xs).float() for xs in zip(*(case.sample() for _ in range(3)))]
+    got = torch.vmap(case.fn)(*stacked)
+    want = torch.stack([case.fn(*(x[i] for x in stacked)) for i in range(3)])
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.can_vmap and c.num_trained is None], ids=str
+)
+def test_vmap_of_the_gradient_equals_a_loop(case):
+    stacked = [torch.stack(xs).float() for xs in zip(*(case.sample() for _ in range(2)))]
+    gradient = torch.func.grad(lambda *xs: case.fn(*xs).sum())
+    got = torch.vmap(gradient)(*stacked)
+    want = torch.stack([gradient(*(x[i] for x in stacked)) for i in range(2)])
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_vmap_is_said():
+    """F.ctc_loss has no batching rule; batch norm writes into its buffers."""
+    assert [c.name for c in CASES if not c.can_vmap] == ["ctc_loss", "SafeBatchNorm1d"]
+
+
+def compiled_equals_eager(case, backend):
+    torch._dynamo.reset()
+    inputs = [x.float() for x in case.sample()]
+    want = value_and_grads(case.fn, leaves(inputs))
+    got = value_and_grads(torch.compile(case.fn, fullgraph=True, backend=backend), leaves(inputs))
+    torch.testing.assert_close(got[0], want[0], rtol=1e-4, atol=1e-5)
+    for a, b in zip(got[1], want[1]):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    extreme = value_and_grads(
+        torch.compile(case.fn, fullgraph=True, backend=backend), leaves(case.failing())
+    )
+    assert extreme[0].isfinite().all() and all(g.isfinite().all() for g in extreme[1])
+
+
+FEW = {"safe_log", "safe_div", "safe_norm", "masked_softmax", "focal_loss", "stable_attention"}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in FEW], ids=str)
+def test_compiles_as_one_graph(case):
+    compiled_equals_eager(case, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in CASES if c.name not in FEW], ids=str)
+def test_all_compile_as_one_graph(case):
+    compiled_equals_eager(case, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in CASES if c.name in FEW], ids=str)
+def test_inductor(case):
+    compiled_equals_eager(case, "inductor")
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    store = tmp_path_factory.mktemp("mesh") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    os.environ.setdefault("LOCAL_RANK", "0")
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("case", ELEMENTWISE, ids=str)
+def test_elementwise_functions_take_dtensors(case, mesh):
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    inputs = [x.float() for x in case.sample()]
+    sharded = [distribute_tensor(x, mesh, [Shard(0)]).requires_grad_() for x in inputs]
+    out = case.fn(*sharded)
+    assert isinstance(out, DTensor)
+    out.sum().backward()
+    plain = leaves(inputs)
+    want = case.fn(*plain)
+    want.sum().backward()
+    torch.testing.assert_close(out.full_tensor(), want)
+    for a, b in zip(sharded, plain):
+        torch.testing.assert_close(a.grad.full_tensor(), b.grad)
