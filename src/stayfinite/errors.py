@@ -1,13 +1,13 @@
 """The one exception tree.
 
-    StayfiniteError
-    ├── UsageError            (also ValueError)  a wrong argument, setting or call; names the value and the way out
-    ├── NonFiniteError        (also ArithmeticError)  policy "raise": carries the Incident
-    ├── BudgetExceededError   skipping went past its budget; carries the last Incident
-    ├── CheckpointError       a checkpoint that cannot or must not be used
-    │   ├── UnreadableError   not a format that is known, truncated, or lying about itself
-    │   └── HostileFileError  reading it the usual way would run code
-    └── MissingExtraError     (also ImportError)  names the exact `pip install` line
+StayfiniteError
+├── UsageError            (also ValueError)  a wrong argument, setting or call; names the value and the way out
+├── NonFiniteError        (also ArithmeticError)  policy "raise": carries the Incident
+├── BudgetExceededError   skipping went past its budget; carries the last Incident
+├── CheckpointError       a checkpoint that cannot or must not be used
+│   ├── UnreadableError   not a format that is known, truncated, or lying about itself
+│   └── HostileFileError  reading it the usual way would run code
+└── MissingExtraError     (also ImportError)  names the exact `pip install` line
 """
 
 from __future__ import annotations

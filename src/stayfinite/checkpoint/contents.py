@@ -235,7 +235,9 @@ def step_and_epoch(contents: Contents) -> tuple[int | None, int | None]:
     from .rates import number_of
 
     step = epoch = None
-    for _, root in contents.roots:
+    for label, root in contents.roots:
+        if label:  # a distributed checkpoint keeps each entry by itself
+            root = {label.rpartition(".")[2]: root}
         if not isinstance(root, dict):
             continue
         for key in _STEP_KEYS:

@@ -33,7 +33,7 @@ _CERTAIN = _SUFFIXES - {".bin", ".pkl", ".pickle"}
 """A file so named that is no checkpoint is a finding; any `.bin` may be something else."""
 _STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt|it)[=_\-. ]?(\d+)", re.I)
 _EPOCH = re.compile(r"(?:epoch|ep|e)[=_\-. ]?(\d+)", re.I)
-_DIGITS = re.compile(r"(\d+)(?!.*\d)")
+_DIGITS = re.compile(r"(?:^|[_\-.=])(\d+)$")
 _ABSORBS = re.compile(r"^(checkpoint|ckpt|global_?step|step|iter|epoch)[=_\-]?\d+$", re.I)
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -113,9 +113,7 @@ def _walk(folder: Path, skipped: list[Path]) -> list[Unit]:
         for sub in folders:
             units.extend(_walk(sub, skipped))
         return units
-    unit = Unit(
-        folder, kind, [f for f in files if is_candidate(f) or f.name.endswith(".index.json")]
-    )
+    unit = Unit(folder, kind, [f for f in files if _belongs(f)])
     skipped.extend(f for f in files if f not in unit.files and f.name != ".metadata")
     inner = [u for sub in folders for u in _walk(sub, skipped)]
     if _ABSORBS.match(folder.name) or (folder / "trainer_state.json").exists():
@@ -123,6 +121,10 @@ def _walk(folder: Path, skipped: list[Path]) -> list[Unit]:
             unit.files.extend([part.path] if part.kind == "dcp" else part.files)
         inner = []
     return [unit, *inner]
+
+
+def _belongs(file: Path) -> bool:
+    return file.name.endswith(".index.json") or (file.name != ".metadata" and is_candidate(file))
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -140,9 +140,9 @@ def report_contents(
 
 def _rates(contents: Contents, limits: Limits) -> LearningRates:
     parts = []
-    for _, root in contents.roots:
+    for label, root in contents.roots:
         try:
-            parts.append(find_rates(root, limits))
+            parts.append(find_rates(root, limits, label))
         except FileFault:
             continue  # a rate in a broken tensor is a finding already
     return merge_rates(parts)

@@ -35,8 +35,16 @@ _NAMES = (
 _MAX_DEPTH = 8
 
 
-def find_rates(root: Any, limits: Limits) -> LearningRates:
-    """The learning rates in a tree: parameter groups and schedulers, wherever they are."""
+def find_rates(root: Any, limits: Limits, label: str = "") -> LearningRates:
+    """The learning rates in a tree: parameter groups and schedulers, wherever they are.
+
+    `label` is the dotted name of the tree: distributed checkpoints keep each entry by itself.
+    """
+    *above, last = label.split(".")
+    if "param_groups" in above:
+        root = {"param_groups": [{last: root}]}
+    elif label:
+        root = {last: root}
     groups: list[dict[Any, Any]] = []
     schedulers: list[dict[Any, Any]] = []
     for node in _dicts(root, limits):

@@ -19,7 +19,7 @@ from .limits import DEFAULT_LIMITS, Limits
 from .measure import Probe
 from .one_file import scan_file
 from .rates import compare, merge_rates
-from .records import CheckpointReport, FileReport, LearningRates, ScanReport, TensorFinding, worst
+from .records import CheckpointReport, FileReport, ScanReport, TensorFinding, worst
 from .timeline import build_timelines
 
 __all__ = ["Progress", "Task", "plan_tasks", "scan"]
@@ -75,7 +75,7 @@ def scan(
     ...         torch.save(state, f"{folder}/step_{step}.pt")
     ...     report = scan(folder)
     >>> report.verdict, report.last_good.endswith("step_100.pt"), report.timelines[0].first_broken
-    ('corrupt', True, ('w',))
+    ('corrupt', True, ('model.w',))
     """
     begin = time.perf_counter()
     wanted = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
@@ -213,8 +213,6 @@ def _checkpoint(
     reports = [*ready, *files]
     findings: list[TensorFinding] = check_index(unit, reports, limits)
     rates = merge_rates([f.rates for f in reports])
-    if rates == LearningRates() and unit.kind == "dcp":
-        rates = _dcp_rates(reports)
     if lr is not None:
         mismatch = compare(rates, lr, lr_source)
         findings += [mismatch] if mismatch else []
@@ -236,22 +234,6 @@ def _checkpoint(
         rates=rates,
         modified=unit.path.stat().st_mtime if unit.path.exists() else 0.0,
         link_to=os.readlink(unit.path) if unit.path.is_symlink() else None,
-    )
-
-
-def _dcp_rates(reports: list[FileReport]) -> LearningRates:
-    """Distributed checkpoints flatten parameter groups: `optimizer.param_groups.fc.weight.lr`."""
-    found: dict[str, list[float]] = {}
-    for report in reports:
-        for tensor in report.tensors:
-            last = tensor.name.rpartition(".")[2]
-            is_rate = "param_groups" in tensor.name and last in ("lr", "initial_lr", "max_lr")
-            if is_rate and tensor.stats.num_elements == 1 and tensor.stats.max is not None:
-                found.setdefault(last, []).append(tensor.stats.max)
-    return LearningRates(
-        optimizer=tuple(found.get("lr", ())),
-        initial=tuple(found.get("initial_lr", ())),
-        peak=tuple(found.get("max_lr", ())),
     )
 
 

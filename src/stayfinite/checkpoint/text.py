@@ -20,6 +20,9 @@ __all__ = ["describe_diff", "describe_scan", "human_bytes", "summary"]
 
 _MAX_FINDINGS = 8
 _MAX_LISTED = 6
+_WORTH_A_SPEED = 100e6
+_OWN = ("torch.", "__torch__.", "numpy.", "collections.", "builtins.")
+"""Classes that everybody's files have; the JSON report lists them too."""
 
 
 def human_bytes(count: float) -> str:
@@ -84,21 +87,22 @@ def _file(file: FileReport, checkpoint: CheckpointReport, verbose: bool) -> Iter
         yield from _finding(finding)
     hidden = len(file.findings) - len(shown)
     if hidden:
-        yield f"    … and {hidden:,} more findings (--verbose shows all)"
-    if file.placeholders and (verbose or file.findings):
-        names = ", ".join(file.placeholders[: None if verbose else _MAX_LISTED])
-        more = len(file.placeholders) - _MAX_LISTED
+        yield f"      … and {hidden:,} more findings (--verbose shows all)"
+    foreign = [p for p in file.placeholders if verbose or not p.startswith(_OWN)]
+    if foreign:
+        names = ", ".join(foreign[: None if verbose else _MAX_LISTED])
+        more = len(foreign) - _MAX_LISTED
         tail = f" and {more:,} more" if more > 0 and not verbose else ""
-        yield f"    classes named in the file, not imported: {names}{tail}"
+        yield f"      classes named in the file, not imported: {names}{tail}"
     if verbose:
         for note in file.notes:
-            yield f"    note: {note}"
+            yield f"      note: {note}"
         for tensor in file.tensors:
             s = tensor.stats
             span = f"{s.min:.4g} … {s.max:.4g}" if s.min is not None else "no values"
             alias = f"  = {', '.join(tensor.aliases)}" if tensor.aliases else ""
             role = ROLE_TITLES.get(tensor.role, tensor.role)
-            yield f"    {tensor.name}  {s.dtype} {list(s.shape)}  {span}  [{role}]{alias}"
+            yield f"      {tensor.name}  {s.dtype} {list(s.shape)}  {span}  [{role}]{alias}"
 
 
 def _finding(finding: TensorFinding) -> Iterator[str]:
@@ -106,9 +110,9 @@ def _finding(finding: TensorFinding) -> Iterator[str]:
     if finding.tensor is not None and finding.stats is not None:
         role = ROLE_TITLES.get(finding.role or "", finding.role or "")
         about = f"{finding.tensor} [{role}]: "
-    yield f"    {finding.code}  {about}{finding.message}"
+    yield f"      {finding.code}: {about}{finding.message}"
     if finding.action:
-        yield f"        try: {finding.action}"
+        yield f"          try: {finding.action}"
 
 
 def _rate(values: tuple[float, ...]) -> str:
@@ -129,7 +133,9 @@ def _timeline(timeline: RunTimeline) -> Iterator[str]:
             if e.epoch is not None
             else "?"
         )
-        change = f"{e.change:.1%} {_short(e.changed_tensor)}" if e.change is not None else "–"
+        change = f"{e.change:.2%} {_short(e.changed_tensor)}" if e.change else "–"
+        if e.change == 0:
+            change = "none"
         norm = f"{e.weight_norm:.5g}" if e.weight_norm is not None else "–"
         saved = (_rate(e.rates.optimizer), _rate(e.rates.scheduler))
         rows.append((when, e.verdict, norm, change, *saved, os.path.basename(e.path)))

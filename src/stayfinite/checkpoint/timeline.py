@@ -32,9 +32,9 @@ def build_timelines(checkpoints: list[CheckpointReport], limits: Limits) -> list
     return timelines
 
 
-def _names(checkpoint: CheckpointReport) -> frozenset[str]:
+def _names(checkpoint: CheckpointReport) -> frozenset[tuple[str, tuple[int, ...]]]:
     return frozenset(
-        weight_name(tuple(t.name.split(".")))
+        (weight_name(tuple(t.name.split("."))), t.stats.shape)
         for f in checkpoint.files
         for t in f.tensors
         if t.role in ("weights", "batchnorm", "buffer", "ema")
@@ -42,8 +42,8 @@ def _names(checkpoint: CheckpointReport) -> frozenset[str]:
 
 
 def _same_model(members: list[CheckpointReport]) -> list[list[CheckpointReport]]:
-    """Checkpoints that share most tensor names; what cannot be read joins the largest group."""
-    groups: list[tuple[frozenset[str], list[CheckpointReport]]] = []
+    """Checkpoints that share most names and shapes; what cannot be read joins the largest group."""
+    groups: list[tuple[frozenset[tuple[str, tuple[int, ...]]], list[CheckpointReport]]] = []
     lost = []
     for member in members:
         names = _names(member)
@@ -126,7 +126,7 @@ def _entry(
                 continue
             moved = change_between(old, tensor).relative
             if moved is not None and (largest is None or moved > largest[0]):
-                largest = (moved, name)
+                largest = (moved, tensor.name)
     except FileFault:
         pass  # the file changed under the scan, which its verdict says
     return TimelineEntry(
@@ -151,4 +151,4 @@ def _broken_tensors(checkpoint: CheckpointReport | None) -> list[str]:
         for f in file.findings
         if f.code == "nonfinite_tensor" and f.stats is not None and f.tensor is not None
     ]
-    return [weight_name(tuple(n.split("."))) for _, n in sorted(found, key=lambda p: p[0])]
+    return [name for _, name in sorted(found, key=lambda p: p[0])]

@@ -1,0 +1,19 @@
+"""The command line. Commands live in one file each and import torch only when they run."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the `stayfinite` command."""
+    args = sys.argv[1:] if argv is None else argv
+    if args and args[0] == "run":
+        from .run import split_arguments
+
+        args = split_arguments(args)
+    from .app import app
+
+    app(args=args, prog_name="stayfinite")

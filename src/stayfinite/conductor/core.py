@@ -119,11 +119,21 @@ class Core:
             return
         self._is_primed = True
         self.state.note_initial()
-        self._has_room = self.state.snapshot_bytes() < _free_memory() * self.settings.snapshot_ram_share
+        self._has_room = (
+            self.state.snapshot_bytes() < _free_memory() * self.settings.snapshot_ram_share
+        )
         self.state.shadow_buffers()
         if self._has_room:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
+
+    def prime_again(self) -> None:
+        """A model turned up: before the first step, all of it counts as the start."""
+        if self.num_applied == 0:
+            self._is_primed = False
+            self.prime()
+        else:
+            self.state.shadow_buffers()
 
     def remember(self, window: Window) -> None:
         """One line of history; tensors by reference, so that nothing syncs."""
@@ -131,7 +141,15 @@ class Core:
         scaler = self.state.scalers[0] if self.state.scalers else None
         scale = scaler._scale if scaler is not None else None
         self.history.append(
-            (window.step, window.epoch, loss, window.norm, self.state.lrs(), scale, window.num_applied > 0)
+            (
+                window.step,
+                window.epoch,
+                loss,
+                window.norm,
+                self.state.lrs(),
+                scale,
+                window.num_applied > 0,
+            )
         )
 
     def close_healthy(self, window: Window, is_epoch_end: bool = False) -> Failure | None:
@@ -149,7 +167,9 @@ class Core:
         if not self._has_room:
             return
         if len(self.log) % 32 == 0:
-            self._log_bytes = (len(self.log) + 32) * sum(batch_bytes(b.value) for b in window.batches)
+            self._log_bytes = (len(self.log) + 32) * sum(
+                batch_bytes(b.value) for b in window.batches
+            )
         self.log.append(window)
 
     def _is_deep_due(self) -> bool:

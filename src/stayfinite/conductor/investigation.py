@@ -144,7 +144,10 @@ class Investigation:
 
     def _came_later(self, source: SourceRef) -> bool:
         """Whether a parameter, buffer or moment went bad during this run."""
-        return source.kind != "batch" and f"{source.kind} {source.name}" not in self.state.initially_bad
+        return (
+            source.kind != "batch"
+            and f"{source.kind} {source.name}" not in self.state.initially_bad
+        )
 
     def _run_deep(self) -> Passes:
         return (yield from self._travel(self.failure))
@@ -304,7 +307,9 @@ class Investigation:
         )
 
 
-DIAGNOSE: Callable[[Investigation, Incident, Origin | None], Generator[Pass, PassResult, Incident]] | None = None
+DIAGNOSE: (
+    Callable[[Investigation, Incident, Origin | None], Generator[Pass, PassResult, Incident]] | None
+) = None
 """Set by the diagnosis; it may ask for passes of its own."""
 
 

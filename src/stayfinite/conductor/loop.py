@@ -148,7 +148,9 @@ class LoopDriver:
         """A window that ran on corrupt state, from its start, as if it were new."""
         self.state.shadow_buffers()
         rng = self.core.rng.capture()
-        refs = [BatchRef(b.step, b.epoch, b.items, rng=b.rng, indices=b.indices) for b in old.batches]
+        refs = [
+            BatchRef(b.step, b.epoch, b.items, rng=b.rng, indices=b.indices) for b in old.batches
+        ]
         refs[0].rng = rng
         self.window = Window(batches=refs, rng=rng, lrs=self.state.lrs())
         self._to_serve.extend((o, i, ref) for ref in refs for o, i in ref.items)
@@ -270,7 +272,9 @@ class LoopDriver:
     def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any:
         """A step that was not applied does not move the schedule either."""
         self.on_scheduler(scheduler)
-        if self._holds_schedulers or (self.active is not None and not self.active.wanted.is_applied):
+        if self._holds_schedulers or (
+            self.active is not None and not self.active.wanted.is_applied
+        ):
             return None
         failure = self.window.failure if self.window is not None else None
         is_scaler_skip = failure is not None and failure.symptom == "scaler_skip"
@@ -420,9 +424,7 @@ class LoopDriver:
         _mark_called(optimizer)
         return self.active.on_step(optimizer, call, step)
 
-    def _closure_step(
-        self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
-    ) -> Any:
+    def _closure_step(self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]) -> Any:
         """The optimizer evaluates the loss itself, once (Lightning) or many times (LBFGS)."""
         if not isinstance(optimizer, torch.optim.LBFGS):
             with torch.enable_grad():

@@ -371,4 +371,3 @@ class _Schedule:
         """A step that is run again on a journey back."""
         if self.is_ours:
             self.scheduler.step()
-

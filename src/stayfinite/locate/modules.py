@@ -74,8 +74,10 @@ class ModuleStack:
         """Path and type of the module that made the autograd node with this number."""
         best: tuple[int, str | None, str] | None = None
         for start, end, name, kind in self._spans:
-            if start <= number < end and name is not None and (best is None or end - start < best[0]):
+            if (
+                start <= number < end
+                and name is not None
+                and (best is None or end - start < best[0])
+            ):
                 best = (end - start, name, kind)
         return (best[1], best[2]) if best else (None, None)
-
-

@@ -236,7 +236,12 @@ def to_location(origin: Origin, method: str = "replay") -> Location:
         chain[-1] = replace(chain[-1], role="symptom")
     main = next((c for c in chain if c.role == "birth"), chain[0] if chain else None)
     place = main
-    if main is not None and main.role == "source" and origin.consumer is not None and len(chain) > 1:
+    if (
+        main is not None
+        and main.role == "source"
+        and origin.consumer is not None
+        and len(chain) > 1
+    ):
         place = chain[1]
     if main is None or place is None:
         source = origin.source
@@ -286,7 +291,9 @@ def _link(note: Note, origin: Origin) -> Link:
         direction=note.direction,
         module=note.module,
         module_type=note.module_type,
-        file=os.path.abspath(user.file) if user and not user.file.startswith("<") else user and user.file,
+        file=os.path.abspath(user.file)
+        if user and not user.file.startswith("<")
+        else user and user.file,
         line=user.line if user else None,
         source=user.source if user else None,
         function=user.function if user else None,

@@ -168,7 +168,11 @@ class OpTrace(TorchDispatchMode):
         self._anomaly.__exit__(*exc)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if self.is_paused or not func._schema.name.startswith("aten::"):
@@ -195,7 +199,9 @@ class OpTrace(TorchDispatchMode):
                 given.append(Given(name, values, t))
         return given
 
-    def _inspect(self, schema: _Schema, named: dict[str, Any], given: list[Given], out: Any) -> None:
+    def _inspect(
+        self, schema: _Schema, named: dict[str, Any], given: list[Given], out: Any
+    ) -> None:
         results = [t for t in _tensors(out) if _is_float(t)]
         if not schema.written and results and _shares_memory(results[0], given):
             return  # a view whose schema does not say so (unsafe_split, _unsafe_view)

@@ -47,7 +47,9 @@ class Witness:
     def note_restore(self, target: Any, saved: Any) -> None:
         with self._lock:
             self._order += 1
-            small = {k: saved[k] for k in ("param_groups",) if isinstance(saved, dict) and k in saved}
+            small = {
+                k: saved[k] for k in ("param_groups",) if isinstance(saved, dict) and k in saved
+            }
             self.restored[target] = Restore(self.last_path, self._order, small)
 
     def restore_of(self, *objects: Any) -> Restore | None:
@@ -99,7 +101,9 @@ def _wrap_torch_load() -> None:
     @functools.wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         path = getattr(f, "name", f)
-        witness.last_path = str(path) if isinstance(path, (str, bytes)) or hasattr(path, "__fspath__") else None
+        witness.last_path = (
+            str(path) if isinstance(path, (str, bytes)) or hasattr(path, "__fspath__") else None
+        )
         return original(f, *args, **kwargs)
 
     torch.load = load

@@ -39,9 +39,7 @@ class Snapshot:
         dicts: Sequence[dict[Any, Any]],
     ) -> None:
         """Copy now. `dicts` are the optimizers' state: entries born later are removed on restore."""
-        if len(tensors) != len(self._live) or any(
-            a is not b for a, b in zip(tensors, self._live)
-        ):
+        if len(tensors) != len(self._live) or any(a is not b for a, b in zip(tensors, self._live)):
             self._live = list(tensors)
             self._kept = [_room_for(t) for t in tensors]
         _copy_all(self._kept, self._live)

@@ -17,7 +17,9 @@ __all__ = ["RunFolder"]
 class RunFolder:
     """Saves each incident as `incidents/<id>/incident.json` with the readable text beside it."""
 
-    def __init__(self, path: str | Path | None, say: Callable[[Incident], None] | None = None) -> None:
+    def __init__(
+        self, path: str | Path | None, say: Callable[[Incident], None] | None = None
+    ) -> None:
         self.path = Path(path) if path is not None else None
         self._say = say or _one_line
         self._has_warned = False

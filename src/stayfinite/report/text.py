@@ -106,7 +106,9 @@ def _where(location: Location) -> str:
     if location.module is not None:
         lines.append(f"  module    {location.module or '(the model itself)'}")
     if location.file:
-        lines.append(f"  line      {short_path(location.file)}:{location.line}  in {location.function}")
+        lines.append(
+            f"  line      {short_path(location.file)}:{location.line}  in {location.function}"
+        )
         if location.source:
             lines.append(f"            {location.source}")
     if location.library_file:
@@ -186,7 +188,9 @@ def _why(incident: Incident) -> str:
         shown = ", ".join(map(str, d.samples[:12]))
         lines.append(f"  rows of the batch that are enough to fail: {shown}")
     if d.dataset_indices:
-        lines.append(f"  their indices in the data set: {', '.join(map(str, d.dataset_indices[:12]))}")
+        lines.append(
+            f"  their indices in the data set: {', '.join(map(str, d.dataset_indices[:12]))}"
+        )
     if d.experiments:
         lines.append("")
         lines.append("proof")

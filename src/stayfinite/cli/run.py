@@ -1,0 +1,82 @@
+"""`stayfinite run train.py …`: the script runs as it would by itself, under the guard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import typer
+
+__all__ = ["register", "split_arguments"]
+
+_WITH_VALUE = {"--policy", "--run-dir", "--max-skips", "--budget"}
+
+
+def split_arguments(args: list[str]) -> list[str]:
+    """Put `--` before the script, so that its own options stay its own.
+
+    >>> split_arguments(["run", "--policy", "raise", "train.py", "--policy", "x"])
+    ['run', '--policy', 'raise', '--', 'train.py', '--policy', 'x']
+    >>> split_arguments(["run", "-m", "pkg.train", "--lr", "1"])
+    ['run', '-m', 'pkg.train', '--', '--lr', '1']
+    """
+    i = 1
+    while i < len(args):
+        arg = args[i]
+        if arg == "--":
+            return args
+        if arg in ("-m", "--module"):
+            return [*args[: i + 2], "--", *args[i + 2 :]]
+        if not arg.startswith("-"):
+            return [*args[:i], "--", *args[i:]]
+        i += 2 if arg in _WITH_VALUE else 1
+    return args
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run")(run)
+
+
+def run(
+    target: Optional[list[str]] = typer.Argument(  # noqa: UP045 - typer reads it
+        None, metavar="SCRIPT [ARGS]...", help="The training script and its own arguments."
+    ),
+    module: Optional[str] = typer.Option(  # noqa: UP045
+        None, "-m", "--module", help="Run a module instead of a script, as `python -m` does."
+    ),
+    policy: str = typer.Option("skip", help="What to do about a bad step: skip or raise."),
+    run_dir: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="Where incidents go. Default: stayfinite-runs/<script>-<time>."
+    ),
+    max_skips: int = typer.Option(50, help="Skipped steps in a row after which the run stops."),
+    budget: float = typer.Option(0.01, help="Share of step time for deep checks and snapshots."),
+    deferred: bool = typer.Option(
+        False, "--deferred", help="Never sync with the device; read the flag one step late."
+    ),
+    diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
+) -> None:
+    """Train under protection, with nothing changed in the script.
+
+    Everything after SCRIPT (or after -m MODULE) is the script's own. The exit code is the
+    script's own, too.
+    """
+    from ..config import Settings
+    from ..errors import UsageError
+    from ..recover.policy import Policy
+
+    words = target or []
+    if module is None and not words:
+        raise typer.BadParameter("give the script to run: stayfinite run train.py [ARGS]...")
+    try:
+        settings = Settings(budget=budget, deferred=deferred, diagnose=diagnose)
+        rules = Policy(name=policy, max_consecutive_skips=max_skips)
+    except UsageError as e:
+        raise typer.BadParameter(str(e)) from e
+    from ..conductor.script import ScriptRun
+
+    script = ScriptRun(settings=settings, policy=rules, run_dir=run_dir)
+    if module is not None:
+        code = script.run_module(module, words)
+    else:
+        code = script.run_file(words[0], words[1:])
+    raise typer.Exit(code)

@@ -1,0 +1,1 @@
+"""Small broken trainings that `stayfinite demo` runs."""

@@ -1,0 +1,68 @@
+"""Incidents on the terminal: in full the first time, one line when they come again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..records import Incident
+from .text import headline, render, short_path
+
+__all__ = ["say_incident", "say_summary"]
+
+_told: set[tuple[object, ...]] = set()
+_HEADINGS = ("where", "chain", "values", "this step", "why", "proof", "try", "done", "saved")
+
+
+def say_incident(incident: Incident) -> None:
+    """Print it to standard error: the script's own output stays as it is."""
+    key = (
+        incident.location.op,
+        incident.location.file,
+        incident.location.line,
+        incident.diagnosis.cause,
+        incident.event.symptom,
+    )
+    sys.stdout.flush()
+    if key in _told:
+        print(f"stayfinite: {headline(incident)} (as before)", file=sys.stderr, flush=True)
+        return
+    _told.add(key)
+    text = render(incident)
+    if sys.stderr.isatty():
+        _say_in_color(text)
+    else:
+        rule = "-" * 78
+        print(f"{rule}\n{text}\n{rule}", file=sys.stderr, flush=True)
+
+
+def _say_in_color(text: str) -> None:
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    styled = Text()
+    for i, line in enumerate(text.splitlines()):
+        if i == 0:
+            style = "bold red"
+        elif line.startswith(_HEADINGS):
+            style = "bold"
+        elif "born here" in line or line.lstrip().startswith("+ "):
+            style = "green" if line.lstrip().startswith("+ ") else "yellow"
+        else:
+            style = ""
+        styled.append(line + "\n", style=style)
+    styled.rstrip()
+    Console(stderr=True, highlight=False).print(Panel(styled, border_style="red"))
+
+
+def say_summary(incidents: list[Incident], num_batches: int, folder: Path) -> None:
+    """One line at the end of a run that had incidents."""
+    first = incidents[0]
+    count = f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}"
+    print(
+        f"stayfinite: {count} in {num_batches} steps; first: {headline(first)}\n"
+        f"stayfinite: details in {short_path(str(folder.absolute()))}",
+        file=sys.stderr,
+        flush=True,
+    )
