@@ -47,7 +47,7 @@ class NamedTensor:
     def identity(self) -> object:
         """Equal for two names of the same elements."""
         r = self.ref
-        return (id(self.blob), r.dtype, self.layout.offset if self.layout else 0, r.size, r.stride)
+        return (self.blob, r.dtype, self.layout.offset if self.layout else 0, r.size, r.stride)
 
 
 @dataclass
@@ -125,7 +125,7 @@ class _Worker:
         self.limits = limits
         self.probe = probe
         self.reports: dict[object, TensorReport] = {}
-        self.spent: dict[int, int] = {}
+        self.spent: dict[Blob, int] = {}
         self.notes: dict[str, None] = {}
 
     def look(self, leaf: Leaf, hint: str) -> None:
@@ -190,7 +190,7 @@ class _Worker:
         blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
         assert blob is not None and layout is not None and elements is not None
         cost = layout.num_elements * elements.itemsize
-        spent = self.spent[id(blob)] = self.spent.get(id(blob), 0) + cost
+        spent = self.spent[blob] = self.spent.get(blob, 0) + cost
         if spent <= self.limits.max_rereads * blob.size + (1 << 20):
             return measure(blob, layout, elements, self.probe)
         count = blob.size // elements.itemsize

@@ -20,7 +20,7 @@ from .values import ArrayRef, GlobalRef, ObjectKey, Opaque, TensorRef, is_key
 
 __all__ = ["DISPATCH", "Machine"]
 
-Buffer = bytes | memoryview
+Buffer = bytes | bytearray | memoryview
 
 _MAX_LINE = 4096
 _SLICE_FROM = 1024

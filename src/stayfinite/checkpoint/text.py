@@ -57,10 +57,9 @@ def summary(report: ScanReport) -> str:
         counts[checkpoint.verdict] = counts.get(checkpoint.verdict, 0) + 1
     parts = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
     num = len(report.checkpoints)
-    speed = report.scanned_bytes / max(report.duration_s, 1e-9)
-    took = (
-        f"{human_bytes(report.scanned_bytes)} in {report.duration_s:.2f} s, {human_bytes(speed)}/s"
-    )
+    took = f"{human_bytes(report.scanned_bytes)} in {report.duration_s:.2f} s"
+    if report.scanned_bytes >= _WORTH_A_SPEED:
+        took += f", {human_bytes(report.scanned_bytes / max(report.duration_s, 1e-9))}/s"
     return f"{num} checkpoint{'' if num == 1 else 's'}: {parts} ({took})"
 
 

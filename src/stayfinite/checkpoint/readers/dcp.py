@@ -41,7 +41,7 @@ def read_metadata(folder: Path, limits: Limits) -> Metadata:
     """The index of a folder, from its `.metadata`."""
     contents = Contents("dcp metadata")
     with MappedFile(folder / ".metadata") as file:
-        machine = Machine(bytes(file.view[: 1 << 30]), limits)
+        machine = Machine(bytearray(file.view[: 1 << 30]), limits)
         root = contents.run(machine)
     index = Metadata(contents)
     storage = resolve(root, "storage_data")

@@ -35,7 +35,7 @@ def read_view(
     """A legacy file, wherever its bytes lie."""
     contents = Contents("torch legacy")
     table = StorageTable()
-    data: bytes | memoryview = bytes(view) if len(view) < _COPY_BELOW else view
+    data: bytearray | memoryview = bytearray(view) if len(view) < _COPY_BELOW else view
     machine = Machine(
         data,
         limits,

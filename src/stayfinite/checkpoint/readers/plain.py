@@ -21,7 +21,7 @@ def matches(head: bytes) -> bool:
 
 def read(file: MappedFile, limits: Limits) -> Contents:
     contents = Contents("pickle")
-    data: bytes | memoryview = bytes(file.view) if file.size < _COPY_BELOW else file.view
+    data: bytearray | memoryview = bytearray(file.view) if file.size < _COPY_BELOW else file.view
     machine = Machine(
         data,
         limits,

@@ -69,9 +69,9 @@ def _read_pickle(
     contents: Contents,
     blobs: dict[str, Blob],
 ) -> Any:
-    data = archive.read(f"{prefix}{pickle_name}", _MAX_PICKLE)
-    if len(data) < _COPY_BELOW:
-        data = bytes(data)
+    data: Any = archive.read(f"{prefix}{pickle_name}", _MAX_PICKLE)
+    if len(data) < _COPY_BELOW or isinstance(data, bytes):
+        data = bytearray(data)  # faster than a mapping, and arrays in it can be looked at in place
     table = StorageTable()
     machine = Machine(
         data,
