@@ -47,7 +47,7 @@ def _case(seed: int, pool: nn.Module) -> Case:
     for i in range(10):
         image = torch.rand(4, 3, 6, 6)
         if i == 6:
-            image[2] += 12.0  # an overexposed photograph, never scaled
+            image[2] += 12.0  # an overexposed photograph
         batches.append((image, torch.randint(0, 4, (4,))))
     model = FineGrainedNet(pool)
     return Case(model, torch.optim.SGD(model.parameters(), lr=0.05), batches, loss_fn)

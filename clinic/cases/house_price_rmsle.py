@@ -24,7 +24,7 @@ def _case(seed: int, criterion: nn.Module) -> Case:
     torch.manual_seed(seed)
     x = torch.randn(240, 10)
     price = torch.exp(0.3 * x[:, 0] + 0.1 * torch.randn(240))
-    x[100:108] *= 100  # listed in other units
+    x[100:108] *= 100  # estates far larger than the rest
     loader = DataLoader(
         TensorDataset(x, price),
         batch_size=8,

@@ -1,6 +1,6 @@
 """REINFORCE on a contextual bandit. The policy's probabilities come from a softmax and are logged
-afterwards; for an observation far from the others the probability of the action taken is exactly
-zero in float32."""
+afterwards; at the low temperature of late exploration, and for an observation far from the others,
+the probability of the action taken is exactly zero in float32."""
 
 import torch
 from torch import nn
@@ -11,13 +11,14 @@ from clinic.form import Case, Truth
 
 
 class Policy(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()
+        self.temperature = temperature
         self.body = nn.Sequential(nn.Linear(6, 32), nn.ReLU())
         self.logits = nn.Linear(32, 4)
 
     def forward(self, obs):
-        return self.logits(self.body(obs))
+        return self.logits(self.body(obs)) / self.temperature
 
 
 def reinforce_loss(policy, batch):
@@ -37,7 +38,7 @@ def reinforce_loss_log_softmax(policy, batch):
 def _case(seed: int, loss_fn) -> Case:
     torch.manual_seed(seed)
     obs = torch.randn(160, 6)
-    obs[112:116] *= 250
+    obs[112:116] *= 20
     action = torch.randint(0, 4, (160,))
     advantage = 0.1 * torch.randn(160)
     loader = DataLoader(
