@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from clinic.form import Case, Truth
 
-
 LOGIT_SCALE = 32.0
 
 

@@ -1,12 +1,12 @@
 """Multiple-instance learning with a log-sum-exp pooling written as an autograd function to save
-memory. It exponentiates the scores as they are; a strongly stained slide, whose sharpened score is above 88, overflows."""
+memory. It exponentiates the scores as they are; a strongly stained slide, whose sharpened score is
+above 88, overflows."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from clinic.form import Case, Truth
-
 
 SHARPNESS = 25.0
 
