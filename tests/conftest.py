@@ -1,0 +1,16 @@
+"""Fixtures of the whole suite."""
+
+import sys
+
+import pytest
+
+# Scripts are run, never imported: importing one would train.
+collect_ignore_glob = ["scripts/*"]
+
+
+@pytest.fixture
+def as_script(monkeypatch):
+    """Room for running a script inside this process: what it changes of `sys` is put back."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
