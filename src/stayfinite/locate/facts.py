@@ -85,6 +85,8 @@ def birth_facts(
         fresh_nan, fresh_inf = _fresh(bad_results[0][0], given)
     if short in _SOFTMAX:
         facts.update(_masked_rows(named))
+    if short.startswith("_scaled_dot_product"):
+        facts.update(_masked_attention(named))
     if short in {"mean", "var", "std", "var_mean", "std_mean", "nll_loss_forward", "sum"}:
         facts.update(_reduced(named, bad_results[0][0]))
     if short in {"mm", "bmm", "addmm", "baddbmm", "convolution", "_to_copy", "mul", "add", "sum"}:
@@ -122,6 +124,17 @@ def _masked_rows(named: Mapping[str, Any]) -> dict[str, float]:
     for d in sorted((d % values.dim() for d in dims), reverse=True) if values.dim() else []:
         row, poison = row.all(d), poison.any(d)
     return {"rows_all_neginf": float(row.sum()), "rows_with_nan_or_posinf": float(poison.sum())}
+
+
+def _masked_attention(named: Mapping[str, Any]) -> dict[str, float]:
+    """Rows of an attention mask that allow nothing at all."""
+    mask = named.get("attn_mask")
+    if not isinstance(mask, Tensor):
+        mask = named.get("attn_bias")
+    if not isinstance(mask, Tensor) or mask.dim() == 0:
+        return {}
+    shut = ~mask if mask.dtype == torch.bool else torch.isneginf(mask)
+    return {"rows_all_neginf": float(shut.all(-1).sum()), "rows_with_nan_or_posinf": 0.0}
 
 
 def _reduced(named: Mapping[str, Any], result: Tensor) -> dict[str, float]:

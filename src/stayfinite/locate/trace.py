@@ -19,6 +19,7 @@ from ..numerics.health import Badness, badness
 from ..records import Operand
 from .facts import Given, birth_facts, describe_operands
 from .frames import Place, current_place, innermost_is_backward_code, place_from_traceback
+from .gradients import GradientFlow
 from .modules import ModuleStack
 from .storage import Writers
 
@@ -144,6 +145,7 @@ class OpTrace(TorchDispatchMode):
         self.notes: list[Note] = []
         self.modules = ModuleStack(module_names)
         self.writers = Writers()
+        self.gradients = GradientFlow()
         self.direction = "forward"
         self.is_paused = False
         self._sources: dict[int, list[SourceRef]] = {}
@@ -222,6 +224,11 @@ class OpTrace(TorchDispatchMode):
             self._record(schema, named, given, bad_results)
         elif results:
             self._note_absorbed(schema, given)
+        node = torch._C._current_autograd_node()
+        if node is not None and results:
+            self.gradients.note(node.name().split("::")[-1], (g.live for g in given), results)
+        elif schema.name == "aten.ones_like" and results:
+            self.gradients.start(results[0])
 
     def _note_absorbed(self, schema: _Schema, given: list[Given]) -> None:
         """A bad value went in and nothing bad came out: who made it vanish matters later."""
@@ -283,9 +290,30 @@ class OpTrace(TorchDispatchMode):
             )
             measured = birth_facts(short, named, given, values, schema.is_pointwise)
             note.has_fresh_nan, note.has_fresh_inf, note.facts = measured
+            if note.direction == "backward":
+                note.facts.update(self._backward_facts(note, given))
         self.notes.append(note)
         for t, _ in bad_results:
             self.writers.write(t, note.index, whole=not schema.written)
+
+    def _backward_facts(self, note: Note, given: list[Given]) -> dict[str, float]:
+        """Whose zeros meet the infinity, and whether the forward of this line was bad already."""
+        facts = {}
+        for operand in note.inputs:
+            if operand.label == "gradient" and operand.stats_at_bad is not None:
+                facts["gradient_at_bad"] = float(operand.stats_at_bad.num_elements)
+                facts["gradient_zero_at_bad"] = float(operand.stats_at_bad.num_zero)
+        for g in given:
+            for node in self.gradients.zero_makers(g.live):
+                facts[f"zeroed_by {node}"] = 1.0
+        if note.place.user is not None and any(
+            n.direction == "forward"
+            and n.place.user == note.place.user
+            and not (n.bad_inputs or n.has_written_inf or n.is_uninitialized)
+            for n in self.notes
+        ):
+            facts["forward_was_bad"] = 1.0
+        return facts
 
     def _place(self, note: Note) -> None:
         """Module and lines; in the backward, those of the forward call that made the node."""
@@ -313,7 +341,9 @@ class OpTrace(TorchDispatchMode):
 
     def _label(self, tensor: Tensor) -> str | None:
         ref = self.source_of(tensor)
-        return f"{ref.kind} {ref.name}" if ref and not self.writers.find(tensor) else None
+        if ref and not self.writers.find(tensor):
+            return f"{ref.kind} {ref.name}"
+        return "gradient" if self.gradients.of(tensor) is not None else None
 
 
 def _union(found: Iterable[Badness]) -> Badness:
