@@ -7,6 +7,8 @@ import torch
 from tests.numerics.cases import CASES, ELEMENTWISE, leaves, value_and_grads
 from torch.utils._python_dispatch import TorchDispatchMode
 
+# torch.compile instantiates a Function for its own bookkeeping, and warns about itself.
+pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 SYNCS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "item")
 
 

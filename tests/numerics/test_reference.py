@@ -62,21 +62,23 @@ def test_elementwise_functions_against_mpmath(name, dtype):
 def test_every_number_of_half_precision_against_fp64(case, dtype):
     """Wherever the textbook value fits into the dtype; the derivative wherever it does too."""
     x = every_finite_number(dtype)
-    value, (grad,) = value_and_grads(lambda x: case.fn(x) * 1, leaves([x]))
+    value, (grad,) = value_and_grads(case.fn, leaves([x]))
     wide = x.double().requires_grad_()
     want = case.expected(wide)
     (slope,) = torch.autograd.grad(want.sum(), wide)
-    slope = slope * torch.arange(len(x), dtype=torch.float64).cos().to(dtype).double()
     top = torch.finfo(dtype).max
     fits = want.isfinite() & (want.abs() <= top)
     assert ulp_error(value[fits], want[fits].detach(), dtype) <= ULPS
-    smooth = fits & slope.isfinite() & (x.double().abs() > torch.finfo(dtype).tiny)
-    smooth &= slope.abs() < top / 8
+    smooth = fits & slope.isfinite() & (slope.abs() < top) & (x.abs() > torch.finfo(dtype).tiny)
+    if case.name == "bound":  # beyond the limits its gradient differs, which is its purpose
+        smooth &= x.abs() < 3
+    # Kernels may flush a derivative below the smallest normal number to zero.
+    smooth &= slope.abs() > 8 * torch.finfo(dtype).tiny
     assert smooth.sum() > 1000
-    assert (
-        ulp_error(grad[smooth], slope[smooth], dtype, size=torch.finfo(dtype).tiny)
-        <= case.grad_ulps
-    )
+    weight = torch.arange(len(x), dtype=torch.float64).cos().to(dtype).double()
+    size = max(case.grad_size, torch.finfo(dtype).tiny)
+    error = ulp_error(grad[smooth], (slope * weight)[smooth], dtype, size)
+    assert error <= case.grad_ulps
 
 
 def norm_error(got, want, dtype):
@@ -98,7 +100,7 @@ def test_equal_to_the_textbook_in_fp64(case, dtype):
         slack = 16 if dtype == torch.float64 else 1
         assert ulp_error(value, want, value.dtype, case.size) <= case.ulps * slack
         for grad, slope in zip(grads, slopes):
-            assert norm_error(grad, slope, dtype) <= case.grad_ulps
+            assert norm_error(grad, slope, dtype) <= case.grad_ulps * slack
 
 
 def trained(case):

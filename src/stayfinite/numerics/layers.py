@@ -171,7 +171,7 @@ class _SafeBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training:
             return super().forward(input)
         x = hold(input, torch.finfo(input.dtype).max ** 0.5 / 16) if _is_wide(input) else input
-        if x.shape[0] * math.prod(x.shape[2:]) <= 1:
+        if x.numel() <= x.shape[1]:
             return self._without_batch(x)
         mean, var = self.running_mean, self.running_var
         if mean is None or var is None:

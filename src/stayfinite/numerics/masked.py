@@ -35,7 +35,10 @@ def _dims(x: Tensor, dim: Dims) -> tuple[int, ...]:
 
 
 def _count(x: Tensor, dims: tuple[int, ...]) -> int:
-    return math.prod(x.shape[d] for d in dims) if x.ndim else 1
+    count = 1
+    for d in dims:
+        count *= x.shape[d]
+    return count
 
 
 def _check_mask(mask: Tensor) -> Tensor:
@@ -58,7 +61,9 @@ def _kept(x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def _scaled_sum(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> tuple[Tensor, float]:
     """(sum / room, room), the room a power of two so large that no partial sum overflows."""
-    room = float(2 ** max(_count(x, dims) - 1, 1).bit_length())
+    # Few steps instead of the next power of two: torch.compile would recompile for each length.
+    count = _count(x, dims)
+    room = 2.0**8 if count <= 2**8 else 2.0**16 if count <= 2**16 else 2.0**40
     if x.ndim == 0:
         return x / room, room
     return (x * (1 / room)).sum(dims, keepdim=keepdim), room
@@ -103,9 +108,10 @@ def masked_mean(
     dims = _dims(kept, dim)
     total, room = _scaled_sum(kept, dims, keepdim)
     if weight is None:
-        mean, is_empty = total * (room / max(_count(kept, dims), 1)), _count(kept, dims) == 0
-        mean = saturate(mean, x.dtype).to(x.dtype)
-        return torch.full_like(mean, empty) if is_empty else mean
+        size = _count(kept, dims)
+        if size == 0:
+            return (total * room).to(x.dtype) + empty
+        return saturate(total * (room / size), x.dtype).to(x.dtype)
     count = weight.sum(dims, keepdim=keepdim) if kept.ndim else weight
     mean = saturate(total / count.clamp_min(1) * room, x.dtype).to(x.dtype)
     return mean.masked_fill(count == 0, empty)

@@ -63,7 +63,7 @@ def beta_mi(p1: Tensor, p2: Tensor, pk: Tensor, beta: float = 0.6) -> Tensor:
     tensor(0.6931)
     """
     a, b = widen(p1, "p1"), widen(p2, "p2")
-    is_shared = (a > 0) & (b > 0)
+    is_shared = ~((a <= 0) | (b <= 0))  # NaN counts as shared: it must not be hidden
     log_pk = log_of(widen(pk, "pk"), pk.dtype)
     joint = beta * (log_of(a, p1.dtype) + log_of(b, p2.dtype)) - log_pk
     return masked_logsumexp(joint, is_shared, empty=log_least(a.dtype))
