@@ -5,9 +5,9 @@ import random
 
 import pytest
 import torch
+from tests.checkpoint.samples import COMBINATIONS, KEEPS_STRIDES, WRITERS, poison, random_tensor
 
 from stayfinite.checkpoint import scan, scan_file, scan_object
-from tests.checkpoint.samples import COMBINATIONS, KEEPS_STRIDES, WRITERS, poison, random_tensor
 
 LAYOUTS = ("dense", "transposed", "sliced", "stepped", "channels_last", "offset")
 

@@ -6,7 +6,7 @@ from ..codes import register
 
 __all__ = ["SEVERITY", "VERDICTS"]
 
-VERDICTS = ("healthy", "suspicious", "corrupt", "hostile", "unreadable")
+VERDICTS = ("healthy", "suspicious", "corrupt", "unreadable", "hostile")
 """From best to worst. A file has the verdict of the worst thing found in it."""
 
 _CODES = {

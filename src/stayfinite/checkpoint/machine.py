@@ -210,7 +210,7 @@ class Machine:
 
     def _getattr(self, args: Any) -> Any:
         """Python itself pickles nested classes and bound methods so; anything else is a trick."""
-        name = args[1]
+        name = args[1] if len(args) == 2 else None
         plain = isinstance(name, str) and name.isidentifier() and not name.startswith("_")
         if plain and isinstance(args[0], GlobalRef):
             return self.name(args[0].module, f"{args[0].name}.{name}")

@@ -59,12 +59,12 @@ class Probe:
     _cache: dict[object, TensorStats] = field(default_factory=dict)
 
     def advance(self, blob: Blob, num_bytes: int) -> None:
-        blob.check_length()
         self.scanned_bytes += num_bytes
         if self.on_bytes is not None:
             self.on_bytes(num_bytes)
         if self.check is not None:
             self.check()
+        blob.check_length()  # last, right before the bytes are touched
 
 
 _ELEMENTS: dict[str, Elements | None] = {}

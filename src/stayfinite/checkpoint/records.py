@@ -82,7 +82,7 @@ class FileReport:
     path: str
     format: str
     verdict: str
-    """healthy | suspicious | corrupt | hostile | unreadable"""
+    """healthy | suspicious | corrupt | unreadable | hostile"""
     size_bytes: int = 0
     scanned_bytes: int = 0
     """Bytes of tensors that were looked at; shared storages count once."""

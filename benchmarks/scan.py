@@ -1,0 +1,162 @@
+"""How fast `stayfinite scan` is: against what people do today, and against the limit of the memory.
+
+    python -m benchmarks.scan [--gigabytes 1.6] [--rounds 9]
+
+A checkpoint of a GPT-2-like model with its Adam moments is written to a temporary folder and lies in
+the page cache. Three ways to look at it are timed in turn, round after round, so that whatever else
+the machine does hits all of them:
+
+  usual   torch.load, then isnan(tensor).any() for every tensor
+  scan    stayfinite.checkpoint.scan_file
+  limit   sum() over the same bytes, freshly mapped, in blocks of the same size
+
+The peak of private (anonymous) memory is taken in a process that does nothing but scan.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+WIDTH = 768
+BLOCK = 4 << 20
+TARGETS = {"usual": 10.0, "limit": 1.25, "memory_mb": 300.0}
+
+
+def make_checkpoint(path: Path, gigabytes: float) -> int:
+    """A GPT-2-like state with Adam moments of about this size; returns the number of tensors."""
+    shapes = {"wte.weight": (50257, WIDTH), "wpe.weight": (1024, WIDTH)}
+    per_layer = {
+        "ln_1.weight": (WIDTH,), "ln_1.bias": (WIDTH,), "attn.c_attn.weight": (WIDTH, 3 * WIDTH),
+        "attn.c_attn.bias": (3 * WIDTH,), "attn.c_proj.weight": (WIDTH, WIDTH), "attn.c_proj.bias": (WIDTH,),
+        "ln_2.weight": (WIDTH,), "ln_2.bias": (WIDTH,), "mlp.c_fc.weight": (WIDTH, 4 * WIDTH),
+        "mlp.c_fc.bias": (4 * WIDTH,), "mlp.c_proj.weight": (4 * WIDTH, WIDTH), "mlp.c_proj.bias": (WIDTH,),
+    }  # fmt: skip
+    count = sum(a * b for a, b in shapes.values())
+    layer = 0
+    while count * 12 < gigabytes * 1e9:
+        for name, shape in per_layer.items():
+            shapes[f"h.{layer}.{name}"] = shape
+            count += torch.Size(shape).numel()
+        layer += 1
+    model = {name: torch.randn(shape) * 0.02 for name, shape in shapes.items()}
+    state = {
+        i: {"step": torch.tensor(100.0), "exp_avg": w * 0.01, "exp_avg_sq": w.square()}
+        for i, w in enumerate(model.values())
+    }
+    groups = [{"lr": 6e-4, "betas": (0.9, 0.95), "params": list(range(len(model)))}]
+    torch.save({"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": 100}, path)
+    return 4 * len(model)
+
+
+def usual(path: Path) -> bool:
+    """What a script does."""
+    state = torch.load(path, weights_only=True)
+    tensors = [*state["model"].values()]
+    tensors += [t for entry in state["optimizer"]["state"].values() for t in entry.values()]
+    return any(bool(torch.isnan(t).any()) for t in tensors)
+
+
+def limit(path: Path) -> float:
+    """The bytes, mapped and added up."""
+    fd = os.open(path, os.O_RDONLY)
+    mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    os.close(fd)
+    flat = torch.frombuffer(mapping, dtype=torch.float32, count=len(mapping) // 4)
+    total = sum(float(torch.sum(flat[i : i + BLOCK])) for i in range(0, flat.numel(), BLOCK))
+    return total
+
+
+def scan(path: Path) -> str:
+    from stayfinite.checkpoint import scan_file
+
+    verdict = scan_file(path).verdict
+    assert verdict == "healthy", verdict
+    return verdict
+
+
+def peak_private_mb(path: Path) -> tuple[float, float]:
+    """Anonymous memory before and at the peak of a scan, in a process of its own."""
+    code = (
+        "import sys, threading, time\n"
+        "from stayfinite.checkpoint import scan_file\n"
+        "def anon():\n"
+        "    return next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('RssAnon'))\n"
+        "before = anon(); peak = [before]; stop = threading.Event()\n"
+        "def watch():\n"
+        "    while not stop.wait(0.002): peak[0] = max(peak[0], anon())\n"
+        "t = threading.Thread(target=watch); t.start()\n"
+        "scan_file(sys.argv[1]); peak[0] = max(peak[0], anon()); stop.set(); t.join()\n"
+        "print(before / 1000, peak[0] / 1000)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    before, peak = out.stdout.split()
+    return float(before), float(peak)
+
+
+def run(gigabytes: float = 1.6, rounds: int = 9) -> dict[str, Any]:
+    """Time all three, interleaved; medians, ratios and the peak of private memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.pt"
+        num_tensors = make_checkpoint(path, gigabytes)
+        ways = {"usual": usual, "scan": scan, "limit": limit}
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for i in range(rounds + 1):
+            for name, way in ways.items():
+                begin = time.perf_counter()
+                way(path)
+                if i:  # the first round fills the page cache
+                    times[name].append(time.perf_counter() - begin)
+        memory = peak_private_mb(path)
+        size = path.stat().st_size
+    middle = {name: statistics.median(t) for name, t in times.items()}
+    best = {name: min(t) for name, t in times.items()}
+    return {
+        "gigabytes": size / 1e9,
+        "num_tensors": num_tensors,
+        "threads": torch.get_num_threads(),
+        "rounds": rounds,
+        "median_s": middle,
+        "best_s": best,
+        "times_faster_than_usual": middle["usual"] / middle["scan"],
+        "times_the_limit": statistics.median(s / b for s, b in zip(times["scan"], times["limit"])),
+        "times_the_limit_best": best["scan"] / best["limit"],
+        "private_mb_before": memory[0],
+        "private_mb_peak": memory[1],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Speed of the checkpoint scan.")
+    parser.add_argument("--gigabytes", type=float, default=1.6)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    r = run(options.gigabytes, options.rounds)
+    print(f"{r['gigabytes']:.2f} GB, {r['num_tensors']} tensors, {r['threads']} threads, {r['rounds']} rounds")
+    for name, seconds in r["median_s"].items():
+        print(f"  {name:<6} {seconds * 1e3:8.1f} ms (median), best {r['best_s'][name] * 1e3:.1f} ms")
+    rows = [
+        ("faster than torch.load + isnan", r["times_faster_than_usual"], ">=", TARGETS["usual"]),
+        ("time over the limit (sum)", r["times_the_limit"], "<=", TARGETS["limit"]),
+        ("peak private memory, MB", r["private_mb_peak"], "<=", TARGETS["memory_mb"]),
+    ]
+    is_met = True
+    for label, value, sign, target in rows:
+        ok = value >= target if sign == ">=" else value <= target
+        is_met &= ok
+        print(f"  {label}: {value:.2f} (target {sign} {target:g}) {'met' if ok else 'MISSED'}")
+    return 0 if is_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
