@@ -5,20 +5,11 @@ import pathlib
 import re
 
 import pytest
-import torch
 
 from clinic import form, verify
 
 CASES = form.all_cases()
 CONTROLS = form.all_controls()
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.filterwarnings("ignore:std:UserWarning")  # what a user would see
