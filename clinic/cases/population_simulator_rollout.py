@@ -57,7 +57,7 @@ def _build(seed: int, horizons: list[int]) -> Case:
 
 
 def build(seed: int = 0) -> Case:
-    return _build(seed, horizons=[5, 10, 20, 40, 80, 240, 240])
+    return _build(seed, horizons=[5, 10, 20, 40, 80, 320, 320])
 
 
 def build_fixed(seed: int = 0) -> Case:

@@ -29,9 +29,9 @@ class Elman(nn.Module):
 def recordings(num: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     batches = []
     for index in range(num):
-        length = 300 if index == 6 else 12 + index
+        length = 240 if index == 6 else 12 + index
         time = torch.arange(length) / 10
-        frequency = 0.5 + torch.rand(4, 1)
+        frequency = 0.5 + torch.rand(1, 1)
         batches.append((torch.sin(frequency * time), frequency.squeeze(1)))
     return batches
 
@@ -43,18 +43,18 @@ def loss_fn(model, batch):
 
 def _build(seed: int, gain: float) -> Case:
     torch.manual_seed(seed)
-    model = Elman(32, gain)
+    model = Elman(64, gain)
     return Case(
         model=model,
         optimizer=torch.optim.Adam(model.parameters(), lr=1e-4),
-        loader=recordings(8),
+        loader=recordings(7),
         loss_fn=loss_fn,
         clip_norm=1.0,
     )
 
 
 def build(seed: int = 0) -> Case:
-    return _build(seed, gain=4.0)
+    return _build(seed, gain=6.0)
 
 
 def build_fixed(seed: int = 0) -> Case:
