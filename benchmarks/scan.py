@@ -1,9 +1,10 @@
 """How fast `stayfinite scan` is: against what people do today, and against the limit of the memory.
 
-    python -m benchmarks.scan [--gigabytes 1.6] [--rounds 9]
+    python -m benchmarks.scan [--gigabytes 1.6] [--rounds 9] [--shape llama|gpt2]
 
-A checkpoint of a GPT-2-like model with its Adam moments is written to a temporary folder and lies in
-the page cache. Three ways to look at it are timed in turn, round after round, so that whatever else
+A checkpoint is written to a temporary folder and lies in the page cache: `--shape llama` has the
+layers of TinyLlama (few large tensors), `--shape gpt2` those of GPT-2 small with Adam moments (hundreds
+of small ones, where each costs a little on top of its bytes). Three ways to look at it are timed in turn, round after round, so that whatever else
 the machine does hits all of them:
 
   usual   torch.load, then isnan(tensor).any() for every tensor
@@ -28,34 +29,60 @@ from typing import Any
 
 import torch
 
-WIDTH = 768
 BLOCK = 4 << 20
 TARGETS = {"usual": 10.0, "limit": 1.25, "memory_mb": 300.0}
 
 
-def make_checkpoint(path: Path, gigabytes: float) -> int:
-    """A GPT-2-like state with Adam moments of about this size; returns the number of tensors."""
-    shapes = {"wte.weight": (50257, WIDTH), "wpe.weight": (1024, WIDTH)}
-    per_layer = {
-        "ln_1.weight": (WIDTH,), "ln_1.bias": (WIDTH,), "attn.c_attn.weight": (WIDTH, 3 * WIDTH),
-        "attn.c_attn.bias": (3 * WIDTH,), "attn.c_proj.weight": (WIDTH, WIDTH), "attn.c_proj.bias": (WIDTH,),
-        "ln_2.weight": (WIDTH,), "ln_2.bias": (WIDTH,), "mlp.c_fc.weight": (WIDTH, 4 * WIDTH),
-        "mlp.c_fc.bias": (4 * WIDTH,), "mlp.c_proj.weight": (4 * WIDTH, WIDTH), "mlp.c_proj.bias": (WIDTH,),
-    }  # fmt: skip
-    count = sum(a * b for a, b in shapes.values())
+def llama_shapes(gigabytes: float) -> dict[str, tuple[int, ...]]:
+    """Layers as TinyLlama has them (width 2048, no biases), weights only: few, large tensors."""
+    width, inner, vocabulary = 2048, 5632, 32000
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, width)}
+    shapes["lm_head.weight"] = (vocabulary, width)
     layer = 0
-    while count * 12 < gigabytes * 1e9:
-        for name, shape in per_layer.items():
-            shapes[f"h.{layer}.{name}"] = shape
-            count += torch.Size(shape).numel()
+    while 4 * sum(torch.Size(s).numel() for s in shapes.values()) < gigabytes * 1e9:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            rows = 256 if name[0] in "kv" else width
+            shapes[f"model.layers.{layer}.self_attn.{name}.weight"] = (rows, width)
+        for name in ("gate_proj", "up_proj"):
+            shapes[f"model.layers.{layer}.mlp.{name}.weight"] = (inner, width)
+        shapes[f"model.layers.{layer}.mlp.down_proj.weight"] = (width, inner)
+        shapes[f"model.layers.{layer}.input_layernorm.weight"] = (width,)
+        shapes[f"model.layers.{layer}.post_attention_layernorm.weight"] = (width,)
         layer += 1
-    model = {name: torch.randn(shape) * 0.02 for name, shape in shapes.items()}
+    return shapes
+
+
+def gpt2_shapes(gigabytes: float) -> dict[str, tuple[int, ...]]:
+    """Layers as GPT-2 small has them (width 768, biases): many small tensors, the hard case."""
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (50257, 768), "wpe.weight": (1024, 768)}
+    layer = 0
+    while 4 * sum(torch.Size(s).numel() for s in shapes.values()) < gigabytes * 1e9:
+        for name, rows, columns in (("attn.c_attn", 768, 2304), ("attn.c_proj", 768, 768)):
+            shapes[f"h.{layer}.{name}.weight"] = (rows, columns)
+            shapes[f"h.{layer}.{name}.bias"] = (columns,)
+        for name, rows, columns in (("mlp.c_fc", 768, 3072), ("mlp.c_proj", 3072, 768)):
+            shapes[f"h.{layer}.{name}.weight"] = (rows, columns)
+            shapes[f"h.{layer}.{name}.bias"] = (columns,)
+        for name in ("ln_1", "ln_2"):
+            shapes[f"h.{layer}.{name}.weight"] = shapes[f"h.{layer}.{name}.bias"] = (768,)
+        layer += 1
+    return shapes
+
+
+def make_checkpoint(path: Path, gigabytes: float, shape: str = "llama") -> int:
+    """A checkpoint of this size; returns the number of tensors. GPT-2 comes with Adam moments."""
+    if shape == "llama":
+        model = {n: torch.randn(s) * 0.02 for n, s in llama_shapes(gigabytes).items()}
+        torch.save({"model": model, "step": 100}, path)
+        return len(model)
+    model = {n: torch.randn(s) * 0.02 for n, s in gpt2_shapes(gigabytes / 3).items()}
     state = {
         i: {"step": torch.tensor(100.0), "exp_avg": w * 0.01, "exp_avg_sq": w.square()}
         for i, w in enumerate(model.values())
     }
     groups = [{"lr": 6e-4, "betas": (0.9, 0.95), "params": list(range(len(model)))}]
-    torch.save({"model": model, "optimizer": {"state": state, "param_groups": groups}, "step": 100}, path)
+    optimizer = {"state": state, "param_groups": groups}
+    torch.save({"model": model, "optimizer": optimizer, "step": 100}, path)
     return 4 * len(model)
 
 
@@ -63,7 +90,8 @@ def usual(path: Path) -> bool:
     """What a script does."""
     state = torch.load(path, weights_only=True)
     tensors = [*state["model"].values()]
-    tensors += [t for entry in state["optimizer"]["state"].values() for t in entry.values()]
+    moments = state.get("optimizer", {}).get("state", {})
+    tensors += [t for entry in moments.values() for t in entry.values()]
     return any(bool(torch.isnan(t).any()) for t in tensors)
 
 
@@ -99,16 +127,18 @@ def peak_private_mb(path: Path) -> tuple[float, float]:
         "scan_file(sys.argv[1]); peak[0] = max(peak[0], anon()); stop.set(); t.join()\n"
         "print(before / 1000, peak[0] / 1000)\n"
     )
-    out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
     before, peak = out.stdout.split()
     return float(before), float(peak)
 
 
-def run(gigabytes: float = 1.6, rounds: int = 9) -> dict[str, Any]:
+def run(gigabytes: float = 1.6, rounds: int = 9, shape: str = "llama") -> dict[str, Any]:
     """Time all three, interleaved; medians, ratios and the peak of private memory."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.pt"
-        num_tensors = make_checkpoint(path, gigabytes)
+        num_tensors = make_checkpoint(path, gigabytes, shape)
         ways = {"usual": usual, "scan": scan, "limit": limit}
         times: dict[str, list[float]] = {name: [] for name in ways}
         for i in range(rounds + 1):
@@ -140,11 +170,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Speed of the checkpoint scan.")
     parser.add_argument("--gigabytes", type=float, default=1.6)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--shape", choices=("llama", "gpt2"), default="llama")
     options = parser.parse_args()
-    r = run(options.gigabytes, options.rounds)
-    print(f"{r['gigabytes']:.2f} GB, {r['num_tensors']} tensors, {r['threads']} threads, {r['rounds']} rounds")
+    r = run(options.gigabytes, options.rounds, options.shape)
+    print(
+        f"{r['gigabytes']:.2f} GB, {r['num_tensors']} tensors, {r['threads']} threads, {r['rounds']} rounds"
+    )
     for name, seconds in r["median_s"].items():
-        print(f"  {name:<6} {seconds * 1e3:8.1f} ms (median), best {r['best_s'][name] * 1e3:.1f} ms")
+        print(
+            f"  {name:<6} {seconds * 1e3:8.1f} ms (median), best {r['best_s'][name] * 1e3:.1f} ms"
+        )
     rows = [
         ("faster than torch.load + isnan", r["times_faster_than_usual"], ">=", TARGETS["usual"]),
         ("time over the limit (sum)", r["times_the_limit"], "<=", TARGETS["limit"]),

@@ -15,6 +15,7 @@ from .values import ArrayRef, GlobalRef, Opaque, StorageRef, TensorRef, is_key
 __all__ = ["BUILDERS", "QUIET", "build_array"]
 
 _MAX_FILL = 1 << 20
+_MAX_SIZE = 1 << 62
 
 STORAGE_DTYPES = {
     "DoubleStorage": "float64",
@@ -46,8 +47,9 @@ def storage_dtype(kind: Any) -> str | None:
 def _ints(value: Any) -> tuple[int, ...]:
     if not isinstance(value, (tuple, list)) or len(value) > 64:
         raise ValueError("a shape is not a short tuple")
-    if any(type(v) is not int or v < 0 or v > 1 << 62 for v in value):
-        raise ValueError("a shape holds something else than sizes")
+    for v in value:
+        if type(v) is not int or not 0 <= v <= _MAX_SIZE:
+            raise ValueError("a shape holds something else than sizes")
     return tuple(value)
 
 

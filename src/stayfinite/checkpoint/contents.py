@@ -28,7 +28,7 @@ __all__ = ["Examined", "NamedTensor", "examine", "named_tensors"]
 _STEP_KEYS = ("global_step", "global_steps", "step", "iteration", "iter", "n_iter", "steps")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class NamedTensor:
     """A tensor of a file: its name, its role, its bytes and which of them."""
 
@@ -192,7 +192,8 @@ class _Worker:
         cost = layout.num_elements * elements.itemsize
         spent = self.spent[blob] = self.spent.get(blob, 0) + cost
         if spent <= self.limits.max_rereads * blob.size + (1 << 20):
-            return measure(blob, layout, elements, self.probe)
+            is_matrix = len(layout.size) > 1 and tensor.role in ("weights", "ema")
+            return measure(blob, layout, elements, self.probe, for_flood=is_matrix)
         count = blob.size // elements.itemsize
         whole = replace(tensor, layout=layout_of(0, (count,), (1,), count))
         if whole.identity not in self.reports:

@@ -11,7 +11,7 @@ from .limits import FileFault
 __all__ = ["Block", "Layout", "layout_of"]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Block:
     """A piece of a storage: `sizes` and `strides` from element `start`."""
 
@@ -28,7 +28,7 @@ class Block:
         return len(self.sizes) == 1 and self.strides[0] == 1
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Layout:
     """The distinct elements that a tensor reaches."""
 
@@ -71,7 +71,9 @@ def layout_of(
     """
     if 0 in size:
         return Layout(offset, size, stride, ((0, 1),), False)
-    last = offset + sum((n - 1) * s for n, s in zip(size, stride))
+    last = offset
+    for n, s in zip(size, stride):
+        last += (n - 1) * s
     if last >= num_stored:
         raise FileFault(
             "truncated",

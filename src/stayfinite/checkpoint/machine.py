@@ -26,6 +26,8 @@ _MAX_LINE = 4096
 _SLICE_FROM = 1024
 _CHECK_EVERY = 1 << 16
 
+_uint32 = struct.Struct("<I").unpack_from
+
 _GETATTR = "builtins.getattr"
 
 
@@ -71,17 +73,31 @@ class Machine:
         """The next pickle as plain data; the position moves behind it."""
         self.stack, self.marks, self.memo = [], [], {}
         start = self.pos
-        data, dispatch = self.data, DISPATCH
+        data, dispatch, memo = self.data, DISPATCH, self.memo
         try:
             while True:
-                budget = self.num_opcodes + _CHECK_EVERY
-                while self.num_opcodes < budget:
-                    code = data[self.pos]
-                    self.pos += 1
-                    if code == 0x2E:
+                for _ in range(_CHECK_EVERY):
+                    pos = self.pos
+                    code = data[pos]
+                    self.pos = pos + 1
+                    # The four that most of a checkpoint's pickle consists of, without a call.
+                    if code == 0x71:  # BINPUT
+                        memo[data[pos + 1]] = self.stack[-1]
+                        self.pos = pos + 2
+                    elif code == 0x68:  # BINGET
+                        self.stack.append(memo[data[pos + 1]])
+                        self.pos = pos + 2
+                    elif code == 0x4B:  # BININT1
+                        self.stack.append(data[pos + 1])
+                        self.pos = pos + 2
+                    elif code == 0x72 and pos + 5 <= len(data):  # LONG_BINPUT
+                        self.put(_uint32(data, pos + 1)[0])
+                        self.pos = pos + 5
+                    elif code == 0x2E:  # STOP
                         return self.stack.pop()
-                    self.num_opcodes += 1
-                    dispatch[code](self)
+                    else:
+                        dispatch[code](self)
+                self.num_opcodes += _CHECK_EVERY
                 self._check_budget()
         except FileFault:
             raise
@@ -116,10 +132,6 @@ class Machine:
         piece = self.data[self.pos : end]
         self.pos = end
         return piece
-
-    def integer(self, layout: str, size: int) -> int:
-        (value,) = struct.unpack(layout, self.take(size))
-        return int(value)
 
     def line(self) -> bytes:
         window = bytes(self.data[self.pos : self.pos + _MAX_LINE])

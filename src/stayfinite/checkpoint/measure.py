@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,9 @@ class Elements:
     """2 for complex numbers."""
     is_float: bool = False
     is_eight_bit_float: bool = False
+    tiny: float = 0.0
+    """The smallest normal number of a float."""
+    log2_max: float = 0.0
 
 
 @dataclass
@@ -56,7 +59,6 @@ class Probe:
     is_full: bool = False
     """Count zeros and subnormals and take the mean of every tensor, not only of bad ones."""
     scanned_bytes: int = 0
-    _cache: dict[object, TensorStats] = field(default_factory=dict)
 
     def advance(self, blob: Blob, num_bytes: int) -> None:
         self.scanned_bytes += num_bytes
@@ -77,7 +79,11 @@ def dtype_of(name: str) -> Elements | None:
     (2, 2, None)
     """
     if name not in _ELEMENTS:
-        _ELEMENTS[name] = _make_elements(name)
+        elements = _make_elements(name)
+        if elements is not None and elements.is_float:
+            limits = torch.finfo(elements.stored)
+            elements = replace(elements, tiny=limits.tiny, log2_max=math.log2(limits.max))
+        _ELEMENTS[name] = elements
     return _ELEMENTS[name]
 
 
@@ -109,6 +115,11 @@ def typed_blocks(
     data = blob.open()
     width = elements.itemsize
     swap = blob.is_big_endian and elements.stored.itemsize > 1
+    if len(layout.dims) == 1 and layout.dims[0][1] == 1 and 0 < layout.dims[0][0] <= at_most:
+        count = layout.dims[0][0]
+        raw = data[layout.offset * width : (layout.offset + count) * width]
+        yield Block(layout.offset, (count,), (1,)), _from_bytes(raw, elements, swap)
+        return
     for block in layout.blocks(at_most):
         span = 1 + sum((n - 1) * s for n, s in zip(block.sizes, block.strides))
         raw = data[block.start * width : (block.start + span) * width]
@@ -133,35 +144,40 @@ def _from_bytes(raw: memoryview, elements: Elements, swap: bool) -> Tensor:
 
 
 def measure(
-    blob: Blob, layout: Layout, elements: Elements, probe: Probe
+    blob: Blob, layout: Layout, elements: Elements, probe: Probe, *, for_flood: bool = False
 ) -> tuple[TensorStats, bool]:
-    """The statistics of one tensor, and whether a sample of it is mostly subnormal."""
+    """The statistics of one tensor, and (`for_flood`) whether a sample of it is mostly subnormal."""
     if elements.is_eight_bit_float:
         return _measure_histogram(blob, layout, elements, probe), False
-    low, high, is_flooded = _extremes(blob, layout, elements, probe)
-    is_bad = elements.is_float and not (math.isfinite(low) and math.isfinite(high))
-    base = TensorStats(shape=layout.size, dtype=elements.name, num_elements=math.prod(layout.size))
+    low, high, is_flooded = _extremes(blob, layout, elements, probe, for_flood)
+    count = math.prod(layout.size)
+    is_bad = elements.is_float and not -math.inf < low <= high < math.inf and count > 0
     if elements.is_float and (is_bad or is_flooded or probe.is_full):
+        base = TensorStats(shape=layout.size, dtype=elements.name, num_elements=count)
         return _detail(base, blob, layout, elements, probe), is_flooded
-    if layout.num_elements == 0 or low > high:
-        return base, False
-    top = max(abs(low), abs(high))
-    return replace(
-        base,
+    if count == 0 or low > high:
+        return TensorStats(shape=layout.size, dtype=elements.name, num_elements=count), False
+    top = max(-low, high)
+    figures = TensorStats(
+        shape=layout.size,
+        dtype=elements.name,
+        num_elements=count,
         min=low,
         max=high,
         abs_max=top,
-        num_zero=base.num_elements if top == 0 else 0,
+        num_zero=count if top == 0 else 0,
         headroom_bits=_headroom(elements, top),
-    ), False
+    )
+    return figures, False
 
 
 def _extremes(
-    blob: Blob, layout: Layout, elements: Elements, probe: Probe
+    blob: Blob, layout: Layout, elements: Elements, probe: Probe, for_flood: bool
 ) -> tuple[float, float, bool]:
+    """Smallest and largest value; both NaN as soon as a block holds one."""
     low, high, is_flooded = math.inf, -math.inf, False
     per_block = max(1, BLOCK_BYTES // elements.itemsize)
-    tiny = torch.finfo(elements.stored).tiny if elements.is_float else 0.0
+    tiny = elements.tiny if for_flood else 0.0
     has_range = elements.stored is not torch.uint64
     for block, flat in typed_blocks(blob, layout, elements, per_block):
         probe.advance(blob, block.num_elements * elements.itemsize)
@@ -184,7 +200,7 @@ def _detail(
     base: TensorStats, blob: Blob, layout: Layout, elements: Elements, probe: Probe
 ) -> TensorStats:
     """Everything about a tensor, in small pieces."""
-    tally = _Tally(torch.finfo(elements.stored).tiny)
+    tally = _Tally(elements.tiny)
     first: tuple[int, ...] | None = None
     for block, flat in typed_blocks(blob, layout, elements, DETAIL_ELEMENTS):
         blob.check_length()
@@ -287,7 +303,7 @@ def _measure_histogram(blob: Blob, layout: Layout, elements: Elements, probe: Pr
     used = counts > 0
     finite = values[used & ~bad_bytes]
     magnitude = values.abs()
-    tiny = torch.finfo(elements.stored).tiny
+    tiny = elements.tiny
     base = TensorStats(
         shape=layout.size,
         dtype=elements.name,
@@ -317,4 +333,4 @@ def _measure_histogram(blob: Blob, layout: Layout, elements: Elements, probe: Pr
 def _headroom(elements: Elements, top: float | None) -> float | None:
     if not elements.is_float or not top:
         return None
-    return math.log2(torch.finfo(elements.stored).max) - math.log2(top)
+    return elements.log2_max - math.log2(top)

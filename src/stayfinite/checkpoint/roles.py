@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 __all__ = ["ROLE_TITLES", "file_hint", "is_mask_like", "role_of"]
@@ -93,32 +94,43 @@ def role_of(path: tuple[str, ...], hint: str = "") -> str:
     >>> role_of(("ema", "fc.weight")), role_of(("model", "fc.weight"))
     ('ema', 'weights')
     """
-    parts = [p.lower() for p in path]
-    where = parts[:-1]
-    leaf = parts[-1] if parts else ""
+    leaf = path[-1].lower() if path else ""
     last = leaf.rpartition(".")[2]
     if hint == "data":
         return "data"
     if last in ("running_mean", "running_var", "num_batches_tracked"):
         return "batchnorm"
-    tops = where[:2] or [leaf]
-    if hint == "rng" or any(_RNG.search(p) for p in (*where, leaf)):
-        return "rng"
-    if hint == "scheduler" or any(_SCHEDULER.search(p) for p in tops):
-        return "scheduler"
-    if hint == "scaler" or any(_SCALER.search(p) for p in tops):
-        return "scaler"
-    if any(_OPTIMIZER.search(p) for p in tops) or hint == "optimizer":
-        return "ema" if _EMA.search(leaf) else _optimizer_part(parts)
+    where = path[:-1]
+    above = _role_above(tuple(where[:2]) or (leaf,), hint)
+    if above == "optimizer" and (_EMA.search(leaf) or "fp32" in "".join(where)):
+        return "ema" if _EMA.search(leaf) else _optimizer_part([p.lower() for p in path])
+    if above:
+        return above
     if "state" in where and last in _MOMENTS:
         return "optimizer"
-    if hint == "ema" or any(_EMA.search(p) for p in parts):
+    if hint == "ema" or _EMA.search(leaf):
         return "ema"
-    if any(_CALLBACK.match(p) for p in where[:2]):
-        return "callback"
-    if "_buffers" in where or _BUFFER.search(leaf):
-        return "buffer"
-    return "weights"
+    if "rng" in leaf or "random_state" in leaf:
+        return "rng"
+    return "buffer" if "_buffers" in where or _BUFFER.search(leaf) else "weights"
+
+
+@functools.lru_cache(maxsize=4096)
+def _role_above(where: tuple[str, ...], hint: str) -> str:
+    """The role that the outermost two keys give to all below them, "" when they give none."""
+    tops = [p.lower() for p in where]
+    if hint == "rng" or any(_RNG.search(p) for p in tops):
+        return "rng"
+    for role, pattern in (
+        ("scheduler", _SCHEDULER),
+        ("scaler", _SCALER),
+        ("optimizer", _OPTIMIZER),
+    ):
+        if hint == role or any(pattern.search(p) for p in tops):
+            return role
+    if any(_EMA.search(p) for p in tops):
+        return "ema"
+    return "callback" if any(_CALLBACK.match(p) for p in tops) else ""
 
 
 def _optimizer_part(parts: list[str]) -> str:

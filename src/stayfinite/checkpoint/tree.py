@@ -31,7 +31,7 @@ _WRAPPERS = frozenset(
 _LEAVES = (TensorRef, StorageRef, ArrayRef, float, int, complex, Tensor)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Leaf:
     """A tensor or a number, and the keys that lead to it."""
 
@@ -49,6 +49,8 @@ def clean(text: str, at_most: int = 200) -> str:
     >>> clean("a\\x1b[2Jb")
     'a\\\\x1b[2Jb'
     """
+    if len(text) <= at_most and text.isprintable():
+        return text
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[: at_most + 1])
     return shown if len(text) <= at_most else shown[:at_most] + "…"
 
@@ -80,6 +82,8 @@ def leaves(root: Any, limits: Limits, prefix: tuple[str, ...] = ()) -> Iterator[
 
 
 def _step(key: Any) -> tuple[str, ...]:
+    if type(key) is str and len(key) <= 200 and key.isprintable():
+        return (key,)
     return () if key is None else (clean(str(key) if not isinstance(key, bytes) else repr(key)),)
 
 

@@ -22,7 +22,7 @@ _MAX_COMMENT = 65_535
 _PIECE = 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Entry:
     """One file in the archive."""
 
@@ -67,9 +67,10 @@ class Archive:
                         f"the archive entry {entry.name!r:.120} points outside the archive",
                     )
                 )
-            self.entries[entry.name] = self._locate(entry)
+            self._locate(entry)
+            self.entries[entry.name] = entry
 
-    def _locate(self, entry: Entry) -> Entry:
+    def _locate(self, entry: Entry) -> None:
         view, at = self.view, entry.header
         if at + 30 > len(view) or view[at : at + 4] != _LOCAL:
             raise FileFault(
@@ -85,7 +86,7 @@ class Archive:
             raise FileFault(
                 "unreadable", f"the archive entry {entry.name!r:.80} lies about its size"
             )
-        return Entry(entry.name, entry.method, entry.crc, entry.packed, entry.size, at, start)
+        entry.start = start
 
     def _check_overlaps(self, directory: int) -> None:
         free = 0
@@ -220,8 +221,9 @@ def _central_entry(view: memoryview, pos: int, end: int) -> tuple[Entry, int]:
     name = bytes(view[pos + 46 : pos + 46 + name_length]).decode("utf-8", "replace")
     if flags & 1:
         raise FileFault("unreadable", f"the archive entry {name!r:.80} is encrypted")
-    extra = bytes(view[pos + 46 + name_length : pos + 46 + name_length + extra_length])
-    size, packed, header = _large_fields(extra, size, packed, header)
+    if 0xFFFFFFFF in (size, packed, header):
+        extra = bytes(view[pos + 46 + name_length : pos + 46 + name_length + extra_length])
+        size, packed, header = _large_fields(extra, size, packed, header)
     return Entry(name, method, crc, packed, size, header), after
 
 
