@@ -5,9 +5,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from tests.faults.training import Fault, batches, loop, loss_of, make
+
 from stayfinite import Guard, Incident, Policy, Settings
 from stayfinite.conductor.script import ScriptRun
-from tests.faults.training import Fault, batches, loop, loss_of, make
 
 SCRIPTS = pathlib.Path(__file__).parents[1] / "scripts"
 QUICK = Settings(diagnose=False)

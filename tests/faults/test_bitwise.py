@@ -7,9 +7,10 @@ import sys
 import numpy as np
 import pytest
 import torch
-from stayfinite import Guard
 from tests.faults import recipe
 from tests.faults.forms import QUICK, SCRIPTS, run_script
+
+from stayfinite import Guard
 
 # A DataLoader draws a random number of its own, so a script is compared with the script.
 PLAIN = {"step": "plain", "loader": "plain", "run": "plain script"}
@@ -29,8 +30,8 @@ def train(form, kind, precision, defect, is_left_out, tmp_path):
         left = runpy.run_path(str(SCRIPTS / "recipe.py"), run_name="__main__")
         parts = (left[name] for name in ("model", "optimizer", "scheduler", "scaler"))
         return recipe.everything(*parts), []
-    parts = model, optimizer, scheduler, scaler = recipe.make(kind, precision, defect)
-    model.precision = precision
+    parts = recipe.make(kind, precision, defect)
+    parts[0].precision = precision
     data = recipe.batches(defect, is_left_out)
     if form == "plain":
         recipe.loop(data, *parts)

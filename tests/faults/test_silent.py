@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from stayfinite import Guard
 from tests.faults.forms import QUICK, run_script
 from torch import nn
+
+from stayfinite import Guard
 
 INF, NAN = float("inf"), float("nan")
 

@@ -1,0 +1,4 @@
+import torch
+
+for x in range(3)
+    print(x)

@@ -1,0 +1,1 @@
+"""A package whose training module uses relative imports."""

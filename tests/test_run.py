@@ -1,0 +1,344 @@
+"""Unmodified scripts under `stayfinite run`: what people really write, each with its own failure."""
+
+import json
+import math
+import pathlib
+import re
+from dataclasses import dataclass
+
+import pytest
+from tests.launch import Nursery, alone
+
+from stayfinite import Incident
+
+SCRIPTS = pathlib.Path(__file__).parent / "scripts"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script and what must be found out about it. The line of the birth says `# HERE`."""
+
+    name: str
+    steps: tuple[int, ...]
+    """The step of each incident."""
+    op: str | None
+    module: str | None
+    phase: str
+    args: tuple[str, ...] = ()
+    symptom: str = "loss"
+    label: str | None = None
+    """For values that no operator made: where they came in."""
+    left_out: tuple[int, ...] | None = None
+    """Batches that a run must do without to come to the same end; None: the steps themselves."""
+    mark: str = "# HERE"
+    home: str | None = None
+    """The file with the mark, where it is not the script."""
+    code: int = 0
+    plain_code: int = 0
+    num_healthy: int | None = None
+    """Lines before the failure, where the plain run does not show it by printing nan or inf."""
+    keyword: str = "done"
+
+    @property
+    def id(self) -> str:
+        return " ".join([self.name, *self.args])
+
+    @property
+    def line(self) -> int:
+        text = (SCRIPTS / (self.home or self.name)).read_text(encoding="utf-8")
+        (number,) = [i for i, t in enumerate(text.splitlines(), 1) if t.endswith(self.mark)]
+        return number
+
+    def command(self) -> list[str]:
+        if self.name.startswith("parcel"):
+            return ["-m", self.name.removesuffix(".py").replace("/", "."), *self.args]
+        return [str(SCRIPTS / self.name), *self.args]
+
+
+WITH_LOADER = [
+    Script("plain_for.py", (2, 7), "aten.log", "", "forward"),
+    Script("enumerate_loop.py", (3,), "aten.div", "encoder.pool", "forward"),
+    Script("tqdm_bar.py", (4,), "aten._softmax", "", "forward"),
+    Script("zip_loaders.py", (3,), None, None, "data", label="batch batch[1][0]"),
+    Script("while_next.py", (3,), "aten.sqrt", None, "loss", left_out=()),
+    Script("iterable.py", (4,), "SqrtBackward0", "", "backward", symptom="gradient"),
+    Script("workers.py", (5,), None, None, "data", label="batch batch['signal']"),
+    Script("dataclass_batch.py", (2,), "aten.log", None, "loss"),
+    Script(
+        "accumulate.py", (13,), "aten.log", "", "forward",
+        args=("loss",), left_out=(12, 13, 14, 15), mark="# HERE loss",
+    ),
+    Script(
+        "accumulate.py", (13,), "SqrtBackward0", "", "backward", symptom="gradient",
+        args=("gradient",), left_out=(12, 13, 14, 15), mark="# HERE gradient",
+    ),
+    Script("gan.py", (3,), "aten.log", None, "loss", plain_code=1),
+    Script("lbfgs.py", (2,), "aten.log", None, "loss"),
+    Script("many_models.py", (3,), "aten.div", "decoder", "forward"),
+    Script("checkpointed.py", (3,), "aten.div", "blocks.0", "forward", args=("plain",)),
+    Script("checkpointed.py", (3,), "aten.div", "blocks.0", "forward", args=("reentrant",)),
+    Script("validation.py", (6, 14), None, None, "data", label="batch batch[1]"),
+    Script(
+        "exits.py", (2,), None, None, "data", args=("3",), label="batch batch[0]",
+        code=3, plain_code=3, keyword="leaving",
+    ),
+    Script(
+        "exits.py", (2,), None, None, "data", args=("goodbye",), label="batch batch[0]",
+        code=1, plain_code=1, keyword="leaving",
+    ),
+    Script(
+        "arguments.py", (1,), None, None, "data", label="batch batch[0]",
+        args=("--policy", "raise", "--run-dir", "x", "-m", "y", "--budget", "3", "--", "a", "-b"),
+    ),
+    Script("own_check.py", (3,), "aten.log1p", None, "loss", args=("tensor",), num_healthy=4),
+    Script("own_check.py", (3,), "aten.log1p", None, "loss", args=("number",), num_healthy=4),
+    Script("clipping.py", (3,), "PowBackward0", "", "backward", symptom="gradient"),
+    Script(
+        "amp_scheduler.py", (4,), "AddmmBackward0", "2", "backward", symptom="gradient",
+        num_healthy=4,
+    ),
+    Script("epoch_scheduler.py", (3, 7, 11), None, None, "data", label="batch batch[0]"),
+    Script("saves.py", (1,), "aten.mul", None, "loss", args=("model.pt",)),
+    Script(
+        "parcel/inner/train.py", (3,), "aten.acosh", "", "forward",
+        args=("--run-dir", "z"), home="parcel/net.py",
+    ),
+]  # fmt: skip
+COMPILED = [
+    Script("compiled.py", (4,), "aten.log", "", "forward", args=(backend,))
+    for backend in ("eager", "aot_eager")
+]
+WITHOUT_LOADER = [
+    Script("full_batch.py", (7,), "aten.div", None, "loss"),
+    Script("slices.py", (4,), "aten.div", "", "forward"),
+]
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory):
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
+
+
+def folder_of(script: Script, tmp_path: pathlib.Path) -> pathlib.Path:
+    return SCRIPTS if script.name.startswith("parcel") else tmp_path
+
+
+def guarded(script: Script, run_dir: pathlib.Path) -> list[str]:
+    options = ["--no-diagnose", "--run-dir", str(run_dir)]
+    return ["-m", "stayfinite", "run", *options, *script.command()]
+
+
+def incidents_in(run_dir: pathlib.Path) -> list[Incident]:
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    found = []
+    for path in run_dir.glob("incidents/*/incident.json"):
+        text = path.read_text(encoding="utf-8")
+        json.loads(text, parse_constant=refuse)
+        found.append(Incident.from_json(text))
+        assert (path.parent / "incident.txt").read_text(encoding="utf-8").startswith("stayfinite:")
+    return sorted(found, key=lambda i: i.event.step)
+
+
+def assert_found(script: Script, found: list[Incident]) -> None:
+    assert tuple(i.event.step for i in found) == script.steps
+    for incident in found:
+        event, location = incident.event, incident.location
+        assert (event.phase, event.symptom) == (script.phase, script.symptom)
+        assert location.is_reproduced, location.note
+        assert (location.op, location.module) == (script.op, script.module)
+        assert location.file == str(SCRIPTS / (script.home or script.name))
+        assert location.line == script.line
+        assert location.source.endswith(script.mark)
+        if script.label is not None:
+            assert location.chain[0].label == script.label
+        assert incident.action.kind == "skipped"
+
+
+def is_finite_line(line: str) -> bool:
+    return not re.search(r"\b(nan|inf)\b", line)
+
+
+def assert_output(script: Script, plain: str, found: str) -> None:
+    """As the plain run's up to the failure; what follows is finite but for the failing step itself,
+    which the loop may print again while it is looked at."""
+    plain_lines, lines = plain.splitlines(), found.splitlines()
+    healthy = script.num_healthy
+    if healthy is None:
+        healthy = next(i for i, t in enumerate(plain_lines) if not is_finite_line(t))
+    assert lines[:healthy] == plain_lines[:healthy]
+    assert sum(not is_finite_line(t) for t in lines) <= 2 * len(script.steps)
+    assert lines[-1].startswith(script.keyword)
+    assert is_finite_line(lines[-1])
+
+
+def last_numbers(text: str) -> list[float]:
+    return [float(n) for n in re.findall(r"-?\d+\.\d+", text.splitlines()[-1])]
+
+
+@pytest.mark.parametrize("script", WITH_LOADER, ids=lambda s: s.id)
+def test_script_is_caught_located_and_goes_on(script, nursery, tmp_path):
+    run_dir, cwd = tmp_path / "run", folder_of(script, tmp_path)
+    plain = nursery.run(script.command(), cwd)
+    assert plain.code == script.plain_code
+    done = nursery.run(guarded(script, run_dir), cwd)
+    assert done.code == script.code, done.err
+    assert_found(script, incidents_in(run_dir))
+    assert_output(script, plain.out, done.out)
+    count = len(script.steps)
+    assert f"stayfinite: {count} incident{'s' if count > 1 else ''} in " in done.err
+
+
+@pytest.mark.parametrize("script", [s for s in WITH_LOADER if s.left_out != ()], ids=lambda s: s.id)
+def test_script_ends_as_if_the_bad_batch_had_never_come(script, nursery, tmp_path):
+    cwd = folder_of(script, tmp_path)
+    done = nursery.run(guarded(script, tmp_path / "run"), cwd)
+    steps = script.left_out if script.left_out is not None else script.steps
+    tool = [str(pathlib.Path(__file__).parent / "without.py"), ",".join(map(str, steps))]
+    wanted = nursery.run([*tool, *script.command()], cwd)
+    assert done.out.splitlines()[-1] == wanted.out.splitlines()[-1]
+    assert done.code == wanted.code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", COMPILED, ids=lambda s: s.id)
+def test_compiled_model(script, nursery, tmp_path):
+    plain = nursery.run(script.command(), tmp_path)
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    assert (plain.code, done.code) == (0, 0), done.err
+    assert_found(script, incidents_in(tmp_path / "run"))
+    assert_output(script, plain.out, done.out)
+    tool = [str(pathlib.Path(__file__).parent / "without.py"), "4"]
+    wanted = nursery.run([*tool, *script.command()], tmp_path)
+    # The replay may leave the compiler with other guards: the last bits may differ, no more.
+    assert last_numbers(done.out) == pytest.approx(last_numbers(wanted.out), abs=2e-5)
+
+
+@pytest.mark.parametrize("script", WITHOUT_LOADER, ids=lambda s: s.id)
+def test_loop_without_a_loader(script, nursery, tmp_path):
+    plain = nursery.run(script.command(), tmp_path)
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    assert (plain.code, done.code) == (0, 0), done.err
+    found = incidents_in(tmp_path / "run")
+    assert [i.event.step for i in found] == list(script.steps)
+    assert_output(script, plain.out, done.out)
+    assert_found(script, found)
+
+
+def test_random_batches_without_a_loader(nursery, tmp_path):
+    """The draw is repeated, because the random state is put back; a skipped step moves no schedule."""
+    script = Script("random_batches.py", (), "aten.log", None, "loss")
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    found = incidents_in(tmp_path / "run")
+    assert len(found) >= 2
+    assert_found(
+        Script("random_batches.py", tuple(i.event.step for i in found), "aten.log", None, "loss"),
+        found,
+    )
+    *lines, last = done.out.splitlines()
+    rate = 0.01
+    for line in lines:
+        loss, shown = (float(word) for word in line.split())
+        rate *= 0.9 if math.isfinite(loss) else 1.0
+        assert shown == pytest.approx(rate, abs=1e-6)
+    assert is_finite_line(last)
+
+
+@pytest.mark.parametrize("how", ["tensor", "number"])
+def test_script_that_raises_by_itself_keeps_its_word_and_is_explained(how, nursery, tmp_path):
+    script = Script("own_raise.py", (3,), "aten.log1p", None, "loss", args=(how,))
+    plain = nursery.run(script.command(), tmp_path)
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    assert (plain.code, done.code) == (1, 1)
+    assert done.out == plain.out
+    assert done.err.count("ValueError: loss is nan in step 3\n") == 1
+    (incident,) = incidents_in(tmp_path / "run")
+    assert (incident.event.step, incident.event.symptom) == (3, "loss")
+
+
+def test_saved_checkpoints_stay_finite(nursery, tmp_path):
+    import torch
+
+    script = next(s for s in WITH_LOADER if s.name == "saves.py")
+    nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    tensors = [*saved["model"].values()]
+    tensors += [v for s in saved["optimizer"]["state"].values() for v in s.values()]
+    assert len(tensors) > 10
+    assert all(torch.isfinite(t).all() for t in tensors)
+
+
+def test_policy_raise_stops_the_script(nursery, tmp_path):
+    command = ["-m", "stayfinite", "run", "--no-diagnose", "--policy", "raise", "--run-dir", "r"]
+    done = nursery.run([*command, str(SCRIPTS / "plain_for.py")], tmp_path)
+    assert done.code == 1
+    (incident,) = incidents_in(tmp_path / "r")
+    assert incident.action.kind == "raised"
+    assert "Traceback" not in done.err
+    expected = "stayfinite: step 2: the loss is nan, born in aten.log at "
+    assert any(line.startswith(expected) for line in done.err.splitlines())
+    assert "done" not in done.out
+
+
+def test_too_many_skips_stop_the_script(nursery, tmp_path):
+    command = ["-m", "stayfinite", "run", "--no-diagnose", "--max-skips", "1", "--run-dir", "r"]
+    done = nursery.run([*command, str(SCRIPTS / "all_bad.py")], tmp_path)
+    assert done.code == 1
+    assert [i.action.kind for i in incidents_in(tmp_path / "r")] == ["skipped", "stopped"]
+    lines = done.err.splitlines()
+    at = lines.index(
+        "stayfinite: 2 steps in a row were skipped (limit 1); the training cannot go on by skipping"
+    )
+    assert lines[at + 1].startswith("  where: step 1: the loss is nan")
+    assert lines[at + 2] == "  try: fix the cause, or roll back to the last good checkpoint"
+
+
+def test_incidents_go_to_a_folder_named_after_the_script(nursery, tmp_path):
+    done = nursery.run(
+        ["-m", "stayfinite", "run", "--no-diagnose", str(SCRIPTS / "zip_loaders.py")], tmp_path
+    )
+    assert done.code == 0
+    (folder,) = (tmp_path / "stayfinite-runs").iterdir()
+    assert re.fullmatch(r"zip_loaders-\d{8}-\d{6}", folder.name)
+    assert len(incidents_in(folder)) == 1
+    assert f"stayfinite: details in stayfinite-runs/{folder.name}" in done.err.splitlines()
+
+
+def test_the_incident_is_told_once_in_full_and_then_in_one_line(nursery, tmp_path):
+    script = next(s for s in WITH_LOADER if s.name == "epoch_scheduler.py")
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    lines = done.err.splitlines()
+    assert sum(t.startswith("stayfinite: step 3 (epoch 0): the loss is ") for t in lines) == 1
+    assert sum(t.endswith("(as before)") for t in lines) == 2
+    for heading in ("where", "chain, from birth to symptom", "values", "this step"):
+        assert lines.count(heading) == 1
+    assert "\x1b" not in done.err, "colors where there is no terminal"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raises.py", "raises_in_torch.py", "not_python.py"])
+def test_a_script_that_fails_by_itself_fails_the_same_way(name, tmp_path):
+    """A fresh interpreter each: the traceback is the plain run's, to the letter."""
+    path = str(SCRIPTS / name)
+    plain = alone([path], tmp_path)
+    done = alone(["-m", "stayfinite", "run", path], tmp_path)
+    assert plain.code == 1
+    assert done == plain
+    assert not (tmp_path / "stayfinite-runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["plain_for.py", "accumulate.py loss", "gan.py", "workers.py", "parcel/inner/train.py"]
+)
+def test_the_same_in_a_fresh_interpreter(name, tmp_path):
+    """Nothing hangs on torch having been imported before."""
+    script = next(s for s in WITH_LOADER if s.id.startswith(name))
+    cwd = folder_of(script, tmp_path)
+    done = alone(guarded(script, tmp_path / "run"), cwd)
+    assert done.code == script.code, done.err
+    assert_found(script, incidents_in(tmp_path / "run"))
+    assert is_finite_line(done.out.splitlines()[-1])
