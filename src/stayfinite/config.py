@@ -31,7 +31,7 @@ class Settings:
     """Read the sentinel's flag one step late instead of syncing (fused Adam, AdamW, SGD)."""
     history: int = 256
     """How many steps of loss, gradient norm and learning rate an incident carries."""
-    max_batches: int = 64
+    max_batches: int = 256
     """How many batches are kept by reference for going back to the last snapshot."""
     snapshot_ram_share: float = 0.25
     """Share of the machine's free memory that snapshots may take; above it there are none."""

@@ -25,6 +25,7 @@ from ..observe.batches import batch_bytes
 from ..observe.rng import RngMemory
 from ..records import Action, Incident, StepRecord
 from ..recover.policy import Policy
+from .deferred import DeferredFlag
 from .state import TrainState
 from .window import Failure, Window
 
@@ -51,13 +52,14 @@ class Core:
         self.num_total_skips = 0
         self.num_applied = 0
         self._flags: dict[torch.device, FiniteFlag] = {}
-        self._params: dict[int, tuple[int, list[Tensor]]] = {}
         self._is_primed = False
         self._spent = 0.0
         self._cost = 0.0
         self._deep_started = time.perf_counter()
         self._log_bytes = 0
         self._has_room = True
+        self._deferred: DeferredFlag | None = None
+        self._can_defer: dict[int, bool] = {}
 
     # -- the sentinel ------------------------------------------------------------------------
 
@@ -86,6 +88,39 @@ class Core:
             flag.reset()
         return self.explain(window, [optimizer])
 
+    def is_deferred(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's steps are judged later, without a sync."""
+        if not self.settings.deferred:
+            return False
+        known = self._can_defer.get(id(optimizer))
+        if known is None:
+            known = DeferredFlag.can_serve(optimizer) and not any(
+                s.is_enabled() for s in self.state.scalers
+            )
+            self._can_defer[id(optimizer)] = known
+        return known
+
+    def step_deferred(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """Issue the step with the flag on the device; `collect` tells later how it went."""
+        grads = self._grads(optimizer)
+        losses = [t for _, t in window.losses]
+        if self._deferred is None:
+            device = grads[0].device if grads else losses[0].device
+            self._deferred = DeferredFlag(device)
+        checked = [window.norm.clone()] if window.norm is not None else grads
+        self._deferred.arm(optimizer, [*checked, *(t.clone() for t in losses)])
+        result = call()
+        window.num_applied += 1
+        window.is_moved = True
+        self._deferred.submit(optimizer, window)
+        return result
+
+    def collect(self, is_last: bool = False) -> tuple[list[Window], Window | None, list[Window]]:
+        """What is known by now of the deferred steps."""
+        if self._deferred is None:
+            return [], None, []
+        return self._deferred.collect(is_last)
+
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which symptom it is; None for a norm that overflowed over finite gradients."""
         for step, loss in [*window.losses, *window.suspects]:
@@ -97,13 +132,10 @@ class Core:
         return None
 
     def _grads(self, optimizer: Optimizer) -> list[Tensor]:
-        key = id(optimizer)
-        known = self._params.get(key)
-        count = sum(len(g["params"]) for g in optimizer.param_groups)
-        if known is None or known[0] != count:
-            flat = [p for g in optimizer.param_groups for p in g["params"]]
-            known = self._params[key] = (count, flat)
-        return [g for p in known[1] if (g := p.grad) is not None]
+        groups = optimizer.param_groups
+        if len(groups) == 1:
+            return [g for p in groups[0]["params"] if (g := p.grad) is not None]
+        return [g for group in groups for p in group["params"] if (g := p.grad) is not None]
 
     def _flag(self, device: torch.device) -> FiniteFlag:
         flag = self._flags.get(device)
@@ -146,7 +178,7 @@ class Core:
                 window.epoch,
                 loss,
                 window.norm,
-                self.state.lrs(),
+                window.lrs,
                 scale,
                 window.num_applied > 0,
             )
@@ -166,8 +198,8 @@ class Core:
     def _keep(self, window: Window) -> None:
         if not self._has_room:
             return
-        if len(self.log) % 32 == 0:
-            self._log_bytes = (len(self.log) + 32) * sum(
+        if len(self.log) % 64 == 0:
+            self._log_bytes = (len(self.log) + 64) * sum(
                 batch_bytes(b.value) for b in window.batches
             )
         self.log.append(window)
@@ -179,7 +211,7 @@ class Core:
         if len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES:
             return True
         # A clock read every few steps is enough; the interval is counted in steps' worth of time.
-        if len(self.log) % 4:
+        if len(self.log) % 8:
             return False
         elapsed = time.perf_counter() - self._deep_started
         return bool(self.log) and self._cost <= self.settings.budget * elapsed

@@ -25,6 +25,8 @@ from ..observe.witness import witness
 from ..records import Action, Event, Incident, Location
 from ..recover.snapshot import Snapshot
 from .core import Core, environment, new_incident_id, now
+from .diagnosis import diagnose
+from .keeping import Aside, Before
 from .state import TrainState
 from .window import Failure, Pass, PassResult, Window
 
@@ -52,6 +54,7 @@ class Investigation:
         self.window = window
         self.failure = failure
         self.traced: PassResult | None = None
+        self.trace: OpTrace | None = None
         self.method = "replay"
 
     def run(self) -> Passes:
@@ -60,8 +63,8 @@ class Investigation:
             return (yield from self._run_deep())
         is_scaler_skip = self.failure.symptom == "scaler_skip"
         with_step = self.window.is_moved or self.failure.symptom == "learning_rate"
-        after = _Aside.take(self.state)
-        before = _Before()
+        after = Aside.take(self.state)
+        before = Before()
         if self.window.is_moved:
             yield from self._rebuild()
         if with_step:
@@ -88,6 +91,7 @@ class Investigation:
         trace = OpTrace(
             [*self._batch_sources(), *self.state.sources()], name_modules(self.state.roots)
         )
+        self.trace = trace
         contexts: list[Any] = [eager_stance()]
         return Pass(
             window=self.window,
@@ -163,7 +167,7 @@ class Investigation:
         final = self.window
         state.clear_grads()
         state.snapshot.restore()
-        before = _Before()
+        before = Before()
         for at, window in enumerate(windows):
             self.window = window
             before.take(state, window)
@@ -250,8 +254,8 @@ class Investigation:
                 "scaler and random state are as before it",
             ),
         )
-        if core.settings.diagnose and DIAGNOSE is not None:
-            incident = yield from DIAGNOSE(self, incident, origin)
+        if core.settings.diagnose:
+            incident = yield from diagnose(self, incident, origin)
         return Verdict(incident, redo)
 
     def _phase(self, failure: Failure, origin: Origin | None) -> str:
@@ -307,14 +311,8 @@ class Investigation:
         )
 
 
-DIAGNOSE: (
-    Callable[[Investigation, Incident, Origin | None], Generator[Pass, PassResult, Incident]] | None
-) = None
-"""Set by the diagnosis; it may ask for passes of its own."""
-
-
 def replace_origin(result: PassResult, origin: Origin | None) -> PassResult:
-    return PassResult(result.failure, origin, result.is_complete, result.losses)
+    return replace(result, origin=origin)
 
 
 def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:
@@ -337,47 +335,6 @@ def eager_stance() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
-
-
-class _Before:
-    """The whole state before one window of a journey back."""
-
-    def __init__(self) -> None:
-        self._kept = Snapshot()
-        self._window: Window | None = None
-        self._rng: RngState | None = None
-
-    def take(self, state: TrainState, window: Window) -> None:
-        own, state.snapshot = state.snapshot, self._kept
-        try:
-            state.take_snapshot(0)
-        finally:
-            state.snapshot = own
-        self._rng = window.rng or RngState.now()
-        self._rng.restore()
-
-    def restore(self) -> None:
-        self._kept.restore()
-        if self._rng is not None:
-            self._rng.restore()
-
-
-class _Aside:
-    """Buffers, scheduler, scaler and random state as the loop left them."""
-
-    def __init__(self, snapshot: Snapshot, rng: RngState) -> None:
-        self._snapshot = snapshot
-        self._rng = rng
-
-    @classmethod
-    def take(cls, state: TrainState) -> _Aside:
-        snapshot = Snapshot()
-        snapshot.take(0, [b for _, b in state.buffers()], state.small_slots(), [])
-        return cls(snapshot, RngState.now())
-
-    def put_back(self) -> None:
-        self._snapshot.restore()
-        self._rng.restore()
 
 
 def small_state(state: TrainState) -> Snapshot:

@@ -190,6 +190,9 @@ class LoopDriver:
         self.window = None
         self.num_batches += 1
         failure = window.failure
+        if failure is None and window.is_moved and self.core.settings.deferred:
+            self._collect()
+            return
         if failure is None:
             failure = self.core.close_healthy(window)
             if window.num_applied:
@@ -197,8 +200,25 @@ class LoopDriver:
         if failure is not None:
             self._begin(window, failure)
 
+    def _collect(self, is_last: bool = False) -> None:
+        """Deferred steps: close those that went well, look into the first that did not."""
+        fine, bad, later = self.core.collect(is_last)
+        for window in fine:
+            window.is_moved = False
+            failure = self.core.close_healthy(window)
+            if failure is not None:
+                self._begin(window, failure)
+                return
+        if bad is not None:
+            self._redo.extend(later)
+            self._begin(bad, Failure("loss", bad.step, value=float(bad.losses[-1][1])))
+
     def _end_of_epoch(self, owner: Any) -> bool:
         """A last deep check; True if batches are to be served again."""
+        if self.active is None:
+            self._collect(is_last=True)
+            if self._to_serve or self._redo:
+                return True
         if self.active is not None or not self.core.log:
             return False
         last = self.core.log[-1]
@@ -266,8 +286,7 @@ class LoopDriver:
         self.state.add_optimizer(optimizer)
 
     def on_scheduler(self, scheduler: Any) -> None:
-        if not any(s is scheduler for s in self.state.schedulers):
-            self.state.schedulers.append(scheduler)
+        self.state.add_scheduler(scheduler)
 
     def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any:
         """A step that was not applied does not move the schedule either."""
@@ -332,8 +351,7 @@ class LoopDriver:
             self.window.norm = norm.detach()
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
-        if not any(s is scaler for s in self.state.scalers):
-            self.state.scalers.append(scaler)
+        self.state.add_scaler(scaler)
         self._raw_loss = (raw, scaled) if scaler.is_enabled() else None
 
     def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
@@ -383,6 +401,8 @@ class LoopDriver:
         assert window is not None
         window.batches[-1].is_used = True
         window.num_attempted += 1
+        if window.failure is None and self.core.is_deferred(optimizer):
+            return self.core.step_deferred(window, optimizer, lambda: call(None))
         if self._is_bad(window, optimizer):
             _mark_called(optimizer)
             if self._is_free:
@@ -395,6 +415,11 @@ class LoopDriver:
         return result
 
     def _is_bad(self, window: Window, optimizer: Optimizer) -> bool:
+        found = getattr(optimizer, "found_inf", None)
+        if window.failure is None and found is not None and found.item():
+            # A fused optimizer under a scaler is called even so, and skips by itself.
+            window.failure = self.core.explain(window, []) or Failure("scaler_skip", window.step)
+            window.small_state = small_state(self.state)
         if window.failure is None:
             is_scaled = self._raw_loss is not None
             if is_scaled and window.norm is None:

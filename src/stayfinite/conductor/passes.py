@@ -62,6 +62,8 @@ class ActivePass:
         with _unwatched():
             bad = badness(loss)
             value = float(loss.detach()) if loss.numel() == 1 else None
+            if self.wanted.trace is not None:
+                self.result.loss_factor = loss_factor(loss)
         if value is not None:
             self.result.losses.append(value)
         if bad:
@@ -108,6 +110,34 @@ class ActivePass:
         if trace is not None:
             self.result.origin = symptom_origin(trace, symptoms)
             trace.is_paused = True
+
+
+def loss_factor(loss: Tensor) -> float | None:
+    """The constant that the loss was multiplied with just before the backward, if there is one."""
+    node: Any = loss.grad_fn
+    for _ in range(_LAST_NODES):
+        if node is None:
+            return None
+        name = node.name().rstrip("0123456789")
+        if name == "MulBackward":
+            return _constant(node)
+        if name not in ("ToCopyBackward", "ViewBackward", "SqueezeBackward", "AddBackward"):
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def _constant(product: Any) -> float | None:
+    for name in ("_saved_other", "_saved_self"):
+        saved = getattr(product, name, None)
+        if isinstance(saved, (int, float)):
+            return float(saved)
+        if isinstance(saved, Tensor) and saved.numel() == 1 and not saved.requires_grad:
+            return float(saved)
+    return None
+
+
+_LAST_NODES = 4
 
 
 def _unwatched() -> Any:

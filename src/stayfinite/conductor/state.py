@@ -29,6 +29,9 @@ class TrainState:
         self.scalers: list[Any] = []
         self.snapshot = Snapshot()
         self.initially_bad: set[str] = set()
+        self.first_sizes: dict[str, tuple[float, float]] = {}
+        """(largest magnitude, norm) of each parameter before the first step."""
+        self.first_lrs: tuple[float, ...] = ()
         self._shadows: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
         self._buffer_homes: list[tuple[nn.Module, str, str]] | None = None
         self._flag: FiniteFlag | None = None
@@ -48,6 +51,18 @@ class TrainState:
         if not any(o is optimizer for o in self.optimizers):
             self.optimizers.append(optimizer)
             self._forget_caches()
+
+    def add_scheduler(self, scheduler: Any) -> None:
+        if not any(s is scheduler for s in self.schedulers):
+            self.schedulers.append(scheduler)
+            if self.snapshot.is_taken:
+                self.snapshot.add(*_state_slot(scheduler))
+
+    def add_scaler(self, scaler: Any) -> None:
+        if not any(s is scaler for s in self.scalers):
+            self.scalers.append(scaler)
+            if self.snapshot.is_taken and scaler.is_enabled():
+                self.snapshot.add(*_scaler_slot(scaler))
 
     def _forget_caches(self) -> None:
         self._names = self._buffer_homes = self._params = None
@@ -164,9 +179,17 @@ class TrainState:
             if not (ignore_initial and f"{kind} {name}" in self.initially_bad) and not is_finite(t)
         ]
 
+    @torch.no_grad()
     def note_initial(self) -> None:
         """What is already non-finite now (a mask of -inf by design) is no news later."""
         self.initially_bad = {f"{k} {n}" for k, n, _ in self.bad_state(ignore_initial=False)}
+        self.first_sizes = {
+            n: (float(torch.linalg.vector_norm(p, math.inf)), float(torch.linalg.vector_norm(p)))
+            for n, p in self.parameters()
+            if p.is_floating_point() and p.numel() and p.layout == torch.strided
+            and p.device.type != "meta" and f"parameter {n}" not in self.initially_bad
+        }  # fmt: skip
+        self.first_lrs = self.lrs()
 
     def _flag_on(self, device: torch.device) -> FiniteFlag:
         if self._flag is None or self._flag.device != device:

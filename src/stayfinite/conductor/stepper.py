@@ -29,15 +29,23 @@ LossFn = Callable[[Any, Any], Tensor]
 class Outcome:
     """What one `guard.step` did. Reading `.loss` or `.grad_norm` is what syncs, not the step."""
 
+    __slots__ = ("_loss", "_norm", "_owner", "applied", "incident", "step")
+
     def __init__(
-        self, step: int, loss: Tensor | None, norm: Callable[[], float | None], applied: bool,
+        self,
+        step: int,
+        loss: Tensor | None,
+        owner: Stepper,
+        norm: Tensor | None,
+        applied: bool,
         incident: Incident | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.step = step
         self.applied = applied
         self.incident = incident
         self._loss = loss
         self._norm = norm
+        self._owner = owner
 
     @property
     def loss(self) -> float:
@@ -47,7 +55,7 @@ class Outcome:
     @property
     def grad_norm(self) -> float | None:
         """The total gradient norm (before clipping); read it before the next step."""
-        return self._norm()
+        return float(self._norm) if self._norm is not None else self._owner.grad_norm(self.step)
 
     def __repr__(self) -> str:
         what = "applied" if self.applied else "skipped"
@@ -75,29 +83,52 @@ class Stepper:
         self._did_step = False
         self._schedule = _Schedule(scheduler)
         self._needs_closure = isinstance(optimizer, torch.optim.LBFGS)
-        self._hook = optimizer.register_step_post_hook(self._note_step)
+        self._hook = (
+            optimizer.register_step_post_hook(self._note_step) if self.scaler is not None else None
+        )
 
-    def _note_step(self, *args: Any) -> None:
-        self._did_step = True
+    def _note_step(self, optimizer: Optimizer, *args: Any) -> None:
+        # A fused optimizer is called even when the scaler found an Inf; it then skips by itself.
+        found = getattr(optimizer, "found_inf", None) if self.scaler is not None else None
+        self._did_step = found is None or not found.item()
 
     def close(self) -> None:
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
         """One whole step: forward, backward, check, apply or not."""
         core = self.core
         core.prime()
         self._schedule.before_step()
+        late = self._collect() if core.settings.deferred else None
         core.state.shadow_buffers()
         ref = BatchRef(self.num_batches, self.epoch, [(None, batch)], loss_fn)
         ref.indices = witness.batch_indices
         window = Window(batches=[ref], rng=core.rng.capture(), lrs=core.state.lrs())
         self.num_batches += 1
-        return self._run(window)
+        outcome = self._run(window)
+        if outcome.incident is None:
+            outcome.incident = late
+        return outcome
+
+    def _collect(self, is_last: bool = False) -> Incident | None:
+        """Deferred steps: close those that went well, look into the first that did not."""
+        fine, bad, later = self.core.collect(is_last)
+        for window in fine:
+            window.is_moved = False
+            failure = self.core.close_healthy(window)
+            if failure is not None:
+                return self._handle(window, failure)[0]
+        if bad is None:
+            return None
+        failure = Failure("loss", bad.step, value=float(bad.losses[-1][1]))
+        return self._handle(bad, failure, later)[0]
 
     def flush(self) -> None:
         """The end of an epoch or of the run: a last deep check."""
         self._schedule.before_step()
+        self._collect(is_last=True)
         if self.core.log:
             last = self.core.log[-1]
             failure = self.core.deep_check(last.step)
@@ -112,6 +143,8 @@ class Stepper:
             if applied:
                 self._schedule.after_step()
                 self.core.scale_watch.note_applied()
+            if window.is_moved:
+                return self._outcome(window, applied, None)  # its verdict comes later
             failure = self.core.close_healthy(window)
             if failure is not None:
                 incident, again = self._handle(window, failure)
@@ -126,16 +159,14 @@ class Stepper:
 
     def _outcome(self, window: Window, applied: bool, incident: Incident | None) -> Outcome:
         loss = window.losses[-1][1] if window.losses else None
-        norm = window.norm
-        if norm is not None:
-            known = norm
-            return Outcome(window.step, loss, lambda: float(known), applied, incident)
+        return Outcome(window.step, loss, self, window.norm, applied, incident)
+
+    def grad_norm(self, step: int) -> float | None:
+        """The norm of the gradients that are there now, if they are still those of `step`."""
         grads = [g.detach() for _, g in self.core.state.grads([self.optimizer])]
-
-        def total() -> float | None:
-            return float(torch.nn.utils.get_total_norm(grads)) if grads else None
-
-        return Outcome(window.step, loss, total, applied, incident)
+        if not grads or step != self.num_batches - 1:
+            return None
+        return float(torch.nn.utils.get_total_norm(grads))
 
     # -- one attempt -----------------------------------------------------------------------------
 
@@ -160,6 +191,9 @@ class Stepper:
         self._clip(window)
         if self.scaler is not None:
             return self._scaler_step(window)
+        if self.core.is_deferred(self.optimizer):
+            self.core.step_deferred(window, self.optimizer, self.optimizer.step)
+            return None
         failure = self.core.check(window, self.optimizer)
         if failure is not None:
             window.small_state = small_state(self.core.state)
@@ -244,14 +278,16 @@ class Stepper:
 
     # -- investigations --------------------------------------------------------------------------
 
-    def _handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Outcome | None]:
+    def _handle(
+        self, window: Window, failure: Failure, later: list[Window] | None = None
+    ) -> tuple[Incident | None, Outcome | None]:
         with self._schedule.left_alone():
             verdict = self._investigate(window, failure)
             again: Outcome | None = None
             incident = None
             if verdict.incident is not None:
                 incident = self.core.conclude(verdict.incident)
-            for old in verdict.redo:
+            for old in [*verdict.redo, *(later or [])]:
                 fresh = Window(batches=old.batches, rng=self.core.rng.capture(), lrs=old.lrs)
                 if not self._schedule.is_ours:
                     self.core.state.set_lrs(old.lrs)
@@ -319,6 +355,8 @@ class Stepper:
             if wanted.is_applied:
                 active.on_step(self.optimizer, self.optimizer.step, step)
                 self._schedule.in_pass()
+                if self.scaler is not None and not active.is_decided:
+                    self.scaler.update()
         finally:
             if self.scaler is not None:
                 self.scaler._per_optimizer_states.clear()

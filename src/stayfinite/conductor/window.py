@@ -15,7 +15,7 @@ from ..observe.rng import RngState
 __all__ = ["BatchRef", "Failure", "Pass", "PassResult", "Window"]
 
 
-@dataclass
+@dataclass(slots=True)
 class BatchRef:
     """A batch by reference. `owner` says who can hand it out again."""
 
@@ -45,7 +45,7 @@ class Failure:
     value: float | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Window:
     """Everything between two optimizer steps: one batch, or several under accumulation."""
 
@@ -99,3 +99,5 @@ class PassResult:
     origin: Origin | None = None
     is_complete: bool = True
     losses: list[float] = field(default_factory=list)
+    loss_factor: float | None = None
+    """A constant by which the loss was multiplied last of all."""

@@ -1,0 +1,20 @@
+"""From *where* to *why* and *what to change*: evidence, rules, and the ranking of causes.
+
+from stayfinite.diagnose import register_rule, Evidence, Finding
+"""
+
+from .evidence import Evidence
+from .registry import EXPERIMENTS, Finding, Rule, all_rules, register_rule, unregister_rule
+from .rules import load as _load
+
+__all__ = [
+    "EXPERIMENTS",
+    "Evidence",
+    "Finding",
+    "Rule",
+    "all_rules",
+    "register_rule",
+    "unregister_rule",
+]
+
+_load()

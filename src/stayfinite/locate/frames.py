@@ -15,7 +15,14 @@ from types import FrameType
 
 import torch
 
-__all__ = ["Frame", "Place", "current_place", "innermost_is_backward_code", "place_of"]
+__all__ = [
+    "Frame",
+    "Place",
+    "current_place",
+    "innermost_is_backward_code",
+    "is_user_file",
+    "place_of",
+]
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _DEMO = os.path.join(_OWN, "demo")
@@ -77,6 +84,11 @@ def _kind(file: str) -> str:
     if "site-packages" in path or "dist-packages" in path:
         return "library"
     return "user"
+
+
+def is_user_file(file: str) -> bool:
+    """Whether this is the user's own code, neither installed nor ours."""
+    return _kind(file) == "user"
 
 
 def place_of(frames: Iterable[Frame]) -> Place:

@@ -25,19 +25,19 @@ class _Arc(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
-        ctx.sign = -1.0 if inputs[1] else 1.0
+        ctx.is_acos = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         (x,) = ctx.saved_tensors
         room = _room(x)
         slope = room.clamp_min(torch.finfo(x.dtype).tiny).rsqrt()
-        return gate(grad, room) * slope * ctx.sign, None
+        grad = gate(grad, room) * slope
+        return -grad if ctx.is_acos else grad, None
 
 
 def _room(x: Tensor) -> Tensor:
-    """1 - x² without cancellation near ±1; zero from there on."""
-    x = x.clamp(-1, 1)
+    """1 - x² without cancellation near ±1; not positive from there on."""
     return (1 - x) * (1 + x)
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
@@ -80,29 +81,12 @@ def log_least(dtype: torch.dtype) -> float:
     return math.log(info.tiny) + math.log(info.eps)
 
 
-class _Hold(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, limit: float) -> Tensor:
-        return x.clamp(-limit, limit)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        x, ctx.limit = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        # Halved, because the number after the limit may not exist: x at the limit is not held.
-        beyond = ctx.limit * 0.5 * (1 + torch.finfo(x.dtype).eps)
-        return gate(grad, beyond - x.abs() * 0.5), None
-
-
 def hold(x: Tensor, limit: float) -> Tensor:
-    """clamp(x, -limit, limit), whose own backward is a slow `where`."""
-    return run(_Hold, x, limit)
+    """clamp(x, -limit, limit), gradient zero from the limit on; NaN stays.
+
+    Not `clamp`: the backward of that is a `where`, twenty times as slow on a CPU.
+    """
+    return F.hardtanh(x, -limit, limit)
 
 
 def saturate(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

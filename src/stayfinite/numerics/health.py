@@ -6,6 +6,7 @@ finite: there is nothing in it that could go wrong.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -142,12 +143,21 @@ class FiniteFlag:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.value = torch.zeros(1, dtype=torch.float32, device=device)
-        self._one = torch.ones(1, dtype=torch.float32, device=device)
-        self._host: Any = None
+        self.value = torch.zeros((), dtype=torch.float32, device=device)
+        self._one = torch.ones((), dtype=torch.float32, device=device)
+        # On the CPU the flag can be read where it lies: 50 ns, and no operator is dispatched.
+        self._here = (
+            ctypes.c_float.from_address(self.value.data_ptr()) if device.type == "cpu" else None
+        )
 
-    def fold(self, tensors: Iterable[Tensor | None]) -> None:
+    @torch.no_grad()
+    def fold(self, tensors: Sequence[Tensor | None]) -> None:
         """Set the flag if any of these has a NaN or Inf. Values are left bit for bit as they are."""
+        try:
+            torch._amp_foreach_non_finite_check_and_unscale_(tensors, self.value, self._one)
+            return
+        except (RuntimeError, TypeError):
+            pass  # several dtypes, sparse, complex, fp8, None: one by one below
         groups: dict[torch.dtype, list[Tensor]] = {}
         for t in tensors:
             if t is None:
@@ -174,23 +184,32 @@ class FiniteFlag:
                     pass  # memory that overlaps itself cannot be written; look without writing
             self.fold_readonly(group)
 
-    def fold_readonly(self, tensors: Iterable[Tensor]) -> None:
-        """The same without touching the tensors, for parameters and saved values."""
-        with torch.no_grad():
-            lows, highs = [], []
-            for t in tensors:
-                for part in dense_parts(t):
-                    part = part.to(torch.float32) if part.dtype in _FLOAT8 else part
-                    low, high = torch.aminmax(part)
-                    lows.append(low.to(self.device, torch.float64))
-                    highs.append(high.to(self.device, torch.float64))
-            if lows:
-                # aminmax propagates NaN, so the extremes are finite exactly when all values are.
-                bad = ~torch.isfinite(torch.stack(lows + highs)).all()
-                torch.maximum(self.value, bad.to(torch.float32).reshape(1), out=self.value)
+    @torch.no_grad()
+    def fold_readonly(self, tensors: Sequence[Tensor]) -> None:
+        """The same without touching the tensors, for parameters and moments.
+
+        It goes by sums of norms, which overflow a little earlier than the values do: a set flag
+        means "look closer", a flag that is not set means that all is finite.
+        """
+        wide: list[Tensor] = []
+        extremes: list[Tensor] = []
+        for t in tensors:
+            for part in dense_parts(t):
+                if part.dtype in (torch.float32, torch.float64) and part.device == self.device:
+                    wide.append(part)
+                    continue
+                part = part.to(torch.float32) if part.dtype in _FLOAT8 else part
+                extremes += [v.to(self.device, torch.float32) for v in torch.aminmax(part)]
+        if wide:
+            extremes += [n.to(torch.float32) for n in torch._foreach_norm(wide)]
+        if extremes:
+            bad = ~torch.isfinite(torch.stack(extremes).sum())
+            torch.maximum(self.value, bad.to(torch.float32), out=self.value)
 
     def read(self) -> bool:
-        """Whether anything bad was seen. One sync on an accelerator."""
+        """Whether anything bad was seen. One sync on an accelerator, none on the CPU."""
+        if self._here is not None:
+            return self._here.value != 0.0
         return self.value.item() != 0.0
 
     def reset(self) -> None:
@@ -198,6 +217,7 @@ class FiniteFlag:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
 
 
 def stats(tensor: Tensor) -> TensorStats:

@@ -156,8 +156,8 @@ class BoundedTemperature(nn.Module):
         """`logits` divided by the temperature, held within the range of their dtype."""
         x = widen(logits, "logits")
         # Twice by the floor: once for the quotient, once for its derivative by the temperature.
-        x = hold(x, torch.finfo(x.dtype).max * min(self.floor, 1.0) ** 2)
-        return saturate(x / self.value(), logits.dtype).to(logits.dtype)
+        x = hold(x, torch.finfo(x.dtype).max * min(self.floor, 1.0) ** 2) / self.value()
+        return x if x.dtype == logits.dtype else saturate(x, logits.dtype).to(logits.dtype)
 
     def extra_repr(self) -> str:
         """What `print(module)` shows."""

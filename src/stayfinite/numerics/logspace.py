@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .eps import as_float, broadcast, gate, log_least, run, saturate, widen
+from .eps import as_float, broadcast, clip, gate, log_least, run, saturate, widen
 from .masked import masked_logsumexp, open_rows
 
 __all__ = ["log1mexp", "log_mixture", "safe_logaddexp"]
@@ -22,9 +22,12 @@ class _Log1mExp(torch.autograd.Function):
     def forward(x: Tensor) -> Tensor:
         # log(-expm1) is exact near 0, log1p(-exp) far from it; the switch at -ln 2 is Maechler's.
         neg = x.clamp_max(0)
-        near = neg.expm1().neg().log()
-        far = neg.exp().neg().log1p()
-        return torch.where(x > -math.log(2), near, far).clamp_min(log_least(x.dtype))
+        near = neg.expm1().neg_().log_()
+        far = neg.exp().neg_().log1p_()
+        # One of the two gates is open, also at the switch itself; `where` is much slower.
+        is_near = neg + math.log(2)
+        is_far = torch.finfo(x.dtype).tiny - is_near
+        return (gate(near, is_near) + gate(far, is_far)).clamp_min(log_least(x.dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -50,6 +53,29 @@ def log1mexp(x: Tensor) -> Tensor:
     return run(_Log1mExp, as_float(x))
 
 
+class _LogAddExp(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        lowest = torch.finfo(a.dtype).min
+        return clip(torch.logaddexp(a.clamp_min(lowest), b.clamp_min(lowest)))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        lowest = torch.finfo(a.dtype).min
+        a, b = a.clamp_min(lowest), b.clamp_min(lowest)
+        # The share of each from their difference: exp(a - result) loses it where a is large.
+        grad = gate(grad, torch.maximum(a, b) - lowest)
+        gap = a - b
+        return grad * gap.sigmoid(), grad * (-gap).sigmoid()
+
+
 def safe_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """log(exp(a) + exp(b)); where both are -inf (no mass at all) the dtype's lowest number.
 
@@ -62,11 +88,7 @@ def safe_logaddexp(a: Tensor, b: Tensor) -> Tensor:
     """
     a, b = broadcast(as_float(a, "a"), as_float(b, "b"))
     dtype = torch.promote_types(a.dtype, b.dtype)
-    lowest = torch.finfo(dtype).min
-    a, b = a.to(dtype).clamp_min(lowest), b.to(dtype).clamp_min(lowest)
-    # max + log1p(exp(-|difference|)): the difference may overflow to inf, whose exp is the right 0.
-    gap = saturate(a - b)
-    return saturate(torch.maximum(a, b) + F.softplus(-gap.abs()))
+    return run(_LogAddExp, a.to(dtype), b.to(dtype))
 
 
 def log_mixture(logits: Tensor, log_probs: Tensor, dim: int = -1) -> Tensor:
@@ -83,4 +105,4 @@ def log_mixture(logits: Tensor, log_probs: Tensor, dim: int = -1) -> Tensor:
     dtype = torch.promote_types(as_float(logits).dtype, as_float(log_probs).dtype)
     weights = F.log_softmax(open_rows(widen(logits), None, dim)[0], dim)
     joint = weights + widen(log_probs, "log_probs")
-    return saturate(masked_logsumexp(joint, logits != -math.inf, dim), dtype).to(dtype)
+    return saturate(masked_logsumexp(joint, dim=dim), dtype).to(dtype)

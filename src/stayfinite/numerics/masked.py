@@ -117,20 +117,18 @@ def masked_mean(
     return mean.masked_fill(count == 0, empty)
 
 
-def open_rows(x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(x with -inf where masked, 1 where kept else 0, 1 for each row that keeps something).
+def open_rows(x: Tensor, mask: Tensor | None, dim: int) -> tuple[Tensor, Tensor]:
+    """(x with -inf where masked, 1 for each row that keeps something).
 
     A row with nothing to keep is all 0, so that softmax is defined on it. An entry of `x` that is
     -inf itself counts as masked. Every masked entry of a live row must be exactly -inf: a large
     finite number would win where all the live entries are lower.
     """
-    is_kept = x != -math.inf
     if mask is not None:
-        is_kept = is_kept & _check_mask(mask)
-    keep = is_kept.to(x.dtype)
-    live = keep.amax(dim, keepdim=True)
-    bias = 1 - torch.maximum(keep, 1 - live).reciprocal()  # 0 where kept, -inf where not
-    return gate(x, keep) + bias, keep, live
+        x, keep = broadcast(x, _check_mask(mask).to(x.dtype))
+        x = gate(x, keep) + (1 - keep.reciprocal())  # plus 0 where kept, -inf where not
+    live = (x.amax(dim, keepdim=True) != -math.inf).to(x.dtype)
+    return gate(x, live.expand_as(x)), live
 
 
 def masked_softmax(x: Tensor, mask: Tensor | None = None, dim: int = -1) -> Tensor:
@@ -144,8 +142,8 @@ def masked_softmax(x: Tensor, mask: Tensor | None = None, dim: int = -1) -> Tens
     tensor([[0.5000, 0.5000],
             [0.0000, 0.0000]])
     """
-    filled, keep, _ = open_rows(as_float(x), mask, dim)
-    return gate(F.softmax(filled, dim), keep)
+    filled, live = open_rows(as_float(x), mask, dim)
+    return gate(F.softmax(filled, dim), live.expand_as(filled))
 
 
 def masked_log_softmax(
@@ -160,12 +158,12 @@ def masked_log_softmax(
     >>> masked_log_softmax(torch.zeros(3), torch.tensor([True, True, False]), masked_value=-99)
     tensor([ -0.6931,  -0.6931, -99.0000])
     """
-    filled, keep, _ = open_rows(as_float(x), mask, dim)
+    filled, live = open_rows(as_float(x), mask, dim)
     lowest = torch.finfo(filled.dtype).min
     value = lowest if masked_value is None else masked_value
+    keep = (filled != -math.inf).to(filled.dtype) * live
     log = gate(F.log_softmax(filled, dim), keep) + (1 - keep) * value
-    # Held at the lowest number; as a maximum with a constant this has no gradient there.
-    return torch.maximum(log, torch.full((), lowest, dtype=log.dtype, device=log.device))
+    return F.hardtanh(log, lowest, math.inf)
 
 
 def masked_logsumexp(
@@ -184,7 +182,7 @@ def masked_logsumexp(
     >>> masked_logsumexp(torch.zeros(2, 3), torch.tensor([[True] * 3, [False] * 3]), empty=0.0)
     tensor([1.0986, 0.0000])
     """
-    filled, _, live = open_rows(as_float(x), mask, dim)
+    filled, live = open_rows(as_float(x), mask, dim)
     value = torch.finfo(filled.dtype).min if empty is None else empty
     total = saturate(torch.logsumexp(filled, dim, keepdim=True)).masked_fill(live == 0, value)
     return total if keepdim else total.squeeze(dim)
@@ -200,5 +198,5 @@ def reduce_loss(loss: Tensor, reduction: str, weight_sum: Tensor | None = None) 
     if weight_sum is None:
         return masked_mean(loss)
     total, room = _scaled_sum(loss, _dims(loss, None), False)
-    is_empty = weight_sum == 0
-    return saturate(total / weight_sum.masked_fill(is_empty, 1) * room).masked_fill(is_empty, 0)
+    # A sum of weights that is 0 has only rows of weight 0 above it: 0 / 1.
+    return saturate(total / (weight_sum + (weight_sum == 0)) * room)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
@@ -35,7 +36,7 @@ class _Log(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, steepest: float) -> Tensor:
         # The bound is on the result: hardware may flush a subnormal bound on x to 0.
-        return x.clamp_min(0).log().clamp_min(log_least(x.dtype))
+        return x.clamp_min(0).log_().clamp_min(log_least(x.dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
@@ -66,23 +67,6 @@ def log_of(x: Tensor, source: torch.dtype) -> Tensor:
     return run(_Log, x, torch.finfo(dtype).tiny)
 
 
-class _Sqrt(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.clamp_min(0).sqrt()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        (y,) = ctx.saved_tensors
-        return gate(grad, y) / (y + y).clamp_min(torch.finfo(y.dtype).tiny)
-
-
 def safe_sqrt(x: Tensor) -> Tensor:
     """sqrt(x); zero and below give 0 with gradient zero.
 
@@ -95,7 +79,9 @@ def safe_sqrt(x: Tensor) -> Tensor:
     >>> x.grad
     tensor([0.0000, 0.2500])
     """
-    return run(_Sqrt, as_float(x))
+    x = as_float(x)
+    # The double `where`: the root is taken of 1 where x is not positive, and its result dropped.
+    return gate(F.threshold(x, 0, 1).sqrt(), x)
 
 
 class _Exp(torch.autograd.Function):
@@ -103,7 +89,7 @@ class _Exp(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return x.clamp_max(exp_limit(x.dtype)).exp()
+        return x.clamp_max(exp_limit(x.dtype)).exp_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:

@@ -30,6 +30,18 @@ class Restore:
     path: str | None
     order: int
     saved: dict[str, Any]
+    before: tuple[float, ...] = ()
+    """The optimizer's learning rates before they were replaced."""
+
+
+@dataclass(frozen=True)
+class FileRead:
+    """What a file that `torch.load` read held besides weights."""
+
+    path: str | None
+    has_optimizer: bool = False
+    has_scheduler: bool = False
+    lr: tuple[float, ...] = ()
 
 
 class Witness:
@@ -38,19 +50,20 @@ class Witness:
     def __init__(self) -> None:
         self.restored: weakref.WeakKeyDictionary[Any, Restore] = weakref.WeakKeyDictionary()
         self.last_path: str | None = None
+        self.last_read: FileRead | None = None
         self.loader: weakref.ref[DataLoader[Any]] | None = None
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._current: list[Any] | None = None
         self._order = 0
         self._lock = threading.Lock()
 
-    def note_restore(self, target: Any, saved: Any) -> None:
+    def note_restore(self, target: Any, saved: Any, before: tuple[float, ...] = ()) -> None:
         with self._lock:
             self._order += 1
             small = {
                 k: saved[k] for k in ("param_groups",) if isinstance(saved, dict) and k in saved
             }
-            self.restored[target] = Restore(self.last_path, self._order, small)
+            self.restored[target] = Restore(self.last_path, self._order, small, before)
 
     def restore_of(self, *objects: Any) -> Restore | None:
         """The note of the first of these, or of a module that holds it, that was restored."""
@@ -88,8 +101,9 @@ def _wrap_load(cls: type, name: str) -> None:
 
     @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        before = _rates(getattr(self, "param_groups", ()))
         result = original(self, state_dict, *args, **kwargs)
-        witness.note_restore(self, state_dict)
+        witness.note_restore(self, state_dict, before)
         return result
 
     setattr(cls, name, load_state_dict)
@@ -104,9 +118,27 @@ def _wrap_torch_load() -> None:
         witness.last_path = (
             str(path) if isinstance(path, (str, bytes)) or hasattr(path, "__fspath__") else None
         )
-        return original(f, *args, **kwargs)
+        value = original(f, *args, **kwargs)
+        witness.last_read = _summary(witness.last_path, value)
+        return value
 
     torch.load = load
+
+
+def _summary(path: str | None, value: Any) -> FileRead:
+    """Optimizer and scheduler states are known by their shape, whatever key they are under."""
+    parts = [value, *value.values()] if isinstance(value, dict) else []
+    dicts = [p for p in parts if isinstance(p, dict)]
+    optimizers = [d for d in dicts if "param_groups" in d and "state" in d]
+    rates = tuple(r for d in optimizers for r in _rates(d["param_groups"]))
+    return FileRead(path, bool(optimizers), any("last_epoch" in d for d in dicts), rates)
+
+
+def _rates(groups: Any) -> tuple[float, ...]:
+    if not isinstance(groups, (list, tuple)):
+        return ()
+    found = [g.get("lr") for g in groups if isinstance(g, dict)]
+    return tuple(float(r) for r in found if isinstance(r, (int, float, torch.Tensor)))
 
 
 def _wrap_loader() -> None:

@@ -47,6 +47,10 @@ class Snapshot:
         self._absent = [(d, set(d)) for d in dicts]
         self.tag = tag
 
+    def add(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        """Take in something that turned up later and has not moved since."""
+        self._small.append((put, copy.deepcopy(get())))
+
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back as it was when taken."""

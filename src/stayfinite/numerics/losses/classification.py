@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UsageError
-from ..eps import choice, gate, log_least, run, saturate, widen
-from ..masked import masked_mean, masked_sum, reduce_loss
+from ..eps import broadcast, choice, gate, log_least, run, saturate, widen
+from ..masked import masked_mean, reduce_loss
 
 __all__ = [
     "binary_focal_loss",
@@ -63,10 +63,44 @@ class _FocalTerm(torch.autograd.Function):
         return grad * rest.pow(ctx.gamma) * (ctx.gamma * ratio - 1), None
 
 
-def _focal_term(log_p: Tensor, gamma: float) -> Tensor:
+def _check_gamma(gamma: float) -> float:
     if not gamma >= 0 or math.isinf(gamma):
         raise UsageError(f"`gamma` must be a finite number of at least 0, got {gamma!r}")
-    return run(_FocalTerm, log_p, float(gamma))
+    return float(gamma)
+
+
+class _BinaryFocal(torch.autograd.Function):
+    """yes * focal term of sigmoid(z) + no * focal term of sigmoid(-z), derivative in closed form."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, yes: Tensor, no: Tensor, gamma: float) -> Tensor:
+        p, q, log_p, log_q = _sides(z)
+        return -(yes * q.pow(gamma) * log_p + no * p.pow(gamma) * log_q)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        *tensors, ctx.gamma = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        z, yes, no = ctx.saved_tensors
+        gamma: float = ctx.gamma
+        p, q, log_p, log_q = _sides(z)
+        weight_yes, weight_no = q.pow(gamma), p.pow(gamma)
+        slope = yes * weight_yes * (gamma * p * log_p - q)
+        slope = slope - no * weight_no * (gamma * q * log_q - p)
+        by_yes = grad * -weight_yes * log_p if ctx.needs_input_grad[1] else None
+        by_no = grad * -weight_no * log_q if ctx.needs_input_grad[2] else None
+        return grad * slope, by_yes, by_no, None
+
+
+def _sides(z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """sigmoid(z), sigmoid(-z) and their logs; 1 - sigmoid(z) would be 0 from z = 17 on."""
+    log_p = F.logsigmoid(z)
+    return z.sigmoid(), (-z).sigmoid(), log_p, F.logsigmoid(-z)
 
 
 def binary_focal_loss(
@@ -88,14 +122,11 @@ def binary_focal_loss(
     tensor(500.)
     """
     _check_smoothing(label_smoothing)
-    z = saturate(widen(logits, "logits"))
+    z = widen(logits, "logits")
     t = target.to(z.dtype) * (1 - label_smoothing) + label_smoothing / 2
-    yes, no = _focal_term(F.logsigmoid(z), gamma), _focal_term(F.logsigmoid(-z), gamma)
-    if alpha is None:
-        loss = t * yes + (1 - t) * no
-    else:
-        loss = alpha * t * yes + (1 - alpha) * (1 - t) * no
-    return reduce_loss(loss, reduction)
+    yes = t if alpha is None else alpha * t
+    no = 1 - t if alpha is None else (1 - alpha) * (1 - t)
+    return reduce_loss(run(_BinaryFocal, z, *broadcast(yes, no), _check_gamma(gamma)), reduction)
 
 
 def _check_smoothing(label_smoothing: float) -> None:
@@ -187,7 +218,7 @@ def _class_loss(
             term = term * class_weight.view(-1, *[1] * (x.ndim - dim - 1))
         spread = masked_mean(term, is_open, dim)
         loss = (1 - label_smoothing) * loss + label_smoothing * (spread * used)
-    return reduce_loss(loss, reduction, masked_sum(row_weight))
+    return reduce_loss(loss, reduction, row_weight.sum())
 
 
 def _live_rows(x: Tensor, dim: int) -> Tensor:
@@ -197,5 +228,5 @@ def _live_rows(x: Tensor, dim: int) -> Tensor:
 
 def _class_term(log_p: Tensor, gamma: float) -> Tensor:
     # Differences of logits may overflow to -inf; a held entry has no gradient.
-    log_p = log_p.clamp_min(torch.finfo(log_p.dtype).min)
-    return -log_p if gamma == 0 else _focal_term(log_p, gamma)
+    log_p = saturate(log_p)
+    return -log_p if gamma == 0 else run(_FocalTerm, log_p, _check_gamma(gamma))

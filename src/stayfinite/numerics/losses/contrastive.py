@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ..eps import gate, log_least, saturate, widen
-from ..masked import masked_logsumexp, masked_mean, masked_sum
+from ..masked import masked_mean, masked_sum
 from ..ops import bound, log_of, safe_div, safe_log
 from ..reduce import polar
 from .classification import masked_cross_entropy
@@ -53,20 +53,19 @@ def info_nce(
 def beta_mi(p1: Tensor, p2: Tensor, pk: Tensor, beta: float = 0.6) -> Tensor:
     """Pointwise mutual information of two assignments: log sum_k (p1 p2)^beta / pk, over dim -1.
 
-    Prevents: `log(0)` where the two share no cluster (the log of the smallest positive number
-    here, gradient zero), the infinite derivative of `x ** beta` at 0, and the division by a cluster
-    that nobody uses. Clamping the products at 1e-8 instead, as is often done, is the floor for
-    every entry, not only for zero, so the sum is that of the clamps; in fp16 it is 0.
-    Half precision is computed and returned in fp32.
+    Prevents: `log(0)` where the two share no cluster, the infinite derivative of `x ** beta` at 0,
+    and the division by a cluster that nobody uses. A probability of 0 counts as the smallest
+    positive number, and gets no gradient. Clamping the products at 1e-8 instead, as is often done,
+    is 0 in fp16, and in fp32 large enough to be the result. Half precision is computed and
+    returned in fp32.
 
     >>> beta_mi(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]))
     tensor(0.6931)
     """
     a, b = widen(p1, "p1"), widen(p2, "p2")
-    is_shared = ~((a <= 0) | (b <= 0))  # NaN counts as shared: it must not be hidden
     log_pk = log_of(widen(pk, "pk"), pk.dtype)
     joint = beta * (log_of(a, p1.dtype) + log_of(b, p2.dtype)) - log_pk
-    return masked_logsumexp(joint, is_shared, empty=log_least(a.dtype))
+    return torch.logsumexp(joint, -1)
 
 
 class TemiOutput(NamedTuple):
@@ -107,7 +106,9 @@ def temi_loss(
         if not t > 0 or not math.isfinite(t):
             raise UsageError(f"`{name}_temperature` must be a finite number above 0, got {t!r}")
     views = [widen(v) for v in (*student, *teacher)]
-    is_used = torch.stack([v.isfinite().flatten(1).all(1) for v in views]).all(0)
+    # A NaN comes through amax and amin, so the extremes tell.
+    ends = [end for v in views for end in (v.amax((1, 2)), v.amin((1, 2)))]
+    is_used = torch.stack(ends).isfinite().all(0)
     views = [gate(v, is_used.to(v.dtype)[:, None, None].expand_as(v)) for v in views]
     temperatures = [max(student_temperature, min_temperature)] * 2
     temperatures += [max(teacher_temperature, min_temperature)] * 2

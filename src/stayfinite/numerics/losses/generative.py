@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..eps import as_float, broadcast, clip, hold, run, saturate, widen
+from ...errors import UsageError
+from ..eps import as_float, broadcast, clip, hold, run, widen
 from ..masked import masked_mean, reduce_loss
 from ..ops import bound, exp_limit
 from ..reduce import polar
@@ -43,11 +44,30 @@ class _WeightedSquare(torch.autograd.Function):
         return by_error, by_log_var, None
 
 
-def _bounded(log_var: Tensor, bounds: tuple[float, float]) -> Tensor:
-    x = as_float(log_var, "log_var")
+class _ClampThrough(torch.autograd.Function):
+    """clamp with the gradient of the identity."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, low: float, high: float) -> Tensor:
+        return x.clamp(low, high)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, None, None
+
+
+def _limits(log_var: Tensor, bounds: tuple[float, float]) -> tuple[float, float]:
+    low, high = bounds
+    if not low < high:
+        raise UsageError(f"`log_var_bounds` must be (low, high) with low < high, got {bounds}")
     # exp(log_var) is also the derivative, which has to fit into the dtype of the input.
-    high = min(bounds[1], exp_limit(x.dtype))
-    return bound(widen(x), bounds[0], high)
+    return low, min(high, exp_limit(as_float(log_var, "log_var").dtype))
 
 
 def normalized_mse(
@@ -87,9 +107,8 @@ def gaussian_nll(
     >>> gaussian_nll(torch.zeros(1), torch.ones(1), torch.tensor([-1000.0])).isfinite()
     tensor(True)
     """
-    lv = _bounded(log_var, log_var_bounds)
-    error = saturate(widen(target, "target") - widen(mean, "mean"))
-    error, lv = broadcast(error, lv)
+    lv = bound(widen(log_var, "log_var"), *_limits(log_var, log_var_bounds))
+    error, lv = broadcast(widen(target, "target") - widen(mean, "mean"), lv)
     narrow = min((mean.dtype, target.dtype, log_var.dtype), key=lambda d: torch.finfo(d).max)
     loss = 0.5 * (lv + run(_WeightedSquare, error, lv, torch.finfo(narrow).max))
     if full:
@@ -113,7 +132,8 @@ def gaussian_kl(
     >>> gaussian_kl(torch.zeros(2), torch.tensor([0.0, 1000.0])).isfinite()
     tensor(True)
     """
-    lv = _bounded(log_var, log_var_bounds)
+    # The gradient by the log-variance always leads inside here, so it may simply pass.
+    lv = run(_ClampThrough, widen(log_var, "log_var"), *_limits(log_var, log_var_bounds))
     m = widen(mean, "mean")
     half_square = hold(m, torch.finfo(m.dtype).max ** 0.5 * (1 - 2**-20)).square() * 0.5
     # expm1 keeps the digits near log_var = 0, where exp(lv) - 1 - lv cancels.

@@ -1,0 +1,309 @@
+"""Everything that is known of a failure, as plain values: what the rules look at, and all they see.
+
+The conductor gathers what needs the live model, the data set or the optimizer; nothing here can
+touch them, so a rule can be tested with a few lines and can never disturb a training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..records import Event, Incident, Link, Location, Operand, StepRecord, TensorStats
+
+__all__ = ["BatchPart", "Data", "Evidence", "Memory", "Resume", "Scale", "Weights"]
+
+_HALF = ("float16", "bfloat16")
+_LIMIT = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
+_LONG = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPart:
+    """One tensor of the failing batch."""
+
+    name: str
+    stats: TensorStats
+    usual: float | None = None
+    """The largest magnitude that this part had in the batches before; None if there were none."""
+    usual_here: float | None = None
+    """The median magnitude inside this very tensor."""
+    bad_rows: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """How far the parameters have come."""
+
+    largest: float = 0.0
+    largest_name: str | None = None
+    largest_before: float = 0.0
+    """The same at the last snapshot."""
+    first: float = 0.0
+    """The same before the first step."""
+    steps: int = 0
+    """Steps since the snapshot."""
+    growth: float = 1.0
+    """The largest factor by which the norm of one parameter has grown since the start."""
+
+    @property
+    def total_growth(self) -> float:
+        return max(self.growth, self.largest / self.first if self.first > 0 else 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """What was restored in this process, and what the file held besides."""
+
+    model: bool = False
+    optimizer: bool = False
+    scheduler: bool = False
+    path: str | None = None
+    file_has_optimizer: bool = False
+    file_has_scheduler: bool = False
+    has_scheduler: bool = False
+    configured_lr: tuple[float, ...] = ()
+    """The optimizer's learning rates before `load_state_dict` replaced them."""
+    saved_lr: tuple[float, ...] = ()
+    first_lr: tuple[float, ...] = ()
+    """The learning rates of the first step of this run."""
+    file_lr: tuple[float, ...] = ()
+    """Learning rates found in the file that was read."""
+
+    @property
+    def is_resumed(self) -> bool:
+        return self.model or self.optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What a second look at the data set showed."""
+
+    origin: str = "unknown"
+    """stored | pipeline | unknown"""
+    detail: str = ""
+    file: str | None = None
+    line: int | None = None
+    source: str | None = None
+    function: str | None = None
+    op: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """How a parameter or buffer that was bad from the start came into being."""
+
+    name: str
+    filling: str = "unknown"
+    """unfilled | partly | covered | filled | unknown: what the source does with fresh memory"""
+    file: str | None = None
+    line: int | None = None
+    source: str | None = None
+    is_garbage: bool = False
+    """Its values look like memory that nobody wrote."""
+    is_constant_nan: bool = False
+    """Every bad value is the NaN that deterministic mode writes into fresh memory."""
+    is_all_nan: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Factors between the loss and the gradients."""
+
+    factor: float | None = None
+    """A constant by which the loss is multiplied just before the backward."""
+    is_scaler_unused: bool = False
+    """A GradScaler scales the loss, but never unscales or steps."""
+    scaler: float | None = None
+    is_collapse: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """All of it."""
+
+    event: Event
+    location: Location
+    history: tuple[StepRecord, ...] = ()
+    weights: Weights = field(default_factory=Weights)
+    batch: tuple[BatchPart, ...] = ()
+    resume: Resume = field(default_factory=Resume)
+    data: Data | None = None
+    memory: Memory | None = None
+    scale: Scale = field(default_factory=Scale)
+    optimizer: Mapping[str, str] = field(default_factory=dict)
+    """Type and settings of the optimizer, as text."""
+    gradient_peaks: tuple[float, ...] = ()
+    is_half: bool = False
+    """Parameters, the batch or autocast use a half precision."""
+    is_complete: bool = True
+    results: Mapping[str, str] = field(default_factory=dict)
+    """Outcomes of experiments so far, by name: finite | nonfinite | not_run."""
+
+    @classmethod
+    def of(cls, incident: Incident) -> Evidence:
+        """What an incident alone tells."""
+        return cls(event=incident.event, location=incident.location, history=incident.history)
+
+    def with_result(self, name: str, outcome: str) -> Evidence:
+        return dataclasses.replace(self, results={**self.results, name: outcome})
+
+    # -- the birth -----------------------------------------------------------------------------
+
+    @property
+    def birth(self) -> Link | None:
+        return next((c for c in self.location.chain if c.role == "birth"), None)
+
+    @property
+    def source(self) -> Link | None:
+        return next((c for c in self.location.chain if c.role == "source"), None)
+
+    @property
+    def is_backward(self) -> bool:
+        return self.birth is not None and self.birth.direction == "backward"
+
+    @property
+    def is_in_optimizer(self) -> bool:
+        return self.birth is not None and self.birth.direction == "optimizer"
+
+    @property
+    def kernel(self) -> str:
+        """The aten operator that ran at the birth, without "aten." and a trailing underscore.
+
+        Under `foreach` the same work runs over lists: `_foreach_div_` counts as `div`.
+        """
+        if self.birth is None:
+            return ""
+        name = (self.birth.kernel or self.birth.op or "").split(".")[-1]
+        name = name.removeprefix("_foreach_")
+        return name.rstrip("_") if not name.startswith("_") else name
+
+    @property
+    def node(self) -> str:
+        """The autograd node of a birth in the backward ("SqrtBackward0"), else ""."""
+        return self.birth.op or "" if self.birth is not None and self.is_backward else ""
+
+    @property
+    def made_nan(self) -> bool:
+        return any(o.stats is not None and o.stats.num_nan for o in self._outputs)
+
+    @property
+    def made_inf(self) -> bool:
+        return any(
+            o.stats is not None and o.stats.num_posinf + o.stats.num_neginf for o in self._outputs
+        )
+
+    @property
+    def _outputs(self) -> tuple[Operand, ...]:
+        return self.birth.outputs if self.birth is not None else ()
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the result that went bad."""
+        for o in self._outputs:
+            if o.stats is not None:
+                return o.stats.dtype
+        return ""
+
+    @property
+    def is_half_birth(self) -> bool:
+        return self.dtype in _HALF
+
+    @property
+    def limit(self) -> float:
+        """The largest number that the dtype of the birth can hold."""
+        return _LIMIT.get(self.dtype, _LIMIT["float32"])
+
+    def operand(self, *names: str) -> Operand | None:
+        """The first argument of the birth with one of these names."""
+        if self.birth is None:
+            return None
+        for name in names:
+            for o in self.birth.inputs:
+                if o.name == name:
+                    return o
+        return None
+
+    def at_bad(self, *names: str) -> TensorStats | None:
+        """An argument where the result is bad; all of it where that is not known."""
+        o = self.operand(*names)
+        if o is None:
+            return None
+        return o.stats_at_bad or o.stats
+
+    def number(self, *names: str) -> float | None:
+        """An argument that is a plain number, or a tensor of one element."""
+        o = self.operand(*names)
+        if o is None:
+            return None
+        if o.value is not None:
+            try:
+                return float(o.value)
+            except ValueError:
+                return None
+        if o.stats is not None and o.stats.num_elements == 1 and o.stats.is_finite:
+            return o.stats.max
+        return None
+
+    @property
+    def tensors(self) -> tuple[TensorStats, ...]:
+        """All tensor arguments of the birth."""
+        return tuple(o.stats for o in self.birth.inputs if o.stats) if self.birth else ()
+
+    @property
+    def has_finite_inputs(self) -> bool:
+        return all(s.is_finite for s in self.tensors)
+
+    @property
+    def largest_input(self) -> float:
+        return max((s.abs_max for s in self.tensors if s.abs_max is not None), default=0.0)
+
+    def fact(self, name: str) -> float:
+        return self.birth.facts.get(name, 0.0) if self.birth is not None else 0.0
+
+    @property
+    def is_overflow(self) -> bool:
+        """Finite arguments, an infinite result, and no pole: simply too large.
+
+        A NaN may come with it: a product's infinite terms of both signs cancel to one.
+        """
+        return self.birth is not None and self.made_inf and self.has_finite_inputs
+
+    # -- the run -------------------------------------------------------------------------------
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Finite losses of applied steps, oldest first."""
+        found = (abs(r.loss) for r in self.history[-_LONG:] if r.loss is not None and r.is_applied)
+        return tuple(v for v in found if math.isfinite(v))
+
+    @property
+    def loss_growth(self) -> float:
+        """How many times the last loss is the smallest of the steps before, while it rises."""
+        losses = self.losses
+        if len(losses) < 2 or losses[-1] < losses[-2]:
+            return 1.0
+        return losses[-1] / max(min(losses[:-1]), 1e-12) if losses[-1] > 1 else 1.0
+
+    @property
+    def is_first_step(self) -> bool:
+        return not self.history
+
+    @property
+    def has_diverged(self) -> float:
+        """0 to 1: how surely the weights themselves have run away."""
+        score = 0.0
+        growth = self.weights.total_growth
+        if self.loss_growth > 1e2:
+            score = 0.75
+        if self.loss_growth > 1e4:
+            score = 0.9
+        if growth > 1e2:
+            score = max(score, 0.9)
+        elif growth > 10:
+            score = max(score, 0.7 if self.loss_growth > 10 else 0.55)
+        if growth < 1.5 and self.weights.first > 0:
+            score *= 0.5  # a loss that leaps while the weights stand still is the batch's doing
+        return score

@@ -1,0 +1,108 @@
+"""From findings to one diagnosis: what an experiment has verified outranks what looks likely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..records import Candidate, Diagnosis, Experiment, Fix
+from .evidence import Evidence
+from .registry import Finding, Rule, all_rules, check_finding
+
+__all__ = ["Ranked", "conclude", "consider", "wanted_experiments"]
+
+_CLOSE = 0.4
+_MAX_CANDIDATES = 5
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A cause that some rule found, with what the experiments say of it."""
+
+    cause: str
+    finding: Finding
+    status: str
+    score: float
+
+
+def consider(evidence: Evidence, rules: Iterable[Rule] | None = None) -> list[Ranked]:
+    """Every cause that applies, the likeliest first."""
+    best: dict[str, Ranked] = {}
+    for rule in rules if rules is not None else all_rules():
+        finding = check_finding(rule, rule.applies(evidence))
+        if finding is None or finding.confidence <= 0.0:
+            continue
+        status = _status(finding, evidence)
+        score = _score(finding.confidence, status)
+        known = best.get(rule.cause)
+        if known is None or known.score < score:
+            best[rule.cause] = Ranked(rule.cause, finding, status, score)
+    return sorted(best.values(), key=lambda r: -r.score)
+
+
+def _status(finding: Finding, evidence: Evidence) -> str:
+    outcome = evidence.results.get(finding.proof or "", "not_run")
+    return {"finite": "verified", "nonfinite": "refuted"}.get(outcome, "untried")
+
+
+def _score(confidence: float, status: str) -> float:
+    """Verified causes fill the upper half of the scale, refuted ones the lowest tenth."""
+    if status == "verified":
+        return 0.5 + confidence / 2
+    return confidence * (0.1 if status == "refuted" else 1.0)
+
+
+def wanted_experiments(ranked: list[Ranked], evidence: Evidence) -> list[str]:
+    """What should be tried next, the most telling first; nothing that was tried already."""
+    if not ranked:
+        return []
+    found: list[str] = []
+    near = [r for r in ranked if r.score >= ranked[0].score - _CLOSE]
+    for r in near:
+        found += [*([r.finding.proof] if r.finding.proof else []), *r.finding.wants]
+    found += [f.experiment for f in ranked[0].finding.fixes if f.experiment]
+    unique = list(dict.fromkeys(found))
+    return [name for name in unique if name not in evidence.results]
+
+
+def conclude(
+    ranked: list[Ranked],
+    evidence: Evidence,
+    experiments: Iterable[Experiment],
+    samples: tuple[int, ...] = (),
+    dataset_indices: tuple[int, ...] = (),
+) -> Diagnosis:
+    """The record of it all."""
+    tried = tuple(experiments)
+    if not ranked:
+        return Diagnosis(experiments=tried)
+    first = ranked[0]
+    fixes = tuple(_judged(f, evidence) for f in first.finding.fixes)
+    return Diagnosis(
+        cause=first.cause,
+        confidence=round(min(first.score, 0.99), 2),
+        summary=first.finding.sentence,
+        evidence=first.finding.facts,
+        fixes=tuple(sorted(fixes, key=lambda f: _ORDER[f.status])),
+        experiments=tried,
+        candidates=tuple(
+            Candidate(
+                cause=r.cause,
+                confidence=round(min(r.score, 0.99), 2),
+                reason=r.finding.sentence,
+                status=r.status,
+            )
+            for r in ranked[:_MAX_CANDIDATES]
+        ),
+        samples=samples,
+        dataset_indices=dataset_indices,
+    )
+
+
+_ORDER = {"verified": 0, "untried": 1, "refuted": 2}
+
+
+def _judged(fix: Fix, evidence: Evidence) -> Fix:
+    outcome = evidence.results.get(fix.experiment or "", "not_run")
+    status = {"finite": "verified", "nonfinite": "refuted"}.get(outcome, "untried")
+    return replace(fix, status=status)

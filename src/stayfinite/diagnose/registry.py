@@ -1,0 +1,151 @@
+"""Rules: small pure functions from evidence to a cause. A bad one is rejected when it is added."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .. import codes
+from ..errors import UsageError
+from ..records import Fix
+from .evidence import Evidence
+
+__all__ = [
+    "EXPERIMENTS",
+    "Finding",
+    "Rule",
+    "all_rules",
+    "register_rule",
+    "rule",
+    "unregister_rule",
+]
+
+EXPERIMENTS: dict[str, str] = {
+    "higher_precision": "float32 instead of half precision",
+    "unscaled": "without the loss scale",
+    "smaller_lr": "a tenth of the learning rate since the last snapshot",
+    "clipped": "gradients clipped to a norm of 1 since the last snapshot",
+    "previous_batch": "the batch before, on these weights",
+    "without_rows": "without the offending rows",
+    "patched_operator": "this line kept finite",
+    "limited_gradient": "gradients limited between the layers",
+    "filled_state": "the non-finite values replaced",
+    "fresh_optimizer": "a new optimizer state",
+    "finite_lr": "the last finite learning rate",
+    "larger_eps": "a larger epsilon in the optimizer",
+}
+"""Every experiment and what it changes. A rule may ask for these by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a rule says when it applies."""
+
+    confidence: float
+    sentence: str
+    """One or two sentences that a person understands, with the values seen."""
+    facts: tuple[str, ...] = ()
+    fixes: tuple[Fix, ...] = ()
+    wants: tuple[str, ...] = ()
+    """Experiments that would decide between this cause and another, the most telling first."""
+    proof: str | None = None
+    """The experiment whose finite outcome verifies this cause and whose other outcome refutes it."""
+
+
+Applies = Callable[[Evidence], Finding | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way of recognizing one cause."""
+
+    cause: str
+    applies: Applies
+    name: str
+
+
+_RULES: list[Rule] = []
+
+
+def register_rule(cause: str, applies: Applies, name: str | None = None) -> Rule:
+    """Add a rule of your own for a cause of the catalogue, or for one registered in `codes`.
+
+    >>> from stayfinite.diagnose import register_rule, unregister_rule
+    >>> added = register_rule("log_of_zero", lambda evidence: None, name="mine")
+    >>> unregister_rule(added)
+    >>> register_rule("bad_luck", lambda evidence: None)
+    Traceback (most recent call last):
+    stayfinite.errors.UsageError: a rule for 'bad_luck': unknown cause; known: ...
+    """
+    known = [c.name for c in codes.all_codes("cause")]
+    if cause not in known:
+        raise UsageError(
+            f"a rule for {cause!r}: unknown cause; known: {', '.join(known)}; "
+            "add your own with stayfinite.codes.register(name, 'cause', definition)"
+        )
+    if not callable(applies):
+        raise UsageError(f"a rule for {cause!r} must be callable, got {type(applies).__name__}")
+    _check_signature(cause, applies)
+    label = name or str(getattr(applies, "__name__", "rule"))
+    if any(r.cause == cause and r.name == label for r in _RULES):
+        raise UsageError(f"there already is a rule {label!r} for {cause!r}; give it another name")
+    added = Rule(cause, applies, label)
+    _RULES.append(added)
+    return added
+
+
+def _check_signature(cause: str, applies: Applies) -> None:
+    try:
+        signature = inspect.signature(applies)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(object())
+    except TypeError:
+        raise UsageError(
+            f"a rule for {cause!r} takes one argument, the evidence: applies(evidence); "
+            f"got applies{signature}"
+        ) from None
+
+
+def unregister_rule(added: Rule) -> None:
+    """Take a rule out again."""
+    if added not in _RULES:
+        raise UsageError(f"the rule {added.name!r} for {added.cause!r} is not registered")
+    _RULES.remove(added)
+
+
+def rule(cause: str) -> Callable[[Applies], Applies]:
+    """Register the decorated function as a rule for `cause`."""
+
+    def add(applies: Applies) -> Applies:
+        register_rule(cause, applies, f"{applies.__module__.rpartition('.')[2]}.{applies.__name__}")
+        return applies
+
+    return add
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """The rules in the order in which they were added."""
+    return tuple(_RULES)
+
+
+def check_finding(made_by: Rule, finding: object) -> Finding | None:
+    """What a rule returned, or a clear word on what is wrong with it."""
+    who = f"the rule {made_by.name!r} for {made_by.cause!r}"
+    if finding is None:
+        return None
+    if not isinstance(finding, Finding):
+        raise UsageError(f"{who} must return a Finding or None, got {type(finding).__name__}")
+    if not 0.0 <= finding.confidence <= 1.0:
+        raise UsageError(f"{who}: confidence must be from 0 to 1, got {finding.confidence!r}")
+    asked = {*finding.wants, *([finding.proof] if finding.proof else [])}
+    asked |= {f.experiment for f in finding.fixes if f.experiment}
+    unknown = sorted(asked - set(EXPERIMENTS))
+    if unknown:
+        raise UsageError(
+            f"{who} asks for unknown experiments {', '.join(unknown)}; "
+            f"known: {', '.join(sorted(EXPERIMENTS))}"
+        )
+    return finding

@@ -1,0 +1,64 @@
+"""The sample was bad as it is stored: NaN, Inf, or absurdly large."""
+
+from __future__ import annotations
+
+from ...records import Fix
+from ..evidence import BatchPart, Evidence
+from ..registry import Finding, rule
+from ..words import count, num
+
+_ABSURD = 1e8
+"""Times what is usual for this part of the batch; units, outliers and spikes stay far below."""
+
+
+@rule("bad_input_data")
+def nonfinite_sample(e: Evidence) -> Finding | None:
+    if e.event.phase != "data" or e.source is None:
+        return None
+    origin = e.data.origin if e.data is not None else "unknown"
+    if origin == "pipeline":
+        return None
+    stats = e.source.outputs[0].stats if e.source.outputs else None
+    bad = count(stats.num_nonfinite, "value") if stats else "values"
+    detail = f" {e.data.detail}" if e.data is not None and e.data.detail else ""
+    return Finding(
+        confidence=0.95 if origin == "stored" else 0.75,
+        sentence=f"The {e.source.label} came out of the data with {bad} that are not finite.{detail}",
+        fixes=_fixes(e),
+    )
+
+
+@rule("bad_input_data")
+def absurdly_large(e: Evidence) -> Finding | None:
+    if e.birth is None or not (e.is_overflow or e.is_backward):
+        return None
+    part = max(e.batch, key=_excess, default=None)
+    if part is None or _excess(part) < _ABSURD or (part.stats.abs_max or 0) < 1e9:
+        return None
+    usual = min(v for v in (part.usual, part.usual_here) if v is not None)
+    return Finding(
+        confidence=0.93,
+        sentence=f"{part.name} holds values up to {num(part.stats.abs_max)}, where {num(usual)} is "
+        "usual: a fill value or a broken record rather than a measurement. They are finite, but what "
+        "is computed from them is not.",
+        fixes=_fixes(e),
+        wants=("without_rows",),
+    )
+
+
+def _excess(part: BatchPart) -> float:
+    usual = [v for v in (part.usual, part.usual_here) if v is not None]
+    if not usual or part.stats.abs_max is None or "float" not in part.stats.dtype:
+        return 0.0
+    return part.stats.abs_max / max(min(usual), 1e-6)
+
+
+def _fixes(e: Evidence) -> tuple[Fix, ...]:
+    return (
+        Fix(
+            title="clean, mask or drop these samples when the data set is read",
+            why="without these rows the same step is finite; replace fill values and gaps by a mask "
+            "or by 0, never by NaN",
+            experiment="without_rows",
+        ),
+    )

@@ -1,0 +1,42 @@
+"""The stored sample was finite; the data pipeline made it otherwise."""
+
+from __future__ import annotations
+
+import os
+
+from ...records import Fix
+from ..evidence import Evidence
+from ..registry import Finding, rule
+from ..rewrite import safe_form
+
+
+@rule("bad_preprocessing")
+def made_by_the_pipeline(e: Evidence) -> Finding | None:
+    d = e.data
+    if e.event.phase != "data" or d is None or d.origin != "pipeline":
+        return None
+    label = e.source.label if e.source else "the batch"
+    place = f" at {os.path.basename(d.file)}:{d.line} ({d.source})" if d.file else ""
+    short = (d.op or "").split(".")[-1].rstrip("_")
+    return Finding(
+        confidence=0.95,
+        sentence=f"The stored samples are finite; {label} became non-finite on the way into the "
+        f"batch{place}. {d.detail}".strip(),
+        fixes=(
+            Fix(
+                title="keep the transform finite"
+                + (f": guard the {short} in {d.function}" if short and d.function else ""),
+                why="a constant signal, an empty crop or a zero range reaches this line sooner or "
+                "later; give the divisor a floor, the logarithm an offset, the cast a range",
+                file=d.file,
+                line=d.line,
+                before=d.source if safe_form(d.source, short) else None,
+                after=safe_form(d.source, short),
+            ),
+            Fix(
+                title="drop the samples that the pipeline cannot handle",
+                why="without these rows the same step is finite",
+                experiment="without_rows",
+            ),
+        ),
+    )

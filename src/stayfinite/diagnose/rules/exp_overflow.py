@@ -1,0 +1,56 @@
+"""An exponential that nothing bounds."""
+
+from __future__ import annotations
+
+import math
+
+from ..evidence import Evidence
+from ..registry import Finding, rule
+from ..words import here, line_fix, num, safe_fix
+
+_EXPS = ("exp", "expm1", "exp2", "sinh", "cosh", "special_expit", "softplus", "lgamma", "mish")
+
+
+@rule("exp_overflow")
+def exponential(e: Evidence) -> Finding | None:
+    if e.birth is None or not e.made_inf or not e.has_finite_inputs:
+        return None
+    if e.kernel.startswith("pow"):
+        x = e.at_bad("exponent")
+        base = e.at_bad("self")
+        is_exp = x is not None and (base is None or (base.abs_max or 0) < 1e3)
+        if not is_exp or x is None:
+            return None
+    elif e.kernel in _EXPS:
+        x = e.at_bad("self")
+    else:
+        return None
+    if x is None or x.abs_max is None:
+        return None
+    confidence = 0.88
+    if e.is_half_birth and e.dtype == "float16" and x.abs_max < 88:
+        confidence = 0.35  # float32 would have held it
+    if e.has_diverged >= 0.85 and x.abs_max > 1e3:
+        confidence = 0.55
+    elif e.has_diverged >= 0.9:
+        confidence = 0.7
+    return Finding(
+        confidence=confidence,
+        sentence=f"exp {here(e)} was given up to {num(x.abs_max)}; {e.dtype or 'float32'} holds the "
+        f"exponential of at most {num(math.log(e.limit))}. Nothing bounds its argument.",
+        fixes=(
+            line_fix(
+                e,
+                "stay in log space: logsumexp, log_softmax, cross_entropy on logits, "
+                "stayfinite.numerics.info_nce, log_sinkhorn; subtract the maximum in a softmax by hand",
+                "a ratio or a sum of exponentials never needs the exponentials themselves",
+            ),
+            safe_fix(e, "exp", "it saturates below the dtype's limit instead of overflowing"),
+            line_fix(
+                e,
+                "or bound what goes in: stayfinite.numerics.bound(x, low, high) for a log-variance, "
+                "BoundedTemperature for a learned temperature",
+                "a smooth bound keeps its gradient; a clamp of the loss would kill it",
+            ),
+        ),
+    )

@@ -1,0 +1,78 @@
+"""A product of many ordinary factors is beyond what the dtype can hold."""
+
+from __future__ import annotations
+
+from ...records import Fix
+from ..evidence import Evidence
+from ..registry import Finding, rule
+from ..words import here, line_fix, num
+
+_PRODUCTS = ("mm", "bmm", "addmm", "mul", "sum", "add", "convolution_backward", "matmul", "cumsum",
+             "addcmul", "div", "baddbmm", "addmv", "mv", "dot", "pow", "native_layer_norm_backward",
+             "_softmax_backward_data", "embedding_dense_backward", "index_put", "tanh_backward")  # fmt: skip
+
+
+@rule("exploding_gradient")
+def grows_over_depth(e: Evidence) -> Finding | None:
+    if e.birth is None or not e.is_overflow:
+        return None
+    if not (e.is_backward or e.is_in_optimizer) or e.has_diverged >= 0.75:
+        return None
+    if e.largest_input < 1e9 and not e.is_half_birth:
+        return None
+    if e.is_half_birth and e.dtype == "float16":
+        return None
+    confidence = 0.88 if e.largest_input > 1e15 else 0.55
+    if e.has_diverged >= 0.5:
+        confidence = 0.6
+    return Finding(
+        confidence=confidence,
+        sentence=f"The gradient grows from layer to layer (or from one time step to the next) until it "
+        f"overflows {here(e)}{_course(e)}. Weights, activations and learning rate are ordinary; their "
+        "product over the depth is not.",
+        fixes=(
+            Fix(
+                title="limit the gradient on its way: a hook that clamps it between the steps "
+                "(h.register_hook(lambda g: g.clamp(-1, 1))), truncated backpropagation through time, "
+                "or gated cells",
+                why="clipping at the end is too late: the norm of an infinite gradient is infinite",
+                experiment="limited_gradient",
+            ),
+            line_fix(
+                e,
+                "initialize so that each application keeps the size of its input (gain 1, orthogonal or "
+                "divided by the depth), or put a normalization layer or a residual around it",
+                "a factor of 2 per step is 1e30 after a hundred steps",
+                experiment=None,
+            ),
+        ),
+        wants=("limited_gradient",),
+    )
+
+
+@rule("exploding_gradient")
+def forward_grows_too(e: Evidence) -> Finding | None:
+    """The same product in the forward, on the first step, where no update can be to blame."""
+    if e.birth is None or not e.is_overflow or e.is_backward or e.is_half_birth:
+        return None
+    if e.kernel not in _PRODUCTS or e.has_diverged >= 0.5:
+        return None
+    return Finding(
+        confidence=0.35,
+        sentence=f"Values grow from layer to layer until they overflow {here(e)}, although the weights "
+        "are ordinary.",
+        fixes=(
+            line_fix(
+                e,
+                "normalize between the layers or start with a smaller gain",
+                "a factor that is larger than one, many times over, overflows",
+            ),
+        ),
+    )
+
+
+def _course(e: Evidence) -> str:
+    peaks = [p for p in e.gradient_peaks if p > 0]
+    if len(peaks) < 3:
+        return ""
+    return f" (from {num(peaks[0])} to {num(max(peaks))} over {len(peaks)} steps of the backward)"

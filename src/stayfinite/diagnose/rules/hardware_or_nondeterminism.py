@@ -1,0 +1,30 @@
+"""The same step, from the same state, batch and random numbers, is finite the second time."""
+
+from __future__ import annotations
+
+from ...records import Fix
+from ..evidence import Evidence
+from ..registry import Finding, rule
+
+
+@rule("hardware_or_nondeterminism")
+def not_reproduced(e: Evidence) -> Finding | None:
+    if e.location.is_reproduced or not e.is_complete:
+        return None
+    return Finding(
+        confidence=0.95,
+        sentence="The same step was run again from the same weights, batch and random numbers, and "
+        "it was finite. The computation is not deterministic, or the hardware failed once.",
+        facts=(e.location.note,) if e.location.note else (),
+        fixes=(
+            Fix(
+                title="set torch.use_deterministic_algorithms(True) for a while",
+                why="an operator without a deterministic form then raises and names itself",
+            ),
+            Fix(
+                title="check the device (ECC errors in nvidia-smi -q, memory test) and unsynchronized "
+                "streams, shared buffers and non_blocking copies",
+                why="a step that fails once and never again is wrong outside the mathematics",
+            ),
+        ),
+    )

@@ -1,0 +1,54 @@
+"""The logarithm of something that has become exactly zero."""
+
+from __future__ import annotations
+
+from ..evidence import Evidence
+from ..registry import Finding, rule
+from ..words import count, here, line_fix, safe_fix
+
+_LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "log_sigmoid", "special_entr")
+
+
+@rule("log_of_zero")
+def logarithm(e: Evidence) -> Finding | None:
+    if e.birth is None or e.kernel not in _LOGS or not e.made_inf or e.is_backward:
+        return None
+    x = e.at_bad("other") if e.kernel == "xlogy" else e.at_bad("self")
+    if x is None or x.min is None or not _is_pole(e.kernel, x.min, x.max):
+        return None
+    confidence = 0.88
+    precision = e.results.get("higher_precision")
+    if e.is_half_birth:
+        confidence = {"finite": 0.4, "nonfinite": 0.93}.get(precision or "", 0.6)
+    if e.has_diverged >= 0.9:
+        confidence = min(confidence, 0.6)
+    return Finding(
+        confidence=confidence,
+        sentence=f"{e.birth.op} {here(e)} takes the logarithm of {count(x.num_elements, 'value')} that "
+        f"{'is' if x.num_elements == 1 else 'are'} exactly {_pole(e.kernel)}: a probability or density "
+        f"that underflowed or saturated in {e.dtype or 'float32'}.",
+        fixes=(
+            line_fix(
+                e,
+                "stay in log space: log_softmax instead of log(softmax), logsigmoid instead of "
+                "log(sigmoid), logsumexp instead of log(sum(exp)), stayfinite.numerics.log_mixture or "
+                "log1mexp",
+                "the logarithm of a tiny probability is an ordinary number; its detour over the "
+                "probability is not",
+            ),
+            safe_fix(e, "log", "it never goes below the logarithm of the smallest normal number"),
+        ),
+        wants=("higher_precision",) if e.is_half_birth else (),
+    )
+
+
+def _is_pole(kernel: str, low: float, high: float | None) -> bool:
+    if kernel == "log1p":
+        return low == -1.0
+    if kernel == "logit":
+        return low == 0.0 or high == 1.0
+    return low == 0.0
+
+
+def _pole(kernel: str) -> str:
+    return {"log1p": "-1", "logit": "0 or 1"}.get(kernel, "zero")

@@ -1,0 +1,112 @@
+"""A loss scale spoils gradients that are ordinary without it."""
+
+from __future__ import annotations
+
+from ...records import Fix
+from ..evidence import Evidence
+from ..registry import Finding, rule
+from ..words import here, line_fix, num
+
+_LEAST = 8.0
+
+
+@rule("loss_scaling")
+def static_scale(e: Evidence) -> Finding | None:
+    factor = e.scale.factor
+    if factor is None or factor < _LEAST or e.birth is None:
+        return None
+    is_big = e.is_overflow or (e.is_backward and e.made_inf)
+    if not is_big or not (e.is_half or e.has_diverged >= 0.5 or e.is_backward):
+        return None
+    outcome = e.results.get("unscaled")
+    confidence = {"finite": 0.95, "nonfinite": 0.1}.get(outcome or "", 0.72)
+    return Finding(
+        confidence=confidence,
+        sentence=f"The loss is multiplied by a constant {num(factor)} before the backward, and that "
+        f"factor is what does not fit {here(e)}: without it the gradients are ordinary.",
+        fixes=(
+            Fix(
+                title="use torch.amp.GradScaler, which lowers its scale on overflow and skips that "
+                f"step, instead of the constant {num(factor)}; with bfloat16 or float32 no scale",
+                why="no constant fits every batch of a training",
+                before=f"scale {num(factor)}",
+                after="scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+                experiment="unscaled",
+            ),
+        ),
+        wants=("unscaled",),
+        proof="unscaled",
+    )
+
+
+@rule("loss_scaling")
+def scaled_in_the_loss(e: Evidence) -> Finding | None:
+    """The product of the loss with a constant overflows by itself."""
+    if e.birth is None or e.kernel != "mul" or not e.is_overflow or e.is_backward:
+        return None
+    sizes = [s for s in e.tensors if s.num_elements == 1]
+    factor = e.number("other")
+    if len(sizes) != len(e.tensors) or factor is None or factor < _LEAST or not e.is_half:
+        return None
+    outcome = e.results.get("unscaled")
+    return Finding(
+        confidence={"finite": 0.96, "nonfinite": 0.2}.get(outcome or "", 0.88),
+        sentence=f"The loss {here(e)} is {num(e.number('self'))}, an ordinary number; multiplied by the "
+        f"constant scale {num(factor)} it exceeds {num(e.limit)}, the limit of {e.dtype}.",
+        fixes=(
+            line_fix(
+                e,
+                f"use torch.amp.GradScaler instead of the constant {num(factor)}, and scale in float32",
+                "it lowers its scale on overflow; no constant fits every batch",
+                experiment="unscaled",
+            ),
+        ),
+        wants=("unscaled",),
+        proof="unscaled",
+    )
+
+
+@rule("loss_scaling")
+def scaler_without_step(e: Evidence) -> Finding | None:
+    if not e.scale.is_scaler_unused or e.birth is None:
+        return None
+    outcome = e.results.get("unscaled")
+    return Finding(
+        confidence={"finite": 0.97, "nonfinite": 0.3}.get(outcome or "", 0.93),
+        sentence=f"A GradScaler multiplies the loss by {num(e.scale.scaler)}, but nothing takes the "
+        "factor out again: scaler.step(optimizer) and scaler.update() are not called, so every update "
+        f"is {num(e.scale.scaler)} times too long.",
+        fixes=(
+            Fix(
+                title="call scaler.step(optimizer) and scaler.update() instead of optimizer.step() "
+                "(and scaler.unscale_(optimizer) before clipping)",
+                why="with the factor taken out, the same steps stay finite",
+                before="optimizer.step()",
+                after="scaler.step(optimizer); scaler.update()",
+                experiment="unscaled",
+            ),
+        ),
+        wants=("unscaled",),
+        proof="unscaled",
+    )
+
+
+@rule("loss_scaling")
+def scale_collapsed(e: Evidence) -> Finding | None:
+    if not e.scale.is_collapse:
+        return None
+    return Finding(
+        confidence=0.95,
+        sentence=f"The GradScaler skips step after step and has come down to {num(e.scale.scaler)}; "
+        "without its scale the gradients of this step are finite.",
+        fixes=(
+            Fix(
+                title="look for scaler.unscale_ called twice or never, a clip before it, or a second "
+                "backward that is not scaled; otherwise start with a lower init_scale",
+                why="a scale that only falls never matches the gradients it is meant for",
+                experiment="unscaled",
+            ),
+        ),
+        wants=("unscaled",),
+        proof="unscaled",
+    )

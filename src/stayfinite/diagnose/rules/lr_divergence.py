@@ -1,0 +1,76 @@
+"""The learning rate makes the updates grow until something overflows."""
+
+from __future__ import annotations
+
+from ...records import Fix
+from ..evidence import Evidence
+from ..registry import Finding, rule
+from ..words import num
+
+
+@rule("lr_divergence")
+def runs_away(e: Evidence) -> Finding | None:
+    if not can_diverge(e):
+        return None
+    score = e.has_diverged
+    if score == 0.0:
+        if not e.is_overflow or e.is_first_step or e.is_half_birth:
+            return None
+        score = 0.3
+    return Finding(
+        confidence=min(score, 0.92),
+        sentence=f"The training had run away before this step: {story(e)}. The learning rate of "
+        f"{rates(e)} makes each update overshoot the one before, until something overflows.",
+        facts=(),
+        fixes=divergence_fixes(e),
+        wants=("smaller_lr",),
+        proof=None,
+    )
+
+
+def can_diverge(e: Evidence) -> bool:
+    """Whether this incident can be the end of a divergence at all."""
+    if e.birth is None or e.event.phase in ("data", "checkpoint", "parameter"):
+        return False
+    return e.location.is_reproduced and not e.is_first_step
+
+
+def story(e: Evidence) -> str:
+    """The course of the loss and the weights in a few numbers."""
+    parts = []
+    losses = e.losses
+    if len(losses) >= 2 and e.loss_growth > 10:
+        shown = " -> ".join(num(v) for v in losses[-4:])
+        parts.append(f"the loss went {shown}")
+    w = e.weights
+    if w.total_growth > 3:
+        parts.append(
+            f"the largest weight is {num(w.largest)} where it was {num(w.first)} at the start"
+        )
+    return " and ".join(parts) or f"inputs of {num(e.largest_input)} reach this operator"
+
+
+def rates(e: Evidence) -> str:
+    unique = list(dict.fromkeys(num(v) for v in e.event.lr))
+    return ", ".join(unique[:3]) or "the optimizer"
+
+
+def divergence_fixes(e: Evidence) -> tuple[Fix, ...]:
+    lr = max(e.event.lr, default=None)
+    return (
+        Fix(
+            title=f"lower the learning rate: {num(lr / 10)} instead of {num(lr)}"
+            if lr
+            else "lower the learning rate to a tenth",
+            why="from the last snapshot on, a tenth of the learning rate keeps the same steps finite",
+            before=f"lr={num(lr)}",
+            after=f"lr={num(lr / 10 if lr else None)}",
+            experiment="smaller_lr",
+        ),
+        Fix(
+            title="clip the gradient norm (clip_norm=1.0, or torch.nn.utils.clip_grad_norm_ before "
+            "optimizer.step())",
+            why="it bounds the length of an update, whatever the gradient",
+            experiment="clipped",
+        ),
+    )

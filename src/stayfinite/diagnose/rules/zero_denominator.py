@@ -1,0 +1,104 @@
+"""A division by exactly zero."""
+
+from __future__ import annotations
+
+from ...records import TensorStats
+from ..evidence import Evidence
+from ..registry import Finding, rule
+from ..words import count, here, line_fix, safe_fix
+
+_DIVIDES = ("div", "true_divide", "divide", "addcdiv", "remainder", "fmod", "floor_divide")
+_NORMS = ("native_layer_norm", "native_batch_norm", "native_group_norm", "_native_batch_norm_legit",
+          "cudnn_batch_norm", "_fused_rms_norm")  # fmt: skip
+
+
+@rule("zero_denominator")
+def division(e: Evidence) -> Finding | None:
+    if e.birth is None or e.is_backward or e.is_in_optimizer:
+        return None
+    d = _denominator(e)
+    if d is None:
+        return None
+    is_zero = d.num_zero > 0
+    confidence = 0.9 if is_zero else 0.5
+    precision = e.results.get("higher_precision")
+    if e.is_half_birth:
+        confidence = {"finite": 0.4, "nonfinite": 0.93}.get(precision or "", 0.6)
+    if e.has_diverged >= 0.9 and not is_zero:
+        confidence = 0.3
+    what = "exactly zero" if is_zero else f"as small as {d.abs_max:.3g}"
+    return Finding(
+        confidence=confidence,
+        sentence=f"{e.birth.op} {here(e)} divides by {count(d.num_elements, 'value')} that "
+        f"{'is' if d.num_elements == 1 else 'are'} {what}: a count, degree, norm, deviation or sum of "
+        "weights that can vanish.",
+        fixes=(
+            safe_fix(e, "div", "it gives 0 (and a zero gradient) where the denominator is zero"),
+            line_fix(
+                e,
+                "or keep the denominator away from zero: .clamp(min=1) for a count, "
+                "+ stayfinite.numerics.eps_for(x) for a norm or a deviation",
+                "an empty group, an isolated node or a constant signal is an ordinary sample",
+            ),
+        ),
+        wants=("higher_precision",) if e.is_half_birth else (),
+    )
+
+
+@rule("zero_denominator")
+def weights_that_sum_to_zero(e: Evidence) -> Finding | None:
+    if e.birth is None or e.kernel not in ("nll_loss_forward", "nll_loss2d_forward"):
+        return None
+    if "weight_sum" not in e.birth.facts or e.fact("weight_sum") != 0 or not e.fact("num_reduced"):
+        return None
+    return Finding(
+        confidence=0.92,
+        sentence=f"The class weights of all targets in this batch sum to zero, and the loss {here(e)} "
+        "divides by that sum.",
+        fixes=(
+            line_fix(
+                e,
+                "use stayfinite.numerics.masked_cross_entropy, or reduction='sum' and a division by "
+                "max(weight sum, 1)",
+                "a batch in which every class has weight zero contributes nothing",
+            ),
+        ),
+    )
+
+
+@rule("zero_denominator")
+def norm_without_epsilon(e: Evidence) -> Finding | None:
+    if e.birth is None or e.kernel not in _NORMS or not e.has_finite_inputs or e.is_backward:
+        return None
+    eps = e.number("eps")
+    if eps is None or eps > 1e-30:
+        return None
+    return Finding(
+        confidence=0.9,
+        sentence=f"The normalization {here(e)} has eps={eps:g} and was given a constant input: its "
+        "variance is zero.",
+        fixes=(
+            line_fix(e, "give the layer its usual eps=1e-5", "a constant row is an ordinary input"),
+        ),
+    )
+
+
+def _denominator(e: Evidence) -> TensorStats | None:
+    """What is divided by, where it is (next to) zero."""
+    if e.kernel in _DIVIDES:
+        d = e.at_bad("tensor2") if e.kernel == "addcdiv" else e.at_bad("other")
+    elif e.kernel in ("reciprocal", "rsqrt"):
+        d = e.at_bad("self")
+    elif e.kernel.startswith("pow"):
+        exponent = e.number("exponent")
+        d = e.at_bad("self") if exponent is None or exponent < 0 else None
+        if d is not None and not d.num_zero:
+            return None
+    else:
+        return None
+    if d is None or d.min is None or (d.min < 0 and e.kernel == "rsqrt"):
+        return None
+    if d.num_zero:
+        return d
+    is_tiny = d.abs_max is not None and d.abs_max < 1e-15 and e.made_inf and e.has_finite_inputs
+    return d if is_tiny else None

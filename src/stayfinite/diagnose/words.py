@@ -1,0 +1,84 @@
+"""Small phrases that the rules share."""
+
+from __future__ import annotations
+
+import os
+
+from ..records import Fix, TensorStats
+from .evidence import Evidence
+from .rewrite import SAFE, safe_form
+
+__all__ = ["count", "here", "line_fix", "num", "safe_fix", "span"]
+
+
+def num(value: float | None) -> str:
+    """A number in few characters.
+
+    >>> num(3.0), num(0.00012345), num(1.5e38), num(None)
+    ('3', '0.0001234', '1.5e+38', '?')
+    """
+    if value is None:
+        return "?"
+    return f"{value:.4g}"
+
+
+def count(number: float, noun: str) -> str:
+    """A count with its noun.
+
+    >>> count(1, "row"), count(3, "row"), count(2, "entry")
+    ('1 row', '3 rows', '2 entries')
+    """
+    whole = int(number)
+    if whole == 1:
+        return f"1 {noun}"
+    return f"{whole} {noun[:-1]}ies" if noun.endswith("y") else f"{whole} {noun}s"
+
+
+def span(stats: TensorStats | None) -> str:
+    """The range of a tensor's finite part."""
+    if stats is None or stats.min is None:
+        return "nothing finite"
+    if stats.min == stats.max:
+        return num(stats.min)
+    return f"{num(stats.min)} to {num(stats.max)}"
+
+
+def here(evidence: Evidence) -> str:
+    """The line, and the module if there is one."""
+    location = evidence.location
+    if location.file is None:
+        return f"in module {location.module}" if location.module else "there"
+    place = f"{os.path.basename(location.file)}:{location.line}"
+    return f"at {place}" + (f" (module {location.module})" if location.module else "")
+
+
+def line_fix(
+    evidence: Evidence,
+    title: str,
+    why: str,
+    *,
+    after: str | None = None,
+    experiment: str | None = "patched_operator",
+) -> Fix:
+    """A change of the line where the value was born."""
+    location = evidence.location
+    return Fix(
+        title=title,
+        why=why,
+        file=location.file,
+        line=location.line,
+        before=location.source if after else None,
+        after=after,
+        experiment=experiment,
+    )
+
+
+def safe_fix(evidence: Evidence, op: str, why: str) -> Fix:
+    """Replace an operator by its safe form in `stayfinite.numerics`."""
+    name = SAFE[op]
+    return line_fix(
+        evidence,
+        f"use stayfinite.numerics.{name} instead of {op} {here(evidence)}",
+        why,
+        after=safe_form(evidence.location.source, op),
+    )
