@@ -149,8 +149,10 @@ def _stored(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple
     if isinstance(value, Tensor) or type(value).__name__ in ("ndarray", "memmap"):
         yield name, value
         return
-    if isinstance(value, (str, bytes, type, ModuleType, bool, int, float)) or callable(value) and (
-        not hasattr(value, "__dict__")
+    if (
+        isinstance(value, (str, bytes, type, ModuleType, bool, int, float))
+        or callable(value)
+        and (not hasattr(value, "__dict__"))
     ):
         return
     if isinstance(value, dict):
@@ -235,7 +237,12 @@ def _by_lines(loader: DataLoader[Any], indices: Any, is_dirty: bool, is_stored: 
     found = watch.found
     if found is None:
         return Data(origin="stored" if is_dirty else "pipeline" if is_stored else "unknown")
-    place = {"file": found.file, "line": found.line, "source": found.source, "function": found.function}
+    place = {
+        "file": found.file,
+        "line": found.line,
+        "source": found.source,
+        "function": found.function,
+    }
     if _only_reads(found.source):
         return Data(origin="stored" if is_dirty or not is_stored else "pipeline", **place)  # type: ignore[arg-type]
     return Data(origin="pipeline", **place)  # type: ignore[arg-type]
@@ -251,7 +258,11 @@ def _only_reads(source: str | None) -> bool:
         if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Add, ast.Mod)):
             return False
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             if name not in _READS:
                 return False
     return True

@@ -30,7 +30,9 @@ _USUAL_BATCHES = 8
 _MAX_PARTS = 32
 
 
-def gather(about: Investigation, incident: Incident, origin: Origin | None, seconds: float) -> Evidence:
+def gather(
+    about: Investigation, incident: Incident, origin: Origin | None, seconds: float
+) -> Evidence:
     """The evidence before any experiment."""
     phase = incident.event.phase
     data: Data | None = None
@@ -212,9 +214,7 @@ def _is_half(about: Investigation, incident: Incident) -> bool:
         for o in (*link.inputs, *link.outputs):
             if o.stats is not None and o.stats.dtype in ("float16", "bfloat16"):
                 return True
-    return any(
-        t.dtype in _HALF for b in about.window.batches for _, t in named_tensors(b.value)
-    )
+    return any(t.dtype in _HALF for b in about.window.batches for _, t in named_tensors(b.value))
 
 
 # -- memory --------------------------------------------------------------------------------------
@@ -251,9 +251,7 @@ def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) ->
         read = filling_of(text, attribute)
         if read.state == "unknown":
             continue
-        return replace(
-            memory, filling=read.state, file=file, line=read.line, source=read.source
-        )
+        return replace(memory, filling=read.state, file=file, line=read.line, source=read.source)
     return memory
 
 

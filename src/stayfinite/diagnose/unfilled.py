@@ -11,8 +11,22 @@ from dataclasses import dataclass, field
 
 __all__ = ["Filling", "filling_of"]
 
-_FRESH = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
-_FRESH_TYPES = {"Tensor", "FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "UninitializedParameter"}
+_FRESH = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "empty_permuted",
+}
+_FRESH_TYPES = {
+    "Tensor",
+    "FloatTensor",
+    "DoubleTensor",
+    "HalfTensor",
+    "BFloat16Tensor",
+    "UninitializedParameter",
+}
 _DEPTH = 3
 
 

@@ -58,7 +58,9 @@ def describe_operands(
 def _bad_mask(result: Tensor) -> Tensor | None:
     if result.layout != torch.strided or hasattr(result, "device_mesh"):
         return None
-    return ~torch.isfinite(result)
+    is_nan = torch.isnan(result)
+    # Where a NaN was made, the infinities beside it (a mask that goes through) are not the story.
+    return is_nan if bool(is_nan.any()) else ~torch.isfinite(result)
 
 
 def _stats_where(values: Tensor, mask: Tensor | None) -> Any:

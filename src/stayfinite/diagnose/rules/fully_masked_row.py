@@ -32,6 +32,19 @@ def minus_inf_minus_minus_inf(e: Evidence) -> Finding | None:
     return _finding(e, "a row is", confidence=0.85)
 
 
+@rule("fully_masked_row")
+def on_the_way(e: Evidence) -> Finding | None:
+    """A logsumexp over nothing is -inf, which is no NaN yet; whoever subtracts it makes one."""
+    if e.birth is None or e.birth.direction == "optimizer":
+        return None
+    for link in e.location.chain:
+        if link is e.birth:
+            break
+        if link.facts.get("rows_all_neginf") and not link.facts.get("rows_with_nan_or_posinf"):
+            return _finding(e, "a row is", confidence=0.9)
+    return None
+
+
 def _finding(e: Evidence, what: str, confidence: float = 0.96) -> Finding:
     return Finding(
         confidence=confidence,
