@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from .eps import hold, saturate, widen
+from .eps import compute_dtype, hold, saturate, widen
 from .reduce import peak_of
 
 __all__ = [
@@ -44,14 +44,15 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim)) if is_affine else None
 
     def effective_eps(self, dtype: torch.dtype) -> float:
-        """The epsilon used for inputs of `dtype`: its inverse square root fits into the dtype.
+        """The epsilon used for inputs of `dtype`: the derivative at zero fits into the dtype.
 
         >>> RMSNorm(4, eps=1e-20).effective_eps(torch.float16) > 1e-10
         True
         """
-        info = torch.finfo(dtype)
-        least = torch.finfo(torch.float32 if dtype.itemsize < 4 else dtype).tiny
-        return max(self.eps, least, 4 / info.max / info.max)
+        wide = torch.finfo(compute_dtype(dtype))
+        top = torch.finfo(dtype).max
+        # eps^-1/2 is the derivative at zero; its cube occurs in the backward of rsqrt.
+        return max(self.eps, 4 / top / top, 4 * wide.max ** (-2 / 3))
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalized; same shape and dtype."""
@@ -170,7 +171,10 @@ class _SafeBatchNorm(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not self.training:
             return super().forward(input)
-        x = hold(input, torch.finfo(input.dtype).max ** 0.5 / 16) if _is_wide(input) else input
+        x = input
+        if _is_wide(x):
+            # The second term is 0, or NaN for an inf: that must show, not be held.
+            x = hold(x, torch.finfo(x.dtype).max ** 0.5 / 16) + x.detach() * 0
         if x.numel() <= x.shape[1]:
             return self._without_batch(x)
         mean, var = self.running_mean, self.running_var

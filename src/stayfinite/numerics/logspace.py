@@ -70,7 +70,7 @@ class _LogAddExp(torch.autograd.Function):
         a, b = ctx.saved_tensors
         lowest = torch.finfo(a.dtype).min
         a, b = a.clamp_min(lowest), b.clamp_min(lowest)
-        # The share of each from their difference: exp(a - result) loses it where a is large.
+        # From the difference: the result has lost it where both are large.
         grad = gate(grad, torch.maximum(a, b) - lowest)
         gap = a - b
         return grad * gap.sigmoid(), grad * (-gap).sigmoid()

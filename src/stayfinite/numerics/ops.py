@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError
@@ -67,6 +66,25 @@ def log_of(x: Tensor, source: torch.dtype) -> Tensor:
     return run(_Log, x, torch.finfo(dtype).tiny)
 
 
+class _Sqrt(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return gate(x.sqrt(), x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the second derivative must not see the pole either
+            return gate(grad, y) / (y + y).clamp_min(torch.finfo(y.dtype).tiny)
+        return gate(grad / (y + y), y)
+
+
 def safe_sqrt(x: Tensor) -> Tensor:
     """sqrt(x); zero and below give 0 with gradient zero.
 
@@ -79,9 +97,7 @@ def safe_sqrt(x: Tensor) -> Tensor:
     >>> x.grad
     tensor([0.0000, 0.2500])
     """
-    x = as_float(x)
-    # The double `where`: the root is taken of 1 where x is not positive, and its result dropped.
-    return gate(F.threshold(x, 0, 1).sqrt(), x)
+    return run(_Sqrt, as_float(x))
 
 
 class _Exp(torch.autograd.Function):
@@ -127,27 +143,18 @@ class _Div(torch.autograd.Function):
 
     @staticmethod
     def forward(n: Tensor, d: Tensor) -> Tensor:
-        size = d.abs()
-        return clip(gate(n, size) / _off_zero(d, size))
+        return clip(gate(n / d, d.abs()))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1], output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> Any:
         d, q = ctx.saved_tensors
-        size = d.abs()
-        inverse = clip(_off_zero(d, size).reciprocal())
-        grad = gate(grad, size)
-        grad_d = grad * clip(q * -inverse) if ctx.needs_input_grad[1] else None
-        return grad * inverse, grad_d
-
-
-def _off_zero(d: Tensor, size: Tensor) -> Tensor:
-    """`d` with its zeros replaced by the smallest number of its sign."""
-    info = torch.finfo(d.dtype)
-    return size.clamp_min(info.tiny * info.eps).copysign(d)
+        inverse = gate(clip(d.reciprocal()), d.abs())
+        by_d = grad * clip(q * -inverse) if ctx.needs_input_grad[1] else None
+        return grad * inverse, by_d
 
 
 def safe_div(

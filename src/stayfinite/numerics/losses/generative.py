@@ -25,21 +25,24 @@ class _WeightedSquare(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(error: Tensor, log_var: Tensor, top: float) -> Tensor:
-        z = clip(error * (-0.5 * log_var).exp())
-        return z.square().clamp_max(torch.finfo(z.dtype).max)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        error, log_var, ctx.top = inputs
-        ctx.save_for_backward(error, log_var)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        error, log_var = ctx.saved_tensors
-        inverse = (-0.5 * log_var).exp()
+    def forward(error: Tensor, log_var: Tensor, top: float) -> tuple[Tensor, Tensor, Tensor]:
+        inverse = (-0.5 * log_var).exp_()
         z = clip(error * inverse)
-        by_error = grad * clip(2 * z * inverse).clamp(-ctx.top, ctx.top)
+        return z.square().clamp_max(torch.finfo(z.dtype).max), z, inverse
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        error, log_var, ctx.top = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(error, log_var, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> Any:
+        error, log_var, z, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: keep the history
+            inverse = (-0.5 * log_var).exp()
+            z = clip(error * inverse)
+        by_error = grad * (2 * z * inverse).clamp(-ctx.top, ctx.top)
         by_log_var = grad * -z.square().clamp_max(ctx.top)
         return by_error, by_log_var, None
 
@@ -110,7 +113,9 @@ def gaussian_nll(
     lv = bound(widen(log_var, "log_var"), *_limits(log_var, log_var_bounds))
     error, lv = broadcast(widen(target, "target") - widen(mean, "mean"), lv)
     narrow = min((mean.dtype, target.dtype, log_var.dtype), key=lambda d: torch.finfo(d).max)
-    loss = 0.5 * (lv + run(_WeightedSquare, error, lv, torch.finfo(narrow).max))
+    top = torch.finfo(narrow).max
+    square: Tensor = _WeightedSquare.apply(error, lv, top)[0]  # type: ignore[no-untyped-call]
+    loss = 0.5 * (lv + square)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
     return reduce_loss(loss, reduction)
