@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
         wide = torch.finfo(compute_dtype(dtype))
         top = torch.finfo(dtype).max
         # eps^-1/2 is the derivative at zero; its cube occurs in the backward of rsqrt.
-        return max(self.eps, 4 / top / top, 4 * wide.max ** (-2 / 3))
+        return float(max(self.eps, 4 / top / top, 4 * wide.max ** (-2 / 3)))
 
     def forward(self, x: Tensor) -> Tensor:
         """`x` normalized; same shape and dtype."""
