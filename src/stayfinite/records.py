@@ -272,6 +272,8 @@ class Incident:
             raise UsageError(f"not an incident: {e}") from e
         if not isinstance(data, dict) or data.get("kind") != cls.KIND:
             raise UsageError(f"not an incident: expected an object with kind {cls.KIND!r}")
+        if not isinstance(data.get("schema", 0), int):
+            raise UsageError(f"not an incident: `schema` must be a number, got {data['schema']!r}")
         if data.get("schema", 0) > SCHEMA_VERSION:
             raise UsageError(
                 f"incident has schema {data['schema']}, this version reads up to {SCHEMA_VERSION}; "
@@ -296,6 +298,7 @@ def to_plain(value: Any) -> Any:
 
 _R = TypeVar("_R")
 _HINTS: dict[type, dict[str, Any]] = {}
+_NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 
 
 def from_plain(cls: type[_R], data: dict[str, Any]) -> _R:
@@ -305,30 +308,44 @@ def from_plain(cls: type[_R], data: dict[str, Any]) -> _R:
     hints = _HINTS.get(cls)
     if hints is None:
         hints = _HINTS[cls] = typing.get_type_hints(cls)
-    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(data) - names)
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    unknown = sorted(set(data) - {f.name for f in fields})
     if unknown:
         raise UsageError(f"{cls.__name__}: unknown keys {', '.join(unknown)}")
-    try:
-        return cls(**{k: _decode(hints[k], v) for k, v in data.items()})
-    except TypeError as e:
-        raise UsageError(f"{cls.__name__}: {e}") from e
+    missing = [f.name for f in fields if f.name not in data and _is_required(f)]
+    if missing:
+        raise UsageError(f"{cls.__name__}: missing keys {', '.join(missing)}")
+    return cls(**{k: _decode(hints[k], v, f"{cls.__name__}: `{k}`") for k, v in data.items()})
 
 
-def _decode(hint: Any, value: Any) -> Any:
+def _is_required(f: dataclasses.Field[Any]) -> bool:
+    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _decode(hint: Any, value: Any, where: str) -> Any:
     if value is None:
         return None
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
         (hint,) = [a for a in typing.get_args(hint) if a is not type(None)]
-        return _decode(hint, value)
+        return _decode(hint, value, where)
     if origin is tuple:
+        if not isinstance(value, list):
+            raise UsageError(f"{where} must be a list, got {value!r}")
         item = typing.get_args(hint)[0]
-        return tuple(_decode(item, v) for v in value)
+        return tuple(_decode(item, v, where) for v in value)
     if origin is dict:
-        return dict(value)
+        if not isinstance(value, dict):
+            raise UsageError(f"{where} must be an object, got {value!r}")
+        item = typing.get_args(hint)[1]
+        return {k: _decode(item, v, where) for k, v in value.items()}
     if hint is float:
-        return float(value)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"{where} must be a number, got {value!r}") from None
     if dataclasses.is_dataclass(hint):
         return from_plain(hint, value)  # type: ignore[arg-type]
+    if hint in _NAMES and not isinstance(value, hint):
+        raise UsageError(f"{where} must be {_NAMES[hint]}, got {value!r}")
     return value
