@@ -39,7 +39,7 @@ def test_the_watch_notices_an_escape():
     """The audit hook is worth something only if it sees what it is there for."""
     code = (
         "from tests.checkpoint.fuzz import Watch\n"
-        "import os, tempfile\n"
+        "import os, tempfile; tempfile.gettempdir()\n"
         "watch = Watch(); watch.is_on = True\n"
         "os.system('true'); open(os.devnull, 'w').close(); tempfile.TemporaryFile().close(); print(len(watch.seen))\n"
     )

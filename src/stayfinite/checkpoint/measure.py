@@ -19,7 +19,6 @@ BLOCK_BYTES = 16 << 20
 """Large enough for the full memory speed, small enough to copy where bytes must be swapped."""
 DETAIL_ELEMENTS = 1 << 20
 _SAMPLE = 64
-_FLOOD_SAMPLE = 16
 
 _VIEWED_AS = {
     "bool": torch.uint8,
@@ -190,10 +189,10 @@ def _extremes(
         if lo != lo or hi != hi:
             return math.nan, math.nan, False
         low, high = min(low, lo), max(high, hi)
-        if tiny and not is_flooded and flat.numel() >= _SAMPLE:
-            sample = flat[:: flat.numel() // _SAMPLE].tolist()
-            is_flooded = sum(0.0 < abs(v) < tiny for v in sample) > _FLOOD_SAMPLE
-    return low, high, is_flooded
+        if tiny and not is_flooded:
+            sample = flat[:: max(1, flat.numel() // _SAMPLE)].tolist()
+            is_flooded = sum(0.0 < abs(v) < tiny for v in sample) * 4 > len(sample)
+    return float(low), float(high), is_flooded
 
 
 def _detail(

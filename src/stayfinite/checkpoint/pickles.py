@@ -255,7 +255,7 @@ def _string_line(m: Machine) -> None:
 
 @_op(pickle.UNICODE)
 def _unicode_line(m: Machine) -> None:
-    m.stack.append(str(m.line(), "raw-unicode-escape"))
+    m.stack.append(codecs.raw_unicode_escape_decode(m.line())[0])
 
 
 @_op(pickle.GLOBAL)

@@ -38,8 +38,18 @@ def plan_quarantine(
     home = Path(folder).absolute()
     if home.exists() and not home.is_dir():
         raise UsageError(f"the quarantine must be a folder, and {home} is a file")
-    bad = [c for c in checkpoints if c.verdict in ("corrupt", "hostile", "unreadable")]
-    sources = {Path(c.path).absolute(): c for c in bad if c.link_to is None}
+    everything = list(checkpoints)
+    places = {Path(c.path).absolute() for c in everything}
+    sources: dict[Path, CheckpointReport] = {}
+    for checkpoint in everything:
+        if checkpoint.is_usable or checkpoint.link_to is not None:
+            continue
+        place = Path(checkpoint.path).absolute()
+        if any(place in other.parents for other in places):
+            # A run's own folder with good checkpoints inside: only the files that are its own.
+            sources.update({Path(f.path).absolute(): checkpoint for f in checkpoint.files})
+        else:
+            sources[place] = checkpoint
     for source in sources:
         if home == source or source in home.parents:
             raise UsageError(f"the quarantine {home} lies inside {source}, which would be moved")

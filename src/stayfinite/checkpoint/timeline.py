@@ -56,10 +56,17 @@ def _same_model(members: list[CheckpointReport]) -> list[list[CheckpointReport]]
                 break
         else:
             groups.append((names, [member]))
+    groups = [(names, _with_a_date(group)) for names, group in groups]
     if groups:
         unreadable = [m for m in lost if not m.is_usable and not _is_side_file(m)]
         max(groups, key=lambda g: len(g[1]))[1].extend(unreadable)
     return [group for _, group in groups]
+
+
+def _with_a_date(group: list[CheckpointReport]) -> list[CheckpointReport]:
+    """Beside checkpoints that know their step, one that does not is an export, not a part of it."""
+    dated = [c for c in group if c.step is not None or c.epoch is not None]
+    return dated or group
 
 
 def _is_side_file(checkpoint: CheckpointReport) -> bool:
@@ -117,6 +124,7 @@ def _entry(
 ) -> TimelineEntry:
     norm: float | None = None
     largest: tuple[float, str] | None = None
+    has_matrices = any(len(t.ref.size) > 1 for t in weights.values())
     try:
         if weights:
             norm = math.sqrt(sum(norm_of(t) ** 2 for t in weights.values()))
@@ -124,6 +132,8 @@ def _entry(
             old = before.get(name)
             if old is None or old.ref.size != tensor.ref.size:
                 continue
+            if has_matrices and len(tensor.ref.size) < 2:
+                continue  # biases start at zero, where every change is large
             moved = change_between(old, tensor).relative
             if moved is not None and (largest is None or moved > largest[0]):
                 largest = (moved, tensor.name)

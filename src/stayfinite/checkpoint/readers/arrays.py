@@ -62,8 +62,8 @@ def read_npy(blob: Blob) -> TensorRef | ArrayRef:
     match = _HEADER.fullmatch(text.strip() + " ")
     if match is None:
         raise FileFault("unreadable", "the npy header is damaged")
-    dims = [d.strip(" L") for d in match["shape"].split(",") if d.strip(" L")]
-    if len(dims) > 64 or any(len(d) > 19 for d in dims):
+    dims = [d for d in re.split(r"[\s,L]+", match["shape"]) if d]
+    if len(dims) > 64 or any(len(d) > 18 for d in dims):
         raise FileFault("unreadable", "the npy header's shape is impossible")
     array = ArrayRef()
     array.shape = tuple(int(d) for d in dims)

@@ -81,7 +81,7 @@ def load_json(raw: bytes, limits: Limits, what: str) -> dict[str, Any]:
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > limits.max_json_nodes:
         raise LimitError(f"{what} holds more than {limits.max_json_nodes:,} values")
     try:
-        value = json.loads(raw, object_pairs_hook=_unique)
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as e:
         raise FileFault("unreadable", f"{what} is not valid JSON: {e!s:.100}") from None
     if not isinstance(value, dict):
