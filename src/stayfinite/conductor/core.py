@@ -165,7 +165,9 @@ class Core:
             self._is_primed = False
             self.prime()
         else:
+            # Going back must put the newcomer back as well, so history starts anew here.
             self.state.shadow_buffers()
+            self.deep_check(0)
 
     def remember(self, window: Window) -> None:
         """One line of history; tensors by reference, so that nothing syncs."""

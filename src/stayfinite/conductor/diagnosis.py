@@ -2,30 +2,92 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..diagnose.evidence import Evidence
-from ..diagnose.rank import conclude, consider, wanted_experiments
+from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..locate.slice import Origin
-from ..records import Experiment, Incident
+from ..records import Incident, Location
+from .experiments import Laboratory
 from .gather import gather
 from .window import Pass, PassResult
 
 if TYPE_CHECKING:
     from .investigation import Investigation
 
-__all__ = ["diagnose"]
+__all__ = ["diagnose", "diagnose_plain"]
+
+_PER_SAMPLE = {
+    "low_precision_overflow", "low_precision_underflow", "log_of_zero", "domain_error",
+    "zero_denominator", "singular_gradient", "masked_branch_leak", "fully_masked_row", "exp_overflow",
+    "infeasible_target", "degenerate_linalg", "bad_input_data", "bad_preprocessing",
+}  # fmt: skip
 
 
 def diagnose(
     about: Investigation, incident: Incident, origin: Origin | None
 ) -> Generator[Pass, PassResult, Incident]:
     """The incident with its diagnosis. The training is left as it was found."""
-    evidence = gather(about, incident, origin, about.core.settings.diagnose_seconds)
+    seconds = about.core.settings.diagnose_seconds
+    evidence = gather(about, incident, origin, seconds)
+    lab = Laboratory(about, origin, seconds)
     ranked = consider(evidence)
-    if False:
-        yield
-    return replace(incident, diagnosis=conclude(ranked, evidence, []))
+    while True:
+        name = next(iter(wanted_experiments(ranked, evidence)), None)
+        if name is None or _is_settled(ranked, evidence):
+            break
+        outcome = yield from lab.run(name, evidence)
+        evidence = evidence.with_result(name, outcome)
+        ranked = consider(evidence)
+    rows = lab.rows
+    if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
+        rows = yield from lab.bisect()
+    diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+
+
+def diagnose_plain(about: Investigation, incident: Incident, **results: str) -> Incident:
+    """The same without experiments of its own, for what is proved already."""
+    evidence = gather(about, incident, None, 0.0)
+    for name, outcome in results.items():
+        evidence = evidence.with_result(name, outcome)
+    return replace(incident, diagnosis=conclude(consider(evidence), evidence, []))
+
+
+def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:
+    """The first cause is proved, or far ahead, and one of its fixes is known to work."""
+    if not ranked:
+        return True
+    first = ranked[0]
+    is_ahead = len(ranked) == 1 or first.score - ranked[1].score > 0.3 or first.status == "verified"
+    tried = [evidence.results.get(f.experiment) for f in first.finding.fixes if f.experiment]
+    return is_ahead and "finite" in tried
+
+
+def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Where these rows are in the data set, when the sampler told."""
+    if len(about.window.batches) != 1:
+        return ()
+    known = about.window.batches[0].indices
+    if not known or not rows or max(rows) >= len(known):
+        return ()
+    return tuple(int(known[r]) for r in rows if isinstance(known[r], int))
+
+
+def _place(location: Location, evidence: Evidence) -> Location:
+    """For a pipeline's fault, its line says more than the line that used the batch first."""
+    data = evidence.data
+    if data is None or data.file is None or data.origin != "pipeline":
+        return location
+    return replace(
+        location,
+        file=data.file,
+        line=data.line,
+        source=data.source,
+        function=data.function,
+        library_file=None,
+        library_line=None,
+        library_source=None,
+    )

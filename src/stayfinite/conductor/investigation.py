@@ -25,7 +25,7 @@ from ..observe.witness import witness
 from ..records import Action, Event, Incident, Location
 from ..recover.snapshot import Snapshot
 from .core import Core, environment, new_incident_id, now
-from .diagnosis import diagnose
+from .diagnosis import diagnose, diagnose_plain
 from .keeping import Aside, Before
 from .state import TrainState
 from .window import Failure, Pass, PassResult, Window
@@ -70,13 +70,24 @@ class Investigation:
         if with_step:
             before.take(self.state, self.window)
         self._rewind()
+        rerun = self._rerun()
+        if rerun is not None:
+            self.method = "module_rerun"
+            self.traced = rerun
+            self._rewind()
+            location = self._location(rerun)
+            return (yield from self._finish(self.failure, rerun.origin, location, []))
+        self._rewind()
         result = yield self.trace_pass(is_unscaled=is_scaler_skip, with_step=with_step)
         self.traced = result
         if with_step:
             before.restore()
         if is_scaler_skip and result.failure is None:
             after.put_back()
-            return Verdict(self._scale_incident())
+            incident = self._scale_incident()
+            if incident is not None and self.core.settings.diagnose:
+                incident = diagnose_plain(self, incident, unscaled="finite")
+            return Verdict(incident)
         failure = result.failure or self.failure
         source = result.origin.source if result.origin and result.origin.birth is None else None
         if source is not None and self._came_later(source):
@@ -119,6 +130,14 @@ class Investigation:
     def _location(self, result: PassResult) -> Location:
         if result.origin is not None:
             return to_location(result.origin, self.method)
+        if result.failure is None and not any(b.items for b in self.window.batches):
+            return Location(
+                is_reproduced=False,
+                method="none",
+                note="this loop takes no batches from a loader, so the step could not be run "
+                "again; the model's own output on the same input was finite, and so was the next "
+                "step. Use `for batch in guard(loader)` or `guard.step` to have it located",
+            )
         if result.failure is None and result.is_complete:
             return Location(
                 is_reproduced=False,
@@ -129,8 +148,29 @@ class Investigation:
         return Location(
             is_reproduced=result.failure is not None,
             method="none",
-            note="the replay did not run to its end, so the origin could not be traced",
+            note="the loop ended before the step could be run again, so the origin was not traced",
         )
+
+    def _rerun(self) -> PassResult | None:
+        """Without a loader the loop cannot be sent back, but the model can be called again."""
+        call = self.window.root_call
+        has_loader = any(b.items for b in self.window.batches)
+        if call is None or (has_loader and not self.window.is_lost):
+            return None
+        module, args, kwargs, rng = call
+        wanted = self.trace_pass()
+        assert wanted.trace is not None
+        given = [*named_tensors(args, "input"), *named_tensors(kwargs, "input")]
+        for name, t in given:
+            wanted.trace.add_source(SourceRef("batch", name, t))
+        torch.default_generator.set_state(rng)
+        with contextlib.suppress(Exception), wanted.contexts[0], torch.enable_grad():
+            with wanted.trace:
+                output = module(*args, **kwargs)
+            origin = symptom_origin(wanted.trace, [t for _, t in named_tensors(output)])
+            if origin is not None:
+                return PassResult(failure=self.failure, origin=origin)
+        return None
 
     def _rebuild(self) -> Generator[Pass, PassResult, None]:
         """One optimizer has moved, another has failed: back to before this window."""

@@ -54,6 +54,10 @@ class LoopDriver:
         self._is_free = False
         self._holds_schedulers = False
         self._aside: BatchRef | None = None
+        self.last_call: Any = None
+
+    def before_window(self) -> None:
+        """A window is about to open; a driver that has to find the models looks now."""
 
     @property
     def is_replaying(self) -> bool:
@@ -79,8 +83,22 @@ class LoopDriver:
                 yield item
                 has_trained = has_trained or self._is_training(owner)
         finally:
+            self._forget(owner)
             if has_trained:
                 self._epochs[id(owner)] = self._epochs.get(id(owner), 0) + 1
+
+    def _forget(self, owner: Any) -> None:
+        """A loader is through: what it gave without being trained on belongs to no step."""
+        if self._aside is not None and any(o is owner for o, _ in self._aside.items):
+            self._aside = None
+        window = self.window
+        if window is None or window.num_attempted or window.num_backward or self.active is not None:
+            return
+        last = window.batches[-1]
+        if not last.is_used:
+            last.items = [(o, i) for o, i in last.items if o is not owner]
+            if not last.items and len(window.batches) == 1:
+                self.window = None
 
     def _is_training(self, owner: Any) -> bool:
         window = self.window
@@ -99,6 +117,7 @@ class LoopDriver:
             ref.items.append((owner, item))
             return
         if window is None:
+            self.before_window()
             self.core.prime()
             self.state.shadow_buffers()
             ref = self._new_ref(epoch)
@@ -173,6 +192,7 @@ class LoopDriver:
         window = self.window
         if window is None or not _owns(window, owner) or self._to_serve:
             return
+        self._aside = None  # what other loaders gave in between was not trained on
         if window.num_attempted == 0:
             self._settle_unstepped(window)
             return
@@ -233,6 +253,7 @@ class LoopDriver:
     def _begin(self, window: Window, failure: Failure) -> None:
         if failure.symptom == "scaler_skip" and self.core.scale_watch.num_in_a_row >= 8:
             return
+        window.root_call = self.last_call
         self._investigation = Investigation(self.core, window, failure)
         self._passes = self._investigation.run()
         self._advance(None)
@@ -266,8 +287,14 @@ class LoopDriver:
 
     def abandon(self) -> None:
         """The loop is over in the middle of something: finish the report with what is known."""
+        window = self.window
+        if self.active is None and window is not None and window.failure is None:
+            if window.suspects and not window.num_attempted:
+                window.failure = self.core.explain(window, [])  # it saw a NaN itself and gave up
+                window.small_state = small_state(self.state)
         if self.active is None and self.window is not None and self.window.failure is not None:
             window, self.window = self.window, None
+            window.is_lost = True
             self._begin(window, window.failure)
         for window, failure in self._waiting:
             if self.active is None:
@@ -318,6 +345,8 @@ class LoopDriver:
 
     def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         self._take_aside()
+        if self.active is None:
+            self._holds_schedulers = False
         if self.window is None and self.active is None:
             self._open_free()
         raw = self._raw_loss
@@ -379,7 +408,7 @@ class LoopDriver:
             return
         self._take_aside()
         if self.active is not None:
-            self.active.before_backward(value, self._current.step)
+            self.active.own_check(value, self._current.step)
         elif self.window is not None:
             ref = self.window.batches[-1]
             ref.is_used = True
@@ -511,6 +540,7 @@ class LoopDriver:
     def _open_free(self) -> None:
         """No loader in sight: a window runs from one optimizer step to the next."""
         self._is_free = True
+        self.before_window()
         self.core.prime()
         ref = BatchRef(self.num_batches, 0, [], rng=None)
         self.window = Window(batches=[ref], rng=self._free_rng, lrs=self.state.lrs())
@@ -536,10 +566,10 @@ class LoopDriver:
         """The step that ends a traced iteration; if that was healthy, it counts."""
         assert self.active is not None
         is_healthy = not self.active.is_decided
-        self._holds_schedulers = False
         self._pass_done()
         self._is_free = self.active is not None
         if is_healthy and self.active is None:
+            self._holds_schedulers = False
             result = call()
             self.state.shadow_buffers()
             self._free_rng = self.core.rng.capture()

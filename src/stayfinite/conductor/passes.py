@@ -70,6 +70,12 @@ class ActivePass:
             self.result.failure = Failure("loss", step, value=value)
             self._trace_back([loss])
 
+    def own_check(self, value: Tensor, step: int) -> None:
+        """The loop itself asks about a number; it counts if this pass has made it."""
+        trace = self.wanted.trace
+        if trace is None or trace.writers.find(value):
+            self.before_backward(value, step)
+
     def after_backward(self, step: int) -> None:
         """The gradients are known: are they?"""
         if self.is_decided:

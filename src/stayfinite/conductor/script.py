@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import linecache
 import os
 import runpy
 import sys
@@ -11,12 +13,13 @@ import types
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from ..config import Settings
 from ..errors import BudgetExceededError, NonFiniteError, StayfiniteError
+from ..locate.frames import is_user_file
 from ..observe import witness
 from ..observe.wires import Wires
 from ..recover.policy import Policy
@@ -27,9 +30,6 @@ from .loop import LoopDriver
 from .state import TrainState
 
 __all__ = ["ScriptRun"]
-
-_QUIET_STEPS = 3
-
 
 class ScriptRun:
     """Runs one script or module as `__main__`, watched."""
@@ -77,7 +77,6 @@ class ScriptRun:
         self.core.on_incident = self.folder.save
         witness.install()
         wires = Wires(self.driver, with_loaders=True)
-        self.driver.wires = wires
         try:
             body()
             code = 0
@@ -114,67 +113,65 @@ class ScriptDriver(LoopDriver):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core, counts_every_batch=False)
-        self.wires: Wires | None = None
-        self._known: set[int] = set()
-        self._quiet = 0
-        self._hook: Any = None
-        self._names: dict[int, str] = {}
-        self._look()
-
-    def _look(self) -> None:
-        """Watch module calls until a few steps in a row brought no new model."""
-        self._quiet = 0
-        if self._hook is None:
-            self._hook = register_module_forward_pre_hook(self._on_module)
+        self._num_known = 0
+        self._hooks: list[Any] = []
 
     def close(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
 
-    def on_optimizer(self, optimizer: Optimizer) -> None:
-        super().on_optimizer(optimizer)
-        self._look()
-
-    def on_optimizer_step(self, optimizer: Optimizer, closure: Any, call: Any) -> Any:
-        if self._hook is not None and self.active is None:
-            self._quiet += 1
-            if self._quiet > _QUIET_STEPS:
-                self.close()
-        return super().on_optimizer_step(optimizer, closure, call)
-
-    def _on_module(self, module: nn.Module, args: Any) -> None:
-        if id(module) in self._known or self.active is not None:
+    def before_window(self) -> None:
+        """Models are looked for whenever an optimizer has turned up since the last look."""
+        if len(self.state.optimizers) == self._num_known:
             return
-        self._known.update(id(m) for m in module.modules())
-        moved = {id(p) for o in self.state.optimizers for g in o.param_groups for p in g["params"]}
-        if not any(id(p) in moved for p in module.parameters()):
-            return  # a criterion or a frozen helper: outside the model
-        self._quiet = 0
-        self._add(module)
+        self._num_known = len(self.state.optimizers)
+        found = find_models(self.state.optimizers)
+        known = {id(m) for m in self.state.roots.values()}
+        if any(id(m) not in known for m in found):
+            self._adopt(found)
 
-    def _add(self, module: nn.Module) -> None:
-        name = _variable_name(module) or type(module).__name__
-        self._names[id(module)] = name
-        roots = self.state.roots
-        if len(roots) == 1 and "" in roots:
-            first = roots.pop("")
-            roots[self._names.get(id(first), type(first).__name__)] = first
-        self.state.add_root(module, name if roots else "")
-        self._names[id(self.state.roots[name if roots and name in roots else ""])] = name
+    def _adopt(self, models: list[nn.Module]) -> None:
+        self.state.roots.clear()
+        if len(models) == 1:
+            self.state.add_root(models[0], "")
+        else:
+            for i, model in enumerate(models):
+                self.state.add_root(model, variable_name(model) or f"{type(model).__name__}{i}")
+        self.close()
+        self._hooks = [
+            m.register_forward_pre_hook(self._on_call, with_kwargs=True) for m in models
+        ]
         self.core.prime_again()
 
+    def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Remember what the model was called with, for loops that cannot be run again."""
+        if self.active is None and torch.is_grad_enabled():
+            rng = torch.default_generator.get_state()
+            self.last_call = (module, args, kwargs, rng)
 
-def _variable_name(module: nn.Module) -> str | None:
+
+def find_models(optimizers: list[Optimizer]) -> list[nn.Module]:
+    """The outermost modules that hold what these optimizers move, oldest first.
+
+    One walk over the objects of the process, instead of a hook on every module call.
+    """
+    moved = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    children = {id(c) for m in modules for c in m._modules.values() if c is not None}
+    outermost = [m for m in modules if id(m) not in children]
+    return [m for m in outermost if any(id(p) in moved for p in m.parameters())]
+
+
+def variable_name(model: nn.Module) -> str | None:
     """What the script calls this model."""
-    frame = sys._getframe(2)
-    for _ in range(12):
-        for scope in (frame.f_locals, frame.f_globals):
-            for name, value in list(scope.items()):
-                if value is module and not name.startswith("_") and name != "self":
-                    return name
-        if frame.f_back is None:
-            return None
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            for scope in (frame.f_locals, frame.f_globals):
+                for name, value in list(scope.items()):
+                    if value is model and not name.startswith("_") and name != "self":
+                        return name
         frame = frame.f_back
     return None
 
@@ -189,18 +186,48 @@ def _exit_code(e: SystemExit) -> int:
 
 
 def _show(error: BaseException | None, script: str | None) -> None:
-    """The script's own traceback, without the frames that are ours."""
+    """The script's own traceback, as if nobody had been watching."""
     if error is None:
         return
-    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    tb = error.__traceback__
-    while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename, own):
-        tb = tb.tb_next
     sys.stdout.flush()
-    traceback.print_exception(type(error), error, tb)
+    shown = traceback.TracebackException.from_exception(error)
+    seen: traceback.TracebackException | None = shown
+    while seen is not None:
+        seen.stack = _without_us(seen.stack)
+        seen = seen.__cause__ or seen.__context__
+    print("".join(shown.format()), end="", file=sys.stderr)
+
+
+def _without_us(stack: traceback.StackSummary) -> traceback.StackSummary:
+    """Without our frames, and with module calls as they look without a hook."""
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    torch_module = os.path.join("nn", "modules", "module.py")
+    kept = []
+    for frame in stack:
+        if _is_ours(frame.filename, own):
+            continue
+        if frame.filename.endswith(torch_module) and frame.name == "inner":
+            continue
+        if frame.filename.endswith(torch_module) and frame.name == "_call_impl":
+            frame = _fast_call(frame)
+        kept.append(frame)
+    return traceback.StackSummary.from_list(kept)
+
+
+def _fast_call(frame: traceback.FrameSummary) -> traceback.FrameSummary:
+    wanted = "return forward_call(*args, **kwargs)"
+    for number, text in enumerate(linecache.getlines(frame.filename), 1):
+        if text.strip() == wanted:
+            start = text.index("forward_call")
+            where = {"end_lineno": number, "colno": start, "end_colno": len(text.rstrip())}
+            if sys.version_info < (3, 11):
+                where = {}
+            return traceback.FrameSummary(frame.filename, number, frame.name, line=None, **where)
+    return frame
 
 
 def _is_ours(file: str, own: str) -> bool:
     path = os.path.abspath(file)
     is_demo = path.startswith(os.path.join(own, "demo") + os.sep)
-    return (path.startswith(own + os.sep) and not is_demo) or file.startswith("<frozen")
+    is_runner = file.startswith("<frozen") or os.path.basename(file) == "runpy.py"
+    return (path.startswith(own + os.sep) and not is_demo) or is_runner

@@ -62,6 +62,10 @@ class Window:
     small_state: Any = None
     """Scheduler and scaler as they were when the failure was seen."""
     lrs: tuple[float, ...] = ()
+    root_call: Any = None
+    """(model, args, kwargs, random state) of its last forward, where that is remembered."""
+    is_lost: bool = False
+    """The loop is over: nobody will run this window again."""
     is_moved: bool = False
     """Another optimizer had already stepped on this batch when the failure was seen."""
 

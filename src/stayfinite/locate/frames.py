@@ -91,6 +91,11 @@ def is_user_file(file: str) -> bool:
     return _kind(file) == "user"
 
 
+def is_user_file(file: str) -> bool:
+    """Whether this file belongs to the user's own program."""
+    return _kind(file) == "user"
+
+
 def place_of(frames: Iterable[Frame]) -> Place:
     """The two lines that matter in a stack given from the innermost frame outwards."""
     library: Frame | None = None

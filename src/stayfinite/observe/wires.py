@@ -21,6 +21,9 @@ from torch.utils.data import DataLoader
 __all__ = ["Listener", "Wires"]
 
 
+_INF = float("inf")
+
+
 class Listener(Protocol):
     """What a driver of a loop must answer."""
 
@@ -58,6 +61,8 @@ class Wires:
         for name in ("isnan", "isinf", "isfinite"):
             self._patch(torch, name, self._own_check)
             self._patch(Tensor, name, self._own_check)
+        for name in ("item", "__float__"):
+            self._patch(Tensor, name, self._own_look)
         if with_loaders:
             self._patch(DataLoader, "__iter__", self._loader_iter)
             self._patch(DataLoader, "__init__", self._loader_init)
@@ -203,6 +208,15 @@ class Wires:
             return original(value, *args, **kwargs)
 
         return check
+
+    def _own_look(self, original: Any) -> Any:
+        def look(value: Tensor) -> Any:
+            number = original(value)
+            if number != number or number in (_INF, -_INF):
+                self.listener.on_own_check(value)
+            return number
+
+        return look
 
     # -- loaders -----------------------------------------------------------------------------------
 

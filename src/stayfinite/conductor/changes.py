@@ -1,0 +1,215 @@
+"""One thing changed for the length of a pass, and put back bit for bit afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from .state import TrainState
+
+__all__ = [
+    "clipped",
+    "filled",
+    "fresh_optimizer",
+    "higher_precision",
+    "root_gradient",
+    "scaled_lr",
+    "with_setting",
+]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+# -- precision -----------------------------------------------------------------------------------
+
+
+class _Widen(TorchFunctionMode):
+    """Calls that ask for a half precision get float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in ("half", "bfloat16") and isinstance(args[0], Tensor):
+            return args[0].float()
+        args = tuple(torch.float32 if _is_half(a) else a for a in args)
+        kwargs = {k: torch.float32 if _is_half(v) else v for k, v in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.dtype) and value in _HALF
+
+
+@contextlib.contextmanager
+def higher_precision(state: TrainState) -> Iterator[None]:
+    """Everything in float32: half parameters and buffers widened, autocast off, casts undone."""
+    tensors = [t for _, t in [*state.parameters(), *state.buffers()] if t.dtype in _HALF]
+    kept = [t.data for t in tensors]
+    with contextlib.ExitStack() as stack:
+        for t, data in zip(tensors, kept):
+            t.data = data.to(torch.float32)
+        stack.callback(_put_back, tensors, kept)
+        stack.enter_context(_no_autocast())
+        stack.enter_context(_Widen())
+        yield
+
+
+def _put_back(tensors: list[Tensor], kept: list[Tensor]) -> None:
+    for t, data in zip(tensors, kept):
+        t.grad = None
+        t.data = data
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Neither the autocast that is on already nor one that the step enters."""
+    cls: Any = torch.amp.autocast_mode.autocast
+    original = cls.__enter__
+
+    def __enter__(self: Any) -> Any:
+        was, self._enabled = self._enabled, False
+        try:
+            return original(self)
+        finally:
+            self._enabled = was
+
+    active = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    for device in active:
+        torch.set_autocast_enabled(device, False)
+    cls.__enter__ = __enter__
+    try:
+        yield
+    finally:
+        cls.__enter__ = original
+        for device in active:
+            torch.set_autocast_enabled(device, True)
+        torch.clear_autocast_cache()
+
+
+# -- gradients and the optimizer -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def root_gradient(factor: float) -> Iterator[None]:
+    """The backward starts with `factor` instead of 1, as if the loss were that much smaller."""
+    original = Tensor.backward
+
+    def backward(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if gradient is None and self.numel() == 1:
+            gradient = torch.full_like(self.detach(), factor, dtype=torch.float32).to(self.dtype)
+        return original(self, gradient, *args, **kwargs)
+
+    Tensor.backward = backward  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        Tensor.backward = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _before_steps(change: Callable[[Optimizer], Callable[[], None]]) -> Iterator[None]:
+    """`change` runs before each optimizer step and returns what undoes it."""
+    undo: list[Callable[[], None]] = []
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        undo.append(change(optimizer))
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        while undo:
+            undo.pop()()
+
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        yield
+    finally:
+        while undo:
+            undo.pop()()
+        for handle in handles:
+            handle.remove()
+
+
+def scaled_lr(factor: float) -> contextlib.AbstractContextManager[None]:
+    """Every learning rate times `factor`."""
+
+    def change(optimizer: Optimizer) -> Callable[[], None]:
+        kept = [g["lr"] for g in optimizer.param_groups]
+        for g in optimizer.param_groups:
+            g["lr"] = g["lr"] * factor
+
+        def undo() -> None:
+            for g, rate in zip(optimizer.param_groups, kept):
+                g["lr"] = rate
+
+        return undo
+
+    return _before_steps(change)
+
+
+def clipped(limit: float) -> contextlib.AbstractContextManager[None]:
+    """Gradients clipped to a total norm of `limit` before each step."""
+
+    def change(optimizer: Optimizer) -> Callable[[], None]:
+        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        dense = [g for g in grads if g.layout == torch.strided]
+        total = math.sqrt(sum(float(g.double().square().sum()) for g in dense))
+        if total > limit:
+            for g in dense:
+                g.mul_(limit / total)
+        return lambda: None
+
+    return _before_steps(change)
+
+
+@contextlib.contextmanager
+def with_setting(state: TrainState, key: str, value: float) -> Iterator[None]:
+    """A setting of every optimizer replaced: its epsilon, its learning rate."""
+    groups = [g for o in state.optimizers for g in o.param_groups if key in g]
+    kept = [g[key] for g in groups]
+    for g in groups:
+        g[key] = value
+    try:
+        yield
+    finally:
+        for g, old in zip(groups, kept):
+            g[key] = old
+
+
+@contextlib.contextmanager
+def fresh_optimizer(state: TrainState) -> Iterator[None]:
+    """As if the optimizers had just been made."""
+    kept = [dict(o.state) for o in state.optimizers]
+    for o in state.optimizers:
+        o.state.clear()
+    try:
+        yield
+    finally:
+        for o, entries in zip(state.optimizers, kept):
+            o.state.clear()
+            o.state.update(entries)
+
+
+@contextlib.contextmanager
+def filled(tensors: list[Tensor]) -> Iterator[None]:
+    """Zeros in place of what is not finite."""
+    kept = [t.detach().clone() for t in tensors]
+    with torch.no_grad():
+        for t in tensors:
+            t.masked_fill_(~torch.isfinite(t), 0.0)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for t, old in zip(tensors, kept):
+                t.copy_(old)

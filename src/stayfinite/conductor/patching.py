@@ -1,0 +1,136 @@
+"""One line kept finite: an emulation of the repaired source, to prove that it is the only culprit.
+
+Whatever goes bad at that line is replaced by what a safe operator would give there: zero for a NaN,
+a bounded number for an infinity, in the forward and in the backward of the same line.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..locate.frames import Place, current_place, place_from_traceback
+from ..numerics.health import badness
+from ..records import Link
+
+__all__ = ["LimitedGradient", "PatchedLine"]
+
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+_BOUND = 1e6
+
+
+def _results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Tensor]:
+    """Floating point results, those written in place included."""
+    found = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(t, Tensor)]
+    names = [a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+    named = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+    for name in names:
+        value = named.get(name)
+        found += [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
+    return [t for t in found if t.is_floating_point() and t.layout == torch.strided]
+
+
+class _Watch(TorchDispatchMode):
+    """Looks at results; anomaly mode keeps the forward line of every autograd node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_changed = 0
+        self._anomaly: Any = None
+
+    def __enter__(self) -> Any:
+        self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
+        self._anomaly.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._anomaly.__exit__(*exc)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func._schema.name.startswith("aten::"):
+            with torch.no_grad():
+                self.look(func, args, kwargs, out)
+        return out
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        raise NotImplementedError
+
+
+class PatchedLine(_Watch):
+    """What goes bad at the line of `birth` is made finite.
+
+    `drops_factor` leaves a product with a constant out altogether: the loss without its scale.
+    """
+
+    def __init__(self, birth: Link, drops_factor: bool = False) -> None:
+        super().__init__()
+        self._at = (birth.file, birth.line)
+        self._kernel = (birth.kernel or birth.op or "").split(".")[-1]
+        self._drops_factor = drops_factor
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        short = func._schema.name.split("::")[-1]
+        if self._drops_factor:
+            self._without_factor(short, args, out)
+            return
+        is_fresh = short in _EMPTY and self._kernel in _EMPTY
+        for t in _results(func, args, kwargs, out):
+            if (is_fresh or badness(t)) and self._is_here():
+                self.num_changed += 1
+                self._make_safe(t, short, is_fresh)
+
+    def _without_factor(self, short: str, args: tuple[Any, ...], out: Any) -> None:
+        if short == "mul" and isinstance(out, Tensor) and badness(out) and self._is_here():
+            factors = [a for a in args if isinstance(a, Tensor) and a.shape == out.shape]
+            if factors:
+                self.num_changed += 1
+                out.copy_(factors[0])
+
+    def _make_safe(self, t: Tensor, short: str, is_fresh: bool) -> None:
+        if is_fresh:
+            t.zero_()
+            return
+        limit = torch.finfo(t.dtype).max
+        high = min(_BOUND, math.sqrt(limit) / 2)
+        low = math.log(torch.finfo(t.dtype).tiny) if short.startswith("log") else -high
+        t.nan_to_num_(nan=0.0, posinf=high, neginf=low)
+
+    def _is_here(self) -> bool:
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return self._matches(current_place())
+        recorded = node.metadata.get("traceback_")  # type: ignore[attr-defined]
+        return self._matches(place_from_traceback(recorded)) if recorded else False
+
+    def _matches(self, place: Place) -> bool:
+        user = place.user
+        if user is None:
+            return self._at[0] is None
+        return user.line == self._at[1] and _same(user.file, self._at[0])
+
+
+def _same(a: str, b: str | None) -> bool:
+    return b is not None and (a == b or a.rpartition("/")[2] == b.rpartition("/")[2])
+
+
+class LimitedGradient(_Watch):
+    """Every gradient clamped on its way through the backward, as hooks between the layers do."""
+
+    def __init__(self, limit: float) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if torch._C._current_autograd_node() is None:
+            return
+        for t in _results(func, args, kwargs, out):
+            t.clamp_(-self._limit, self._limit)

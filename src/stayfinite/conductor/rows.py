@@ -1,0 +1,67 @@
+"""Batches cut by rows, whatever they are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..observe.batches import named_tensors
+
+__all__ = ["map_tensors", "num_rows", "take_rows"]
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed; what is not understood stays as it is.
+
+    >>> map_tensors({"x": (torch.ones(2), 3)}, lambda t: t + 1)
+    {'x': (tensor([2., 2.]), 3)}
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        items = {k: map_tensors(v, change) for k, v in value.items()}
+        try:
+            return type(value)(items)  # type: ignore[call-arg]
+        except TypeError:
+            return items
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(v, change) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(v, change) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {
+            f.name: map_tensors(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init
+        }
+        return dataclasses.replace(value, **changed)
+    return value
+
+
+def num_rows(value: Any) -> int | None:
+    """How many samples a batch has: the first size that most of its tensors share.
+
+    >>> num_rows((torch.zeros(4, 2), torch.zeros(4)))
+    4
+    >>> num_rows(torch.zeros(()))
+    """
+    sizes = Counter(t.shape[0] for _, t in named_tensors(value) if t.dim() > 0)
+    if not sizes:
+        return None
+    size, votes = sizes.most_common(1)[0]
+    return size if size > 1 and (votes > 1 or len(sizes) == 1) else None
+
+
+def take_rows(value: Any, rows: Sequence[int], total: int) -> Any:
+    """The batch with these rows only; tensors of another first size are left as they are."""
+    index = torch.tensor(list(rows), dtype=torch.long)
+
+    def cut(t: Tensor) -> Tensor:
+        if t.dim() == 0 or t.shape[0] != total:
+            return t
+        return t.detach().index_select(0, index.to(t.device)).requires_grad_(t.requires_grad)
+
+    return map_tensors(value, cut)
