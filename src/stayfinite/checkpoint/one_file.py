@@ -13,6 +13,7 @@ from .files import MappedFile
 from .judge import finding
 from .limits import DEFAULT_LIMITS, FileFault, Limits
 from .measure import Probe
+from .policy import NONSENSE
 from .rates import find_rates, merge_rates
 from .readers import Contents, find_reader
 from .readers import plain as plain_pickle
@@ -104,11 +105,14 @@ def open_contents(file: MappedFile, limits: Limits) -> Contents:
         )
     if head[0] in _TEXT_PICKLE:
         contents = plain_pickle.read(file, limits)
-        if contents.roots[0][1] is not None or any(
-            c == "hostile_pickle" for c, _ in contents.findings
-        ):
+        if contents.roots[0][1] is not None or any(map(_is_threat, contents.findings)):
             return contents
     raise FileFault("unreadable", f"not a known format; it begins with {head[:8]!r}")
+
+
+def _is_threat(found: tuple[str, str]) -> bool:
+    """Text that begins like a pickle names nonsense; a threat names something that there is."""
+    return found[0] == "hostile_pickle" and not found[1].endswith(NONSENSE)
 
 
 def report_contents(

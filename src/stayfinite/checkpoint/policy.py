@@ -13,8 +13,16 @@ from __future__ import annotations
 import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 
-__all__ = ["Objection", "canonical", "object_to_call", "object_to_name", "object_to_new"]
+__all__ = [
+    "NONSENSE",
+    "Objection",
+    "canonical",
+    "object_to_call",
+    "object_to_name",
+    "object_to_new",
+]
 
+NONSENSE = "not a name that Python itself would write"
 Objection = tuple[str, str]
 """(code of the finding, the reason in words)"""
 
@@ -126,7 +134,7 @@ def object_to_name(module: str, name: str) -> Objection | None:
     if len(parts) > 1 and any(not is_class_like(p) for p in parts[:-1]):
         return "hostile_pickle", f"{path}: reaches through a module for something inside it"
     if not module or any(not p.isidentifier() for p in (*module.split("."), *parts)):
-        return "hostile_pickle", f"{path!r}: not a name that Python itself would write"
+        return "hostile_pickle", f"{path!r}: {NONSENSE}"
     return None
 
 

@@ -133,7 +133,7 @@ def _plain_errors() -> Iterator[None]:
         typer.echo(f"error: {e}", err=True)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        typer.echo("interrupted; every checkpoint is where the last line above says", err=True)
+        typer.echo("interrupted: no checkpoint is half moved", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     except OSError as e:
         where = f" {e.filename}" if e.filename else ""

@@ -38,7 +38,11 @@ class _Widen(TorchFunctionMode):
     """Calls that ask for a half precision get float32."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") in ("half", "bfloat16") and isinstance(args[0], Tensor):

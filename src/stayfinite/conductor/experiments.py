@@ -235,13 +235,20 @@ def _higher_precision(lab: Laboratory, e: Evidence) -> Run:
     def widen(batch: Any) -> Any:
         return map_tensors(batch, lambda t: t.float() if t.dtype in _HALF else t)
 
-    return (yield from lab.once([changes.higher_precision(lab.state)], batch=widen, is_applied=False))
+    return (
+        yield from lab.once([changes.higher_precision(lab.state)], batch=widen, is_applied=False)
+    )
 
 
 def _unscaled(lab: Laboratory, e: Evidence) -> Run:
     factor = e.scale.scaler if e.scale.is_scaler_unused else e.scale.factor
     birth = e.birth
-    if birth is not None and not e.is_backward and e.kernel == "mul" and e.operand("other") is not None:
+    if (
+        birth is not None
+        and not e.is_backward
+        and e.kernel == "mul"
+        and e.operand("other") is not None
+    ):
         is_scalar = all(s.num_elements == 1 for s in e.tensors)
         if is_scalar:
             return (yield from lab.once([PatchedLine(birth, drops_factor=True)]))
@@ -255,6 +262,7 @@ def _unscaled(lab: Laboratory, e: Evidence) -> Run:
 def _smaller_lr(lab: Laboratory, e: Evidence) -> Run:
     outcome = None
     for rate in _RATES:
+
         def contexts(rate: float = rate) -> list[AbstractContextManager[Any]]:
             return [changes.scaled_lr(rate)]
 

@@ -30,7 +30,11 @@ def _results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
     named = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
     for name in names:
         value = named.get(name)
-        found += [t for t in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(t, Tensor)]
+        found += [
+            t
+            for t in (value if isinstance(value, (list, tuple)) else [value])
+            if isinstance(t, Tensor)
+        ]
     return [t for t in found if t.is_floating_point() and t.layout == torch.strided]
 
 
@@ -52,7 +56,11 @@ class _Watch(TorchDispatchMode):
         self._anomaly.__exit__(*exc)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)

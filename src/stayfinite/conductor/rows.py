@@ -35,7 +35,9 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(map_tensors(v, change) for v in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = {
-            f.name: map_tensors(getattr(value, f.name), change) for f in dataclasses.fields(value) if f.init
+            f.name: map_tensors(getattr(value, f.name), change)
+            for f in dataclasses.fields(value)
+            if f.init
         }
         return dataclasses.replace(value, **changed)
     return value

@@ -31,6 +31,7 @@ from .state import TrainState
 
 __all__ = ["ScriptRun"]
 
+
 class ScriptRun:
     """Runs one script or module as `__main__`, watched."""
 
@@ -139,9 +140,7 @@ class ScriptDriver(LoopDriver):
             for i, model in enumerate(models):
                 self.state.add_root(model, variable_name(model) or f"{type(model).__name__}{i}")
         self.close()
-        self._hooks = [
-            m.register_forward_pre_hook(self._on_call, with_kwargs=True) for m in models
-        ]
+        self._hooks = [m.register_forward_pre_hook(self._on_call, with_kwargs=True) for m in models]
         self.core.prime_again()
 
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:

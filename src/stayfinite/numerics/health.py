@@ -219,7 +219,6 @@ class FiniteFlag:
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-
 def stats(tensor: Tensor) -> TensorStats:
     """Everything about the tensor's values: counts, range, headroom, the first bad index.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -22,6 +22,10 @@ __all__ = ["Listener", "Wires"]
 
 
 _INF = float("inf")
+_LOADERS_AROUND_LOADERS = (
+    ("accelerate.data_loader", "DataLoaderShard"),
+    ("accelerate.data_loader", "DataLoaderDispatcher"),
+)
 
 
 class Listener(Protocol):
@@ -48,7 +52,7 @@ class Wires:
         self.listener = listener
         self._undo: list[Callable[[], None]] = []
         self._in_step = 0
-        self._streams: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._fetching = 0
         self._patch(Tensor, "backward", self._backward)
         self._patch(torch.autograd, "backward", self._autograd_backward)
         self._patch_clip()
@@ -222,8 +226,8 @@ class Wires:
 
     def _loader_iter(self, original: Any) -> Any:
         def __iter__(loader: Any) -> Any:
-            if self._is_inside(loader):
-                return original(loader)
+            if self._fetching:
+                return original(loader)  # somebody else's loader iterates this one
             return self._outermost(loader, original)
 
         return __iter__
@@ -231,26 +235,30 @@ class Wires:
     def _loader_init(self, original: Any) -> Any:
         def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
             original(loader, *args, **kwargs)
-            cls = next(c for c in type(loader).__mro__ if "__iter__" in c.__dict__)
-            if not hasattr(cls.__dict__["__iter__"], "__stayfinite__"):
-                # A subclass that iterates by itself and calls ours underneath (accelerate's).
-                self._patch(cls, "__iter__", self._loader_iter)
+            self._watch_loader_class(type(loader))
+            for module, name in _LOADERS_AROUND_LOADERS:
+                around = getattr(sys.modules.get(module), name, None)
+                if around is not None:
+                    self._watch_loader_class(around)
 
         return __init__
 
-    def _is_inside(self, loader: Any) -> bool:
-        return loader in self._streams
+    def _watch_loader_class(self, cls: type) -> None:
+        """A class that iterates by itself and looks ahead is watched where the loop meets it."""
+        home = next((c for c in cls.__mro__ if "__iter__" in c.__dict__), None)
+        if home is not None and not hasattr(home.__dict__["__iter__"], "__stayfinite__"):
+            self._patch(home, "__iter__", self._loader_iter)
 
     def _outermost(self, loader: Any, original: Any) -> Iterator[Any]:
         """The stream over a loader; a second wrapper for the same loader underneath is passed by."""
 
         # The iterator is made now, as in the plain run: making it draws a random number.
-        with self._underneath(loader):
+        with self._underneath():
             iterator = iter(original(loader))
 
         def inner() -> Iterator[Any]:
             while True:
-                with self._underneath(loader):
+                with self._underneath():
                     try:
                         item = next(iterator)
                     except StopIteration:
@@ -260,12 +268,12 @@ class Wires:
         return self.listener.stream(loader, inner())
 
     @contextlib.contextmanager
-    def _underneath(self, loader: Any) -> Iterator[None]:
-        self._streams.add(loader)
+    def _underneath(self) -> Iterator[None]:
+        self._fetching += 1
         try:
             yield
         finally:
-            self._streams.discard(loader)
+            self._fetching -= 1
 
 
 def _all_schedulers() -> list[type]:

@@ -17,6 +17,7 @@ __all__ = ["matches", "read", "read_archive"]
 
 _MAX_PICKLE = 1 << 30
 _COPY_BELOW = 64 << 20
+_MAX_PICKLES = 16
 
 
 def matches(head: bytes) -> bool:
@@ -31,26 +32,26 @@ def read_archive(archive: Archive) -> Contents:
     """A torch or npz archive, wherever its bytes lie."""
     pickles = sorted((n for n in archive.entries if n.rpartition("/")[2] == "data.pkl"), key=len)
     if pickles:
-        return _read_torch(archive, pickles[0].removesuffix("data.pkl"))
+        # Loaders differ in which one they take, so a second one is no place to hide.
+        return _read_torch(archive, [p.removesuffix("data.pkl") for p in pickles[:_MAX_PICKLES]])
     if any(n.endswith(".npy") for n in archive.entries):
         return _read_npz(archive)
     raise FileFault("unreadable", "a zip archive, but neither a torch checkpoint nor an npz")
 
 
-def _read_torch(archive: Archive, prefix: str) -> Contents:
-    is_script = f"{prefix}constants.pkl" in archive.entries
+def _read_torch(archive: Archive, prefixes: list[str]) -> Contents:
+    is_script = f"{prefixes[0]}constants.pkl" in archive.entries
     contents = Contents(
         "torchscript" if is_script else "torch zip", findings=list(archive.findings)
     )
-    is_big = _is_big_endian(archive, prefix)
-    parts = [("", "data.pkl", "data/")]
+    parts = [("" if p == prefixes[0] else p.strip("/"), p, "data.pkl", "data/") for p in prefixes]
     if is_script:
-        parts.append(("constants", "constants.pkl", "constants/"))
+        parts.append(("constants", prefixes[0], "constants.pkl", "constants/"))
     blobs: dict[str, Blob] = {}
-    for label, pickle_name, folder in parts:
-        contents.roots.append(
-            (label, _read_pickle(archive, prefix, pickle_name, folder, is_big, contents, blobs))
-        )
+    for label, prefix, pickle_name, folder in parts:
+        is_big = _is_big_endian(archive, prefix)
+        root = _read_pickle(archive, prefix, pickle_name, folder, is_big, contents, blobs)
+        contents.roots.append((label, root))
     contents.verify = lambda: [n for n in archive.entries if not archive.has_good_checksum(n)]
     return contents
 

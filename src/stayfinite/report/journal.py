@@ -1,0 +1,276 @@
+"""The journal of a run: one JSON line a step, events inline, written in batches.
+
+`append` only keeps what it is given; numbers are read and lines are written together, a few times a
+second, in whole lines. A process that is killed loses at most the last `flush_seconds`; a line cut in
+two by the kill is dropped by readers and removed by the next writer. The schema is in docs/JOURNAL.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..records import to_plain
+from .thinning import Segments
+
+__all__ = ["JOURNAL_NAME", "JOURNAL_SCHEMA", "Journal", "Listener", "Row", "journal_name"]
+
+JOURNAL_NAME = "journal.jsonl"
+JOURNAL_SCHEMA = 1
+JOURNAL_KIND = "stayfinite.journal"
+
+Row = tuple[Any, ...]
+"""(step, epoch, loss, grad_norm, lrs, scale, is_applied) and, if there are any, a dict of extras:
+`parts` (name -> number), `flags` (list of words), `update_ratio`."""
+
+_clock = time.perf_counter
+
+
+class Listener(Protocol):
+    """Somebody who is told of everything the journal writes: a sink."""
+
+    def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Step lines, as they are in the journal but with real NaN and Inf."""
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """One event line."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+def journal_name(rank: int) -> str:
+    """Each rank of a distributed run writes a file of its own.
+
+    >>> journal_name(0), journal_name(3)
+    ('journal.jsonl', 'journal.rank3.jsonl')
+    """
+    return JOURNAL_NAME if rank == 0 else f"journal.rank{rank}.jsonl"
+
+
+class Journal:
+    """Writes a run's journal.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "run" / "journal.jsonl"
+    >>> journal = Journal(path)
+    >>> journal.append((0, 0, 0.5, None, (0.1,), None, True))
+    >>> path.exists()  # nothing yet: the first flush makes the folder
+    False
+    >>> journal.close()
+    >>> [json.loads(line).get("loss") for line in path.open()]
+    [None, 0.5, None]
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        about: Mapping[str, Any] | None = None,
+        flush_seconds: float = 0.25,
+        flush_lines: int = 512,
+        segment_bytes: int = 8 << 20,
+        keep_bytes: int = 256 << 20,
+        listeners: Sequence[Listener] = (),
+        stage: Callable[[list[tuple[Row, float]], bool], list[tuple[Row, float]]] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self.listeners = list(listeners)
+        self._about = dict(about or {})
+        self._flush_seconds = flush_seconds
+        self._flush_lines = flush_lines
+        self._stage = stage
+        self._segments = Segments(self.path, segment_bytes, keep_bytes)
+        self._rows: list[tuple[Row, float]] = []
+        self._started = _clock()
+        self._started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        self._flushed = self._started
+        self._last = 0.0
+        self._lr: tuple[Any, str] = (None, "")
+        self._pid = os.getpid()
+        self._fd: int | None = None
+        self._size = 0
+        self._session = 1
+        self._is_broken = False
+        self._is_closed = False
+
+    def append(self, row: Row) -> None:
+        """Keep one step; 0-dim tensors by reference."""
+        now = _clock()
+        self._rows.append((row, now))
+        if now - self._flushed >= self._flush_seconds or len(self._rows) >= self._flush_lines:
+            self.flush()
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Write something that is no step, at once, after the steps before it."""
+        self.flush(is_last=True)
+        plain = {"event": kind, **fields, "t": round(_clock() - self._started, 3)}
+        self._write(json.dumps(to_plain(plain), separators=(",", ":"), allow_nan=False) + "\n")
+        self._tell(lambda listener: listener.event(plain))
+
+    def flush(self, is_last: bool = False) -> None:
+        """Write the steps that are kept; `is_last` also waits for values still on a device."""
+        rows, self._rows = self._rows, []
+        self._flushed = _clock()
+        if self._stage is not None:
+            rows = self._stage(rows, is_last)
+        if not rows or self._pid != os.getpid():
+            return  # a forked loader worker has a copy of the list, and no business here
+        self._write("".join([self._line(row, now) for row, now in rows]))
+        if self.listeners:
+            told = [self._told(row, now) for row, now in rows]
+            self._tell(lambda listener: listener.rows(told))
+
+    def close(self, **fields: Any) -> None:
+        """Write what is left and an `end` line; a journal that never had a line leaves no file."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.flush(is_last=True)
+        if self._fd is not None:
+            self.event("end", **fields)
+            os.close(self._fd)
+            self._fd = None
+        self._tell(lambda listener: listener.close())
+
+    # -- lines ---------------------------------------------------------------------------------
+
+    def _line(self, row: Row, now: float) -> str:
+        step, epoch, loss, norm, lrs, scale, is_applied = row[:7]
+        text = f'{{"step":{step},"epoch":{epoch},"loss":{_number(loss)}'
+        if norm is not None:
+            text += f',"grad_norm":{_number(norm)}'
+        if lrs:
+            if lrs != self._lr[0]:
+                self._lr = (lrs, _rates(lrs))
+            text += self._lr[1]
+        if scale is not None:
+            text += f',"scale":{_number(scale)}'
+        if not is_applied:
+            text += ',"applied":false'
+        if len(row) > 7:
+            text += _extras(row[7])
+        elapsed = now - self._started
+        ms, self._last = (elapsed - self._last) * 1e3, elapsed
+        return f'{text},"t":{elapsed:.3f},"ms":{ms:.3g}}}\n'
+
+    def _told(self, row: Row, now: float) -> dict[str, Any]:
+        names = ("step", "epoch", "loss", "grad_norm", "lr", "scale", "applied")
+        told = {n: _value(v) for n, v in zip(names, row) if v is not None}
+        told["lr"] = [float(v) for v in row[4] or ()]
+        if len(row) > 7:
+            told.update({k: _value(v) for k, v in row[7].items()})
+        told["t"] = now - self._started
+        return told
+
+    # -- the file ------------------------------------------------------------------------------
+
+    def _write(self, text: str) -> None:
+        if self._is_broken or self._pid != os.getpid():
+            return
+        try:
+            if self._fd is None:
+                self._open()
+            assert self._fd is not None
+            data = text.encode("utf-8", "backslashreplace")
+            self._size += len(data)
+            while data:
+                data = data[os.write(self._fd, data) :]
+            if self._size >= self._segments.segment_bytes:
+                self._rotate()
+        except OSError as e:
+            self._is_broken = True
+            print(
+                f"stayfinite: cannot write {self.path} ({e.strerror or e}); "
+                "the training goes on, without a journal",
+                file=sys.stderr,
+            )
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._session = self._segments.start_session()
+        self._begin_file()
+
+    def _begin_file(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        self._fd = os.open(self.path, flags, 0o644)
+        head = {
+            "kind": JOURNAL_KIND,
+            "schema": JOURNAL_SCHEMA,
+            "session": self._session,
+            "started": self._started_at,
+            **self._about,
+        }
+        data = json.dumps(to_plain(head), separators=(",", ":")).encode() + b"\n"
+        self._size = os.write(self._fd, data)
+
+    def _rotate(self) -> None:
+        assert self._fd is not None
+        os.close(self._fd)
+        self._fd = None
+        self._segments.rotate()
+        self._begin_file()
+        self._segments.thin()
+
+    def _tell(self, tell: Callable[[Listener], None]) -> None:
+        for listener in list(self.listeners):
+            try:
+                tell(listener)
+            except Exception as e:
+                # A sink that fails is dropped: it must never stop a training.
+                self.listeners.remove(listener)
+                name = type(listener).__name__
+                print(f"stayfinite: {name} failed and is off now: {e}", file=sys.stderr)
+
+
+def _value(value: Any) -> Any:
+    item = getattr(value, "item", None)
+    if item is not None:
+        try:
+            return item()
+        except (RuntimeError, ValueError):
+            return None
+    if isinstance(value, dict):
+        return {k: _value(v) for k, v in value.items()}
+    return value
+
+
+def _number(value: Any) -> str:
+    """A number as JSON text; what JSON cannot hold goes as a string, as in incidents.
+
+    >>> [_number(v) for v in (None, 0.25, 65536, float("nan"), float("-inf"))]
+    ['null', '0.25', '65536', '"nan"', '"-inf"']
+    """
+    if type(value) is not float:
+        value = _value(value)
+        if value is None or isinstance(value, complex):
+            return "null"
+    if value - value == 0:
+        return "%.7g" % value  # noqa: UP031 - faster than an f-string, and this is the hot path
+    return '"nan"' if value != value else '"inf"' if value > 0 else '"-inf"'
+
+
+def _rates(lrs: Sequence[Any]) -> str:
+    texts = [_number(v) for v in lrs]
+    # One number where all groups agree: that is what people plot.
+    shown = texts[0] if len(set(texts)) == 1 else f"[{','.join(texts)}]"
+    return f',"lr":{shown}'
+
+
+def _extras(extras: Mapping[str, Any]) -> str:
+    text = ""
+    for key, value in extras.items():
+        if key == "flags":
+            text += f',"flags":{json.dumps(list(value))}'
+        elif isinstance(value, Mapping):
+            inner = ",".join(f"{json.dumps(str(k))}:{_number(v)}" for k, v in value.items())
+            text += f",{json.dumps(str(key))}:{{{inner}}}"
+        else:
+            text += f",{json.dumps(str(key))}:{_number(value)}"
+    return text
