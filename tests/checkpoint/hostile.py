@@ -190,6 +190,7 @@ def archives(marker: str) -> Iterator[Case]:
         "packed_evil", torch_zip(pickle.dumps(Evil(marker)), method=zipfile.ZIP_DEFLATED), HOSTILE
     )
     yield Case("packed_good", bomb, ())
+    yield Case("second_pickle", _second_pickle(marker), HOSTILE)
     outer = pickle.dumps({"w": torch.ones(3)})
     nested = call("torch.storage", "_load_from_bytes")
     inner = torch_zip(pickle.dumps(Evil(marker)))
@@ -203,6 +204,15 @@ def archives(marker: str) -> Iterator[Case]:
 def _data_pkl(raw: bytes) -> bytes:
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         return archive.read(next(n for n in archive.namelist() if n.endswith("data.pkl")))
+
+
+def _second_pickle(marker: str) -> bytes:
+    """One innocent pickle for scanners, another one for the loader."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Evil(marker)))
+        archive.writestr("a/data.pkl", b"\x80\x02}.")
+    return out.getvalue()
 
 
 def _named(name: str, with_pickle: bool = True) -> bytes:
@@ -342,6 +352,7 @@ def other_cases() -> Iterator[Case]:
     yield Case("npy_parens", npy(b"(" * 60_000), BROKEN, ".npy")
     yield Case("empty", b"", BROKEN)
     yield Case("zeros", bytes(5000), BROKEN)
+    yield Case("text", b"configuration of the run\nlearning rate\n", BROKEN)
     yield Case("noise", bytes(range(255, 0, -1)) * 20, BROKEN)
     yield Case(
         "lfs", b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12\n", BROKEN
