@@ -281,17 +281,22 @@ class OpTrace(TorchDispatchMode):
             has_written_inf=_has_infinite_number(numbers.values()) or is_constant,
         )
         self._place(note)
-        is_birth = not any(b.bad.has_nan for b in bad_inputs)
+        may_be_birth = not any(b.bad.has_nan for b in bad_inputs)
         self._num_bad += 1
-        if is_birth or self._num_bad <= _FULL_STATS_LIMIT:
-            values = [(t.detach(), b) for t, b in bad_results]
-            note.inputs, note.outputs = describe_operands(
-                given, numbers, values, schema.is_pointwise, self._label
-            )
+        is_early = self._num_bad <= _FULL_STATS_LIMIT
+        values = [(t.detach(), b) for t, b in bad_results]
+        if may_be_birth or is_early:
             measured = birth_facts(short, named, given, values, schema.is_pointwise)
             note.has_fresh_nan, note.has_fresh_inf, note.facts = measured
             if note.direction == "backward":
                 note.facts.update(self._backward_facts(note, given))
+        # An Inf that only passes through a long chain is not described at every link.
+        passes_on = bool(bad_inputs) and not note.bad.has_nan
+        is_news = not passes_on or note.has_fresh_nan or note.has_fresh_inf
+        if is_early or (may_be_birth and is_news):
+            note.inputs, note.outputs = describe_operands(
+                given, numbers, values, schema.is_pointwise, self._label
+            )
         self.notes.append(note)
         for t, _ in bad_results:
             self.writers.write(t, note.index, whole=not schema.written)
