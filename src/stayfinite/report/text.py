@@ -72,6 +72,10 @@ def short_path(path: str) -> str:
     """Relative to the working directory where that is shorter."""
     if path.startswith("<"):
         return path
+    for folder in ("site-packages", "dist-packages"):
+        marker = f"{os.sep}{folder}{os.sep}"
+        if marker in path:
+            return path.split(marker)[-1]
     relative = os.path.relpath(path)
     return relative if len(relative) < len(path) and not relative.startswith("../..") else path
 
