@@ -30,6 +30,8 @@ Row = tuple[Any, ...]
 `parts` (name -> number), `flags` (list of words), `update_ratio`."""
 
 _clock = time.perf_counter
+_PLAIN = '{"step":%d,"epoch":%d,"loss":%.7g%s,"t":%.3f,"ms":%.3g}\n'
+_WITH_NORM = '{"step":%d,"epoch":%d,"loss":%.7g,"grad_norm":%.7g%s,"t":%.3f,"ms":%.3g}\n'
 
 
 class Listener(Protocol):
@@ -143,21 +145,26 @@ class Journal:
 
     def _line(self, row: Row, now: float) -> str:
         step, epoch, loss, norm, lrs, scale, is_applied = row[:7]
+        if lrs != self._lr[0]:
+            self._lr = (lrs, _rates(lrs))
+        elapsed = now - self._started
+        ms, self._last = (elapsed - self._last) * 1e3, elapsed
+        if is_applied and scale is None and len(row) == 7:
+            # Nearly every line of nearly every run: one formatting call.
+            figures = (_plain(loss), _plain(norm)) if norm is not None else (_plain(loss),)
+            if all([f is not None and f - f == 0 for f in figures]):
+                text = _WITH_NORM if norm is not None else _PLAIN
+                return text % (step, epoch, *figures, self._lr[1], elapsed, ms)
         text = f'{{"step":{step},"epoch":{epoch},"loss":{_number(loss)}'
         if norm is not None:
             text += f',"grad_norm":{_number(norm)}'
-        if lrs:
-            if lrs != self._lr[0]:
-                self._lr = (lrs, _rates(lrs))
-            text += self._lr[1]
+        text += self._lr[1]
         if scale is not None:
             text += f',"scale":{_number(scale)}'
         if not is_applied:
             text += ',"applied":false'
         if len(row) > 7:
             text += _extras(row[7])
-        elapsed = now - self._started
-        ms, self._last = (elapsed - self._last) * 1e3, elapsed
         return f'{text},"t":{elapsed:.3f},"ms":{ms:.3g}}}\n'
 
     def _told(self, row: Row, now: float) -> dict[str, Any]:
@@ -229,16 +236,23 @@ class Journal:
                 print(f"stayfinite: {name} failed and is off now: {e}", file=sys.stderr)
 
 
+def _plain(value: Any) -> Any:
+    """The number in a 0-dim tensor; None for what is no single number."""
+    if type(value) is float:
+        return value
+    try:
+        value = value.item()
+    except AttributeError:
+        pass
+    except (RuntimeError, ValueError):
+        return None
+    return None if isinstance(value, complex) else value
+
+
 def _value(value: Any) -> Any:
-    item = getattr(value, "item", None)
-    if item is not None:
-        try:
-            return item()
-        except (RuntimeError, ValueError):
-            return None
     if isinstance(value, dict):
         return {k: _value(v) for k, v in value.items()}
-    return value
+    return _plain(value)
 
 
 def _number(value: Any) -> str:
@@ -247,16 +261,17 @@ def _number(value: Any) -> str:
     >>> [_number(v) for v in (None, 0.25, 65536, float("nan"), float("-inf"))]
     ['null', '0.25', '65536', '"nan"', '"-inf"']
     """
-    if type(value) is not float:
-        value = _value(value)
-        if value is None or isinstance(value, complex):
-            return "null"
+    value = _plain(value)
+    if value is None:
+        return "null"
     if value - value == 0:
-        return "%.7g" % value  # noqa: UP031 - faster than an f-string, and this is the hot path
+        return f"{value:.7g}"
     return '"nan"' if value != value else '"inf"' if value > 0 else '"-inf"'
 
 
 def _rates(lrs: Sequence[Any]) -> str:
+    if not lrs:
+        return ""
     texts = [_number(v) for v in lrs]
     # One number where all groups agree: that is what people plot.
     shown = texts[0] if len(set(texts)) == 1 else f"[{','.join(texts)}]"

@@ -1,0 +1,273 @@
+"""Reading journals: whole or while they grow, ours or somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .curves import Curves
+from .foreign import KeyMap
+from .journal import JOURNAL_KIND, JOURNAL_NAME, JOURNAL_SCHEMA, journal_name
+from .thinning import segment_paths
+
+__all__ = ["JournalData", "Tail", "journal_of", "parse_block", "read_journal"]
+
+_BLOCK = 1 << 21
+_MAX_EVENTS = 20_000
+
+
+@dataclass
+class JournalData:
+    """What a journal says."""
+
+    path: Path | None = None
+    head: dict[str, Any] = field(default_factory=dict)
+    curves: Curves = field(default_factory=Curves)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    num_sessions: int = 0
+    session: int = 0
+    num_broken: int = 0
+    """Lines that are no JSON object: a line cut by a kill, or text between the lines."""
+    is_foreign: bool = False
+    keys: dict[str, str] = field(default_factory=dict)
+    """Which key of a foreign log each field was read from."""
+
+    @property
+    def is_ended(self) -> bool:
+        return bool(self.events) and self.events[-1].get("event") == "end"
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [e for e in self.events if e.get("event") == kind]
+
+
+def journal_of(run: str | Path, rank: int = 0) -> Path | None:
+    """The journal of a run folder, or the file itself; None for a folder with incidents only."""
+    run = Path(run)
+    if run.is_file():
+        return run
+    if not run.exists():
+        raise UsageError(f"no such run: {run}\n  try: a run folder, or a .jsonl log")
+    path = run / journal_name(rank)
+    if segment_paths(path):
+        return path
+    if not (run / "incidents").is_dir():
+        inside = sorted(p.name for p in run.glob("*.jsonl"))[:8]
+        hint = f"; it has {', '.join(inside)}" if inside else ""
+        raise UsageError(
+            f"{run} is no run folder: neither {path.name} nor incidents/ is in it{hint}\n"
+            "  try: the folder that `stayfinite run` named, or a .jsonl log"
+        )
+    return None
+
+
+def parse_block(block: bytes) -> tuple[list[Any], int]:
+    """The objects of whole lines, and how many lines were none.
+
+    >>> parse_block(b'{"a": 1}\\n{"a": NaN}\\n{"a": 2\\n')
+    ([{'a': 1}, {'a': nan}], 1)
+    """
+    body = block.strip()
+    if not body:
+        return [], 0
+    try:
+        # One call for thousands of lines. Lines have no raw newline inside: JSON escapes them.
+        rows = json.loads(b"[" + body.replace(b"\n", b",") + b"]")
+        if all(map(_is_object, rows)):
+            return rows, 0
+    except ValueError:
+        pass
+    good: list[Any] = []
+    num_broken = 0
+    for line in body.splitlines():
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if isinstance(value, dict):
+            good.append(value)
+        else:
+            num_broken += 1
+    return good, num_broken
+
+
+def _is_object(value: Any) -> bool:
+    return type(value) is dict
+
+
+def read_journal(
+    path: Path, points: int = 2000, session: int | None = None, keys: KeyMap | None = None
+) -> JournalData:
+    """All of it, in one pass and in memory that does not grow with it."""
+    paths = [path] if path.name != JOURNAL_NAME and path.is_file() else segment_paths(path)
+    heads = [_head(p) for p in paths]
+    data = JournalData(path=path)
+    if heads and heads[0] is not None:
+        paths = _choose_session(data, paths, heads, session)
+    else:
+        data.is_foreign = True
+    num_lines = sum(_count_lines(p) for p in paths)
+    data.curves = Curves(points, every=max(1, -(-num_lines // points) if num_lines > points else 1))
+    taker = _Taker(data, keys or KeyMap())
+    for p in paths:
+        for block in _blocks(p):
+            taker.take(block)
+    data.curves.finish()
+    return data
+
+
+def _choose_session(
+    data: JournalData, paths: list[Path], heads: list[dict[str, Any] | None], session: int | None
+) -> list[Path]:
+    numbers = [int((h or {}).get("session", 1)) for h in heads]
+    newest = max(int((h or {}).get("schema", 0)) for h in heads)
+    if newest > JOURNAL_SCHEMA:
+        raise UsageError(
+            f"the journal has schema {newest}, this version reads up to {JOURNAL_SCHEMA}; "
+            "upgrade stayfinite"
+        )
+    known = sorted(set(numbers))
+    data.num_sessions = len(known)
+    data.session = known[-1] if session is None else session
+    if data.session not in known:
+        raise UsageError(f"no session {session}; there are {', '.join(map(str, known))}")
+    return [p for p, n in zip(paths, numbers) if n == data.session]
+
+
+def _head(path: Path) -> dict[str, Any] | None:
+    try:
+        with path.open("rb") as f:
+            head = json.loads(f.readline())
+    except (OSError, ValueError):
+        return None
+    is_ours = isinstance(head, dict) and head.get("kind") == JOURNAL_KIND
+    return head if is_ours else None
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as f:
+        return sum(block.count(b"\n") for block in iter(lambda: f.read(_BLOCK), b""))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Whole lines, a couple of megabytes at a time."""
+    rest = b""
+    with path.open("rb") as f:
+        while block := f.read(_BLOCK):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+                rest = block[end:]
+            else:
+                rest += block
+    if rest:
+        yield rest
+
+
+class _Taker:
+    """Sorts lines into steps and events."""
+
+    def __init__(self, data: JournalData, keys: KeyMap) -> None:
+        self._data = data
+        self._keys = keys
+        self._num_rows = 0
+
+    def take(self, block: bytes) -> None:
+        data = self._data
+        lines, broken = parse_block(block)
+        data.num_broken += broken
+        if data.is_foreign:
+            self._take_foreign(lines)
+            return
+        if b'"event"' in block or b'"kind"' in block:
+            for line in lines:
+                if "event" in line:
+                    data.events.append(line)
+                elif line.get("kind") == JOURNAL_KIND:
+                    data.head = {**line, **data.head}
+            lines = [r for r in lines if "event" not in r and "kind" not in r]
+            if len(data.events) > _MAX_EVENTS:
+                del data.events[1000 : len(data.events) - _MAX_EVENTS // 2]
+        data.curves.feed([r for r in lines if "step" in r])
+
+    def _take_foreign(self, lines: list[dict[str, Any]]) -> None:
+        rows = []
+        for line in lines:
+            row = self._keys.row(line, self._num_rows)
+            if row is not None:
+                rows.append(row)
+                self._num_rows += 1
+        self._data.keys = dict(self._keys.found)
+        self._data.curves.feed(rows)
+
+
+class Tail:
+    """A journal that is being written: each `poll` takes in what is new."""
+
+    def __init__(self, path: Path, points: int = 400, keys: KeyMap | None = None) -> None:
+        self.path = path
+        self._points = points
+        self._keys = keys
+        self._file: Any = None
+        self._rest = b""
+        self.data = JournalData(path=path)
+        self._taker = _Taker(self.data, keys or KeyMap())
+
+    def poll(self) -> bool:
+        """True when there was something new."""
+        if self._file is None and not self._open():
+            return False
+        is_new = self._read()
+        if self._is_replaced():
+            self._file.close()
+            self._file = None
+            self._rest = b""
+            is_new = self.poll() or is_new
+        return is_new
+
+    def _open(self) -> bool:
+        try:
+            self._file = self.path.open("rb")
+        except OSError:
+            return False
+        head = _head(self.path)
+        session = int(head.get("session", 1)) if head else 0
+        if session != self.data.session or self.data.curves.num_rows == 0:
+            earlier = [p for p in segment_paths(self.path) if p != self.path] if head else []
+            self.data = JournalData(path=self.path, session=session, is_foreign=head is None)
+            self.data.curves = Curves(self._points)
+            self._taker = _Taker(self.data, self._keys or KeyMap())
+            for p in earlier:
+                if int((_head(p) or {}).get("session", 1)) == session:
+                    for block in _blocks(p):
+                        self._taker.take(block)
+        return True
+
+    def _read(self) -> bool:
+        is_new = False
+        while block := self._file.read(_BLOCK):
+            is_new = True
+            block = self._rest + block
+            end = block.rfind(b"\n") + 1
+            self._rest = block[end:]
+            self._taker.take(block[:end])
+        return is_new
+
+    def _is_replaced(self) -> bool:
+        try:
+            now = os.stat(self.path)
+        except OSError:
+            return False
+        own = os.fstat(self._file.fileno())
+        return (now.st_dev, now.st_ino) != (own.st_dev, own.st_ino)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
