@@ -35,7 +35,10 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class _Widen(TorchFunctionMode):
-    """Calls that ask for a half precision get float32."""
+    """Calls that ask for a half precision, or are given one, get float32.
+
+    With every argument widened nothing half is left to clash with, so the user's own code runs on.
+    """
 
     def __torch_function__(
         self,
@@ -44,16 +47,33 @@ class _Widen(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        name = getattr(func, "__name__", "")
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") in ("half", "bfloat16") and isinstance(args[0], Tensor):
-            return args[0].float()
-        args = tuple(torch.float32 if _is_half(a) else a for a in args)
-        kwargs = {k: torch.float32 if _is_half(v) else v for k, v in kwargs.items()}
+        if name.endswith("_") or name in (
+            "__get__",
+            "__set__",
+            "detach",
+            "backward",
+            "__setitem__",
+        ):
+            return func(*args, **kwargs)  # in place, or a look at an attribute: not a computation
+        if name in ("half", "bfloat16"):
+            return _widened(args[0])
+        args = tuple(_widened(a) for a in args)
+        kwargs = {k: _widened(v) for k, v in kwargs.items() if k != "out"} | (
+            {"out": kwargs["out"]} if "out" in kwargs else {}
+        )
         return func(*args, **kwargs)
 
 
-def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.dtype) and value in _HALF
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float32 if value in _HALF else value
+    if isinstance(value, Tensor):
+        return value.float() if value.dtype in _HALF else value
+    if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
+        return type(value)(_widened(v) for v in value) if type(value) in (list, tuple) else value
+    return value
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from ..records import Experiment
 from . import changes
 from .keeping import Before
 from .patching import LimitedGradient, PatchedLine
-from .rows import map_tensors, num_rows, take_rows
+from .rows import cover_rows, map_tensors, num_rows, take_rows
 from .window import BatchRef, Pass, PassResult, Window
 
 if TYPE_CHECKING:
@@ -288,6 +288,8 @@ def _without_rows(lab: Laboratory, e: Evidence) -> Run:
     if not rows or total is None or len(rows) >= total:
         return None
     lab.rows = rows
+    if lab.is_loop:  # somebody else's loop may count on the size of its batches
+        return (yield from lab.once(batch=lambda value: cover_rows(value, rows, total)))
     keep = [i for i in range(total) if i not in set(rows)]
     return (yield from lab.once(batch=lambda value: take_rows(value, keep, total)))
 

@@ -121,13 +121,15 @@ class ActivePass:
 def loss_factor(loss: Tensor) -> float | None:
     """The constant that the loss was multiplied with just before the backward, if there is one."""
     node: Any = loss.grad_fn
+    factor = 1.0
     for _ in range(_LAST_NODES):
-        if node is None:
-            return None
-        name = node.name().rstrip("0123456789")
+        name = node.name().rstrip("0123456789") if node is not None else ""
         if name == "MulBackward":
-            return _constant(node)
-        if name not in ("ToCopyBackward", "ViewBackward", "SqueezeBackward", "AddBackward"):
+            found = _constant(node)
+            return found * factor if found is not None else None
+        if name == "DivBackward" and (divisor := _constant(node)):
+            factor /= divisor
+        elif name not in ("ToCopyBackward", "ViewBackward", "SqueezeBackward"):
             return None
         node = node.next_functions[0][0]
     return None

@@ -92,6 +92,8 @@ class PatchedLine(_Watch):
             return
         is_fresh = short in _EMPTY and self._kernel in _EMPTY
         for t in _results(func, args, kwargs, out):
+            if torch._debug_has_internal_overlap(t) != 0:
+                continue
             if (is_fresh or badness(t)) and self._is_here():
                 self.num_changed += 1
                 self._make_safe(t, short, is_fresh)
@@ -141,4 +143,5 @@ class LimitedGradient(_Watch):
         if torch._C._current_autograd_node() is None:
             return
         for t in _results(func, args, kwargs, out):
-            t.clamp_(-self._limit, self._limit)
+            if torch._debug_has_internal_overlap(t) == 0:  # not a scalar spread over a shape
+                t.clamp_(-self._limit, self._limit)

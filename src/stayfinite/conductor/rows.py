@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..observe.batches import named_tensors
 
-__all__ = ["map_tensors", "num_rows", "take_rows"]
+__all__ = ["cover_rows", "map_tensors", "num_rows", "take_rows"]
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -67,3 +67,9 @@ def take_rows(value: Any, rows: Sequence[int], total: int) -> Any:
         return t.detach().index_select(0, index.to(t.device)).requires_grad_(t.requires_grad)
 
     return map_tensors(value, cut)
+
+
+def cover_rows(value: Any, rows: Sequence[int], total: int) -> Any:
+    """These rows replaced by copies of another one, so that every shape stays as it was."""
+    good = next(i for i in range(total) if i not in set(rows))
+    return take_rows(value, [good if i in set(rows) else i for i in range(total)], total)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import log2
+
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
@@ -15,8 +17,10 @@ def static_scale(e: Evidence) -> Finding | None:
     factor = e.scale.factor
     if factor is None or factor < _LEAST or e.birth is None:
         return None
-    is_big = e.is_overflow or (e.is_backward and e.made_inf)
-    if not is_big or not (e.is_half or e.has_diverged >= 0.5 or e.is_backward):
+    is_scale = e.is_half or (
+        e.has_diverged >= 0.5 and factor >= 256 and factor == 2 ** round(log2(factor))
+    )
+    if not e.is_overflow or not is_scale:
         return None
     outcome = e.results.get("unscaled")
     confidence = {"finite": 0.95, "nonfinite": 0.1}.get(outcome or "", 0.72)
