@@ -77,7 +77,7 @@ def test_hostile_in_words(app, tmp_path):
     (tmp_path / "evil.pt").write_bytes(torch_zip(call("os", "system", "true")))
     out = run(app, "scan", tmp_path / "evil.pt").output
     assert "hostile_pickle: os.system: the module `os` can run code or reach outside" in out
-    assert "try: do not load this file" in out
+    assert "try: do not load it with pickle" in out
 
 
 def test_json(app, tmp_path):

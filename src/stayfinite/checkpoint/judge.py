@@ -21,6 +21,14 @@ _BORN_EQUAL = re.compile(
     r"relative_position|running|mask|\bpe\b|_buffers|anchor|stride|threshold|logit|prior|window|kernel"
 )
 """Names of weights that are often zero or constant when training starts."""
+_REMEDIES = {
+    "weights": "do not resume from it: take a checkpoint from before",
+    "optimizer": "if the weights are sound, load them and start the optimizer anew",
+    "ema": "if the weights are sound, start the average anew from them",
+    "batchnorm": "if the weights are sound, reset the statistics and run over training data once",
+    "scaler": "start the loss scaler anew",
+    "data": "clean or drop the samples that hold these values",
+}
 _SETTINGS = re.compile(
     r"(^|\.)(lr|initial_lr|max_lr|min_lr|base_lrs|_last_lr|eps|weight_decay|betas|momentum)(\.|$)"
 )
@@ -38,7 +46,9 @@ def judge_tensor(tensor: TensorReport, is_flooded: bool) -> Iterator[TensorFindi
     about = {"tensor": tensor.name, "role": role, "stats": stats}
     if not stats.is_finite:
         if not _is_by_design(tensor):
-            yield finding("nonfinite_tensor", _describe_bad(tensor), **about)
+            yield finding(
+                "nonfinite_tensor", _describe_bad(tensor), action=_REMEDIES.get(role), **about
+            )
         return
     if stats.abs_max is None or not stats.dtype.startswith(("float", "bfloat", "complex")):
         return
@@ -47,10 +57,10 @@ def judge_tensor(tensor: TensorReport, is_flooded: bool) -> Iterator[TensorFindi
         yield from _judge_matrix(tensor, is_flooded, about)
     last = tensor.name.rpartition(".")[2]
     if last == "running_var" and stats.min is not None and stats.min <= 0:
-        what = "negative" if stats.min < 0 else "exactly zero"
+        what = f"negative ({stats.min:.3g})" if stats.min < 0 else "exactly zero"
         yield finding(
             "dead_variance",
-            f"a channel's running variance is {what} (smallest {stats.min:.3g})",
+            f"a channel's running variance is {what}",
             action="that channel has seen constant input; reset the statistics or drop the channel",
             **about,
         )

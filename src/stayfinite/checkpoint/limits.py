@@ -52,6 +52,8 @@ class FileFault(UnreadableError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+        self.format = "unknown"
+        """The format that the file announces, once a reader has taken it."""
 
 
 class LimitError(FileFault):

@@ -24,7 +24,7 @@ from .tree import clean
 __all__ = ["open_contents", "report_contents", "scan_file", "scan_object"]
 
 _ACTIONS = {
-    "hostile_pickle": "do not load this file, not even with weights_only=False on a spare machine",
+    "hostile_pickle": "do not load it with pickle or torch.load(weights_only=False); ask for safetensors instead",
     "truncated": "the write was cut short or the copy is incomplete: take the checkpoint before it",
     "zip_bomb": "do not unpack this file",
     "unsafe_name": "do not unpack this file",
@@ -67,7 +67,8 @@ def scan_file(
                 ]
             return report_contents(contents, where, limits, probe, begin, file.size)
     except FileFault as e:
-        return _failed(where, finding(e.code, str(e), action=_ACTIONS.get(e.code)), begin)
+        found = finding(e.code, clean(str(e), 400), action=_ACTIONS.get(e.code))
+        return _failed(where, found, begin, e.format)
     except OSError as e:
         return _failed(where, finding("unreadable", f"cannot be opened: {e.strerror or e}"), begin)
     except (MemoryError, RecursionError) as e:
@@ -94,7 +95,11 @@ def open_contents(file: MappedFile, limits: Limits) -> Contents:
         raise FileFault("truncated", "the file is empty")
     reader = find_reader(head)
     if reader is not None:
-        return reader.read(file, limits)
+        try:
+            return reader.read(file, limits)
+        except FileFault as e:
+            e.format = reader.name
+            raise
     if head.startswith(b"version https://git-lfs"):
         raise FileFault(
             "unreadable", "a Git LFS pointer: the file itself was not fetched (`git lfs pull`)"
@@ -156,14 +161,14 @@ def _reader_finding(code: str, message: str) -> TensorFinding:
     return finding(code, clean(message, 400), action=_ACTIONS.get(code))
 
 
-def _failed(path: Path, found: TensorFinding, begin: float) -> FileReport:
+def _failed(path: Path, found: TensorFinding, begin: float, format: str = "unknown") -> FileReport:
     try:
         size = path.stat().st_size
     except OSError:
         size = 0
     return FileReport(
         path=str(path),
-        format="unknown",
+        format=format,
         verdict=found.severity,
         size_bytes=size,
         findings=(found,),

@@ -39,8 +39,9 @@ def human_bytes(count: float) -> str:
 
 def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]:
     """Everything that a scan found, the story of each run last."""
+    said: set[str] = set()
     for checkpoint in report.checkpoints:
-        yield from _checkpoint(checkpoint, verbose)
+        yield from _checkpoint(checkpoint, verbose, said)
     for timeline in report.timelines:
         yield ""
         yield from _timeline(timeline)
@@ -63,7 +64,7 @@ def summary(report: ScanReport) -> str:
     return f"{num} checkpoint{'' if num == 1 else 's'}: {parts} ({took})"
 
 
-def _checkpoint(checkpoint: CheckpointReport, verbose: bool) -> Iterator[str]:
+def _checkpoint(checkpoint: CheckpointReport, verbose: bool, said: set[str]) -> Iterator[str]:
     size = sum(f.size_bytes for f in checkpoint.files)
     tensors = sum(len(f.tensors) for f in checkpoint.files)
     kind = checkpoint.files[0].format if checkpoint.kind == "file" else f"{checkpoint.kind} folder"
@@ -72,18 +73,20 @@ def _checkpoint(checkpoint: CheckpointReport, verbose: bool) -> Iterator[str]:
     facts = f"{kind}, {human_bytes(size)}, {tensors:,} tensor{'' if tensors == 1 else 's'}{step}"
     yield f"{checkpoint.verdict:<10}  {checkpoint.path}{link}  ({facts})"
     for finding in checkpoint.findings:
-        yield from _finding(finding)
+        yield from _finding(finding, said)
     for file in checkpoint.files:
-        yield from _file(file, checkpoint, verbose)
+        yield from _file(file, checkpoint, verbose, said)
 
 
-def _file(file: FileReport, checkpoint: CheckpointReport, verbose: bool) -> Iterator[str]:
+def _file(
+    file: FileReport, checkpoint: CheckpointReport, verbose: bool, said: set[str]
+) -> Iterator[str]:
     if len(checkpoint.files) > 1 and (file.findings or verbose):
         name = os.path.relpath(file.path, checkpoint.path)
         yield f"    {file.verdict} in {name} ({file.format})"
     shown = file.findings if verbose else file.findings[:_MAX_FINDINGS]
     for finding in shown:
-        yield from _finding(finding)
+        yield from _finding(finding, said)
     hidden = len(file.findings) - len(shown)
     if hidden:
         yield f"      … and {hidden:,} more findings (--verbose shows all)"
@@ -104,14 +107,17 @@ def _file(file: FileReport, checkpoint: CheckpointReport, verbose: bool) -> Iter
             yield f"      {tensor.name}  {s.dtype} {list(s.shape)}  {span}  [{role}]{alias}"
 
 
-def _finding(finding: TensorFinding) -> Iterator[str]:
+def _finding(finding: TensorFinding, said: set[str]) -> Iterator[str]:
+    """A finding and what to do; what has been said before is not said again."""
     about = ""
     if finding.tensor is not None and finding.stats is not None:
         role = ROLE_TITLES.get(finding.role or "", finding.role or "")
         about = f"{finding.tensor} [{role}]: "
-    yield f"      {finding.code}: {about}{finding.message}"
-    if finding.action:
+    is_repeated = finding.code == "lr_mismatch" and finding.message in said
+    yield f"      {finding.code}: {'the same as above' if is_repeated else about + finding.message}"
+    if finding.action and finding.action not in said:
         yield f"          try: {finding.action}"
+    said.update((finding.message, finding.action or ""))
 
 
 def _rate(values: tuple[float, ...]) -> str:

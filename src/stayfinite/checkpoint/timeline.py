@@ -58,8 +58,12 @@ def _same_model(members: list[CheckpointReport]) -> list[list[CheckpointReport]]
             groups.append((names, [member]))
     groups = [(names, _with_a_date(group)) for names, group in groups]
     if groups:
-        unreadable = [m for m in lost if not m.is_usable and not _is_side_file(m)]
-        max(groups, key=lambda g: len(g[1]))[1].extend(unreadable)
+        largest = max((group for _, group in groups), key=len)
+        is_dated = any(c.step is not None or c.epoch is not None for c in largest)
+        for member in lost:
+            has_date = member.step is not None or member.epoch is not None
+            if not member.is_usable and not _is_side_file(member) and has_date == is_dated:
+                largest.append(member)
     return [group for _, group in groups]
 
 

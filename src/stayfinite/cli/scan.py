@@ -35,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def scan_command(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH...", help="Files, folders or globs.", show_default=False),
+        typer.Argument(metavar="PATH", help="Files, folders or globs.", show_default=False),
     ] = None,
     config: Annotated[
         Path | None,
