@@ -377,3 +377,18 @@ def test_diff_of_several_checkpoints_is_a_usage_error(tmp_path):
     make_run(tmp_path / "run")
     with pytest.raises(UsageError, match="holds 5 checkpoints"):
         diff(tmp_path / "run", tmp_path / "run/step_100.pt")
+
+
+def test_every_code_is_explained():
+    from pathlib import Path
+
+    from stayfinite.checkpoint.codes import SEVERITY
+
+    text = (Path(__file__).parents[2] / "docs" / "SCAN.md").read_text(encoding="utf-8")
+    rows = {
+        line.split("|")[1]: line.split("|")[2].strip()
+        for line in text.splitlines()
+        if line.startswith("| `")
+    }
+    for code, severity in SEVERITY.items():
+        assert [v for k, v in rows.items() if f"`{code}`" in k] == [severity], code
