@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .conductor.core import Core
+from .conductor.core import Core, environment
+from .conductor.journaling import RunJournal
 from .conductor.loop import LoopDriver
 from .conductor.state import TrainState
 from .conductor.stepper import LossFn, Outcome, Stepper
@@ -67,6 +69,10 @@ class Guard:
         self.core = Core(self.state, _settings(settings), Policy.parse(policy))
         self.folder = RunFolder(run_dir)
         self.core.on_incident = self.folder.save
+        if run_dir is not None:
+            self.core.journal = RunJournal(run_dir, self.state, environment())
+            # A script that ends without `close` still gets its last lines.
+            weakref.finalize(self, self.core.journal.close)
         self._stepper = Stepper(
             self.core, next(iter(models.values())), optimizer, scheduler, scaler, clip_norm
         )
@@ -90,6 +96,14 @@ class Guard:
         each applied step, unless your loop advances it itself.
         """
         return self._stepper.step(loss_fn, batch)
+
+    def log(self, **parts: Any) -> None:
+        """Parts of this step's loss, for the journal: `guard.log(text=text_loss, image=image_loss)`.
+
+        Call it before the step is applied; tensors are kept by reference and read later.
+        """
+        if self.core.journal is not None and not self.replaying:
+            self.core.journal.note_parts(parts)
 
     def __call__(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The loader's batches, for an existing loop that makes its own steps."""
@@ -127,6 +141,8 @@ class Guard:
             if self._wires is not None:
                 self._wires.close()
             self._driver = self._wires = None
+            if self.core.journal is not None:
+                self.core.journal.close()
 
     def __enter__(self) -> Guard:
         return self

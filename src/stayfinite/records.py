@@ -170,7 +170,7 @@ class Location:
     chain: tuple[Link, ...] = ()
     is_reproduced: bool = True
     method: str = "replay"
-    """replay | time_travel | module_rerun | none"""
+    """replay | time_travel | rerun | none"""
     note: str = ""
 
 

@@ -26,6 +26,7 @@ from ..observe.rng import RngMemory
 from ..records import Action, Incident, StepRecord
 from ..recover.policy import Policy
 from .deferred import DeferredFlag
+from .journaling import RunJournal
 from .state import TrainState
 from .window import Failure, Window
 
@@ -47,6 +48,8 @@ class Core:
         """Windows applied since the snapshot, for going back."""
         self.incidents: list[Incident] = []
         self.on_incident: Callable[[Incident], Incident] = lambda incident: incident
+        self.journal: RunJournal | None = None
+        """Set where there is a run folder; without one nothing is journaled."""
         self.scale_watch = ScaleWatch()
         self.num_consecutive_skips = 0
         self.num_total_skips = 0
@@ -171,19 +174,25 @@ class Core:
 
     def remember(self, window: Window) -> None:
         """One line of history; tensors by reference, so that nothing syncs."""
-        loss = window.losses[-1][1] if window.losses else None
-        scaler = self.state.scalers[0] if self.state.scalers else None
-        scale = scaler._scale if scaler is not None else None
-        self.history.append(
-            (
-                window.step,
-                window.epoch,
-                loss,
-                window.norm,
-                window.lrs,
-                scale,
-                window.num_applied > 0,
-            )
+        row = self._row(window)
+        self.history.append(row)
+        if self.journal is not None:
+            self.journal.step(row)
+
+    def note_scaler_skip(self, window: Window) -> None:
+        """The scaler held a step back; the journal shows it, nobody is alarmed."""
+        if self.journal is not None:
+            self.journal.skipped(self._row(window), "scaler_skip")
+
+    def _row(self, window: Window) -> tuple[Any, ...]:
+        return (
+            window.step,
+            window.epoch,
+            window.losses[-1][1] if window.losses else None,
+            window.norm,
+            window.lrs,
+            _still(self.state.scalers[0]._scale) if self.state.scalers else None,
+            window.num_applied > 0,
         )
 
     def close_healthy(self, window: Window, is_epoch_end: bool = False) -> Failure | None:
@@ -225,6 +234,8 @@ class Core:
         if bad:
             kind, name, _ = bad[0]
             return Failure(kind, step, name=name)
+        if self.journal is not None:
+            self.journal.deep(step)
         if self._has_room:
             self.state.take_snapshot(step + 1)
             self.log.clear()
@@ -262,6 +273,8 @@ class Core:
             action = incident.action
         incident = self.on_incident(_with(incident, action=action))
         self.incidents.append(incident)
+        if self.journal is not None:
+            self.journal.incident(incident)
         if action.kind == "raised":
             raise NonFiniteError(_headline(incident), incident)
         if action.kind == "stopped":
@@ -307,6 +320,13 @@ def environment() -> dict[str, str]:
         if module is not None:
             found[name] = str(getattr(module, "__version__", "?"))
     return found
+
+
+def _still(scale: Any) -> Any:
+    """The scaler changes its scale in place; this value stays what it is now, without a sync."""
+    if not isinstance(scale, Tensor):
+        return scale
+    return scale.item() if scale.device.type == "cpu" else scale.clone()
 
 
 def _number(value: Any) -> float | None:

@@ -151,8 +151,8 @@ def _stored(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple
         return
     if (
         isinstance(value, (str, bytes, type, ModuleType, bool, int, float))
-        or callable(value)
-        and (not hasattr(value, "__dict__"))
+        or (callable(value)
+        and (not hasattr(value, "__dict__")))
     ):
         return
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ not its business. Whatever happens in between, it leaves the training as if the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,10 @@ from ..locate.slice import Origin, find_origin, to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import badness
 from ..observe.batches import named_tensors
-from ..observe.rng import RngState
 from ..observe.witness import witness
 from ..records import Action, Event, Incident, Location
 from ..recover.snapshot import Snapshot
+from .body import Scene, run_body
 from .core import Core, environment, new_incident_id, now
 from .diagnosis import diagnose, diagnose_plain
 from .keeping import Aside, Before
@@ -72,7 +72,7 @@ class Investigation:
         self._rewind()
         rerun = self._rerun()
         if rerun is not None:
-            self.method = "module_rerun"
+            self.method = "rerun"
             self.traced = rerun
             self._rewind()
             location = self._location(rerun)
@@ -152,25 +152,45 @@ class Investigation:
         )
 
     def _rerun(self) -> PassResult | None:
-        """Without a loader the loop cannot be sent back, but the model can be called again."""
-        call = self.window.root_call
+        """The loop cannot be sent back, but what it computed can be computed again."""
         has_loader = any(b.items for b in self.window.batches)
-        if call is None or (has_loader and not self.window.is_lost):
+        if has_loader and not self.window.is_lost:
             return None
-        module, args, kwargs, rng = call
-        wanted = self.trace_pass()
-        assert wanted.trace is not None
+        for scene in self.window.scenes[:4]:
+            self._rewind()
+            found = self._rerun_body(scene)
+            if found is not None:
+                return found
+        self._rewind()
+        return self._rerun_model() if self.window.root_call is not None else None
+
+    def _rerun_body(self, scene: Scene) -> PassResult | None:
+        trace = self.trace_pass().trace
+        assert trace is not None
+        with eager_stance(), torch.enable_grad(), trace:
+            made = run_body(scene)
+            origin = symptom_origin(trace, made)
+            if origin is None and self.failure.symptom == "gradient" and made:
+                moved = [p for _, p in self.state.parameters() if p.requires_grad]
+                with contextlib.suppress(RuntimeError):
+                    grads = torch.autograd.grad(made[-1], moved, allow_unused=True)
+                    origin = symptom_origin(trace, [g for g in grads if g is not None])
+        return PassResult(failure=self.failure, origin=origin) if origin is not None else None
+
+    def _rerun_model(self) -> PassResult | None:
+        module, args, kwargs, rng = self.window.root_call
+        trace = self.trace_pass().trace
+        assert trace is not None
         given = [*named_tensors(args, "input"), *named_tensors(kwargs, "input")]
         for name, t in given:
-            wanted.trace.add_source(SourceRef("batch", name, t))
+            trace.add_source(SourceRef("batch", name, t))
         torch.default_generator.set_state(rng)
-        with contextlib.suppress(Exception), wanted.contexts[0], torch.enable_grad():
-            with wanted.trace:
+        origin = None
+        with contextlib.suppress(Exception), eager_stance(), torch.enable_grad():
+            with trace:
                 output = module(*args, **kwargs)
-            origin = symptom_origin(wanted.trace, [t for _, t in named_tensors(output)])
-            if origin is not None:
-                return PassResult(failure=self.failure, origin=origin)
-        return None
+            origin = symptom_origin(trace, [t for _, t in named_tensors(output)])
+        return PassResult(failure=self.failure, origin=origin) if origin is not None else None
 
     def _rebuild(self) -> Generator[Pass, PassResult, None]:
         """One optimizer has moved, another has failed: back to before this window."""
@@ -327,6 +347,7 @@ class Investigation:
         """An overflow that vanishes without the scale: the scaler's business, unless it collapses."""
         scale = self.state.scale() or 1.0
         if not self.core.scale_watch.note_skip(scale):
+            self.core.note_scaler_skip(self.window)
             return None
         self.core.scale_watch.note_applied()
         event = Event(

@@ -8,6 +8,7 @@ optimizer steps fall between the batches.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from ..observe.witness import witness
 from ..recover.snapshot import Snapshot
+from .body import Scene, scenes_of_frame
 from .core import Core
 from .investigation import Investigation, Verdict, small_state
 from .passes import ActivePass
@@ -285,7 +287,7 @@ class LoopDriver:
         if verdict.incident is not None:
             self.core.conclude(verdict.incident)
 
-    def abandon(self) -> None:
+    def abandon(self, scenes: list[Scene] | None = None) -> None:
         """The loop is over in the middle of something: finish the report with what is known."""
         window = self.window
         if self.active is None and window is not None and window.failure is None:
@@ -295,6 +297,7 @@ class LoopDriver:
         if self.active is None and self.window is not None and self.window.failure is not None:
             window, self.window = self.window, None
             window.is_lost = True
+            window.scenes = scenes or []
             self._begin(window, window.failure)
         for window, failure in self._waiting:
             if self.active is None:
@@ -557,7 +560,9 @@ class LoopDriver:
             self.state.shadow_buffers()
             self._free_rng = self.core.rng.capture()
             return
+        window.scenes = scenes_of_frame(sys._getframe(1))
         self._begin(window, failure)
+        window.scenes = []
         if self.active is not None:
             self._is_free = True
             self._holds_schedulers = True

@@ -39,21 +39,11 @@ def _results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 class _Watch(TorchDispatchMode):
-    """Looks at results; anomaly mode keeps the forward line of every autograd node."""
+    """Looks at the results of every operator."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_changed = 0
-        self._anomaly: Any = None
-
-    def __enter__(self) -> Any:
-        self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
-        self._anomaly.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        self._anomaly.__exit__(*exc)
 
     def __torch_dispatch__(
         self,
@@ -84,6 +74,17 @@ class PatchedLine(_Watch):
         self._at = (birth.file, birth.line)
         self._kernel = (birth.kernel or birth.op or "").split(".")[-1]
         self._drops_factor = drops_factor
+        self._anomaly: Any = None
+
+    def __enter__(self) -> Any:
+        # Anomaly mode, without its checks, keeps the forward line of every autograd node.
+        self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
+        self._anomaly.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._anomaly.__exit__(*exc)
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         short = func._schema.name.split("::")[-1]

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,14 @@ from ..errors import BudgetExceededError, NonFiniteError, StayfiniteError
 from ..locate.frames import is_user_file
 from ..observe import witness
 from ..observe.wires import Wires
+from ..records import Incident
 from ..recover.policy import Policy
+from ..report.journal import Listener
 from ..report.store import RunFolder
 from ..report.terminal import say_incident, say_summary
-from .core import Core
+from .body import scenes_of_traceback
+from .core import Core, environment
+from .journaling import RunJournal
 from .loop import LoopDriver
 from .state import TrainState
 
@@ -35,8 +40,17 @@ __all__ = ["ScriptRun"]
 class ScriptRun:
     """Runs one script or module as `__main__`, watched."""
 
-    def __init__(self, settings: Settings, policy: Policy, run_dir: Path | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        policy: Policy,
+        run_dir: Path | None,
+        sinks: Sequence[Listener] = (),
+        on_incident: Callable[[Incident], None] | None = None,
+    ) -> None:
         self._wanted_dir = run_dir
+        self._sinks = sinks
+        self._tell = on_incident
         self.core = Core(TrainState(), settings, policy)
         self.driver = ScriptDriver(self.core)
         self.folder: RunFolder | None = None
@@ -75,7 +89,9 @@ class ScriptRun:
             self._wanted_dir or Path("stayfinite-runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         )
         self.folder = RunFolder(folder, say=say_incident)
-        self.core.on_incident = self.folder.save
+        self.core.on_incident = self._save
+        about = {"script": script or name, **environment()}
+        self.core.journal = RunJournal(folder, self.core.state, about, self._sinks)
         witness.install()
         wires = Wires(self.driver, with_loaders=True)
         try:
@@ -90,21 +106,30 @@ class ScriptRun:
             print(f"stayfinite: {e}", file=sys.stderr)
             code = 1
         except BaseException as e:
-            self._finish()
+            self._finish(e)
             _show(e, script)
             code = 1
         finally:
             self._finish()
+            self.core.journal.close()
             wires.close()
             self.driver.close()
         if self.core.incidents:
             say_summary(self.core.incidents, self.driver.num_batches, folder)
         return code
 
-    def _finish(self) -> None:
+    def _save(self, incident: Incident) -> Incident:
+        assert self.folder is not None
+        saved = self.folder.save(incident)
+        if self._tell is not None:
+            self._tell(saved)
+        return saved
+
+    def _finish(self, error: BaseException | None = None) -> None:
         """Tell what is known of a failure that the script did not survive."""
         try:
-            self.driver.abandon()
+            scenes = scenes_of_traceback(error.__traceback__) if error is not None else []
+            self.driver.abandon(scenes)
         except StayfiniteError as e:
             print(f"stayfinite: {e}", file=sys.stderr)
 
