@@ -93,7 +93,7 @@ class Journal:
         self._started = _clock()
         self._started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         self._flushed = self._started
-        self._last = 0.0
+        self._last: float | None = None
         self._lr: tuple[Any, str] = (None, "")
         self._pid = os.getpid()
         self._fd: int | None = None
@@ -148,11 +148,12 @@ class Journal:
         if lrs != self._lr[0]:
             self._lr = (lrs, _rates(lrs))
         elapsed = now - self._started
-        ms, self._last = (elapsed - self._last) * 1e3, elapsed
-        if is_applied and scale is None and len(row) == 7:
+        last, self._last = self._last, elapsed
+        ms = (elapsed - last) * 1e3 if last is not None else 0.0
+        if is_applied and scale is None and last is not None and len(row) == 7:
             # Nearly every line of nearly every run: one formatting call.
             figures = (_plain(loss), _plain(norm)) if norm is not None else (_plain(loss),)
-            if all([f is not None and f - f == 0 for f in figures]):
+            if all([f is not None and f - f == 0 for f in figures]):  # noqa: C419 - hot
                 text = _WITH_NORM if norm is not None else _PLAIN
                 return text % (step, epoch, *figures, self._lr[1], elapsed, ms)
         text = f'{{"step":{step},"epoch":{epoch},"loss":{_number(loss)}'
@@ -165,7 +166,9 @@ class Journal:
             text += ',"applied":false'
         if len(row) > 7:
             text += _extras(row[7])
-        return f'{text},"t":{elapsed:.3f},"ms":{ms:.3g}}}\n'
+        # The time before the first step is imports and loading, not a step.
+        took = f',"ms":{ms:.3g}' if last is not None else ""
+        return f'{text},"t":{elapsed:.3f}{took}}}\n'
 
     def _told(self, row: Row, now: float) -> dict[str, Any]:
         names = ("step", "epoch", "loss", "grad_norm", "lr", "scale", "applied")
