@@ -218,7 +218,7 @@ _RMS, _TEMPERATURE = sf.RMSNorm(4, eps=1e-20), sf.BoundedTemperature(0.1, floor=
 
 def _textbook_sinkhorn(x: Tensor) -> Tensor:
     p = x.exp()
-    for _ in range(20):
+    for _ in range(6):
         p = p / p.sum(-1, keepdim=True)
         p = p / p.sum(-2, keepdim=True)
     return p
@@ -249,7 +249,7 @@ def _textbook_batch_norm(x: Tensor) -> Tensor:
 
 LAYERS = [
     Case("RMSNorm", _RMS, unit(0.2, 2), lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-20).rsqrt(), lambda: [torch.zeros(2, 4, dtype=torch.float16)], ulps=8, grad_ulps=64),
-    Case("LogSinkhorn", sf.LogSinkhorn(), unit(-2, 2, 1, (3, 3)), _textbook_sinkhorn, lambda: [torch.eye(3) * 90], size=1.0, ulps=32, grad_ulps=64, allows_neg_inf=True),
+    Case("LogSinkhorn", sf.LogSinkhorn(6), unit(-2, 2, 1, (3, 3)), _textbook_sinkhorn, lambda: [torch.eye(3) * 90], size=1.0, ulps=32, grad_ulps=64, allows_neg_inf=True),
     Case("BoundedTemperature", _TEMPERATURE, unit(-2, 2), lambda x: x / torch.tensor(-110.0).exp(), lambda: [torch.ones(2, 3)], reference=lambda x: x / _TEMPERATURE.value().detach(), ulps=4),
     Case("SafeBatchNorm1d", _batch_norm, unit(-2, 2, 1, (5, 4)), _textbook_batch_norm, lambda: [torch.ones(1, 4)], size=1.0, ulps=32, grad_ulps=128, can_vmap=False),
     Case("stable_attention", lambda q, k, v: sf.stable_attention(q, k, v, MASK[:, :3]), unit(-2, 2, 3, (3, 4)), _textbook_attention, lambda: [torch.ones(3, 4)] * 3, reference=_reference_attention, size=1.0, ulps=32, grad_ulps=256, extreme=lambda xs: [xs[0], xs[1], xs[2].clamp(-0.1, 0.1)]),
