@@ -62,6 +62,8 @@ class TensorStats:
     """How many times the largest magnitude can still double before it overflows its dtype."""
     first_bad: tuple[int, ...] | None = None
     """Index of the first non-finite element."""
+    histogram: tuple[int, ...] = ()
+    """The finite part in equal bins from min to max; of a sample where the tensor is large."""
 
     @property
     def num_nonfinite(self) -> int:

@@ -242,6 +242,7 @@ def stats(tensor: Tensor) -> TensorStats:
         wide = [p.to(torch.float32) if p.dtype in _FLOAT8 else p for p in parts]
         values = _float_range(wide)
         counts = [_counts(p, q.dtype) for p, q in zip(wide, parts)]
+        histogram = _histogram(wide, values["min"], values["max"])
     summed = {key: sum(c[key] for c in counts) for key in counts[0]}
     is_bad = summed["num_nan"] + summed["num_posinf"] + summed["num_neginf"] > 0
     return TensorStats(
@@ -250,6 +251,7 @@ def stats(tensor: Tensor) -> TensorStats:
         **values,
         headroom_bits=_headroom(parts[0].dtype, values["abs_max"]),
         first_bad=_first_bad(tensor, wide) if is_bad else None,
+        histogram=histogram,
     )
 
 
@@ -280,6 +282,21 @@ def _float_range(parts: Sequence[Tensor]) -> dict[str, float | None]:
     if count == 0:
         return {"min": None, "max": None, "mean": None, "abs_max": None}
     return {"min": low, "max": high, "mean": total / count, "abs_max": max(abs(low), abs(high))}
+
+
+def _histogram(
+    parts: Sequence[Tensor], low: float | None, high: float | None, bins: int = 24
+) -> tuple[int, ...]:
+    if low is None or high is None or not 0 < high - low < math.inf:
+        return ()
+    totals = [0] * bins
+    for part in parts:
+        flat = part.detach().reshape(-1)
+        sample = flat[:: max(1, flat.numel() >> 16)].double()
+        places = (sample[torch.isfinite(sample)] - low) / (high - low) * bins
+        counts = torch.bincount(places.long().clamp(0, bins - 1), minlength=bins).tolist()
+        totals = [a + b for a, b in zip(totals, counts)]
+    return tuple(totals)
 
 
 def _integer_range(tensor: Tensor) -> dict[str, Any]:
