@@ -128,6 +128,38 @@ def test_a_generator_used_for_the_first_time_in_the_bad_step_is_put_back(form, s
 
 
 @pytest.mark.parametrize("form", ["step", "loader"])
+def test_a_shuffle_of_the_epoch_is_not_drawn_again_after_a_bad_step(form):
+    """Python's generator is used once an epoch; a bad step later in the epoch leaves it alone."""
+
+    def orders(is_guarded):
+        torch.manual_seed(0)
+        random.seed(0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        found = []
+        with Guard(model, optimizer, settings=QUICK) as guard:
+            for _ in range(3):
+                order = list(range(40))
+                random.shuffle(order)
+                found.append(order)
+                data = [torch.full((2, 2), float("nan") if i == 20 else 1.0) for i in range(40)]
+                if not is_guarded:
+                    continue
+                if form == "step":
+                    for x in data:
+                        guard.step(lambda m, x: m(x).pow(2).mean(), x)
+                    continue
+                for x in guard(data):
+                    optimizer.zero_grad()
+                    model(x).pow(2).mean().backward()
+                    optimizer.step()
+        assert len(guard.incidents) == (3 if is_guarded else 0)
+        return found
+
+    assert orders(True) == orders(False)
+
+
+@pytest.mark.parametrize("form", ["step", "loader"])
 def test_three_bad_batches_in_two_epochs_leave_no_trace(form):
     bad = {1: {3, 4}, 2: {13}}
 
