@@ -118,6 +118,8 @@ def _from_trace(origin: Origin | None) -> Data | None:
     if origin is None:
         return None
     if origin.birth is not None:
+        if any(not b.producers for b in origin.birth.bad_inputs):
+            return None  # it took the bad value from outside of what the trace can see
         user = origin.birth.place.user
         if user is None or not is_user_file(user.file):
             return None
@@ -149,10 +151,8 @@ def _stored(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple
     if isinstance(value, Tensor) or type(value).__name__ in ("ndarray", "memmap"):
         yield name, value
         return
-    if (
-        isinstance(value, (str, bytes, type, ModuleType, bool, int, float))
-        or (callable(value)
-        and (not hasattr(value, "__dict__")))
+    if isinstance(value, (str, bytes, type, ModuleType, bool, int, float)) or (
+        callable(value) and (not hasattr(value, "__dict__"))
     ):
         return
     if isinstance(value, dict):
@@ -244,7 +244,7 @@ def _by_lines(loader: DataLoader[Any], indices: Any, is_dirty: bool, is_stored: 
         "function": found.function,
     }
     if _only_reads(found.source):
-        return Data(origin="stored" if is_dirty or not is_stored else "pipeline", **place)  # type: ignore[arg-type]
+        return Data(origin="stored", **place)  # type: ignore[arg-type]
     return Data(origin="pipeline", **place)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..diagnose.evidence import BatchPart, Data, Evidence, Memory, Resume, Scale, Weights
 from ..diagnose.unfilled import filling_of
-from ..locate.slice import Origin
+from ..locate.slice import DISCARDS, Origin
 from ..numerics.health import dense_parts, stats
 from ..observe.batches import named_tensors
 from ..observe.witness import witness
@@ -53,7 +53,16 @@ def gather(
         gradient_peaks=tuple(p for _, p in about.trace.gradients.peaks) if about.trace else (),
         is_half=_is_half(about, incident),
         is_complete=traced is None or traced.is_complete,
+        is_discarded=_is_discarded(about, origin),
     )
+
+
+def _is_discarded(about: Investigation, origin: Origin | None) -> bool:
+    birth = origin.birth if origin is not None else None
+    if birth is None or about.trace is None:
+        return False
+    later = [n for n in about.trace.notes[birth.index :] if n.direction == "forward"]
+    return any(n.absorbed_by & DISCARDS for n in later)
 
 
 # -- weights -----------------------------------------------------------------------------------

@@ -120,18 +120,22 @@ class ActivePass:
 
 def loss_factor(loss: Tensor) -> float | None:
     """The constant that the loss was multiplied with just before the backward, if there is one."""
-    node: Any = loss.grad_fn
     factor = 1.0
+    todo: list[Any] = [loss.grad_fn]
     for _ in range(_LAST_NODES):
-        name = node.name().rstrip("0123456789") if node is not None else ""
+        node = todo.pop(0) if todo else None
+        if node is None:
+            continue
+        name = node.name().rstrip("0123456789")
         if name == "MulBackward":
             found = _constant(node)
-            return found * factor if found is not None else None
-        if name == "DivBackward" and (divisor := _constant(node)):
+            if found is not None:
+                return found * factor
+        elif name == "DivBackward" and (divisor := _constant(node)):
             factor /= divisor
-        elif name not in ("ToCopyBackward", "ViewBackward", "SqueezeBackward"):
-            return None
-        node = node.next_functions[0][0]
+        elif name not in _PASS_ON:
+            continue
+        todo += [n for n, _ in node.next_functions]
     return None
 
 
@@ -145,7 +149,22 @@ def _constant(product: Any) -> float | None:
     return None
 
 
-_LAST_NODES = 4
+_LAST_NODES = 12
+_PASS_ON = {
+    f"{n}Backward"
+    for n in (
+        "ToCopy",
+        "View",
+        "Squeeze",
+        "Unsqueeze",
+        "Mean",
+        "Sum",
+        "Neg",
+        "Add",
+        "Clone",
+        "Alias",
+    )
+}
 
 
 def _unwatched() -> Any:

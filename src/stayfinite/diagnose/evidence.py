@@ -106,6 +106,8 @@ class Memory:
     is_constant_nan: bool = False
     """Every bad value is the NaN that deterministic mode writes into fresh memory."""
     is_all_nan: bool = False
+    is_indirect: bool = False
+    """The source does not name it; fresh memory elsewhere in the file may have become it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,8 @@ class Evidence:
     is_half: bool = False
     """Parameters, the batch or autocast use a half precision."""
     is_complete: bool = True
+    is_discarded: bool = False
+    """A non-finite value of the forward was thrown away by a mask, `where`, clamp or selection."""
     results: Mapping[str, str] = field(default_factory=dict)
     """Outcomes of experiments so far, by name: finite | nonfinite | not_run."""
 

@@ -38,6 +38,8 @@ class Filling:
     """unfilled | partly | covered | filled | unknown; covered: fresh memory that some line fills"""
     line: int | None = None
     source: str | None = None
+    is_indirect: bool = False
+    """The name itself is not made here, but fresh memory in the same file is not filled."""
 
 
 @dataclass
@@ -67,18 +69,25 @@ def filling_of(text: str, attribute: str) -> Filling:
         return Filling("unknown")
     reader = _Reader(tree)
     total = _Events()
+    elsewhere: _Events | None = None
     for function in reader.functions:
         for key, events in reader.read(function).names.items():
+            if events.fresh is not None and not events.is_filled:
+                elsewhere = elsewhere or events
             if key.rpartition(".")[2] != attribute or "." not in key:
                 continue
             total.is_made = total.is_made or events.is_made
             total.fresh = total.fresh if total.fresh is not None else events.fresh
             total.is_filled = total.is_filled or events.is_filled
             total.is_partly = total.is_partly or events.is_partly
+    lines = text.splitlines()
     if total.fresh is None:
-        return Filling("filled" if total.is_made else "unknown")
+        if elsewhere is None or elsewhere.fresh is None:
+            return Filling("filled" if total.is_made else "unknown")
+        state = "partly" if elsewhere.is_partly else "unfilled"
+        return Filling(state, elsewhere.fresh, lines[elsewhere.fresh - 1].strip(), is_indirect=True)
     state = "covered" if total.is_filled else "partly" if total.is_partly else "unfilled"
-    return Filling(state, total.fresh, text.splitlines()[total.fresh - 1].strip())
+    return Filling(state, total.fresh, lines[total.fresh - 1].strip())
 
 
 class _Reader:

@@ -89,7 +89,16 @@ def birth_facts(
         facts.update(_masked_rows(named))
     if short.startswith("_scaled_dot_product"):
         facts.update(_masked_attention(named))
-    if short in {"mean", "var", "std", "var_mean", "std_mean", "nll_loss_forward", "sum"}:
+    if short in {
+        "mean",
+        "var",
+        "std",
+        "var_mean",
+        "std_mean",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "sum",
+    }:
         facts.update(_reduced(named, bad_results[0][0]))
     if short in {"mm", "bmm", "addmm", "baddbmm", "convolution", "_to_copy", "mul", "add", "sum"}:
         facts.update(_magnitude_in_double(short, named))

@@ -12,7 +12,7 @@ from ..numerics.health import badness, stats
 from ..records import Link, Location, Operand
 from .trace import BadInput, Note, OpTrace, SourceRef
 
-__all__ = ["Origin", "find_origin", "to_location"]
+__all__ = ["DISCARDS", "Origin", "find_origin", "to_location"]
 
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
 _MASK_AWARE = (
@@ -23,7 +23,7 @@ _MASK_AWARE = (
     "aten.scalar_tensor", "aten.lift_fresh", "aten.log", "aten.fill_", "aten.stack",
     "aten.constant_pad_nd", "aten.expand", "aten.repeat", "aten.permute", "aten.index_put_",
 )  # fmt: skip
-_DISCARDS = {
+DISCARDS = {
     "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index", "aten.masked_select",
     "aten.nan_to_num", "aten.gather", "aten.index_select", "aten.masked_scatter", "aten.isinf",
     "aten.isfinite", "aten.index_put", "aten.index_put_", "aten.copy_",
@@ -185,7 +185,7 @@ def _was_discarded(end: _End) -> bool:
     if not any(_turned(n) for n in end.path if n.direction == "backward"):
         return False
     absorbers = {a for n in end.path if n.direction == "forward" for a in n.absorbed_by}
-    return bool(absorbers) and absorbers <= _DISCARDS
+    return bool(absorbers) and absorbers <= DISCARDS
 
 
 def _turned(note: Note) -> bool:

@@ -10,6 +10,7 @@ from ..registry import Finding, rule
 from ..words import here, line_fix, num
 
 _LEAST = 8.0
+_COLLAPSED = 1e-12
 
 
 @rule("loss_scaling")
@@ -113,4 +114,25 @@ def scale_collapsed(e: Evidence) -> Finding | None:
         ),
         wants=("unscaled",),
         proof="unscaled",
+    )
+
+
+@rule("loss_scaling")
+def scale_fell_to_nothing(e: Evidence) -> Finding | None:
+    """A scale of one's own that was halved until it is zero; the gradients are divided by it."""
+    factor = e.scale.factor
+    if factor is None or not abs(factor) < _COLLAPSED or e.birth is None:
+        return None
+    return Finding(
+        confidence=0.97,
+        sentence=f"The loss is multiplied by a scale that has come down to {num(factor)}, and what is "
+        f"divided by it again is not finite {here(e)}. The loss itself is ordinary.",
+        fixes=(
+            line_fix(
+                e,
+                "give the loss scale a floor (1 is enough) and let it grow again, as torch.amp.GradScaler "
+                "does",
+                "a scale that only falls ends at zero, and 0 / 0 is NaN",
+            ),
+        ),
     )

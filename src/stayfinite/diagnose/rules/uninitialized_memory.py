@@ -36,6 +36,8 @@ def parameter_never_filled(e: Evidence) -> Finding | None:
     is_skipped = m.filling == "covered" and m.is_constant_nan and m.is_all_nan
     if m.filling not in ("unfilled", "partly") and not (m.is_garbage or is_skipped):
         return None
+    if m.is_indirect and not (m.is_constant_nan or m.is_garbage):
+        return None
     what = {
         "unfilled": "is allocated without values and nothing fills it",
         "partly": "is allocated without values and only partly filled",
@@ -45,6 +47,8 @@ def parameter_never_filled(e: Evidence) -> Finding | None:
     confidence = {"unfilled": 0.93, "partly": 0.88, "covered": 0.86}.get(m.filling, 0.6)
     if m.filling == "partly" and not m.is_constant_nan and not m.is_garbage:
         confidence = 0.6
+    if m.is_indirect:
+        confidence = min(confidence, 0.82)
     return Finding(
         confidence=confidence,
         sentence=f"{m.name} {what}{place}. It was bad before the first step.",
