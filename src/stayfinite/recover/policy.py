@@ -1,14 +1,67 @@
-"""What to do about a bad step, as data."""
+"""What to do about a bad step, as data: a ladder of answers, each for so many times."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["Policy"]
+__all__ = ["Decision", "Policy", "Rung", "Tally"]
 
-_NAMES = ("raise", "skip")
+_NAMES = ("raise", "skip", "rollback", "sanitize")
+_KINDS = (*_NAMES, "stop")
+_SPIKES = ("ignore", "warn", "skip", "rollback", "raise")
+_SANITIZERS = ("drop", "replace")
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One answer of a ladder.
+
+    `times` counts bad steps in a row for `skip` and `sanitize`, and rollbacks of the whole run for
+    `rollback`; None is as often as the policy's budgets allow. `lr_factor` and `skip_next` belong to
+    `rollback`: what the learning rate is multiplied with, and how many further batches are left out.
+
+    >>> Rung("rollback", times=2, lr_factor=0.5)
+    Rung(kind='rollback', times=2, lr_factor=0.5, skip_next=0)
+    """
+
+    kind: str
+    times: int | None = None
+    lr_factor: float = 1.0
+    skip_next: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise UsageError(f"unknown rung {self.kind!r}; choose one of: {', '.join(_KINDS)}")
+        if self.times is not None:
+            _check_whole("times", self.times, 1)
+        _check_factor(self.lr_factor)
+        _check_whole("skip_next", self.skip_next, 0)
+        if self.kind != "rollback" and (self.lr_factor != 1.0 or self.skip_next):
+            raise UsageError(f"`lr_factor` and `skip_next` belong to 'rollback', not {self.kind!r}")
+
+
+@dataclass
+class Tally:
+    """How much of the budgets is used."""
+
+    num_consecutive: int = 0
+    num_total: int = 0
+    num_rollbacks: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done about this one bad step."""
+
+    kind: str
+    """raise | skip | rollback | sanitize | stop"""
+    reason: str = ""
+    lr_factor: float = 1.0
+    skip_next: int = 0
 
 
 @dataclass(frozen=True)
@@ -19,32 +72,133 @@ class Policy:
     'skip'
     >>> Policy.parse("ignore")
     Traceback (most recent call last):
-    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip
+    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize, or a ladder such as skip:3,rollback:2:lr=0.5:next=4
+
+    A ladder goes on to the next answer when one is used up, and stops the run at its end:
+
+    >>> policy = Policy.ladder(Rung("skip", 3), Rung("rollback", 2, lr_factor=0.5, skip_next=4))
+    >>> policy == Policy.parse("skip:3,rollback:2:lr=0.5:next=4")
+    True
+    >>> [policy.decide(Tally(n, n, r)).kind for n, r in ((1, 0), (3, 0), (4, 0), (5, 1), (6, 2))]
+    ['skip', 'skip', 'rollback', 'rollback', 'stop']
     """
 
     name: str = "skip"
     max_consecutive_skips: int = 50
-    """Skips in a row after which the run stops: it would only burn hours."""
+    """Bad steps in a row after which the run stops: it would only burn hours."""
     max_total_skips: int = 1000
+    """Bad steps in all after which the run stops."""
+    max_rollbacks: int = 20
+    """Rollbacks in all after which the run stops."""
+    lr_factor: float = 1.0
+    """Policy `rollback`: what the learning rate is multiplied with each time; 1 leaves it."""
+    skip_next: int = 0
+    """Policy `rollback`: how many of the batches that follow are left out as well."""
+    sanitizer: str = "drop"
+    """Policy `sanitize`: `drop` the samples that are not finite, or `replace` their bad values by 0."""
+    on_spike: str = "warn"
+    """What to do about a spike of the loss or of the gradient norm: ignore, warn, skip, rollback or raise."""
+    rungs: tuple[Rung, ...] = ()
+    """A ladder; `name` is then "ladder"."""
 
     def __post_init__(self) -> None:
-        if self.name not in _NAMES:
-            raise UsageError(f"unknown policy {self.name!r}; choose one of: {', '.join(_NAMES)}")
-        for field in ("max_consecutive_skips", "max_total_skips"):
-            value = getattr(self, field)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"`{field}` must be a whole number of at least 1, got {value!r}")
+        if self.rungs:
+            object.__setattr__(self, "rungs", tuple(self.rungs))
+            object.__setattr__(self, "name", "ladder")
+            wrong = [r for r in self.rungs if not isinstance(r, Rung)]
+            if wrong:
+                raise UsageError(f"`rungs` must be Rung(...) each, got {wrong[0]!r}")
+        elif self.name not in _NAMES:
+            raise UsageError(
+                f"unknown policy {self.name!r}; choose one of: {', '.join(_NAMES)}, "
+                "or a ladder such as skip:3,rollback:2:lr=0.5:next=4"
+            )
+        for field in ("max_consecutive_skips", "max_total_skips", "max_rollbacks"):
+            _check_whole(field, getattr(self, field), 1)
+        _check_factor(self.lr_factor)
+        _check_whole("skip_next", self.skip_next, 0)
+        for field, choices in (("sanitizer", _SANITIZERS), ("on_spike", _SPIKES)):
+            if getattr(self, field) not in choices:
+                raise UsageError(
+                    f"unknown `{field}` {getattr(self, field)!r}; choose one of: {', '.join(choices)}"
+                )
 
     @classmethod
-    def parse(cls, value: str | Policy) -> Policy:
-        """A policy from its name, or the policy itself."""
+    def ladder(cls, *rungs: Rung, **others: Any) -> Policy:
+        """A policy that goes from one answer to the next, and stops the run after the last."""
+        if not rungs:
+            raise UsageError("a ladder needs at least one Rung(...)")
+        return cls(rungs=rungs, **others)
+
+    @classmethod
+    def parse(cls, value: str | Policy, **others: Any) -> Policy:
+        """A policy from its name or its ladder as text, or the policy itself."""
         if isinstance(value, Policy):
             return value
         if not isinstance(value, str):
             raise UsageError(
                 f"`policy` must be one of {', '.join(_NAMES)} or a Policy, got {value!r}"
             )
-        return cls(name=value)
+        if "," in value or ":" in value:
+            return cls(rungs=tuple(_parse_rung(part) for part in value.split(",")), **others)
+        return cls(name=value, **others)
+
+    def steps(self) -> tuple[Rung, ...]:
+        """The ladder that this policy is, also where it is a plain name."""
+        if self.rungs:
+            return self.rungs
+        if self.name == "rollback":
+            return (Rung("rollback", None, self.lr_factor, self.skip_next),)
+        if self.name == "sanitize":
+            return (Rung("sanitize"), Rung("skip"))
+        return (Rung(self.name),)
+
+    @property
+    def rolls_back(self) -> bool:
+        return self.on_spike == "rollback" or any(r.kind == "rollback" for r in self.steps())
+
+    def decide(self, tally: Tally, leave_out: tuple[str, ...] = ()) -> Decision:
+        """The answer to a bad step that `tally` counts already; `leave_out` cannot be done now."""
+        rungs = [r for r in self.steps() if r.kind not in leave_out] or [Rung("skip")]
+        if rungs[0].kind != "raise":
+            reason = self.stop_reason(tally.num_consecutive, tally.num_total)
+            if reason:
+                return Decision("stop", reason)
+        left = tally.num_consecutive
+        for rung in rungs:
+            if rung.kind == "stop":
+                break
+            if rung.kind == "raise":
+                return Decision("raise", "policy 'raise'")
+            if rung.kind == "rollback":
+                if tally.num_rollbacks < min(rung.times or self.max_rollbacks, self.max_rollbacks):
+                    return Decision("rollback", "", rung.lr_factor, rung.skip_next)
+                continue
+            if rung.times is None or left <= rung.times:
+                return Decision(rung.kind)
+            left -= rung.times
+        return Decision("stop", self._used_up(tally))
+
+    def _used_up(self, tally: Tally) -> str:
+        counts = [f"{tally.num_consecutive} bad steps in a row"]
+        if tally.num_rollbacks:
+            counts.append(f"{tally.num_rollbacks} rollbacks")
+        return f"{' and '.join(counts)}: the policy {self.describe()} has nothing left to try"
+
+    def describe(self) -> str:
+        """The policy as `parse` reads it.
+
+        >>> Policy.ladder(Rung("skip", 3), Rung("rollback", 2, 0.5, 4)).describe()
+        'skip:3,rollback:2:lr=0.5:next=4'
+        """
+        if not self.rungs:
+            return self.name
+        texts = []
+        for r in self.rungs:
+            text = r.kind if r.times is None else f"{r.kind}:{r.times}"
+            text += f":lr={r.lr_factor:g}" if r.lr_factor != 1.0 else ""
+            texts.append(text + (f":next={r.skip_next}" if r.skip_next else ""))
+        return ",".join(texts)
 
     def stop_reason(self, num_consecutive: int, num_total: int) -> str | None:
         """Why the run must stop now, or None."""
@@ -53,3 +207,32 @@ class Policy:
         if num_total > self.max_total_skips:
             return f"{num_total} steps were skipped in all (limit {self.max_total_skips})"
         return None
+
+
+def _parse_rung(text: str) -> Rung:
+    kind, *rest = [p.strip() for p in text.split(":")]
+    found: dict[str, Any] = {}
+    for part in rest:
+        key, _, value = part.rpartition("=")
+        name = {"": "times", "times": "times", "lr": "lr_factor", "next": "skip_next"}.get(key)
+        try:
+            if name is None:
+                raise ValueError
+            found[name] = float(value) if name == "lr_factor" else int(value)
+        except ValueError:
+            raise UsageError(
+                f"cannot read {part!r} in the policy {text!r}; "
+                "a rung is kind, kind:times, or rollback:times:lr=FACTOR:next=BATCHES"
+            ) from None
+    return Rung(kind, **found)
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"`{name}` must be a whole number of at least {least}, got {value!r}")
+
+
+def _check_factor(value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 < value <= 1:
+        raise UsageError(f"`lr_factor` must be above 0 and at most 1, got {value!r}")

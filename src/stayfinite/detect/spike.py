@@ -1,0 +1,122 @@
+"""Spikes of the loss and of the gradient norm: a robust baseline that nothing non-finite enters."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+
+__all__ = ["Spike", "SpikeWatch"]
+
+_MAD_TO_SIGMA = 1.4826
+_REFRESH = 8
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A value far above what is usual."""
+
+    step: int
+    value: float
+    usual: float
+    """The median of the window."""
+    times: float
+    """How many robust standard deviations above it."""
+    is_alarm: bool
+    """Far enough to act on, not only to warn of."""
+    is_growing: bool = False
+    """It was the growth from step to step that gave it away."""
+
+    def describe(self, name: str) -> str:
+        """One line for a person.
+
+        >>> Spike(5, 2.39, 0.24, 30.0, True).describe("gradient norm")
+        'the gradient norm is 2.39, usual is 0.24 (30 robust deviations above)'
+        """
+        if self.is_growing:
+            return f"the {name} is {self.value:.4g} and has more than doubled twice in a row"
+        return (
+            f"the {name} is {self.value:.4g}, usual is {self.usual:.4g} "
+            f"({self.times:.3g} robust deviations above)"
+        )
+
+
+class SpikeWatch:
+    """Median and MAD over the last finite values; numbers in, a `Spike` or None out.
+
+    Before there is a baseline, a value that more than doubles twice in a row is a spike already. A
+    value is judged before it enters the window, and a NaN or Inf never enters: one of them would
+    blind every later comparison. Those are the sentinel's business.
+
+    >>> watch = SpikeWatch()
+    >>> seen = [watch.note(i, 0.24 + 0.01 * (i % 3)) for i in range(20)]
+    >>> watch.note(20, float("nan")) is None and watch.note(21, 0.947).is_alarm
+    True
+    """
+
+    def __init__(
+        self, window: int = 64, least: int = 10, warn_at: float = 6.0, act_at: float = 12.0
+    ) -> None:
+        self.warn_at = warn_at
+        self.act_at = act_at
+        self._least = least
+        self._values: deque[tuple[int, float]] = deque(maxlen=window)
+        self._usual = 0.0
+        self._spread = 0.0
+        self._limit = math.inf
+        self._fresh = 0
+        self._before: tuple[float, float] = (math.nan, math.nan)
+        self._is_inside = False
+
+    def note(self, step: int, value: float) -> Spike | None:
+        """Judge this value, then let it into the window if it is finite."""
+        if not math.isfinite(value):
+            return None
+        spike = None
+        if value > self._limit:
+            times = (value - self._usual) / self._spread
+            spike = Spike(step, value, self._usual, times, times > self.act_at)
+        elif self._is_growing(value):
+            usual = self._usual if math.isfinite(self._limit) else self._before[0]
+            spike = Spike(step, value, usual, value / usual, False, is_growing=True)
+        self._before = (self._before[1], value)
+        self._values.append((step, value))
+        self._fresh += 1
+        if self._fresh >= _REFRESH or (
+            self._limit == math.inf and len(self._values) >= self._least
+        ):
+            self._refresh()
+        return spike
+
+    def tell(self, spike: Spike | None) -> bool:
+        """Whether this one is news: the first of its episode."""
+        was, self._is_inside = self._is_inside, spike is not None
+        return spike is not None and not was
+
+    def forget_after(self, step: int) -> None:
+        """The training went back: values of the steps from here on never were."""
+        kept = [pair for pair in self._values if pair[0] < step]
+        self._values.clear()
+        self._values.extend(kept)
+        self._before = (math.nan, math.nan)
+        self._is_inside = False
+        self._refresh()
+
+    def _is_growing(self, value: float) -> bool:
+        older, last = self._before
+        if not (older > 0 and 2 * older < last and 2 * last < value and 8 * older <= value):
+            return False
+        return value > max(v for _, v in self._values)
+
+    def _refresh(self) -> None:
+        self._fresh = 0
+        if len(self._values) < self._least:
+            self._limit = math.inf
+            return
+        values = [v for _, v in self._values]
+        self._usual = median(values)
+        mad = median([abs(v - self._usual) for v in values])
+        # A quiet run has hardly any spread; a tenth of its level is never a spike by itself.
+        self._spread = max(_MAD_TO_SIGMA * mad, 0.1 * abs(self._usual), 1e-12)
+        self._limit = self._usual + self.warn_at * self._spread
