@@ -33,21 +33,33 @@ class Score:
     @property
     def noticed(self) -> bool:
         truth = self.entry.truth
-        return self.incident is not None and truth is not None and self.incident.event.step == truth.step
+        return (
+            self.incident is not None
+            and truth is not None
+            and self.incident.event.step == truth.step
+        )
 
     @property
     def has_place(self) -> bool:
         """Whether there is an operator to name: not for data, parameters and checkpoints, and not
         where a replay cannot fail again."""
         truth = self.entry.truth
-        return truth is not None and None not in truth.ops and truth.cause != "hardware_or_nondeterminism"
+        return (
+            truth is not None
+            and None not in truth.ops
+            and truth.cause != "hardware_or_nondeterminism"
+        )
 
     @property
     def op(self) -> bool:
         truth = self.entry.truth
         if not self.has_place:
             return self.incident is not None and self.incident.location.op is None
-        return self.incident is not None and truth is not None and self.incident.location.op in truth.ops
+        return (
+            self.incident is not None
+            and truth is not None
+            and self.incident.location.op in truth.ops
+        )
 
     @property
     def line(self) -> bool:
@@ -57,24 +69,40 @@ class Score:
         if truth.line is None or not self.has_place:
             return True
         file = incident.location.file
-        return file is not None and os.path.samefile(file, self.entry.path) and incident.location.line == truth.line
+        return (
+            file is not None
+            and os.path.samefile(file, self.entry.path)
+            and incident.location.line == truth.line
+        )
 
     @property
     def module(self) -> bool:
         truth = self.entry.truth
         if not self.has_place:
             return self.incident is not None
-        return self.incident is not None and truth is not None and self.incident.location.module == truth.module
+        return (
+            self.incident is not None
+            and truth is not None
+            and self.incident.location.module == truth.module
+        )
 
     @property
     def phase(self) -> bool:
         truth = self.entry.truth
-        return self.incident is not None and truth is not None and self.incident.event.phase in truth.phases
+        return (
+            self.incident is not None
+            and truth is not None
+            and self.incident.event.phase in truth.phases
+        )
 
     @property
     def cause(self) -> bool:
         truth = self.entry.truth
-        return self.incident is not None and truth is not None and self.incident.diagnosis.cause == truth.cause
+        return (
+            self.incident is not None
+            and truth is not None
+            and self.incident.diagnosis.cause == truth.cause
+        )
 
     @property
     def has_verified_fix(self) -> bool:
@@ -91,7 +119,11 @@ def run(entry: Entry, form: str, fixed: bool = False) -> Score:
     case = build()
     start = time.perf_counter()
     guard = Guard(
-        case.model, case.optimizer, scheduler=case.scheduler, scaler=case.scaler, clip_norm=case.clip_norm
+        case.model,
+        case.optimizer,
+        scheduler=case.scheduler,
+        scaler=case.scaler,
+        clip_norm=case.clip_norm,
     )
     error = ""
     try:

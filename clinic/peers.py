@@ -1,0 +1,108 @@
+"""What the tools at hand say of the same cases: torch's anomaly mode and transformers' debugger."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clinic.form import Entry, steps
+
+_NODE = re.compile(r"Function '(\w+)' returned nan values")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True)
+class PeerScore:
+    """What was right. None: the tool does not say such a thing."""
+
+    noticed: bool
+    op: bool | None = None
+    line: bool | None = None
+    module: bool | None = None
+
+
+def detect_anomaly(entry: Entry) -> PeerScore:
+    """`torch.autograd.set_detect_anomaly(True)`: raises where a backward returns a NaN."""
+    truth = entry.truth
+    assert truth is not None
+    said: list[str] = []
+
+    def listen(case: Any) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                with torch.autograd.set_detect_anomaly(True):
+                    _train(case, seen)
+            finally:
+                said.extend(str(w.message) for w in caught)
+
+    seen: list[int] = []
+    error = _run(entry, listen)
+    match = _NODE.search(error or "")
+    if match is None:
+        return PeerScore(False, False, False)
+    at_step = len(seen) == truth.step
+    places = [(m["file"], int(m["line"])) for text in said for m in _FRAME.finditer(text)]
+    own = [line for file, line in places if file.endswith(entry.path.name)]
+    has_line = bool(own) and truth.line is not None and own[-1] == truth.line
+    return PeerScore(at_step, at_step and match[1] in truth.ops, at_step and has_line)
+
+
+def debug_underflow_overflow(entry: Entry) -> PeerScore | None:
+    """`transformers.debug_utils.DebugUnderflowOverflow`: raises after a module with NaN or Inf.
+
+    None where transformers is not installed.
+    """
+    try:
+        from transformers.debug_utils import DebugUnderflowOverflow
+    except ImportError:
+        return None
+    truth = entry.truth
+    assert truth is not None
+    seen: list[int] = []
+    frames: list[str] = []
+
+    def listen(case: Any) -> None:
+        debugger = DebugUnderflowOverflow(case.model)
+        try:
+            _train(case, seen)
+        finally:
+            frames.extend(debugger.frames)
+
+    error = _run(entry, listen)
+    if error is None or "nan detected" not in error:
+        return PeerScore(False, module=False)
+    at_step = len(seen) == truth.step
+    names = [line.split()[0] for f in frames[-1:] for line in f.splitlines() if line.strip()][:1]
+    module = "" if names and names[0] in ("Metadata", "abs") else (names[0] if names else None)
+    return PeerScore(
+        at_step, module=at_step and truth.module is not None and module == truth.module
+    )
+
+
+def _train(case: Any, seen: list[int]) -> None:
+    """The plain loop, which forgets nothing: `seen` grows with every step that was applied."""
+    for step, _ in steps(case):
+        seen.append(step)
+
+
+def _run(entry: Entry, listen: Callable[[Any], None]) -> str | None:
+    rng = torch.get_rng_state()
+    case = entry.build()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            listen(case)
+    except Exception as e:
+        return str(e)
+    finally:
+        case.close()
+        torch.set_rng_state(rng)
+    return None

@@ -1,0 +1,86 @@
+"""stayfinite on the clinic: the true step, operator, line and cause; silence on what is healthy."""
+
+import collections
+
+import pytest
+import torch
+
+from clinic import form, measure
+
+CASES = form.all_cases()
+CONTROLS = form.all_controls()
+NOT_TRYABLE = {"hardware_or_nondeterminism"}
+_SCORES: dict[tuple[str, str], measure.Score] = {}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def score(entry, how):
+    key = entry.name, how
+    if key not in _SCORES:
+        _SCORES[key] = measure.run(entry, how)
+    return _SCORES[key]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", measure.FORMS)
+@pytest.mark.parametrize("split", form.SPLITS)
+def test_step_operator_line_and_cause(split, how):
+    scores = [score(e, how) for e in CASES if e.truth.split == split]
+    right = collections.Counter()
+    for s in scores:
+        assert not s.error, f"{s.entry.name}: {s.error}"
+        assert s.is_state_finite, f"{s.entry.name}: the state is not finite afterwards"
+        for key in ("noticed", "op", "line", "module", "cause"):
+            right[key] += getattr(s, key)
+    total = len(scores)
+    wrong = [s.entry.name for s in scores if not s.cause]
+    assert right["noticed"] == total
+    assert right["op"] >= 0.97 * total
+    assert right["line"] >= 0.97 * total
+    assert right["cause"] >= 0.92 * total, wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", measure.FORMS)
+@pytest.mark.parametrize("split", form.SPLITS)
+def test_a_fix_is_verified_where_one_can_be_tried(split, how):
+    tried = [e for e in CASES if e.truth.split == split and e.truth.cause not in NOT_TRYABLE]
+    fixed = [e.name for e in tried if score(e, how).has_verified_fix]
+    assert len(fixed) >= 0.8 * len(tried), sorted({e.name for e in tried} - set(fixed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", measure.FORMS)
+def test_silent_on_fixed_twins(how):
+    alarms = []
+    for entry in CASES:
+        s = measure.run(entry, how, fixed=True)
+        if s.num_incidents or s.error:
+            alarms.append((entry.name, s.error))
+    assert alarms == []
+
+
+@pytest.mark.parametrize("how", measure.FORMS)
+def test_silent_on_controls(how):
+    alarms = []
+    for entry in CONTROLS:
+        s = measure.run(entry, how)
+        if s.num_incidents or s.error:
+            alarms.append((entry.name, s.error))
+    assert alarms == []
+
+
+@pytest.mark.parametrize("how", measure.FORMS)
+@pytest.mark.parametrize(
+    "name", ["policy_softmax_log", "house_prices_plain_sgd", "silent_clip_standardized"]
+)
+def test_a_few_cases_every_time(name, how):
+    s = score(next(e for e in CASES if e.name == name), how)
+    assert (s.noticed, s.op, s.line, s.cause, s.has_verified_fix) == (True,) * 5
