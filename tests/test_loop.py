@@ -1,0 +1,356 @@
+"""`for batch in guard(loader)` round loops of all kinds."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from tqdm import tqdm
+
+from stayfinite import Guard, Settings
+
+QUICK = Settings(diagnose=False)
+NAN = math.nan
+
+
+class Net(nn.Module):
+    """NaN in the batch is data; x < -50 makes the logarithm fail; x == 77 the gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout(0.2)
+        self.out = nn.Linear(3, 1)
+
+    def forward(self, x):
+        h = self.drop(self.norm(self.fc(x)))
+        if x[0, 0] < -50:
+            h = h + torch.log(x[0, 0] * 0)
+        if x[0, 0] == 77:
+            h = h + torch.sqrt(h * 0)
+        return self.out(h)
+
+
+def make(lr=0.05, **options):
+    torch.manual_seed(0)
+    random.seed(0)
+    model = Net()
+    return model, torch.optim.AdamW(model.parameters(), lr=lr, **options)
+
+
+def data(bad=(), kind=-99.0, count=8):
+    generator = torch.Generator().manual_seed(3)
+    found = [torch.randn(4, 2, generator=generator) for _ in range(count)]
+    for i in bad:
+        found[i] = found[i].clone()
+        found[i][0, 0] = kind
+    return found
+
+
+def everything(model, optimizer):
+    state = [v for s in optimizer.state.values() for v in s.values()]
+    return [
+        t.detach().clone() for t in [*model.state_dict().values(), *state, torch.get_rng_state()]
+    ]
+
+
+def assert_same(one, other):
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other))
+
+
+def body(model, optimizer, x):
+    optimizer.zero_grad()
+    model(x).pow(2).mean().backward()
+    optimizer.step()
+
+
+def trained(loop, batches, is_guarded, **options):
+    """(what is left, steps of the incidents) of `loop(stream, model, optimizer)`."""
+    model, optimizer = make(**options)
+    if not is_guarded:
+        loop(batches, model, optimizer)
+        return everything(model, optimizer), []
+    with Guard(model, optimizer, settings=QUICK) as guard:
+        loop(guard(batches), model, optimizer)
+    return everything(model, optimizer), [i.event.step for i in guard.incidents]
+
+
+def simple(stream, model, optimizer):
+    for x in stream:
+        body(model, optimizer, x)
+
+
+def enumerated(stream, model, optimizer):
+    for _, x in enumerate(stream):
+        body(model, optimizer, x)
+
+
+def with_bar(stream, model, optimizer):
+    for x in tqdm(stream, disable=True):
+        body(model, optimizer, x)
+
+
+def by_hand(stream, model, optimizer):
+    stream = iter(stream)
+    while True:
+        x = next(stream, None)
+        if x is None:
+            break
+        body(model, optimizer, x)
+
+
+def zipped(stream, model, optimizer):
+    for x, _ in zip(stream, iter(int, 1)):
+        body(model, optimizer, x)
+
+
+def clipped(stream, model, optimizer):
+    for x in stream:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+
+def zero_at_the_end(stream, model, optimizer):
+    for x in stream:
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def two_losses(stream, model, optimizer):
+    for x in stream:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        (model(x) - 1).abs().mean().backward()
+        optimizer.step()
+
+
+def autograd_grad(stream, model, optimizer):
+    """Gradients by hand, without `backward`."""
+    for x in stream:
+        params = list(model.parameters())
+        for p, g in zip(params, torch.autograd.grad(model(x).pow(2).mean(), params)):
+            p.grad = g
+        optimizer.step()
+
+
+def validating(stream, model, optimizer):
+    held_out = DataLoader(TensorDataset(torch.ones(6, 2) * NAN), batch_size=2)
+    for x in stream:
+        body(model, optimizer, x)
+        model.eval()
+        with torch.no_grad():
+            for (v,) in held_out:
+                model(v)
+        model.train()
+
+
+def looking(stream, model, optimizer):
+    """Looks at its loss itself."""
+    for x in stream:
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        if not torch.isfinite(loss):
+            continue
+        loss.backward()
+        optimizer.step()
+
+
+def with_closure(stream, model, optimizer):
+    for x in stream:
+
+        def closure(x=x):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+LOOPS = [
+    simple, enumerated, with_bar, by_hand, zipped, clipped, zero_at_the_end, two_losses, validating,
+    looking, with_closure, autograd_grad,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
+def test_a_bad_batch_leaves_no_trace(loop):
+    found, steps = trained(loop, data(bad=[3]), True)
+    wanted, _ = trained(loop, [x for i, x in enumerate(data()) if i != 3], False)
+    assert steps == [3]
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
+def test_a_healthy_loop_is_the_plain_loop(loop):
+    found, steps = trained(loop, data(), True)
+    wanted, _ = trained(loop, data(), False)
+    assert steps == []
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("loop", [simple, clipped, zero_at_the_end, with_closure])
+def test_a_bad_gradient_leaves_no_trace(loop):
+    found, steps = trained(loop, data(bad=[5], kind=77.0), True)
+    wanted, _ = trained(loop, [x for i, x in enumerate(data()) if i != 5], False)
+    assert steps == [5]
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("bad", [[0], [7], [0, 1], [6, 7], [2, 3, 4], [0, 7]])
+def test_bad_batches_at_the_ends_and_in_a_row(bad):
+    found, steps = trained(simple, data(bad=bad), True)
+    wanted, _ = trained(simple, [x for i, x in enumerate(data()) if i not in bad], False)
+    assert steps == bad
+    assert_same(found, wanted)
+
+
+def accumulating(every):
+    def loop(stream, model, optimizer):
+        optimizer.zero_grad()
+        for i, x in enumerate(stream):
+            (model(x).pow(2).mean() / every).backward()
+            if (i + 1) % every == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return loop
+
+
+@pytest.mark.parametrize("kind", [-99.0, 77.0, NAN])
+@pytest.mark.parametrize("bad", [4, 5, 6, 7])
+def test_any_micro_batch_of_a_window(bad, kind):
+    """The whole window is left out, and the bad one in it is named."""
+    found, steps = trained(accumulating(4), data(bad=[bad], kind=kind, count=12), True)
+    kept = [x for i, x in enumerate(data(count=12)) if not 4 <= i < 8]
+    wanted, _ = trained(accumulating(4), kept, False)
+    assert steps == [bad]
+    assert_same(found, wanted)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_real_loader(num_workers):
+    x = torch.cat(data(bad=[3]))
+    loader = DataLoader(TensorDataset(x), batch_size=4, num_workers=num_workers)
+
+    def loop(stream, model, optimizer):
+        for (xb,) in stream:
+            body(model, optimizer, xb)
+
+    _, steps = trained(loop, loader, True)
+    assert steps == [3]
+
+
+def test_a_generator_of_batches():
+    found, steps = trained(simple, (x for x in data(bad=[3])), True)
+    wanted, _ = trained(simple, [x for i, x in enumerate(data()) if i != 3], False)
+    assert steps == [3]
+    assert_same(found, wanted)
+
+
+def test_lbfgs():
+    def run(batches, is_guarded):
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+        def loop(stream):
+            for x in stream:
+
+                def closure(x=x):
+                    optimizer.zero_grad()
+                    loss = (
+                        model(x) - torch.log(x.sum() * 0 + (-1.0 if x[0, 0] < -50 else 1.0))
+                    ).pow(2)
+                    loss = loss.mean()
+                    loss.backward()
+                    return loss
+
+                optimizer.step(closure)
+
+        if not is_guarded:
+            loop(batches)
+            return [p.detach() for p in model.parameters()], []
+        with Guard(model, optimizer, settings=QUICK) as guard:
+            loop(guard(batches))
+        return [p.detach() for p in model.parameters()], [i.event.step for i in guard.incidents]
+
+    found, steps = run(data(bad=[3]), True)
+    wanted, _ = run([x for i, x in enumerate(data()) if i != 3], False)
+    assert steps == [3]
+    assert_same(found, wanted)
+
+
+def test_an_exception_of_the_loop_is_the_users_own_and_close_cleans_up():
+    model, optimizer = make()
+    before = torch.Tensor.backward
+    with pytest.raises(KeyError, match="mine"), Guard(model, optimizer, settings=QUICK) as guard:
+        for i, x in enumerate(guard(data())):
+            body(model, optimizer, x)
+            if i == 2:
+                raise KeyError("mine")
+    assert torch.Tensor.backward is before
+    assert guard.incidents == []
+
+
+def test_an_exception_while_the_step_is_run_again_leaves_clean_state():
+    """The loop body fails by itself, but only in the replay."""
+    model, optimizer = make()
+    seen = []
+    with pytest.raises(ZeroDivisionError), Guard(model, optimizer, settings=QUICK) as guard:
+        for x in guard(data(bad=[3])):
+            seen.append(x)
+            if len(seen) == 5:
+                raise ZeroDivisionError
+            body(model, optimizer, x)
+    assert [i.event.step for i in guard.incidents] == [3]
+    assert not guard.incidents[0].location.is_reproduced
+    assert all(torch.isfinite(t).all() for t in model.state_dict().values())
+    assert not torch.is_anomaly_enabled()
+
+
+def test_the_schedule_of_the_loop_stands_still_with_a_skipped_step():
+    def run(batches, is_guarded):
+        model, optimizer = make()
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+        guard = Guard(model, optimizer, scheduler if is_guarded else None, settings=QUICK)
+        for x in guard(batches) if is_guarded else batches:
+            body(model, optimizer, x)
+            scheduler.step()
+        guard.close()
+        return scheduler.state_dict()
+
+    kept = [x for i, x in enumerate(data()) if i != 3]
+    assert run(data(bad=[3]), True) == run(kept, False)
+
+
+def test_a_schedule_by_the_epoch_goes_on():
+    model, optimizer = make()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    with Guard(model, optimizer, scheduler, settings=QUICK) as guard:
+        for _ in range(2):
+            for x in guard(data(bad=[7])):
+                body(model, optimizer, x)
+            scheduler.step()
+    assert len(guard.incidents) == 2
+    assert scheduler.get_last_lr() == [0.05 * 0.25]
+
+
+def test_models_that_share_the_loop_without_the_guard_are_left_alone():
+    """The optimizer of another model steps on the same batch: that is not the guard's."""
+    model, optimizer = make()
+    other = nn.Linear(2, 1)
+    other_optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with Guard(model, optimizer, settings=QUICK) as guard:
+        for x in guard(data()):
+            body(model, optimizer, x)
+            body(other, other_optimizer, x)
+    assert guard.incidents == []
+    assert all(torch.isfinite(p).all() for p in other.parameters())
