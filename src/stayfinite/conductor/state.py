@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
+from ..observe.batches import named_tensors
 from ..recover.snapshot import Snapshot
 
 __all__ = ["TrainState"]
@@ -27,6 +28,10 @@ class TrainState:
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
         self.scalers: list[Any] = []
+        self.averages: dict[str, nn.Module] = {}
+        """Running averages of the weights: nothing moves them but the loop itself."""
+        self.others: dict[str, Any] = {}
+        """Anything else with `state_dict` and `load_state_dict` that goes back with a rollback."""
         self.snapshot = Snapshot()
         self.initially_bad: set[str] = set()
         self.first_sizes: dict[str, tuple[float, float]] = {}
@@ -63,6 +68,17 @@ class TrainState:
             self.scalers.append(scaler)
             if self.snapshot.is_taken and scaler.is_enabled():
                 self.snapshot.add(*_scaler_slot(scaler))
+
+    def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
+        """Take in averages of our models (`AveragedModel`); True if there was a new one."""
+        known = [id(m) for m in (*self.averages.values(), *self.roots.values())]
+        own = [[p.shape for p in root.parameters()] for root in self.roots.values()]
+        new = [
+            m for m in modules if id(m) not in known and [p.shape for p in m.parameters()] in own
+        ]
+        for module in new:
+            self.averages[f"average{len(self.averages) or ''}"] = module
+        return bool(new)
 
     def _forget_caches(self) -> None:
         self._names = self._buffer_homes = self._params = None
@@ -116,6 +132,14 @@ class TrainState:
                     if isinstance(value, Tensor):
                         yield f"{owner}:{key}", value
 
+    def average_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, module in self.averages.items():
+            for key, value in (*module.named_parameters(), *module.named_buffers()):
+                yield _join(name, key), value
+        for name, other in self.others.items():
+            for key, value in named_tensors(other.state_dict(), name):
+                yield key, value
+
     def grads(self, optimizers: list[Optimizer] | None = None) -> list[tuple[Tensor, Tensor]]:
         """(parameter, gradient) of what the optimizers move."""
         return [
@@ -163,6 +187,7 @@ class TrainState:
             ("parameter", list(self.parameters())),
             ("buffer", list(self.buffers())),
             ("optimizer_state", list(self.optimizer_state())),
+            ("average", list(self.average_tensors())),
         )
         tensors = [t for _, pairs in groups for _, t in pairs]
         if not tensors:
@@ -235,18 +260,57 @@ class TrainState:
     def take_snapshot(self, tag: int) -> float:
         """Copy all that a step moves; returns the seconds it took."""
         start = time.perf_counter()
-        tensors = [p for _, p in self.parameters()]
-        tensors += [b for _, b in self.buffers() if b.device.type != "meta"]
-        dicts: list[dict[Any, Any]] = []
-        small = self.small_slots()
-        for optimizer in self.optimizers:
-            dicts.append(optimizer.state)
-            for entries in optimizer.state.values():
-                if isinstance(entries, dict):
-                    tensors += [v for v in entries.values() if isinstance(v, Tensor)]
-                    small.append(_dict_slot(entries))
-        self.snapshot.take(tag, tensors, small, dicts)
+        named = self._moved()
+        dicts: list[dict[Any, Any]] = [optimizer.state for optimizer in self.optimizers]
+        tensors, names = [t for _, t in named], [n for n, _ in named]
+        self.snapshot.take(tag, tensors, self.snapshot_slots(), dicts, names)
         return time.perf_counter() - start
+
+    def _moved(self) -> list[tuple[str, Tensor]]:
+        named = [(f"parameter {n}", p) for n, p in self.parameters()]
+        named += [(f"buffer {n}", b) for n, b in self.buffers() if b.device.type != "meta"]
+        named += [(f"optimizer_state {n}", t) for n, t in self.optimizer_state()]
+        for name, module in self.averages.items():
+            pairs = (*module.named_parameters(), *module.named_buffers())
+            named += [(f"average {_join(name, key)}", t) for key, t in pairs]
+        for optimizer in self.optimizers:
+            for i, group in enumerate(optimizer.param_groups):
+                named += [(f"group{i} {k}", v) for k, v in group.items() if isinstance(v, Tensor)]
+        return named
+
+    def versions(self) -> list[tuple[Tensor, int]]:
+        """Each tensor with its count of writes: what is equal later has not been written to."""
+        named = [*self._moved(), *self.average_tensors()]
+        return [(t, t._version) for _, t in named if not t.is_inference()]
+
+    def is_still_finite(self, versions: list[tuple[Tensor, int]]) -> bool:
+        """Whether all that was written to since is finite; what was not, was seen to be."""
+        known = {id(t): version for t, version in versions}
+        written = [t for t, v in self.versions() if known.get(id(t)) != v]
+        return not written or not self.bad_state()
+
+    def snapshot_slots(self) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+        """What goes into a snapshot besides tensors."""
+        slots = self.small_slots()
+        for optimizer in self.optimizers:
+            slots += [_dict_slot(e) for e in optimizer.state.values() if isinstance(e, dict)]
+        return slots + [_state_slot(other) for other in self.others.values()]
+
+    def scale_lrs(self, factor: float) -> None:
+        """All learning rates times `factor`, those included that schedulers compute from."""
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for key in ("lr", "initial_lr", "max_lr", "min_lr"):
+                    value = group.get(key)
+                    if isinstance(value, Tensor):
+                        value.mul_(factor)
+                    elif isinstance(value, (int, float)):
+                        group[key] = value * factor
+        for scheduler in self.schedulers:
+            for key in ("base_lrs", "max_lrs", "_last_lr", "min_lrs"):
+                values = getattr(scheduler, key, None)
+                if isinstance(values, list):
+                    setattr(scheduler, key, [v * factor for v in values])
 
     def small_slots(self) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
         """Getters and setters of what is not a tensor of the model: LR, scheduler, scaler."""
@@ -262,7 +326,8 @@ class TrainState:
     def snapshot_bytes(self) -> int:
         tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers()]
         per_param = sum(t.numel() * t.element_size() for t in tensors)
-        return 3 * per_param
+        averages = sum(t.numel() * t.element_size() for _, t in self.average_tensors())
+        return 3 * per_param + averages
 
     def clear_grads(self) -> None:
         for optimizer in self.optimizers:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -51,6 +52,8 @@ class Witness:
         self.restored: weakref.WeakKeyDictionary[Any, Restore] = weakref.WeakKeyDictionary()
         self.last_path: str | None = None
         self.last_read: FileRead | None = None
+        self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Every `torch.optim.swa_utils.AveragedModel` that was made."""
         self.loader: weakref.ref[DataLoader[Any]] | None = None
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._current: list[Any] | None = None
@@ -94,6 +97,18 @@ def install() -> None:
     _wrap_load(torch.optim.lr_scheduler.LRScheduler, "load_state_dict")
     _wrap_torch_load()
     _wrap_loader()
+    _wrap_average()
+
+
+def _wrap_average() -> None:
+    init = AveragedModel.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        witness.averages.add(self)
+
+    AveragedModel.__init__ = __init__  # type: ignore[method-assign]
 
 
 def _wrap_load(cls: type, name: str) -> None:
