@@ -197,7 +197,7 @@ def test_script_ends_as_if_the_bad_batch_had_never_come(script, nursery, tmp_pat
     cwd = folder_of(script, tmp_path)
     done = nursery.run(guarded(script, tmp_path / "run"), cwd)
     steps = script.left_out if script.left_out is not None else script.steps
-    tool = [str(pathlib.Path(__file__).parent / "without.py"), ",".join(map(str, steps))]
+    tool = [str(SCRIPTS / "without.py"), ",".join(map(str, steps))]
     wanted = nursery.run([*tool, *script.command()], cwd)
     assert done.out.splitlines()[-1] == wanted.out.splitlines()[-1]
     assert done.code == wanted.code
@@ -211,7 +211,7 @@ def test_compiled_model(script, nursery, tmp_path):
     assert (plain.code, done.code) == (0, 0), done.err
     assert_found(script, incidents_in(tmp_path / "run"))
     assert_output(script, plain.out, done.out)
-    tool = [str(pathlib.Path(__file__).parent / "without.py"), "4"]
+    tool = [str(SCRIPTS / "without.py"), "4"]
     wanted = nursery.run([*tool, *script.command()], tmp_path)
     # The replay may leave the compiler with other guards: the last bits may differ, no more.
     assert last_numbers(done.out) == pytest.approx(last_numbers(wanted.out), abs=2e-5)
