@@ -1,0 +1,93 @@
+"""`stayfinite report RUN`: what happened in a run, as one page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Optional
+
+import typer
+
+__all__ = ["register"]
+
+_FORMATS = ("html", "md", "json")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report")(report)
+
+
+def report(
+    run: Path = typer.Argument(..., help="A run folder, a .jsonl log, or one incident's folder."),
+    output: Optional[Path] = typer.Option(  # noqa: UP045 - typer reads it
+        None, "-o", "--output", help="Where it goes; '-' prints it. Default: beside the run."
+    ),
+    format: str = typer.Option("html", "--format", help="html, md or json."),
+    png: Optional[Path] = typer.Option(  # noqa: UP045
+        None, "--png", help="Also write the plots as PNG files into this folder."
+    ),
+    map_: Optional[list[str]] = typer.Option(  # noqa: UP045
+        None, "--map", help="Which key of a foreign log is which: loss=total, step=n, ..."
+    ),
+    session: Optional[int] = typer.Option(  # noqa: UP045
+        None, help="Which session of a folder that was used several times. Default: the last."
+    ),
+    rank: int = typer.Option(0, help="Which rank's journal of a distributed run."),
+    points: int = typer.Option(2000, min=10, help="How many points a curve has at most."),
+    to: Optional[list[str]] = typer.Option(  # noqa: UP045
+        None, "--to", help="Also into tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
+    ),
+) -> None:
+    """One self-contained HTML page: the curves, the story of each incident, the layers.
+
+    Reads the journal of a run, or any JSONL training log.
+    """
+    from ..errors import StayfiniteError
+    from ..report.foreign import KeyMap
+    from ..report.model import load_run
+
+    if format not in _FORMATS:
+        raise typer.BadParameter(f"--format must be one of {', '.join(_FORMATS)}, got {format!r}")
+    try:
+        keys = KeyMap.parse(map_ or ())
+        view = load_run(run, session=session, keys=keys, points=points, rank=rank)
+        text = _render(view, format)
+        if png is not None:
+            from ..report.png import write_pngs
+
+            for path in write_pngs(view, png):
+                typer.echo(str(path), err=True)
+        if to:
+            from ..report.sinks import export
+
+            export(run, view, to)
+    except (StayfiniteError, OSError) as e:
+        typer.echo(f"stayfinite report: {e}", err=True)
+        raise typer.Exit(2) from e
+    if str(output) == "-":
+        typer.echo(text, nl=False)
+        return
+    target = output or _beside(run, format)
+    try:
+        target.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as e:
+        typer.echo(f"stayfinite report: cannot write {target}: {e.strerror}", err=True)
+        raise typer.Exit(2) from e
+    typer.echo(str(target))
+
+
+def _render(view: object, format: str) -> str:
+    from ..report.html import render_html
+    from ..report.markdown import render_markdown
+    from ..report.model import RunView
+
+    assert isinstance(view, RunView)
+    if format == "json":
+        return json.dumps(view.to_plain(), indent=1, allow_nan=False) + "\n"
+    return render_markdown(view) if format == "md" else render_html(view)
+
+
+def _beside(run: Path, format: str) -> Path:
+    if run.is_dir():
+        return run / f"report.{format}"
+    return run.with_name(f"{run.stem}-report.{format}")

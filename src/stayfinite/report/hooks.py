@@ -1,0 +1,77 @@
+"""What a user wants to happen on an incident: a command, or a request to a web address."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+from ..records import Incident
+
+__all__ = ["incident_hook", "post", "run_command"]
+
+_LIMIT_SECONDS = 60.0
+
+
+def incident_hook(target: str) -> Callable[[Incident], None]:
+    """`--on-incident TARGET`: an http(s) address gets a POST, anything else is a shell command."""
+    if target.startswith(("http://", "https://")):
+        return lambda incident: post(target, incident)
+    return lambda incident: run_command(target, incident)
+
+
+def run_command(
+    command: str, incident: Incident, limit_seconds: float = _LIMIT_SECONDS
+) -> int | None:
+    """Run it in a shell with the incident's JSON on standard input; returns its exit code.
+
+    STAYFINITE_STEP, STAYFINITE_CAUSE, STAYFINITE_ID and STAYFINITE_PATH are set for it. A command
+    that fails or hangs is reported in one line and never stops the training.
+    """
+    extra = {
+        "STAYFINITE_ID": incident.id,
+        "STAYFINITE_STEP": str(incident.event.step),
+        "STAYFINITE_CAUSE": incident.diagnosis.cause or "",
+        "STAYFINITE_PATH": incident.path or "",
+    }
+    try:
+        done = subprocess.run(
+            command,
+            shell=True,
+            input=incident.to_json(indent=None),
+            text=True,
+            timeout=limit_seconds,
+            env={**os.environ, **extra},
+            stdout=sys.stderr,  # the script's own output stays its own
+            check=False,
+        )
+    except (OSError, ValueError) as e:
+        return _complain(f"the command on an incident could not run: {e}")
+    except subprocess.TimeoutExpired:
+        return _complain(
+            f"the command on an incident took more than {limit_seconds:g} s and was ended: {command}"
+        )
+    if done.returncode:
+        _complain(f"the command on an incident exited with {done.returncode}: {command}")
+    return done.returncode
+
+
+def post(address: str, incident: Incident, limit_seconds: float = 10.0) -> int | None:
+    """POST the incident's JSON; returns the status, None if there was no answer."""
+    request = urllib.request.Request(
+        address,
+        data=incident.to_json(indent=None).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=limit_seconds) as answer:
+            return int(answer.status)
+    except (OSError, urllib.error.URLError, ValueError) as e:
+        return _complain(f"the incident could not be posted to {address}: {e}")
+
+
+def _complain(text: str) -> None:
+    print(f"stayfinite: {text}", file=sys.stderr)

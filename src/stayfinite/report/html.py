@@ -1,0 +1,231 @@
+"""The page of a run: one HTML file that needs nothing else. The looks are in `templates/`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..records import Fix, Incident, Link, Operand, TensorStats
+from .curves import Series
+from .model import Plot, RunView
+from .text import _what, headline, number, short_path
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+__all__ = ["incident_page", "render_html", "templates"]
+
+_ROLES = {
+    "birth": "born here",
+    "carrier": "carried on",
+    "sentinel": "written on purpose",
+    "source": "came in with",
+    "symptom": "seen here",
+}
+_MAX_STORIES = 40
+
+
+@dataclass
+class Group:
+    """Incidents that are the same thing again; only the first is told in full."""
+
+    first: Incident
+    others: list[Incident]
+
+    @property
+    def history(self) -> bool:
+        return sum(r.loss is not None for r in self.first.history) > 1
+
+
+def render_html(view: RunView) -> str:
+    """The page."""
+    groups = _groups(view.incidents)
+    page = templates().get_template("page.html.jinja")
+    return page.render(
+        view=view, groups=groups, payload=_payload(view, groups), version=__version__
+    )
+
+
+def incident_page(incident: Incident) -> str:
+    """The page of one incident, as sinks keep it."""
+    from .model import view_of_incident
+
+    return render_html(view_of_incident(incident))
+
+
+@lru_cache
+def templates() -> Environment:
+    """Everything is escaped; the few helpers that return markup say so by their type."""
+    from jinja2 import Environment, FileSystemLoader
+
+    env = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=lambda name: name is None or name.endswith((".html.jinja", ".js.jinja")),
+    )
+    env.filters.update(
+        number=number,
+        short_path=short_path,
+        what=_what,
+        role=lambda role: _ROLES.get(role, role),
+        slug=lambda text: re.sub(r"[^a-z0-9]+", "-", str(text).lower()),
+        source=source_context,
+        tensors=_tensors,
+        histogram=_histogram,
+        diff=unified_diff,
+    )
+    return env
+
+
+def _groups(incidents: list[Incident]) -> list[Group]:
+    groups: dict[Any, Group] = {}
+    for incident in incidents:
+        at = incident.location
+        key: Any = (at.op, at.file, at.line, incident.diagnosis.cause, incident.event.symptom)
+        if key not in groups and len(groups) >= _MAX_STORIES:
+            key = next(reversed(groups))
+        if key in groups:
+            groups[key].others.append(incident)
+        else:
+            groups[key] = Group(incident, [])
+    return list(groups.values())
+
+
+def _payload(view: RunView, groups: list[Group]) -> Any:
+    """The figures for the script. `<` never appears, so nothing can end the element early."""
+    from markupsafe import Markup
+
+    plots = [_plot(p, bool(view.data.curves.every > 1)) for p in view.plots]
+    plots += [_history(g.first) for g in groups if g.history]
+    heat = view.heat
+    data = {
+        "plots": plots,
+        "incidents": [
+            {"step": i.event.step, "id": i.id, "text": headline(i)} for i in view.incidents
+        ],
+        "heat": {k: _rounded(v) for k, v in vars(heat).items()} if heat is not None else None,
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return Markup(text)  # noqa: S704 - escaped just above
+
+
+def _plot(plot: Plot, has_band: bool) -> dict[str, Any]:
+    series = [_series(name, s, has_band) for name, s in plot.series.items()]
+    return {"name": plot.name, "title": plot.title, "log": plot.is_log, "series": series}
+
+
+def _series(name: str, s: Series, has_band: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "name": name,
+        "x": s.x,
+        "mean": _rounded(s.mean),
+        "bad": {i: b for i, b in enumerate(s.bad) if b},
+    }
+    if has_band:
+        plain |= {"low": _rounded(s.low), "high": _rounded(s.high)}
+    return plain
+
+
+def _history(incident: Incident) -> dict[str, Any]:
+    rows = [(r.step, r.loss) for r in incident.history if r.loss is not None]
+    rows.append((incident.event.step, incident.event.loss or math.nan))
+    finite = [v if math.isfinite(v) else None for _, v in rows]
+    series = {
+        "name": "loss",
+        "x": [step for step, _ in rows],
+        "mean": _rounded(finite),
+        "bad": {i: str(v) for i, (_, v) in enumerate(rows) if not math.isfinite(v)},
+    }
+    if incident.event.loss is None:
+        series["bad"] = {}
+    title = "Loss of the steps before it"
+    return {"name": incident.id, "title": title, "log": True, "own": True, "series": [series]}
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits are more than a screen shows; JSON has no NaN."""
+    if isinstance(value, list):
+        return [_rounded(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def source_context(link: Link, radius: int = 4) -> list[tuple[int, str, bool]]:
+    """(number, text, is it the line) around the link; the line alone if the file has changed."""
+    if link.line is None or not link.source:
+        return []
+    alone = [(link.line, link.source, True)]
+    if not link.file or link.file.startswith("<"):
+        return alone
+    try:
+        lines = Path(link.file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return alone
+    if not 0 < link.line <= len(lines) or lines[link.line - 1].strip() != link.source.strip():
+        return alone
+    first = max(1, link.line - radius)
+    window = lines[first - 1 : link.line + radius]
+    return [(first + i, text, first + i == link.line) for i, text in enumerate(window)]
+
+
+def _tensors(link: Link) -> list[tuple[str, Operand, TensorStats]]:
+    return [
+        (side, o, o.stats)
+        for side, operands in (("in", link.inputs), ("out", link.outputs))
+        for o in operands
+        if o.stats is not None
+    ]
+
+
+def _histogram(s: TensorStats) -> Any:
+    """Bars from min to max, square-root heights so that a tail is seen."""
+    from markupsafe import Markup, escape
+
+    if not s.histogram or not any(s.histogram):
+        return ""
+    top = math.sqrt(max(s.histogram))
+    bars = "".join(
+        f'<rect x="{i * 4}" y="{22 - h:.1f}" width="3" height="{h:.1f}"/>'
+        for i, n in enumerate(s.histogram)
+        if (h := math.sqrt(n) / top * 21)
+    )
+    width = len(s.histogram) * 4
+    label = escape(f"{number(s.min)} to {number(s.max)}")
+    return Markup(  # noqa: S704 - numbers only, the label is escaped
+        f'<svg class="hist" width="{width}" height="22"><title>{label}</title>{bars}</svg>'
+    )
+
+
+def unified_diff(fix: Fix) -> list[tuple[str, str]]:
+    """(kind, line) of a diff that `patch` takes where the file is still the same."""
+    if fix.before is None or fix.after is None:
+        return []
+    before, after = fix.before.splitlines() or [""], fix.after.splitlines() or [""]
+    lines: list[tuple[str, str]] = []
+    if fix.file and fix.line:
+        indent = _indent(fix.file, fix.line, before[0])
+        before, after = [indent + b for b in before], [indent + a for a in after]
+        path = short_path(fix.file).lstrip("/")
+        spread = [f",{len(side)}" if len(side) != 1 else "" for side in (before, after)]
+        lines += [("head", f"--- a/{path}"), ("head", f"+++ b/{path}")]
+        lines.append(("head", f"@@ -{fix.line}{spread[0]} +{fix.line}{spread[1]} @@"))
+    lines += [("del", f"-{b}") for b in before]
+    return lines + [("add", f"+{a}") for a in after]
+
+
+def _indent(file: str, line: int, text: str) -> str:
+    """The line's own indentation, which the recorded source has lost."""
+    try:
+        real = Path(file).read_text(encoding="utf-8").splitlines()[line - 1]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return ""
+    is_same = real.strip() == text.strip() and real != text
+    return real[: len(real) - len(real.lstrip())] if is_same else ""

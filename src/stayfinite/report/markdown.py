@@ -1,0 +1,48 @@
+"""The report as Markdown, for pasting into an issue."""
+
+from __future__ import annotations
+
+import re
+
+from .html import _groups, templates
+from .model import RunView
+
+__all__ = ["render_markdown"]
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
+
+
+def render_markdown(view: RunView) -> str:
+    """Short enough for an issue; names and source lines stay text whatever is in them."""
+    env = templates().overlay(autoescape=False, trim_blocks=True, lstrip_blocks=True)
+    env.filters = {**env.filters, "md": escape, "code": code, "fence": fence}
+    text = env.get_template("report.md.jinja").render(view=view, groups=_groups(view.incidents))
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def escape(text: object) -> str:
+    r"""Text that Markdown and HTML leave alone.
+
+    >>> print(escape("<b>*x*</b> & y"))
+    \<b\>\*x\*\</b\> &amp; y
+    """
+    return _SPECIAL.sub(r"\\\1", str(text).replace("&", "&amp;")).replace("\n", " ")
+
+
+def code(text: object) -> str:
+    """A code span, with as many backticks as it takes.
+
+    >>> code("a`b|c")
+    '``a`b\\\\|c``'
+    """
+    plain = str(text).replace("\n", " ").replace("|", "\\|")
+    ticks = "`" * (max((len(t) for t in re.findall(r"`+", plain)), default=0) + 1)
+    pad = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{ticks}{pad}{plain}{pad}{ticks}"
+
+
+def fence(text: object, language: str = "") -> str:
+    """A code block, with as many backticks as it takes."""
+    plain = str(text)
+    ticks = "`" * max(3, max((len(t) for t in re.findall(r"`+", plain)), default=0) + 1)
+    return f"{ticks}{language}\n{plain}\n{ticks}"
