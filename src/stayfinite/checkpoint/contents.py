@@ -16,6 +16,7 @@ from .geometry import Layout, layout_of
 from .judge import finding, judge_number, judge_tensor
 from .limits import FileFault, Limits
 from .measure import Elements, Probe, dtype_of, measure
+from .parallel import Waiting, measure_all
 from .readers.arrays import array_tensor
 from .readers.base import Contents
 from .records import TensorFinding, TensorReport
@@ -113,7 +114,9 @@ def examine(contents: Contents, hint: str, limits: Limits, probe: Probe) -> Exam
             for leaf in leaves(root, limits, (clean(label),) if label else ()):
                 worker.look(leaf, hint)
         except FileFault as e:
-            out.findings.append(finding(e.code, str(e)))
+            worker.say(finding(e.code, str(e)))
+    worker.finish()
+    out.findings = [f for slot in worker.slots for f in slot]
     out.tensors = list(worker.reports.values())
     out.notes = list(worker.notes)
     return out
@@ -127,6 +130,24 @@ class _Worker:
         self.reports: dict[object, TensorReport] = {}
         self.spent: dict[Blob, int] = {}
         self.notes: dict[str, None] = {}
+        self.slots: list[list[TensorFinding]] = []
+        """Findings in the order of the file, a slot for each thing looked at."""
+        self.waiting: list[Waiting] = []
+
+    def say(self, found: TensorFinding) -> None:
+        self.slots.append([found])
+
+    def finish(self) -> None:
+        """Measure what is waiting, and judge it."""
+        for job, outcome in zip(self.waiting, measure_all(self.waiting, self.probe)):
+            report, slot = self.reports[job.key], self.slots[job.slot]
+            if isinstance(outcome, FileFault):
+                del self.reports[job.key]
+                slot.append(finding(outcome.code, f"{report.name}: {outcome}", tensor=report.name))
+                continue
+            figures, is_flooded = outcome
+            self.reports[job.key] = replace(report, stats=figures)
+            slot.extend(judge_tensor(self.reports[job.key], is_flooded))
 
     def look(self, leaf: Leaf, hint: str) -> None:
         value = leaf.value
@@ -139,7 +160,7 @@ class _Worker:
                 self._stored(leaf, hint)
             except FileFault as e:
                 message = f"{leaf.name}: {e}"
-                self.out.findings.append(finding(e.code, message, tensor=leaf.name))
+                self.say(finding(e.code, message, tensor=leaf.name))
 
     def _number(self, leaf: Leaf, hint: str) -> None:
         value = leaf.value
@@ -152,7 +173,7 @@ class _Worker:
             return
         found = judge_number(leaf.name, _role(leaf, hint), float(value))
         if found is not None:
-            self.out.findings.append(found)
+            self.say(found)
 
     def _live(self, leaf: Leaf, hint: str, tensor: Tensor) -> None:
         """A tensor in memory (`scan_object`)."""
@@ -168,7 +189,7 @@ class _Worker:
         tensor = locate(leaf.path, _role(leaf, hint), ref)
         if tensor.elements is None:
             message = f"{leaf.name}: dtype {clean(ref.dtype, 40)!r} is not known to this torch"
-            self.out.findings.append(finding("not_scanned", message, tensor=leaf.name))
+            self.say(finding("not_scanned", message, tensor=leaf.name))
             return
         if tensor.layout is None or tensor.blob is None:
             if ref.storage is None:
@@ -182,18 +203,34 @@ class _Worker:
             if len(known.aliases) < 100 and leaf.name != known.name:
                 self.reports[tensor.identity] = replace(known, aliases=(*known.aliases, leaf.name))
             return
-        figures, is_flooded = self._measure(tensor)
-        self._add(tensor.identity, leaf.name, tensor.role, figures, is_flooded)
+        if self._is_affordable(tensor):
+            self._wait(tensor)
+        else:
+            self._add(tensor.identity, leaf.name, tensor.role, self._share(tensor), False)
 
-    def _measure(self, tensor: NamedTensor) -> tuple[TensorStats, bool]:
+    def _wait(self, tensor: NamedTensor) -> None:
+        """Measure it with the others, when all are known."""
+        blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
+        assert blob is not None and layout is not None and elements is not None
+        blank = TensorStats(shape=layout.size, dtype=elements.name)
+        key = tensor.identity
+        self.reports[key] = TensorReport(name=tensor.name, role=tensor.role, stats=blank)
+        is_matrix = len(layout.size) > 1 and tensor.role in ("weights", "ema")
+        self.waiting.append(Waiting(key, len(self.slots), blob, layout, elements, is_matrix))
+        self.slots.append([])
+
+    def _is_affordable(self, tensor: NamedTensor) -> bool:
         """Views that overlap may not make one storage be read over and over."""
         blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
         assert blob is not None and layout is not None and elements is not None
         cost = layout.num_elements * elements.itemsize
         spent = self.spent[blob] = self.spent.get(blob, 0) + cost
-        if spent <= self.limits.max_rereads * blob.size + (1 << 20):
-            is_matrix = len(layout.size) > 1 and tensor.role in ("weights", "ema")
-            return measure(blob, layout, elements, self.probe, for_flood=is_matrix)
+        return spent <= self.limits.max_rereads * blob.size + (1 << 20)
+
+    def _share(self, tensor: NamedTensor) -> TensorStats:
+        """The figures of the whole storage, for one view too many of it."""
+        blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
+        assert blob is not None and layout is not None and elements is not None
         count = blob.size // elements.itemsize
         whole = replace(tensor, layout=layout_of(0, (count,), (1,), count))
         if whole.identity not in self.reports:
@@ -211,13 +248,13 @@ class _Worker:
         self.notes[
             "overlapping views of one storage: the range given is that of the whole storage"
         ] = None
-        return replace(figures, shape=layout.size, num_elements=math.prod(layout.size)), False
+        return replace(figures, shape=layout.size, num_elements=math.prod(layout.size))
 
     def _unseen(self, leaf: Leaf) -> None:
         descr = getattr(leaf.value, "descr", "?")
         if descr.lstrip("<>|=")[:1] in ("f", "c"):
             message = f"{leaf.name}: numpy type {clean(descr, 20)!r} has no equal in torch"
-            self.out.findings.append(finding("not_scanned", message, tensor=leaf.name))
+            self.say(finding("not_scanned", message, tensor=leaf.name))
         elif not isinstance(getattr(leaf.value, "data", None), list):
             self.notes[f"{leaf.name}: an array of {clean(descr, 60)!r}, no numbers to look at"] = (
                 None
@@ -228,7 +265,7 @@ class _Worker:
     ) -> None:
         report = TensorReport(name=name, role=role, stats=figures)
         self.reports[key] = report
-        self.out.findings.extend(judge_tensor(report, is_flooded))
+        self.slots.append(list(judge_tensor(report, is_flooded)))
 
 
 def step_and_epoch(contents: Contents) -> tuple[int | None, int | None]:

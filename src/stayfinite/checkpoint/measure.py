@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,18 @@ from ..records import TensorStats
 from .files import Blob
 from .geometry import Block, Layout
 
-__all__ = ["Elements", "Probe", "dtype_of", "measure", "typed_blocks"]
+__all__ = [
+    "Elements",
+    "Extremes",
+    "Probe",
+    "conclude",
+    "dtype_of",
+    "extremes",
+    "measure",
+    "merge_extremes",
+    "needs_detail",
+    "typed_blocks",
+]
 
 BLOCK_BYTES = 16 << 20
 """Large enough for the full memory speed, small enough to copy where bytes must be swapped."""
@@ -58,9 +70,11 @@ class Probe:
     is_full: bool = False
     """Count zeros and subnormals and take the mean of every tensor, not only of bad ones."""
     scanned_bytes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def advance(self, blob: Blob, num_bytes: int) -> None:
-        self.scanned_bytes += num_bytes
+        with self._lock:
+            self.scanned_bytes += num_bytes
         if self.on_bytes is not None:
             self.on_bytes(num_bytes)
         if self.check is not None:
@@ -142,16 +156,41 @@ def _from_bytes(raw: memoryview, elements: Elements, swap: bool) -> Tensor:
     return tensor
 
 
+Extremes = tuple[float, float, bool]
+"""Smallest and largest value (NaN if there is one), and whether a sample is mostly subnormal."""
+
+
 def measure(
     blob: Blob, layout: Layout, elements: Elements, probe: Probe, *, for_flood: bool = False
 ) -> tuple[TensorStats, bool]:
     """The statistics of one tensor, and (`for_flood`) whether a sample of it is mostly subnormal."""
     if elements.is_eight_bit_float:
         return _measure_histogram(blob, layout, elements, probe), False
-    low, high, is_flooded = _extremes(blob, layout, elements, probe, for_flood)
+    found = extremes(blob, layout, elements, probe, for_flood)
+    return conclude(found, blob, layout, elements, probe)
+
+
+def merge_extremes(parts: list[Extremes]) -> Extremes:
+    """The extremes of a tensor from those of its pieces."""
+    if any(low != low for low, _, _ in parts):
+        return math.nan, math.nan, False
+    return min(p[0] for p in parts), max(p[1] for p in parts), any(p[2] for p in parts)
+
+
+def needs_detail(found: Extremes, elements: Elements, probe: Probe) -> bool:
+    """Whether a tensor must be read a second time."""
+    low, high, is_flooded = found
+    is_bad = not -math.inf < low <= high < math.inf and (low <= high or low != low)
+    return elements.is_float and (is_bad or is_flooded or probe.is_full)
+
+
+def conclude(
+    found: Extremes, blob: Blob, layout: Layout, elements: Elements, probe: Probe
+) -> tuple[TensorStats, bool]:
+    """The statistics of a tensor whose extremes are known; a second look if they are bad."""
+    low, high, is_flooded = found
     count = math.prod(layout.size)
-    is_bad = elements.is_float and not -math.inf < low <= high < math.inf and count > 0
-    if elements.is_float and (is_bad or is_flooded or probe.is_full):
+    if count and needs_detail(found, elements, probe):
         base = TensorStats(shape=layout.size, dtype=elements.name, num_elements=count)
         return _detail(base, blob, layout, elements, probe), is_flooded
     if count == 0 or low > high:
@@ -170,9 +209,9 @@ def measure(
     return figures, False
 
 
-def _extremes(
+def extremes(
     blob: Blob, layout: Layout, elements: Elements, probe: Probe, for_flood: bool
-) -> tuple[float, float, bool]:
+) -> Extremes:
     """Smallest and largest value; both NaN as soon as a block holds one."""
     low, high, is_flooded = math.inf, -math.inf, False
     per_block = max(1, BLOCK_BYTES // elements.itemsize)

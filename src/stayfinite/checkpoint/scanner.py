@@ -147,8 +147,8 @@ def _run_all(
 
         def on_bytes(count: int) -> None:
             nonlocal seen
-            seen += count
             with lock:
+                seen += count
                 progress.done_bytes += count
 
         progress.current = str(task.path)

@@ -27,6 +27,7 @@ from ..records import Action, Incident, StepRecord
 from ..recover.policy import Policy
 from .deferred import DeferredFlag
 from .journaling import RunJournal
+from .ranks import DUE, NOT_DUE, URGENT, RankFailure, Ranks, local, note_initial
 from .state import TrainState
 from .window import Failure, Window
 
@@ -43,6 +44,7 @@ class Core:
         self.settings = settings
         self.policy = policy
         self.rng = RngMemory()
+        self.ranks = Ranks()
         self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
         self.log: list[Window] = []
         """Windows applied since the snapshot, for going back."""
@@ -63,15 +65,19 @@ class Core:
         self._has_room = True
         self._deferred: DeferredFlag | None = None
         self._can_defer: dict[int, bool] = {}
+        self._has_met = False
+        self._is_deep_agreed = False
+        self._is_deep_wanted = False
 
     # -- the sentinel ------------------------------------------------------------------------
 
     def check(self, window: Window, optimizer: Optimizer) -> Failure | None:
         """Loss and gradients in one fused pass and one read; learning rates by a look."""
-        for group in optimizer.param_groups:
-            rate = group.get("lr")
-            if isinstance(rate, float) and not math.isfinite(rate):
-                return Failure("learning_rate", window.step, name="lr", value=rate)
+        if self.is_shared(optimizer):
+            return self.check_together(window, optimizer)
+        failure = _bad_rate(window, optimizer)
+        if failure is not None:
+            return failure
         losses = [t for _, t in window.losses]
         if window.norm is not None:
             total = window.norm
@@ -91,6 +97,65 @@ class Core:
             flag.reset()
         return self.explain(window, [optimizer])
 
+    # -- the sentinel of several ranks ---------------------------------------------------------
+
+    def is_shared(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's step is decided by several ranks together."""
+        if not self.ranks.is_shared(optimizer):
+            return False
+        if not self._has_met:
+            self._has_met = True
+            if not self.ranks.all(self._has_room):  # going back is for all ranks or for none
+                self._has_room = False
+                self.state.snapshot.drop()
+                self.log.clear()
+        return True
+
+    def check_together(
+        self, window: Window, optimizer: Optimizer, is_scaled: bool = False
+    ) -> Failure | None:
+        """The same with one tiny all-reduce before the read; after a scaler, for the losses only."""
+        checked = [local(t).clone() for _, t in window.losses]
+        if window.norm is not None:
+            checked.insert(0, window.norm.clone())
+        elif not is_scaled:
+            checked[:0] = [local(g) for g in self._grads(optimizer)]
+        rate = _bad_rate(window, optimizer)
+        params = optimizer.param_groups[0]["params"]
+        flag = self._flag(checked[0].device if checked else params[0].device)
+        flag.fold(checked)
+        if rate is not None:
+            flag.value.fill_(1.0)
+        agreed = self.ranks.agree_on_flag(flag.value, self._wish())
+        self._is_deep_agreed = agreed.is_due
+        if not agreed.is_bad:
+            return None
+        flag.reset()
+        return self.ranks.agree(rate or self.explain(window, [] if is_scaled else [optimizer]))
+
+    def late_failure(self, window: Window) -> Failure:
+        """What a deferred step that went wrong is called."""
+        failure = Failure("loss", window.step, value=float(window.losses[-1][1]))
+        if not self.ranks.is_on:
+            return failure
+        return self.ranks.agree(self.explain(window, [])) or RankFailure(
+            "gradient", window.step, rank=self.ranks.first
+        )
+
+    def _wish(self) -> int:
+        """Whether this rank wants a deep check after this step: by its clock, its memory."""
+        is_full = len(self.log) + 1 >= self.settings.max_batches
+        if self._is_deep_wanted or is_full or self._log_bytes > _MAX_LOG_BYTES:
+            return URGENT
+        elapsed = time.perf_counter() - self._deep_started
+        return DUE if self._cost <= self.settings.budget * elapsed else NOT_DUE
+
+    def want_deep_check(self) -> None:
+        """Ranks come to the end of an epoch at different times: look with the next step they share."""
+        self._is_deep_wanted = True
+
+    # -- deferred -------------------------------------------------------------------------------
+
     def is_deferred(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's steps are judged later, without a sync."""
         if not self.settings.deferred:
@@ -105,13 +170,15 @@ class Core:
 
     def step_deferred(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Issue the step with the flag on the device; `collect` tells later how it went."""
-        grads = self._grads(optimizer)
-        losses = [t for _, t in window.losses]
+        grads = [local(g) for g in self._grads(optimizer)]
+        losses = [local(t) for _, t in window.losses]
         if self._deferred is None:
             device = grads[0].device if grads else losses[0].device
             self._deferred = DeferredFlag(device)
         checked = [window.norm.clone()] if window.norm is not None else grads
         self._deferred.arm(optimizer, [*checked, *(t.clone() for t in losses)])
+        if self.is_shared(optimizer):
+            self._deferred.share(self.ranks, self._wish())
         result = call()
         window.num_applied += 1
         window.is_moved = True
@@ -122,7 +189,9 @@ class Core:
         """What is known by now of the deferred steps."""
         if self._deferred is None:
             return [], None, []
-        return self._deferred.collect(is_last)
+        found = self._deferred.collect(is_last, in_step=self.ranks.is_on)
+        self._is_deep_agreed = self._is_deep_agreed or self._deferred.is_due
+        return found
 
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which symptom it is; None for a norm that overflowed over finite gradients."""
@@ -150,10 +219,11 @@ class Core:
 
     def prime(self) -> None:
         """Before the first step: what is bad already, and the first snapshot."""
+        self.ranks.mark()
         if self._is_primed:
             return
         self._is_primed = True
-        self.state.note_initial()
+        note_initial(self.state)
         self._has_room = (
             self.state.snapshot_bytes() < _free_memory() * self.settings.snapshot_ram_share
         )
@@ -170,7 +240,10 @@ class Core:
         else:
             # Going back must put the newcomer back as well, so history starts anew here.
             self.state.shadow_buffers()
-            self.deep_check(0)
+            if self.ranks.is_on:
+                self.want_deep_check()
+            else:
+                self.deep_check(0)
 
     def remember(self, window: Window) -> None:
         """One line of history; tensors by reference, so that nothing syncs."""
@@ -216,6 +289,9 @@ class Core:
         self.log.append(window)
 
     def _is_deep_due(self) -> bool:
+        if self.ranks.is_on:
+            is_due, self._is_deep_agreed = self._is_deep_agreed, False
+            return is_due
         if not self._has_room:
             elapsed = time.perf_counter() - self._deep_started
             return self._cost <= self.settings.budget * elapsed
@@ -228,9 +304,15 @@ class Core:
         return bool(self.log) and self._cost <= self.settings.budget * elapsed
 
     def deep_check(self, step: int) -> Failure | None:
-        """Parameters, buffers and optimizer state; when all are finite, a new snapshot."""
+        """Parameters, buffers and optimizer state; when all are finite, a new snapshot.
+
+        With several ranks all of them have to call it, since a snapshot is for all or for none.
+        """
         start = time.perf_counter()
+        self._is_deep_wanted = False
         bad = self.state.bad_state()
+        if self.ranks.any(bool(bad)) and not bad:
+            return self.ranks.agree(None)
         if bad:
             kind, name, _ = bad[0]
             return Failure(kind, step, name=name)

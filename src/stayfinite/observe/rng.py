@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = ["RngMemory", "RngState"]
-
-_PROBES = 4
-_REST = 32
-
 
 class RngState:
     """The generators as they were; None for NumPy's where that is not imported."""
@@ -55,44 +53,59 @@ def _cuda_state() -> list[Tensor] | None:
 
 
 class RngMemory:
-    """Captures per step. Python's and NumPy's generators are not copied again once a few steps in a
-    row did not move them (9 and 34 µs each), and looked at now and then."""
+    """Captures per step. Python's and NumPy's generators are copied (9 and 34 µs) only when a look
+    at their position says that they have moved; without such a look they are copied every time."""
 
     def __init__(self) -> None:
         self._python: Any = None
         self._numpy: Any = None
-        self._quiet = {"python": 0, "numpy": 0}
-        self._count = 0
-        self._num_quiet = 0
+        self._peek_python = _python_peek()
+        self._peek_numpy: Any = None
+        self._python_at: Any = None
+        self._numpy_at: Any = None
 
     def capture(self) -> RngState:
-        self._count += 1
-        # A generator that has been quiet is not read again: what it was then, it is still.
+        at = self._peek_python() if self._peek_python is not None else None
+        if at is None or at != self._python_at:
+            self._python, self._python_at = random.getstate(), at
+        if "numpy" in sys.modules:
+            self._look_at_numpy(sys.modules["numpy"])
         cuda = _cuda_state() if torch.cuda._initialized else None
-        now = torch.default_generator.get_state()
-        state = RngState(now, cuda, self._python, self._numpy)
-        if self._num_quiet >= 2 and self._count % _REST:
-            return state
-        return self._probe(state)
+        return RngState(torch.default_generator.get_state(), cuda, self._python, self._numpy)
 
-    def _probe(self, state: RngState) -> RngState:
-        if self._is_due("python"):
-            now = random.getstate()
-            self._quiet["python"] = self._quiet["python"] + 1 if now == self._python else 0
-            self._python = state.python = now
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and self._is_due("numpy"):
-            raw = numpy.random.get_state()
-            same = self._numpy is not None and _same_numpy(raw, self._numpy)
-            self._quiet["numpy"] = self._quiet["numpy"] + 1 if same else 0
-            self._numpy = state.numpy = raw
-        quiet = [self._quiet["python"], self._quiet["numpy"] if numpy is not None else _PROBES]
-        self._num_quiet = sum(n >= _PROBES for n in quiet)
-        return state
-
-    def _is_due(self, name: str) -> bool:
-        return self._quiet[name] < _PROBES or self._count % _REST == 0
+    def _look_at_numpy(self, numpy: Any) -> None:
+        if self._peek_numpy is None:
+            self._peek_numpy = _numpy_peek(numpy) or (lambda: None)
+        at = self._peek_numpy()
+        if at is None or at != self._numpy_at:
+            self._numpy, self._numpy_at = numpy.random.get_state(), at
 
 
-def _same_numpy(a: Any, b: Any) -> bool:
-    return bool(a[2] == b[2] and a[3] == b[3] and (a[1] == b[1]).all())
+def _python_peek() -> Callable[[], Any] | None:
+    """Position and first word of Python's Mersenne twister, read where they lie."""
+    base = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
+    index, first = ctypes.c_int.from_address(base), ctypes.c_uint32.from_address(base + 4)
+    words = random.getstate()[1]
+    if (index.value, first.value) != (words[-1], words[0]):
+        return None  # another interpreter lays it out differently
+    return lambda: (index.value, first.value)
+
+
+def _numpy_peek(numpy: Any) -> Callable[[], Any] | None:
+    """The same for NumPy's global generator, which may be exchanged for another kind."""
+    try:
+        generator = numpy.random.mtrand._rand._bit_generator
+        base = generator.ctypes.state_address
+        first, position = ctypes.c_uint32.from_address(base), ctypes.c_int.from_address(base + 2496)
+        name, words, index = numpy.random.get_state()[:3]
+    except Exception:
+        return None
+    if name != "MT19937" or (first.value, position.value) != (int(words[0]), index):
+        return None
+
+    def peek() -> Any:
+        if numpy.random.mtrand._rand._bit_generator is not generator:
+            return None
+        return position.value, first.value
+
+    return peek

@@ -72,7 +72,7 @@ class Policy:
     'skip'
     >>> Policy.parse("ignore")
     Traceback (most recent call last):
-    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize, or a ladder such as skip:3,rollback:2:lr=0.5:next=4
+    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize
 
     A ladder goes on to the next answer when one is used up, and stops the run at its end:
 
@@ -109,10 +109,7 @@ class Policy:
             if wrong:
                 raise UsageError(f"`rungs` must be Rung(...) each, got {wrong[0]!r}")
         elif self.name not in _NAMES:
-            raise UsageError(
-                f"unknown policy {self.name!r}; choose one of: {', '.join(_NAMES)}, "
-                "or a ladder such as skip:3,rollback:2:lr=0.5:next=4"
-            )
+            raise UsageError(f"unknown policy {self.name!r}; choose one of: {', '.join(_NAMES)}")
         for field in ("max_consecutive_skips", "max_total_skips", "max_rollbacks"):
             _check_whole(field, getattr(self, field), 1)
         _check_factor(self.lr_factor)

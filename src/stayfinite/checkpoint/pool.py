@@ -1,0 +1,39 @@
+"""Threads that each run torch on one core.
+
+A full memory pass split by torch itself over all cores waits at a barrier after every block, and on
+a machine that is busy (a training runs next to the scan) every barrier waits for the slowest core.
+Blocks handed to threads of one core each have no barriers: 5 to 8 times faster there, and as fast as
+the other way when the machine is idle.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+__all__ = ["shared_pool"]
+
+_MAX_WORKERS = 8
+_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+"""By process: the threads of a parent do not survive a fork."""
+
+
+def shared_pool() -> ThreadPoolExecutor:
+    """The pool of this process. Torch's own number of threads stays what it is everywhere else."""
+    with _lock:
+        pool = _pools.get(os.getpid())
+        if pool is None:
+            before = torch.get_num_threads()
+            workers = max(1, min(_MAX_WORKERS, before))
+            # The setting belongs to the thread that makes it, and is the default for new threads:
+            # so let all workers start and set it, then put the default back.
+            started = threading.Barrier(workers)
+            pool = ThreadPoolExecutor(workers, "stayfinite-block", torch.set_num_threads, (1,))
+            list(pool.map(lambda _: started.wait(timeout=30), range(workers)))
+            torch.set_num_threads(before)
+            _pools[os.getpid()] = pool
+        return pool

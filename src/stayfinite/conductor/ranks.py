@@ -1,0 +1,279 @@
+"""Agreement between the ranks of one training: every rank skips a step, or none does.
+
+A rank that decides alone leaves the others waiting in their next collective for ever. So the
+sentinel's flag is reduced over the ranks before anybody reads it, and whatever an investigation
+decides after that is decided together. Nothing here talks unless the training itself does: the
+optimizer's parameters are in a DistributedDataParallel or are DTensors, or the loop has used a
+collective of its own within the step.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..numerics.health import dense_parts
+from .state import TrainState
+from .window import Failure
+
+__all__ = ["Agreed", "RankFailure", "Ranks", "local", "note_initial", "plain_norm"]
+
+DUE, NOT_DUE, URGENT = 0, 1, 2
+"""A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
+one a single rank that is not due yet (its clock, its budget) is waited for."""
+
+_ORDER = (
+    "learning_rate", "loss", "parameter", "buffer", "optimizer_state", "gradient", "scaler_skip",
+)  # fmt: skip
+
+
+class Agreed(NamedTuple):
+    """What one all-reduce told every rank alike."""
+
+    is_bad: bool
+    is_due: bool
+
+
+@dataclass(frozen=True)
+class RankFailure(Failure):
+    """A symptom that all ranks act on, and the rank that has it."""
+
+    rank: int = 0
+
+
+class Ranks:
+    """The other processes of this training; inert while there are none.
+
+    >>> ranks = Ranks()
+    >>> ranks.is_on, ranks.any(True), ranks.gather("mine")
+    (False, True, ['mine'])
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._world: Any = None
+        self._shared: dict[int, bool] = {}
+        self._sequence = -1
+        self._is_alone = False
+        self._pair: Tensor | None = None
+        self._rank: int | None = None
+        self._is_first: bool | None = None
+
+    # -- who is there --------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        """Whether decisions are made together."""
+        return self._group is not None and not self._is_alone and _world() is self._world
+
+    @property
+    def rank(self) -> int:
+        """This process among all; remembered after the process group is gone."""
+        if self._rank is None and _world() is not None:
+            self._rank = dist.get_rank()
+        return self._rank or 0
+
+    @property
+    def is_first(self) -> bool:
+        """The one rank that prints and writes files."""
+        if self._is_first is None:
+            return self.rank == 0
+        return self._is_first
+
+    def leave(self) -> None:
+        """From now on this rank decides alone: its loop is over, nobody would answer."""
+        self._is_alone = True
+
+    def mark(self) -> None:
+        """A window opens; collectives from here to the step show that the ranks go in step."""
+        if self._group is None and (world := _world()) is not None:
+            self._sequence = _sequence(world)
+
+    def is_shared(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's step is one step of several ranks."""
+        world = _world()
+        if world is None or self._is_alone:
+            return False
+        if world is not self._world:
+            self._world, self._group, self._pair = world, None, None
+            self._shared.clear()
+        known = self._shared.get(id(optimizer))
+        if known is None:
+            group = _group_of(optimizer)
+            known = self._shared[id(optimizer)] = group is not None
+            if group is not None:
+                self._join(group)
+        if not known and self._sequence >= 0 and _sequence(world) != self._sequence:
+            known = self._shared[id(optimizer)] = True
+            self._join(world)
+        return known
+
+    def _join(self, group: Any) -> None:
+        if self._group is not None and self._group is not group:
+            group = self._world  # several meshes or groups: only the whole world covers them
+        self._group = group
+        self._pair = None
+        self._is_first = dist.get_rank(group) == 0
+
+    # -- collectives -----------------------------------------------------------------------------
+
+    def reduce_flag(self, flag: Tensor, wish: int) -> Tensor:
+        """One tiny all-reduce: `flag` becomes every rank's, without a sync; [flag, wish] to read."""
+        if self._pair is None:
+            self._pair = torch.zeros(2, device=self._device(flag.device))
+        pair = self._pair
+        pair[0] = flag
+        pair[1] = wish
+        dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self._group)
+        flag.copy_(pair[0])
+        return pair
+
+    def agree_on_flag(self, flag: Tensor, wish: int) -> Agreed:
+        """The same, read at once."""
+        bad, due = self.reduce_flag(flag, wish).tolist()
+        return Agreed(bad != 0, due != NOT_DUE)
+
+    def any(self, value: bool) -> bool:
+        """Whether it is so on any rank."""
+        if not self.is_on:
+            return value
+        flag = torch.tensor([float(value)], device=self._device(torch.device("cpu")))
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(flag.item())
+
+    def all(self, value: bool) -> bool:
+        """Whether it is so on every rank."""
+        return not self.any(not value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the ranks."""
+        if not self.is_on:
+            return [value]
+        found: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def broadcast_from(self, rank: int, value: Any) -> Any:
+        """The value of that rank (counted over all processes), on all."""
+        if not self.is_on:
+            return value
+        box = [value if rank == self.rank else None]
+        dist.broadcast_object_list(box, src=rank, group=self._group)
+        return box[0]
+
+    @property
+    def first(self) -> int:
+        """The rank that prints and writes, counted over all processes."""
+        return dist.get_global_rank(self._group, 0) if self.is_on else self.rank
+
+    def agree(self, failure: Failure | None) -> Failure | None:
+        """One failure for all ranks, or none; the rank that has it is named in it."""
+        if not self.is_on:
+            return failure
+        own = None
+        if failure is not None:
+            rank = failure.rank if isinstance(failure, RankFailure) else self.rank
+            own = (failure.symptom, failure.step, failure.name, failure.value, rank)
+        found = [f for f in self.gather(own) if f is not None]
+        if not found:
+            return None
+        return RankFailure(*min(found, key=lambda f: (_ORDER.index(f[0]), f[4])))
+
+    def _device(self, wanted: torch.device) -> torch.device:
+        """A device that the group's backend can talk from."""
+        able = self._group._device_types
+        if not able or any(d.type == wanted.type for d in able):
+            return wanted
+        return torch.device(able[0].type, torch.accelerator.current_device_index())
+
+
+# -- is this training a shared one? ----------------------------------------------------------------
+
+
+def _world() -> Any:
+    """The process group of all, or None where there is nobody to agree with."""
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    world = dist.group.WORLD
+    return world if world is not None and world.size() > 1 else None
+
+
+def _sequence(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return -1
+
+
+def _group_of(optimizer: Optimizer) -> Any:
+    """The processes that hold parts or copies of what this optimizer moves, or None."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    groups: list[Any] = []
+    for mesh in {id(m): m for p in params if (m := getattr(p, "device_mesh", None))}.values():
+        groups.append(mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD)
+    ids = {id(p) for p in params}
+    for module in _wrappers():
+        if any(id(p) in ids for p in module.parameters()):
+            groups.append(module.process_group)
+    distinct = list({id(g): g for g in groups if g.size() > 1}.values())
+    if len(distinct) > 1:
+        return dist.group.WORLD
+    return distinct[0] if distinct else None
+
+
+def _wrappers() -> list[Any]:
+    # type(), not isinstance(): that would wake lazy modules and weak references' proxies.
+    return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+
+
+# -- shards: each rank looks at its own part --------------------------------------------------------
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, without a collective; any other tensor as it is.
+
+    >>> local(torch.ones(2))
+    tensor([1., 1.])
+    """
+    part = getattr(tensor, "_local_tensor", None)
+    if part is None:
+        return tensor
+    wait = getattr(part, "wait", None)
+    return wait() if wait is not None else part
+
+
+def plain_norm(norm: Tensor) -> Tensor:
+    """The total norm as a plain tensor; `clip_grad_norm_` gives a DTensor where parameters are."""
+    placements: Sequence[Any] = getattr(norm, "placements", ())
+    if any(p.is_partial() for p in placements):
+        return norm.full_tensor()  # type: ignore[attr-defined, no-any-return]
+    return local(norm)
+
+
+@torch.no_grad()
+def note_initial(state: TrainState) -> None:
+    """What the state is like before the first step, each rank for its own shards.
+
+    The norm of a DTensor would be a collective, and which parameters are worth one differs by rank.
+    """
+    if not any(hasattr(p, "device_mesh") for _, p in state.parameters()):
+        state.note_initial()
+        return
+    state.initially_bad = {f"{k} {n}" for k, n, _ in state.bad_state(ignore_initial=False)}
+    state.first_sizes = {}
+    for name, p in state.parameters():
+        parts = dense_parts(p)
+        if parts and f"parameter {name}" not in state.initially_bad:
+            largest = max(float(torch.linalg.vector_norm(t, math.inf)) for t in parts)
+            norm = math.hypot(*(float(torch.linalg.vector_norm(t)) for t in parts))
+            state.first_sizes[name] = (largest, norm)
+    state.first_lrs = state.lrs()

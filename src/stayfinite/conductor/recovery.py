@@ -1,0 +1,311 @@
+"""What is done about an incident: the policy's answer carried out, and the ledger of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..detect import SpikeWatch
+from ..errors import BudgetExceededError, NonFiniteError
+from ..numerics.health import is_finite
+from ..observe.batches import named_tensors
+from ..records import Action, Event, Incident
+from ..recover.ledger import Ledger, LedgerEntry
+from ..recover.policy import Decision, Policy, Tally
+from ..report.text import headline
+from .rows import map_tensors, num_rows, take_rows
+from .state import TrainState
+from .window import BatchRef, Failure, Window
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .investigation import Verdict
+
+__all__ = ["Recovery"]
+
+_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
+
+
+class Recovery:
+    """The acting half of the conductor: it alone moves the training back."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.ledger = Ledger()
+        self.tally = Tally()
+        self.drops: dict[int, int] = {}
+        """How many batches of each loader (by identity) are still to be left out; 0 is no loader."""
+        self._watches = {name: SpikeWatch() for name in _NAMES}
+        self._sanitized: set[tuple[int, int]] = set()
+
+    @property
+    def policy(self) -> Policy:
+        return self._core.policy
+
+    @property
+    def state(self) -> TrainState:
+        return self._core.state
+
+    # -- incidents -----------------------------------------------------------------------------
+
+    def conclude(self, verdict: Verdict) -> Incident:
+        """Count it, answer it by the policy, tell of it; raises where the run must not go on."""
+        assert verdict.incident is not None
+        incident, window = verdict.incident, verdict.window
+        self.tally.num_consecutive += 1
+        self.tally.num_total += 1
+        decision = self._decide(incident, window)
+        if decision.kind == "sanitize":
+            assert window is not None
+            cut = self._sanitize(window, incident)
+            if cut is None:
+                decision = self.policy.decide(self.tally, leave_out=("sanitize",))
+            else:
+                verdict.redo.insert(0, cut)
+                action = self._sanitized_action(incident, window)
+        if decision.kind == "rollback":
+            action = self._roll_back(verdict, decision)
+        elif decision.kind != "sanitize":
+            action = self._plain_action(incident, decision)
+            self._note(window, "skipped", incident)
+        incident = self._core.publish(replace(incident, action=action))
+        if decision.kind == "raise":
+            raise NonFiniteError(headline(incident), incident)
+        if decision.kind == "stop":
+            raise BudgetExceededError(
+                f"{decision.reason}; the training cannot go on by {_doing(self.policy)}\n"
+                f"  where: {headline(incident)}\n"
+                "  try: fix the cause, or roll back to the last good checkpoint",
+                incident,
+            )
+        return incident
+
+    def _decide(self, incident: Incident, window: Window | None) -> Decision:
+        cannot = []
+        if window is None or self._key(window) in self._sanitized:
+            cannot.append("sanitize")
+        if not self.state.snapshot.is_taken:
+            cannot.append("rollback")
+        if incident.event.kind == "spike":
+            wanted = self.policy.on_spike
+            stop = self.policy.stop_reason(self.tally.num_consecutive, self.tally.num_total)
+            if stop and wanted != "raise":
+                return Decision("stop", stop)
+            return Decision("skip" if wanted in cannot else wanted, "spike")
+        return self.policy.decide(self.tally, tuple(cannot))
+
+    def _plain_action(self, incident: Incident, decision: Decision) -> Action:
+        if decision.kind == "raise":
+            return Action(kind="raised", detail="policy 'raise': the step was not applied")
+        if decision.kind == "stop":
+            return Action(kind="stopped", detail=decision.reason)
+        return incident.action
+
+    def note_applied(self) -> None:
+        self.tally.num_consecutive = 0
+
+    # -- rollback ------------------------------------------------------------------------------
+
+    def _roll_back(self, verdict: Verdict, decision: Decision) -> Action:
+        """Everything as it was at the snapshot; the batches since then are left out."""
+        core, state = self._core, self.state
+        bad = [verdict.window] if verdict.window is not None else []
+        since = [*core.log, *(w for w in bad if w not in core.log), *verdict.redo]
+        tag = state.snapshot.tag
+        state.clear_grads()
+        state.snapshot.restore()
+        first = since[0] if since else None
+        if first is not None and first.rng is not None:
+            first.rng.restore()
+        if decision.lr_factor != 1.0:
+            # The snapshot learns the new rate too: a second rollback lowers it further.
+            state.scale_lrs(decision.lr_factor)
+            state.snapshot.retake_small(state.snapshot_slots())
+        core.log.clear()
+        core.forget_due()
+        self.tally.num_rollbacks += 1
+        for watch in self._watches.values():
+            watch.forget_after(tag)
+        assert verdict.incident is not None
+        for window in since:
+            is_bad = window is verdict.window
+            self._note(window, "skipped" if is_bad else "rolled_back", verdict.incident)
+        verdict.redo.clear()
+        self._drop_next(verdict.window, decision.skip_next)
+        return Action(
+            kind="rolled_back",
+            restored_step=tag,
+            detail=_rollback_detail(tag, len(since), decision, state.lrs()),
+        )
+
+    def _drop_next(self, window: Window | None, count: int) -> None:
+        if not count:
+            return
+        owners = [o for b in window.batches for o, _ in b.items] if window is not None else []
+        for key in {id(o) if o is not None else 0 for o in owners} or {0}:
+            self.drops[key] = self.drops.get(key, 0) + count
+
+    def drops_batch(self, ref: BatchRef, owner: object | None, is_first: bool = True) -> bool:
+        """Whether this batch is one of those that a rollback leaves out as well."""
+        key = id(owner) if owner is not None else 0
+        if not self.drops.get(key):
+            return False
+        self.drops[key] -= 1
+        if is_first:
+            self.ledger.add(
+                LedgerEntry(
+                    step=ref.step, epoch=ref.epoch, kind="dropped", indices=_indices(ref),
+                    reason="left out after a rollback (skip_next)",
+                )
+            )  # fmt: skip
+        return True
+
+    # -- sanitizing ----------------------------------------------------------------------------
+
+    def _key(self, window: Window) -> tuple[int, int]:
+        return window.epoch, window.step
+
+    def _sanitize(self, window: Window, incident: Incident) -> Window | None:
+        """The same window with its non-finite samples dropped or their bad values replaced."""
+        refs, found = [], False
+        for ref in window.batches:
+            total = num_rows(ref.value)
+            rows = bad_rows(ref.value, total)
+            if not rows and len(window.batches) == 1:
+                rows = [r for r in incident.diagnosis.samples if total and r < total]
+            if not rows:
+                refs.append(replace(ref, is_used=False))
+                continue
+            items = self._cut(ref, rows, total)
+            if items is None:
+                return None
+            found = True
+            self._note_rows(ref, rows, incident)
+            refs.append(replace(ref, items=items, is_used=False))
+        if not found:
+            return None
+        self._sanitized.add(self._key(window))
+        return Window(batches=refs, rng=window.rng, lrs=window.lrs)
+
+    def _cut(self, ref: BatchRef, rows: list[int], total: int | None) -> list[tuple[object, object]] | None:  # fmt: skip
+        if self.policy.sanitizer == "replace":
+            return [(o, map_tensors(item, _zeroed)) for o, item in ref.items]
+        if total is None or len(rows) >= total or -1 in rows:
+            return None
+        keep = [r for r in range(total) if r not in set(rows)]
+        return [(o, take_rows(item, keep, total)) for o, item in ref.items]
+
+    def _note_rows(self, ref: BatchRef, rows: list[int], incident: Incident) -> None:
+        known = _indices(ref)
+        places = tuple(known[r] for r in rows if 0 <= r < len(known))
+        what = "dropped" if self.policy.sanitizer == "drop" else "replaced by zeros"
+        self.ledger.add(
+            LedgerEntry(
+                step=ref.step, epoch=ref.epoch, kind="sanitized", indices=places,
+                rows=tuple(r for r in rows if r >= 0), incident=incident.id,
+                reason=f"non-finite samples were {what}",
+            )
+        )  # fmt: skip
+
+    def _sanitized_action(self, incident: Incident, window: Window) -> Action:
+        entries = [e for e in self.ledger if e.incident == incident.id]
+        count = sum(len(e.rows) for e in entries)
+        what = "dropped" if self.policy.sanitizer == "drop" else "set to zero"
+        return Action(
+            kind="sanitized",
+            detail=f"{count} sample{'s' * (count != 1)} with non-finite values {what}; "
+            "the step was made with the rest",
+        )
+
+    # -- the ledger ----------------------------------------------------------------------------
+
+    def _note(self, window: Window | None, kind: str, incident: Incident) -> None:
+        if window is None:
+            return
+        self.ledger.add(
+            *(
+                LedgerEntry(
+                    step=ref.step, epoch=ref.epoch, kind=kind, indices=_indices(ref),
+                    reason=headline(replace(incident, action=Action(kind="none"))),
+                    incident=incident.id,
+                )
+                for ref in window.batches
+            )
+        )  # fmt: skip
+
+    # -- spikes --------------------------------------------------------------------------------
+
+    def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
+        """Compare this step's finite figures with the usual; a Failure where the policy acts."""
+        if self.policy.on_spike == "ignore":
+            return None
+        found = None
+        for name, value in (("loss", loss), ("grad_norm", norm)):
+            if value is None:
+                continue
+            watch = self._watches[name]
+            spike = watch.note(window.step, value)
+            if watch.tell(spike):
+                assert spike is not None
+                self._warn_of_spike(window, name, spike.describe(_NAMES[name]), value)
+            if spike is not None and spike.is_alarm and self.policy.on_spike != "warn":
+                found = found or Failure("spike", window.step, name=name, value=value)
+        return found
+
+    def _warn_of_spike(self, window: Window, name: str, text: str, value: float) -> None:
+        self._core.warn(
+            Event(
+                step=window.step, epoch=window.epoch, kind="spike", value=value, name=name,
+                phase="loss" if name == "loss" else "backward",
+                symptom="loss" if name == "loss" else "gradient",
+                lr=self.state.lrs(), message=text,
+            )
+        )  # fmt: skip
+
+
+def bad_rows(batch: object, total: int | None) -> list[int]:
+    """Rows of a batch that hold a NaN or Inf; [-1] where it cannot be told by rows.
+
+    >>> bad_rows((torch.tensor([[1.0], [float("nan")]]), torch.zeros(2)), 2)
+    [1]
+    """
+    rows: set[int] = set()
+    for _, t in named_tensors(batch):
+        if is_finite(t):
+            continue
+        if total is None or t.dim() == 0 or t.shape[0] != total or t.layout != torch.strided:
+            return [-1]
+        per_row = torch.isfinite(t.detach()).reshape(total, -1).all(dim=1)
+        rows.update(torch.nonzero(~per_row).flatten().tolist())
+    return sorted(rows)
+
+
+def _zeroed(t: torch.Tensor) -> torch.Tensor:
+    if not t.is_floating_point() or is_finite(t):
+        return t
+    clean = torch.nan_to_num(t.detach(), nan=0.0, posinf=0.0, neginf=0.0)
+    return clean.requires_grad_(t.requires_grad)
+
+
+def _indices(ref: BatchRef) -> tuple[int, ...]:
+    known = ref.indices or []
+    return tuple(int(i) for i in known if isinstance(i, int))
+
+
+def _doing(policy: Policy) -> str:
+    kinds = {r.kind for r in policy.steps()}
+    return "rolling back" if "rollback" in kinds else "skipping"
+
+
+def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float, ...]) -> str:
+    text = (
+        f"back to the state before step {tag}; the {count} "
+        f"batch{'es' * (count != 1)} since then are left out"
+    )
+    if decision.skip_next:
+        text += f", and the next {decision.skip_next}"
+    if decision.lr_factor != 1.0 and lrs:
+        text += f"; the learning rate is now {lrs[0]:.4g} (times {decision.lr_factor:g})"
+    return text
