@@ -87,11 +87,6 @@ def _kind(file: str) -> str:
 
 
 def is_user_file(file: str) -> bool:
-    """Whether this is the user's own code, neither installed nor ours."""
-    return _kind(file) == "user"
-
-
-def is_user_file(file: str) -> bool:
     """Whether this file belongs to the user's own program."""
     return _kind(file) == "user"
 
