@@ -311,11 +311,8 @@ class Core:
         start = time.perf_counter()
         self._is_deep_wanted = False
         bad = self.state.bad_state()
-        if self.ranks.any(bool(bad)) and not bad:
-            return self.ranks.agree(None)
-        if bad:
-            kind, name, _ = bad[0]
-            return Failure(kind, step, name=name)
+        if self.ranks.any(bool(bad)):
+            return self.ranks.agree(Failure(bad[0][0], step, name=bad[0][1]) if bad else None)
         if self.journal is not None:
             self.journal.deep(step)
         if self._has_room:
@@ -353,7 +350,7 @@ class Core:
             action = Action(kind="stopped", detail=reason)
         else:
             action = incident.action
-        incident = self.on_incident(_with(incident, action=action))
+        incident = self._tell(_with(incident, action=action))
         self.incidents.append(incident)
         if self.journal is not None:
             self.journal.incident(incident)
@@ -367,6 +364,21 @@ class Core:
                 incident,
             )
         return incident
+
+    def _tell(self, incident: Incident) -> Incident:
+        """One rank prints it and writes it down; all hold the same."""
+        if not self.ranks.is_on:
+            return self.on_incident(incident)
+        told = self.on_incident(incident).to_json() if self.ranks.is_first else None
+        return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, told))
+
+
+def _bad_rate(window: Window, optimizer: Optimizer) -> Failure | None:
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        if isinstance(rate, float) and not math.isfinite(rate):
+            return Failure("learning_rate", window.step, name="lr", value=rate)
+    return None
 
 
 def _headline(incident: Incident) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..numerics.health import FiniteFlag
+from .ranks import NOT_DUE, Ranks
 from .window import Window
 
 __all__ = ["DeferredFlag"]
@@ -40,11 +41,12 @@ class _Reading:
     def is_ready(self) -> bool:
         return self._event is None or bool(self._event.query())
 
-    def is_set(self) -> bool:
+    def value(self) -> float:
+        """1 for a bad step; between ranks, 0.5 for a good one with a deep check to follow."""
         if self._event is not None:
             self._event.synchronize()
         # Through the host's memory: no operator, no sync.
-        return bool(self._host.numpy() != 0)
+        return float(self._host.numpy())
 
 
 class DeferredFlag:
@@ -52,7 +54,10 @@ class DeferredFlag:
 
     def __init__(self, device: torch.device) -> None:
         self.flag = FiniteFlag(device)
+        self.is_due = False
+        """Among the steps collected last was one that all ranks wanted a deep check after."""
         self._under_way: deque[_Reading] = deque()
+        self._verdict: Tensor | None = None
 
     @staticmethod
     def can_serve(optimizer: Optimizer) -> bool:
@@ -73,21 +78,37 @@ class DeferredFlag:
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.found_inf = self.flag.value  # type: ignore[attr-defined]
 
+    def share(self, ranks: Ranks, wish: int) -> None:
+        """The flag of all ranks, still on the device, before the optimizer looks at it."""
+        pair = ranks.reduce_flag(self.flag.value, wish)
+        is_due = (pair[1] != NOT_DUE) * 0.5
+        self._verdict = torch.maximum(pair[0], is_due).reshape(())
+
     def submit(self, optimizer: Optimizer, window: Window) -> None:
         """The step has been issued; its verdict comes later."""
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-        self._under_way.append(_Reading(window, self.flag.value))
+        verdict = self.flag.value if self._verdict is None else self._verdict
+        self._under_way.append(_Reading(window, verdict))
 
-    def collect(self, is_last: bool = False) -> tuple[list[Window], Window | None, list[Window]]:
-        """(steps now known to be fine, the first bad one, the ones skipped after it)."""
+    def collect(
+        self, is_last: bool = False, in_step: bool = False
+    ) -> tuple[list[Window], Window | None, list[Window]]:
+        """(steps now known to be fine, the first bad one, the ones skipped after it).
+
+        `in_step`: a reading is taken when it is so many steps old, on every rank the same, and not
+        when its copy happens to have arrived.
+        """
         fine: list[Window] = []
+        self.is_due = False
         while self._under_way:
             reading = self._under_way[0]
             must_wait = is_last or len(self._under_way) >= _MAX_OUTSTANDING
-            if not must_wait and not reading.is_ready():
+            if not must_wait and (in_step or not reading.is_ready()):
                 break
             self._under_way.popleft()
-            if not reading.is_set():
+            value = reading.value()
+            if value < 1:
+                self.is_due = self.is_due or value > 0
                 fine.append(reading.window)
                 continue
             later = [r.window for r in self._under_way]
