@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-BLOCK = 4 << 20
+BLOCK = 8 << 20
 TARGETS = {"usual": 10.0, "limit": 1.25, "memory_mb": 300.0}
 
 

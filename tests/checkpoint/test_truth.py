@@ -189,7 +189,9 @@ def test_a_state_in_memory_gives_the_same_findings(tmp_path):
     assert [(f.code, f.tensor, f.role) for f in stored.findings] == [
         (f.code, f.tensor, f.role) for f in live.findings
     ]
-    assert stored.findings[0].stats == live.findings[0].stats
+    ours, theirs = stored.findings[0].stats, live.findings[0].stats
+    for name in ("num_nan", "first_bad", "min", "max", "mean", "num_zero", "headroom_bits"):
+        assert getattr(ours, name) == getattr(theirs, name), name
 
 
 def test_unaligned_bytes(tmp_path):
@@ -204,3 +206,29 @@ def test_unaligned_bytes(tmp_path):
     (tmp_path / "u.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + body)
     (only,) = scan_file(tmp_path / "u.safetensors").findings
     assert only.stats.first_bad == (1,) and only.stats.max == 2.0
+
+
+def test_large_files_are_measured_side_by_side(tmp_path):
+    """Pieces of large tensors, bad ones and 8-bit ones among them, give what one pass gives."""
+    state = {
+        "large": torch.rand(9_000_000),
+        "bad": torch.rand(3000, 3000),
+        "octets": torch.rand(1000, 1000).to(torch.float8_e5m2),
+        "empty": torch.empty(0),
+        "wide": torch.rand(600, 600).t()[::2],
+    }
+    state["large"][8_999_999] = 7.0
+    state["bad"][2999, 2998] = math.nan
+    state["octets"].view(torch.uint8)[3, 4] = 0x7C
+    threads = torch.get_num_threads()
+    torch.save(state, tmp_path / "t.pt")
+    report = scan_file(tmp_path / "t.pt")
+    assert torch.get_num_threads() == threads
+    by_name = {t.name: t.stats for t in report.tensors}
+    assert list(by_name) == list(state)
+    assert by_name["large"].max == 7.0 and by_name["large"].is_finite
+    assert by_name["bad"].first_bad == (2999, 2998) and by_name["bad"].num_nonfinite == 1
+    assert by_name["octets"].first_bad == (3, 4) and by_name["octets"].num_posinf == 1
+    assert by_name["wide"].max == float(state["wide"].max())
+    assert [f.tensor for f in report.findings] == ["bad", "octets"]
+    assert report.scanned_bytes == sum(t.nbytes for t in state.values())

@@ -27,7 +27,7 @@ __all__ = [
     "typed_blocks",
 ]
 
-BLOCK_BYTES = 16 << 20
+BLOCK_BYTES = 32 << 20
 """Large enough for the full memory speed, small enough to copy where bytes must be swapped."""
 DETAIL_ELEMENTS = 1 << 20
 _SAMPLE = 64

@@ -26,7 +26,7 @@ from .pool import shared_pool
 __all__ = ["Waiting", "measure_all"]
 
 _INLINE_BELOW = 8 << 20
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 32 << 20
 _BATCH_PIECES = 64
 
 Outcome = tuple[TensorStats, bool] | FileFault
