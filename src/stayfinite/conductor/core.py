@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import platform
 import sys
 import time
@@ -11,7 +10,8 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,17 +19,22 @@ from torch.optim import Optimizer
 
 from ..config import Settings
 from ..detect import ScaleWatch
-from ..errors import BudgetExceededError, NonFiniteError
 from ..numerics.health import FiniteFlag, is_finite
 from ..observe.batches import batch_bytes
 from ..observe.rng import RngMemory
-from ..records import Action, Incident, StepRecord
+from ..observe.witness import witness
+from ..records import Incident, StepRecord
 from ..recover.policy import Policy
 from .deferred import DeferredFlag
 from .journaling import RunJournal
+from .keeping import choose_snapshot
 from .ranks import DUE, NOT_DUE, URGENT, RankFailure, Ranks, local, note_initial
+from .recovery import Recovery
 from .state import TrainState
 from .window import Failure, Window
+
+if TYPE_CHECKING:
+    from .investigation import Verdict
 
 __all__ = ["Core"]
 
@@ -53,8 +58,9 @@ class Core:
         self.journal: RunJournal | None = None
         """Set where there is a run folder; without one nothing is journaled."""
         self.scale_watch = ScaleWatch()
-        self.num_consecutive_skips = 0
-        self.num_total_skips = 0
+        self.recovery = Recovery(self)
+        self.snapshot_folder: Path | None = None
+        """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.num_applied = 0
         self._flags: dict[torch.device, FiniteFlag] = {}
         self._is_primed = False
@@ -63,6 +69,8 @@ class Core:
         self._deep_started = time.perf_counter()
         self._log_bytes = 0
         self._has_room = True
+        self._due: tuple[int, list[tuple[Tensor, int]]] | None = None
+        self._unseen: list[Window] = []
         self._deferred: DeferredFlag | None = None
         self._can_defer: dict[int, bool] = {}
         self._has_met = False
@@ -72,6 +80,15 @@ class Core:
     # -- the sentinel ------------------------------------------------------------------------
 
     def check(self, window: Window, optimizer: Optimizer) -> Failure | None:
+        """Whether this step may be applied: all finite, and no spike that the policy acts on."""
+        return self._check_finite(window, optimizer) or self.see(window)
+
+    def see(self, window: Window) -> Failure | None:
+        """Loss and norm against the usual. The host has just waited for them: reading is free."""
+        window.is_seen = True
+        return self.recovery.see(window)
+
+    def _check_finite(self, window: Window, optimizer: Optimizer) -> Failure | None:
         """Loss and gradients in one fused pass and one read; learning rates by a look."""
         if self.is_shared(optimizer):
             return self.check_together(window, optimizer)
@@ -223,14 +240,37 @@ class Core:
         if self._is_primed:
             return
         self._is_primed = True
+        self.state.adopt_averages(witness.averages)
         note_initial(self.state)
-        self._has_room = (
-            self.state.snapshot_bytes() < _free_memory() * self.settings.snapshot_ram_share
-        )
+        share = self.settings.snapshot_ram_share
+        self._has_room = choose_snapshot(self.state, share, self.snapshot_folder)
         self.state.shadow_buffers()
         if self._has_room:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
+
+    def open(self) -> None:
+        """A window is about to open: the snapshot that the last deep check allowed is taken now,
+        with all that the loop did after its step (schedule, averages) in it."""
+        if witness.averages and self.state.adopt_averages(witness.averages):
+            self._due = self._due or (self.num_applied, [])
+        if self._due is None or self.ranks.is_on:
+            return
+        (tag, versions), self._due = self._due, None
+        if self.state.is_still_finite(versions):
+            self._take_snapshot(tag)
+
+    def _take_snapshot(self, tag: int) -> None:
+        if self._has_room:
+            self._cost += self.state.take_snapshot(tag)
+            self.log.clear()
+            self._log_bytes = 0
+
+    def forget_due(self) -> None:
+        """The training went back: what was checked is no longer there."""
+        self._due = None
+        self._log_bytes = 0
+        self._unseen.clear()
 
     def prime_again(self) -> None:
         """A model turned up: before the first step, all of it counts as the start."""
@@ -271,8 +311,10 @@ class Core:
     def close_healthy(self, window: Window, is_epoch_end: bool = False) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows."""
         if window.num_applied:
-            self.num_consecutive_skips = 0
+            self.recovery.note_applied()
             self.num_applied += 1
+            if not window.is_seen:
+                self._unseen.append(window)  # read where a deep check waits for the device anyway
             self.remember(window)
             self._keep(window)
         if not self._is_deep_due() and not is_epoch_end:
@@ -315,12 +357,18 @@ class Core:
             return self.ranks.agree(Failure(bad[0][0], step, name=bad[0][1]) if bad else None)
         if self.journal is not None:
             self.journal.deep(step)
-        if self._has_room:
-            self.state.take_snapshot(step + 1)
-            self.log.clear()
-            self._log_bytes = 0
+        unseen, self._unseen = self._unseen, []
+        spike = self.recovery.look_closer(step, unseen)
+        if spike is not None:
+            return spike
+        self._cost = time.perf_counter() - start
+        if self.ranks.is_on:
+            self._take_snapshot(
+                step + 1
+            )  # here all ranks meet; a window's opening is each one's own
+        else:
+            self._due = (step + 1, self.state.versions())
         self._deep_started = time.perf_counter()
-        self._cost = self._deep_started - start
         return None
 
     # -- incidents ----------------------------------------------------------------------------
@@ -339,30 +387,16 @@ class Core:
             for step, epoch, loss, norm, lr, scale, applied in self.history
         )
 
-    def conclude(self, incident: Incident) -> Incident:
-        """Count it, tell of it, and stop the run where the policy says so."""
-        self.num_consecutive_skips += 1
-        self.num_total_skips += 1
-        reason = self.policy.stop_reason(self.num_consecutive_skips, self.num_total_skips)
-        if self.policy.name == "raise":
-            action = Action(kind="raised", detail="policy 'raise': the step was not applied")
-        elif reason:
-            action = Action(kind="stopped", detail=reason)
-        else:
-            action = incident.action
-        incident = self._tell(_with(incident, action=action))
+    def conclude(self, verdict: Verdict) -> Incident:
+        """What the policy says about it is done; raises where the run must not go on."""
+        return self.recovery.conclude(verdict)
+
+    def publish(self, incident: Incident) -> Incident:
+        """Save it, tell of it, keep it."""
+        incident = self._tell(incident)
         self.incidents.append(incident)
         if self.journal is not None:
             self.journal.incident(incident)
-        if action.kind == "raised":
-            raise NonFiniteError(_headline(incident), incident)
-        if action.kind == "stopped":
-            raise BudgetExceededError(
-                f"{reason}; the training cannot go on by skipping\n"
-                f"  where: {_headline(incident)}\n"
-                "  try: fix the cause, or roll back to the last good checkpoint",
-                incident,
-            )
         return incident
 
     def _tell(self, incident: Incident) -> Incident:
@@ -379,18 +413,6 @@ def _bad_rate(window: Window, optimizer: Optimizer) -> Failure | None:
         if isinstance(rate, float) and not math.isfinite(rate):
             return Failure("learning_rate", window.step, name="lr", value=rate)
     return None
-
-
-def _headline(incident: Incident) -> str:
-    from ..report.text import headline
-
-    return headline(incident)
-
-
-def _with(incident: Incident, **changes: Any) -> Incident:
-    from dataclasses import replace
-
-    return replace(incident, **changes)
 
 
 def new_incident_id(step: int) -> str:
@@ -431,10 +453,3 @@ def _number(value: Any) -> float | None:
             return None
         return float(value.detach())
     return float(value)
-
-
-def _free_memory() -> float:
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError, AttributeError):
-        return 4e9

@@ -27,7 +27,10 @@ from .body import Scene, run_body
 from .core import Core, environment, new_incident_id, now
 from .diagnosis import diagnose, diagnose_plain
 from .keeping import Aside, Before
+from .ranks import RankFailure, unwrapped
+from .recovery import DEEP, spike_incident
 from .state import TrainState
+from .together import SUM_NOTE, RankTrace, by_rules, together
 from .window import Failure, Pass, PassResult, Window
 
 __all__ = ["Investigation", "Verdict"]
@@ -38,9 +41,16 @@ Passes = Generator[Pass, PassResult, "Verdict"]
 class Verdict:
     """How an investigation ended."""
 
-    def __init__(self, incident: Incident | None, redo: list[Window] | None = None) -> None:
+    def __init__(
+        self,
+        incident: Incident | None,
+        redo: list[Window] | None = None,
+        window: Window | None = None,
+    ) -> None:
         self.incident = incident
         """None: it was no incident (the GradScaler's own business)."""
+        self.window = window
+        """The window that went wrong and is not applied."""
         self.redo = redo or []
         """Windows that ran on corrupt state and must be run again."""
 
@@ -56,10 +66,21 @@ class Investigation:
         self.traced: PassResult | None = None
         self.trace: OpTrace | None = None
         self.method = "replay"
+        self.leader = failure.rank if isinstance(failure, RankFailure) else core.ranks.rank
+        """The rank where it began, as far as is known; its incident is everybody's."""
+        self.is_received = False
+        """Every rank had its bad values from the others."""
 
     def run(self) -> Passes:
-        """The whole investigation."""
-        if self.failure.symptom in ("parameter", "buffer", "optimizer_state"):
+        """The whole investigation; with several ranks, the same passes on each."""
+        return together(self, self._run()) if self.core.ranks.is_on else self._run()
+
+    def _run(self) -> Passes:
+        if self.failure.symptom == "spike":
+            if not self.window.num_applied:
+                self._rewind()
+            return Verdict(spike_incident(self.core, self.window, self.failure), [], self.window)
+        if self.failure.symptom in DEEP:
             return (yield from self._run_deep())
         is_scaler_skip = self.failure.symptom == "scaler_skip"
         with_step = self.window.is_moved or self.failure.symptom == "learning_rate"
@@ -71,8 +92,10 @@ class Investigation:
             before.take(self.state, self.window)
         self._rewind()
         rerun = self._rerun()
-        if rerun is not None:
-            self.method = "rerun"
+        leader = self.core.ranks.first_where(rerun is not None)
+        if leader is not None:
+            self.method, self.leader = "rerun", leader
+            rerun = rerun or PassResult(failure=self.failure)
             self.traced = rerun
             self._rewind()
             location = self._location(rerun)
@@ -87,10 +110,11 @@ class Investigation:
             incident = self._scale_incident()
             if incident is not None and self.core.settings.diagnose:
                 incident = diagnose_plain(self, incident, unscaled="finite")
-            return Verdict(incident)
+            return Verdict(incident, [], self.window)
         failure = result.failure or self.failure
         source = result.origin.source if result.origin and result.origin.birth is None else None
-        if source is not None and self._came_later(source):
+        is_later = source is not None and self._came_later(source)
+        if self.core.ranks.broadcast_from(self.leader, is_later):
             return (yield from self._travel(failure))
         self._rewind()
         location = self._location(result)
@@ -99,7 +123,8 @@ class Investigation:
     # -- the ordinary case: this window again -------------------------------------------------
 
     def trace_pass(self, is_unscaled: bool = False, with_step: bool = False) -> Pass:
-        trace = OpTrace(
+        kind = RankTrace if self.core.ranks.has_others else OpTrace
+        trace = kind(
             [*self._batch_sources(), *self.state.sources()], name_modules(self.state.roots)
         )
         self.trace = trace
@@ -164,9 +189,16 @@ class Investigation:
         self._rewind()
         return self._rerun_model() if self.window.root_call is not None else None
 
-    def _rerun_body(self, scene: Scene) -> PassResult | None:
+    def _quiet_trace(self) -> OpTrace:
+        """For what this rank computes again by itself."""
         trace = self.trace_pass().trace
         assert trace is not None
+        if isinstance(trace, RankTrace):
+            trace.is_quiet = True
+        return trace
+
+    def _rerun_body(self, scene: Scene) -> PassResult | None:
+        trace = self._quiet_trace()
         with eager_stance(), torch.enable_grad(), trace:
             made = run_body(scene)
             origin = symptom_origin(trace, made)
@@ -179,8 +211,7 @@ class Investigation:
 
     def _rerun_model(self) -> PassResult | None:
         module, args, kwargs, rng = self.window.root_call
-        trace = self.trace_pass().trace
-        assert trace is not None
+        trace = self._quiet_trace()
         given = [*named_tensors(args, "input"), *named_tensors(kwargs, "input")]
         for name, t in given:
             trace.add_source(SourceRef("batch", name, t))
@@ -188,7 +219,7 @@ class Investigation:
         origin = None
         with contextlib.suppress(Exception), eager_stance(), torch.enable_grad():
             with trace:
-                output = module(*args, **kwargs)
+                output = unwrapped(module)(*args, **kwargs)
             origin = symptom_origin(trace, [t for _, t in named_tensors(output)])
         return PassResult(failure=self.failure, origin=origin) if origin is not None else None
 
@@ -219,7 +250,7 @@ class Investigation:
     def _travel(self, failure: Failure) -> Passes:
         """Back to the last snapshot, forward step by step, until the step that did it."""
         core, state = self.core, self.state
-        is_mid_window = self.failure.symptom not in ("parameter", "buffer", "optimizer_state")
+        is_mid_window = self.failure.symptom not in DEEP
         windows = [*core.log, *([self.window] if is_mid_window else [])]
         if not state.snapshot.is_taken or not windows:
             return (yield from self._without_snapshot(failure))
@@ -233,8 +264,10 @@ class Investigation:
             before.take(state, window)
             result = yield Pass(window=window, mode="advance", is_applied=True)
             bad = state.bad_state()
-            if not bad and result.failure is None:
+            first = core.ranks.first_where(bool(bad))
+            if first is None and result.failure is None:
                 continue
+            self.leader = first if first is not None else self.leader
             before.restore()
             traced = yield self.trace_pass(with_step=True)
             origin = traced.origin or self._origin_in_state(bad)
@@ -288,6 +321,8 @@ class Investigation:
         noticed: int | None = None,
     ) -> Passes:
         core = self.core
+        if self.is_received:
+            location = replace(location, note=SUM_NOTE)
         event = Event(
             step=failure.step,
             epoch=self.window.epoch,
@@ -300,6 +335,7 @@ class Investigation:
             grad_norm=_scalar(self.window.norm),
             lr=self.state.lrs(),
             scale=self.state.scale(),
+            rank=self.leader,
         )
         incident = Incident(
             id=new_incident_id(event.step),
@@ -314,9 +350,12 @@ class Investigation:
                 "scaler and random state are as before it",
             ),
         )
-        if core.settings.diagnose:
+        if core.ranks.has_others:
+            if core.settings.diagnose and self.leader == core.ranks.rank:
+                incident = by_rules(diagnose(self, incident, origin), incident)
+        elif core.settings.diagnose:
             incident = yield from diagnose(self, incident, origin)
-        return Verdict(incident, redo)
+        return Verdict(incident, redo, self.window)
 
     def _phase(self, failure: Failure, origin: Origin | None) -> str:
         if origin is None:

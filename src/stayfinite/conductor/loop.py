@@ -23,6 +23,7 @@ from .body import Scene, scenes_of_frame
 from .core import Core
 from .investigation import Investigation, Verdict, small_state
 from .passes import ActivePass
+from .ranks import plain_norm
 from .window import BatchRef, Failure, Pass, PassResult, Window
 
 __all__ = ["LoopDriver"]
@@ -81,6 +82,8 @@ class LoopDriver:
                         if not (has_trained and self._end_of_epoch(owner)):
                             return
                         continue
+                    if self._drops(owner):
+                        continue
                     self._register(owner, item)
                 yield item
                 has_trained = has_trained or self._is_training(owner)
@@ -88,6 +91,18 @@ class LoopDriver:
             self._forget(owner)
             if has_trained:
                 self._epochs[id(owner)] = self._epochs.get(id(owner), 0) + 1
+
+    def _drops(self, owner: Any) -> bool:
+        """A rollback leaves some of the batches after it out as well."""
+        if not self.core.recovery.drops or self.active is not None:
+            return False
+        ref = BatchRef(self.num_batches, self._epochs.get(id(owner), 0))
+        ref.indices = witness.batch_indices
+        is_first = next(iter(self.core.recovery.drops)) == id(owner)
+        if not self.core.recovery.drops_batch(ref, owner, is_first):
+            return False
+        self.num_batches += is_first
+        return True
 
     def _forget(self, owner: Any) -> None:
         """A loader is through: what it gave without being trained on belongs to no step."""
@@ -121,6 +136,7 @@ class LoopDriver:
         if window is None:
             self.before_window()
             self.core.prime()
+            self.core.open()
             self.state.shadow_buffers()
             ref = self._new_ref(epoch)
             window = self.window = Window(batches=[ref], rng=ref.rng, lrs=self.state.lrs())
@@ -167,6 +183,7 @@ class LoopDriver:
 
     def _serve_again(self, old: Window) -> None:
         """A window that ran on corrupt state, from its start, as if it were new."""
+        self.core.open()
         self.state.shadow_buffers()
         rng = self.core.rng.capture()
         refs = [
@@ -206,7 +223,19 @@ class LoopDriver:
             window.failure = self.core.explain(window, [])
             if window.failure is not None:
                 window.small_state = small_state(self.state)
-                self._close(window)
+                if self.core.ranks.is_on:
+                    self._report_alone(window)
+                else:
+                    self._close(window)
+
+    def _report_alone(self, window: Window) -> None:
+        """Whether the loop skipped on every rank is not known, so nobody else is asked."""
+        self.window = None
+        self.num_batches += 1
+        window.is_lost = True
+        with self.core.ranks.alone():
+            self._begin(window, window.failure or Failure("loss", window.step))
+            self._run_out()
 
     def _close(self, window: Window) -> None:
         self.window = None
@@ -233,10 +262,13 @@ class LoopDriver:
                 return
         if bad is not None:
             self._redo.extend(later)
-            self._begin(bad, Failure("loss", bad.step, value=float(bad.losses[-1][1])))
+            self._begin(bad, self.core.late_failure(bad))
 
     def _end_of_epoch(self, owner: Any) -> bool:
         """A last deep check; True if batches are to be served again."""
+        if self.core.ranks.is_on:
+            self.core.want_deep_check()
+            return False
         if self.active is None:
             self._collect(is_last=True)
             if self._to_serve or self._redo:
@@ -283,12 +315,13 @@ class LoopDriver:
     def _end(self, verdict: Verdict) -> None:
         self._passes = self._investigation = None
         self.window = None
-        self._redo.extend(verdict.redo)
         if verdict.incident is not None:
-            self.core.conclude(verdict.incident)
+            self.core.conclude(verdict)
+        self._redo.extendleft(reversed(verdict.redo))
 
     def abandon(self, scenes: list[Scene] | None = None) -> None:
         """The loop is over in the middle of something: finish the report with what is known."""
+        self.core.ranks.leave()
         window = self.window
         if self.active is None and window is not None and window.failure is None:
             if window.suspects and not window.num_attempted:
@@ -302,6 +335,10 @@ class LoopDriver:
         for window, failure in self._waiting:
             if self.active is None:
                 self._begin(window, failure)
+        self._run_out()
+
+    def _run_out(self) -> None:
+        """Nobody will run the passes that are still wanted."""
         while self.active is not None:
             active, self.active = self.active, None
             active.__exit__(None, None, None)
@@ -380,7 +417,7 @@ class LoopDriver:
 
     def on_clip(self, norm: Tensor) -> None:
         if self.window is not None and self.active is None and norm.dim() == 0:
-            self.window.norm = norm.detach()
+            self.window.norm = plain_norm(norm.detach())
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self.state.add_scaler(scaler)
@@ -389,6 +426,7 @@ class LoopDriver:
     def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """The scaler decides by itself; that it did not call the optimizer is the news."""
         self._step_called = False
+        self.core.is_shared(optimizer)
         result = call()
         if not self._step_called and scaler.is_enabled():
             if self.active is not None:
@@ -400,7 +438,7 @@ class LoopDriver:
     def _note_scaler_skip(self, window: Window) -> None:
         window.num_attempted += 1
         if window.failure is None:
-            failure = self.core.explain(window, [])
+            failure = self.core.ranks.agree(self.core.explain(window, []))
             window.failure = failure or Failure("scaler_skip", window.step)
             window.small_state = small_state(self.state)
         if self._is_free:
@@ -450,12 +488,13 @@ class LoopDriver:
         found = getattr(optimizer, "found_inf", None)
         if window.failure is None and found is not None and found.item():
             # A fused optimizer under a scaler is called even so, and skips by itself.
-            window.failure = self.core.explain(window, []) or Failure("scaler_skip", window.step)
+            failure = self.core.ranks.agree(self.core.explain(window, []))
+            window.failure = failure or Failure("scaler_skip", window.step)
             window.small_state = small_state(self.state)
         if window.failure is None:
             is_scaled = self._raw_loss is not None
             if is_scaled and window.norm is None:
-                failure = self._loss_only(window)  # the scaler has just passed the gradients
+                failure = self._loss_only(window, optimizer)  # the scaler has passed the gradients
             else:
                 failure = self.core.check(window, optimizer)
             if failure is not None:
@@ -465,17 +504,21 @@ class LoopDriver:
         window.is_moved = window.num_applied > 0
         return window.failure is not None
 
-    def _loss_only(self, window: Window) -> Failure | None:
+    def _loss_only(self, window: Window, optimizer: Optimizer) -> Failure | None:
+        if self.core.is_shared(optimizer):
+            failure = self.core.check_together(window, optimizer, is_scaled=True)
+            return failure or self.core.see(window)
         for step, loss in window.losses:
             value = loss.item()
             if not math.isfinite(value):
                 return Failure("loss", step, value=value)
-        return None
+        return self.core.see(window)
 
     def _active_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         assert self.active is not None
         step = self._current.step
         self.active.after_backward(step)
+        self.active.agree()
         if self._is_free:
             return self._free_step(optimizer, call)
         _mark_called(optimizer)
@@ -498,6 +541,7 @@ class LoopDriver:
             window = self.window
             if self.active is not None:
                 self.active.after_backward(self._current.step)
+                self.active.agree()
                 if self.active.is_decided:
                     raise _Abort
             elif window is not None:
@@ -545,6 +589,8 @@ class LoopDriver:
         self._is_free = True
         self.before_window()
         self.core.prime()
+        if not self.core.log and self.state.snapshot.is_taken:
+            self.state.snapshot.retake_small(self.state.snapshot_slots())  # the schedule's last step
         ref = BatchRef(self.num_batches, 0, [], rng=None)
         self.window = Window(batches=[ref], rng=self._free_rng, lrs=self.state.lrs())
 
@@ -557,6 +603,7 @@ class LoopDriver:
         failure = window.failure or self.core.close_healthy(window)
         self._is_free = False
         if failure is None:
+            self.core.open()  # the next window shows itself only when its forward is over
             self.state.shadow_buffers()
             self._free_rng = self.core.rng.capture()
             return

@@ -87,6 +87,12 @@ class ActivePass:
             self.result.failure = Failure("gradient", step, name=name)
             self._trace_back([g for _, g in bad])
 
+    def agree(self) -> None:
+        """Between ranks a pass is decided for all of them or for none."""
+        failure = self.core.ranks.agree(self.result.failure)
+        if self.result.failure is None:
+            self.result.failure = failure
+
     def on_step(self, optimizer: Optimizer, call: Callable[[], Any], step: int) -> Any:
         """An optimizer step inside the pass: left out, or run and looked at."""
         if self.is_decided or not self.wanted.is_applied:

@@ -9,15 +9,16 @@ collective of its own within the step.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -25,14 +26,15 @@ from ..numerics.health import dense_parts
 from .state import TrainState
 from .window import Failure
 
-__all__ = ["Agreed", "RankFailure", "Ranks", "local", "note_initial", "plain_norm"]
+__all__ = ["Agreed", "RankFailure", "Ranks", "local", "note_initial", "plain_norm", "unwrapped"]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
 """A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
 one a single rank that is not due yet (its clock, its budget) is waited for."""
 
 _ORDER = (
-    "learning_rate", "loss", "parameter", "buffer", "optimizer_state", "gradient", "scaler_skip",
+    "learning_rate", "loss", "parameter", "buffer", "optimizer_state", "average", "gradient", "spike",
+    "scaler_skip",
 )  # fmt: skip
 
 
@@ -89,6 +91,15 @@ class Ranks:
             return self.rank == 0
         return self._is_first
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """For something that only this rank does."""
+        was, self._is_alone = self._is_alone, True
+        try:
+            yield
+        finally:
+            self._is_alone = was
+
     def leave(self) -> None:
         """From now on this rank decides alone: its loop is over, nobody would answer."""
         self._is_alone = True
@@ -124,6 +135,11 @@ class Ranks:
         self._pair = None
         self._is_first = dist.get_rank(group) == 0
 
+    @property
+    def has_others(self) -> bool:
+        """Whether this is a shared training, even if this rank has left it."""
+        return self._group is not None
+
     # -- collectives -----------------------------------------------------------------------------
 
     def reduce_flag(self, flag: Tensor, wish: int) -> Tensor:
@@ -153,6 +169,10 @@ class Ranks:
     def all(self, value: bool) -> bool:
         """Whether it is so on every rank."""
         return not self.any(not value)
+
+    def first_where(self, value: bool) -> int | None:
+        """The first rank (counted over all processes) on which it is so, or None."""
+        return next((r for r in self.gather(self.rank if value else None) if r is not None), None)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of the ranks."""
@@ -233,6 +253,11 @@ def _group_of(optimizer: Optimizer) -> Any:
 def _wrappers() -> list[Any]:
     # type(), not isinstance(): that would wake lazy modules and weak references' proxies.
     return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel: it can be called without the other ranks."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 # -- shards: each rank looks at its own part --------------------------------------------------------

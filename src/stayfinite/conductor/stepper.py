@@ -19,6 +19,7 @@ from ..records import Incident
 from .core import Core
 from .investigation import Investigation, Verdict, small_state
 from .passes import ActivePass
+from .ranks import plain_norm
 from .window import BatchRef, Failure, Pass, PassResult, Window
 
 __all__ = ["Outcome", "Stepper"]
@@ -122,11 +123,11 @@ class Stepper:
                 return self._handle(window, failure)[0]
         if bad is None:
             return None
-        failure = Failure("loss", bad.step, value=float(bad.losses[-1][1]))
-        return self._handle(bad, failure, later)[0]
+        return self._handle(bad, self.core.late_failure(bad), later)[0]
 
     def flush(self) -> None:
-        """The end of an epoch or of the run: a last deep check."""
+        """The end of an epoch or of the run: a last deep check, each rank for itself."""
+        self.core.ranks.leave()
         self._schedule.before_step()
         self._collect(is_last=True)
         if self.core.log:
@@ -180,6 +181,8 @@ class Stepper:
         except UsageError:
             raise
         except Exception:
+            if self.core.ranks.is_shared(self.optimizer):
+                raise  # the other ranks are in their backward; nothing can be decided with them
             # Sampling from NaN probabilities raises before there is a loss to look at.
             bad = self.core.state.bad_state()
             if not bad:
@@ -229,15 +232,16 @@ class Stepper:
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None:
             params = [p for g in self.optimizer.param_groups for p in g["params"]]
-            window.norm = torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
+            window.norm = plain_norm(torch.nn.utils.clip_grad_norm_(params, self.clip_norm))
 
     def _scaler_step(self, window: Window) -> Failure | None:
         """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
         batch = window.batches[0]
-        if not math.isfinite(window.losses[0][1].item()):
+        failure = self._bad_loss(window)
+        if failure is not None:
             window.small_state = small_state(self.core.state)
             self.scaler._per_optimizer_states.clear()
-            return Failure("loss", batch.step, value=float(window.losses[0][1]))
+            return failure
         self._did_step = False
         self.scaler.step(self.optimizer)
         if self._did_step:
@@ -247,6 +251,17 @@ class Stepper:
         window.small_state = small_state(self.core.state)
         self.scaler.update()
         return Failure("scaler_skip", batch.step)
+
+    def _bad_loss(self, window: Window) -> Failure | None:
+        if self.core.is_shared(self.optimizer):
+            # The gradients' share of the verdict the scaler has reduced over the ranks itself.
+            window.norm, norm = None, window.norm
+            failure = self.core.check_together(window, self.optimizer, is_scaled=True)
+            window.norm = norm
+            return failure
+        if math.isfinite(window.losses[0][1].item()):
+            return None
+        return Failure("loss", window.step, value=float(window.losses[0][1]))
 
     def _attempt_closure(self, window: Window) -> Failure | None:
         """LBFGS: the closure runs many times; a bad one ends the step and undoes it."""
@@ -319,6 +334,8 @@ class Stepper:
         except UsageError:
             raise
         except Exception:
+            if self.core.ranks.is_on:
+                raise
             if active.result.failure is None:
                 bad = self.core.state.bad_state()
                 active.result.is_complete = False
@@ -334,12 +351,13 @@ class Stepper:
             self.optimizer.zero_grad(set_to_none=True)
             loss = self._loss(batch.loss_fn, value)
             active.before_backward(loss, step)
-            if active.is_decided:
-                raise _Abort
+            if active.is_decided and not self.core.ranks.is_on:
+                raise _Abort  # with others, the backward runs on every rank or on none
             self._backward(loss)
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
             active.after_backward(step)
+            active.agree()
             if active.is_decided:
                 raise _Abort
             if self.clip_norm is not None:

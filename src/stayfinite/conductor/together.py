@@ -25,7 +25,7 @@ from .window import Pass, PassResult
 if TYPE_CHECKING:
     from .investigation import Investigation, Verdict
 
-__all__ = ["RankTrace", "by_rules", "together"]
+__all__ = ["SUM_NOTE", "RankTrace", "by_rules", "together"]
 
 _TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 _SENT = {
@@ -33,6 +33,11 @@ _SENT = {
 }  # fmt: skip
 _RECEIVED = {"out", "output", "output_tensor", "output_tensors", "all_gather_output"}
 _FROM_ONE = ("broadcast_", "broadcast", "scatter_", "recv_")
+
+SUM_NOTE = (
+    "every rank's own values were finite, and what came back from the others was not: the sum over "
+    "the ranks overflowed"
+)
 
 _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
 """What a rank has to tell, best first: where its own symptom was born, where a bad value was born
@@ -42,6 +47,8 @@ that it sent away, a symptom that came from elsewhere, nothing."""
 class RankTrace(OpTrace):
     """A trace that sees this rank's shards only, and what it sends to the others."""
 
+    is_quiet = False
+    """The other ranks are not there to answer: stop before the first collective."""
     first_sent: Origin | None = None
     """The origin of the first bad value that went into a collective."""
 
@@ -50,6 +57,8 @@ class RankTrace(OpTrace):
     ) -> Any:
         if self.is_paused or func.namespace not in _TALK:
             return super().__torch_dispatch__(func, types, args, kwargs)
+        if self.is_quiet:
+            raise RuntimeError(f"{func._schema.name} needs the other ranks")
         named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
         if self.first_sent is None and not func._schema.name.endswith(_FROM_ONE):
             self.first_sent = self._origin_of(named)
@@ -110,7 +119,7 @@ def _agree(about: Investigation, wanted: Pass, result: PassResult) -> PassResult
         best = min(everyone)
         is_known = best[0] in (_ORIGIN, _SENDER)
         about.leader = best[1] if is_known or not isinstance(failure, RankFailure) else failure.rank
-        about.is_known = is_known
+        about.is_received = not is_known
     return replace(
         result, failure=failure, origin=origin, is_complete=all(c for _, _, c in everyone)
     )
