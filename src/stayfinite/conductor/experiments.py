@@ -101,7 +101,7 @@ class Laboratory:
     def _end(self) -> None:
         self.state.clear_grads()
         self._before.restore()
-        self.state.restore_buffers()
+        self.state.shadow_buffers()  # a journey has moved the shadows too
         self._rng.restore()
 
     # -- passes ------------------------------------------------------------------------------------
@@ -196,21 +196,28 @@ class Laboratory:
             self._end()
 
     def _fails_alike(self, rows: list[int], total: int) -> Generator[Pass, PassResult, bool]:
-        ref = self.window.batches[0]
-        cut = _with(ref, take_rows(ref.value, rows, total))
-        sources = [SourceRef("batch", n, t) for n, t in named_tensors(cut.value)]
-        trace = OpTrace([*sources, *self.state.sources()], name_modules(self.state.roots))
-        window = replace(self.window, batches=[cut])
-        self._start_of(window)
-        result = yield Pass(
-            window=window, mode="experiment", trace=trace, is_applied=self._needs_step
-        )
+        """Whether these rows alone fail at the same place; repeated where so few do not run."""
+        repeated = [rows[i % len(rows)] for i in range(total)]
+        for chosen in (rows, repeated):
+            result = yield from self._with_rows(chosen, total)
+            if result.failure is not None or result.is_complete:
+                break
         found, mine = result.origin, self.origin
         if found is None or mine is None:
             return False
         if mine.birth is None or found.birth is None:
             return mine.birth is found.birth
         return (found.birth.op, found.birth.place.user) == (mine.birth.op, mine.birth.place.user)
+
+    def _with_rows(self, rows: list[int], total: int) -> Generator[Pass, PassResult, PassResult]:
+        ref = self.window.batches[0]
+        cut = _with(ref, take_rows(ref.value, rows, total))
+        sources = [SourceRef("batch", n, t) for n, t in named_tensors(cut.value)]
+        trace = OpTrace([*sources, *self.state.sources()], name_modules(self.state.roots))
+        window = replace(self.window, batches=[cut])
+        self._start_of(window)
+        wanted = Pass(window=window, mode="experiment", trace=trace, is_applied=self._needs_step)
+        return (yield wanted)
 
 
 def _with(ref: BatchRef, value: Any) -> BatchRef:
