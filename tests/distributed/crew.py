@@ -1,0 +1,79 @@
+"""Runs one scenario on N processes: `python crew.py '{"world": 2, ...}'`.
+
+Started from a process that has imported torch, it only forks; every rank leaves its findings in a
+file. Past the time limit all ranks are killed and the exit code is 124: a hang is a failure, never a
+wait.
+"""
+
+import json
+import os
+import pathlib
+import pickle
+import signal
+import sys
+import time
+import traceback
+
+
+def main(job: dict) -> int:
+    folder = pathlib.Path(job["folder"])
+    pids = [_fork(rank, job, folder) for rank in range(job["world"])]
+    codes = _wait(pids, time.monotonic() + job["limit"])
+    return max(codes)
+
+
+def _fork(rank: int, job: dict, folder: pathlib.Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        with open(folder / f"rank{rank}.err", "w") as err:
+            os.dup2(err.fileno(), 2)
+            os.dup2(err.fileno(), 1)
+            found = _rank(rank, job, folder)
+            (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(found))
+            code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _rank(rank: int, job: dict, folder: pathlib.Path) -> dict:
+    import torch
+    import torch.distributed as dist
+    from tests.distributed import training
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job["world"])
+    try:
+        return getattr(training, job["scenario"])(rank, job)
+    finally:
+        dist.destroy_process_group()
+
+
+def _wait(pids: list[int], deadline: float) -> list[int]:
+    codes: dict[int, int] = {}
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status) & 0xFF
+        has_failed = any(codes.values())
+        if time.monotonic() > deadline or has_failed:
+            # One rank is gone: the others would wait for it in their next collective.
+            for pid in set(pids) - set(codes):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                codes[pid] = 0 if has_failed else 124
+        time.sleep(0.005)
+    return list(codes.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
