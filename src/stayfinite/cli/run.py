@@ -9,7 +9,7 @@ import typer
 
 __all__ = ["register", "split_arguments"]
 
-_WITH_VALUE = {"--policy", "--run-dir", "--max-skips", "--budget"}
+_WITH_VALUE = {"--policy", "--run-dir", "--max-skips", "--budget", "--sink", "--on-incident"}
 
 
 def split_arguments(args: list[str]) -> list[str]:
@@ -46,7 +46,8 @@ def run(
     ),
     policy: str = typer.Option("skip", help="What to do about a bad step: skip or raise."),
     run_dir: Optional[Path] = typer.Option(  # noqa: UP045
-        None, help="Where incidents go. Default: stayfinite-runs/<script>-<time>."
+        None,
+        help="Where the journal and the incidents go. Default: stayfinite-runs/<script>-<time>.",
     ),
     max_skips: int = typer.Option(50, help="Skipped steps in a row after which the run stops."),
     budget: float = typer.Option(0.01, help="Share of step time for deep checks and snapshots."),
@@ -54,6 +55,14 @@ def run(
         False, "--deferred", help="Never sync with the device; read the flag one step late."
     ),
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
+    sink: Optional[list[str]] = typer.Option(  # noqa: UP045
+        None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
+    ),
+    on_incident: Optional[str] = typer.Option(  # noqa: UP045
+        None,
+        metavar="CMD",
+        help="Run this command, or POST to this http(s) address, with the incident's JSON.",
+    ),
 ) -> None:
     """Train under protection, with nothing changed in the script.
 
@@ -73,8 +82,15 @@ def run(
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
     from ..conductor.script import ScriptRun
+    from ..report.hooks import incident_hook
 
-    script = ScriptRun(settings=settings, policy=rules, run_dir=run_dir)
+    script = ScriptRun(
+        settings=settings,
+        policy=rules,
+        run_dir=run_dir,
+        sinks=sink or (),
+        on_incident=incident_hook(on_incident) if on_incident else None,
+    )
     if module is not None:
         code = script.run_module(module, words)
     else:

@@ -25,7 +25,7 @@ from ..observe import witness
 from ..observe.wires import Wires
 from ..records import Incident
 from ..recover.policy import Policy
-from ..report.journal import Listener
+from ..report.sinks import make_sink
 from ..report.store import RunFolder
 from ..report.terminal import say_incident, say_summary
 from .body import scenes_of_traceback
@@ -45,7 +45,7 @@ class ScriptRun:
         settings: Settings,
         policy: Policy,
         run_dir: Path | None,
-        sinks: Sequence[Listener] = (),
+        sinks: Sequence[str] = (),
         on_incident: Callable[[Incident], None] | None = None,
     ) -> None:
         self._wanted_dir = run_dir
@@ -89,9 +89,14 @@ class ScriptRun:
             self._wanted_dir or Path("stayfinite-runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
         )
         self.folder = RunFolder(folder, say=say_incident)
+        try:
+            sinks = [make_sink(s, folder) for s in self._sinks]
+        except StayfiniteError as e:
+            print(f"stayfinite run: {e}", file=sys.stderr)
+            return 2
         self.core.on_incident = self._save
         about = {"script": script or name, **environment()}
-        self.core.journal = RunJournal(folder, self.core.state, about, self._sinks)
+        self.core.journal = RunJournal(folder, self.core.state, about, sinks)
         witness.install()
         wires = Wires(self.driver, with_loaders=True)
         try:

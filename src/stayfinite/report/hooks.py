@@ -45,7 +45,7 @@ def run_command(
             text=True,
             timeout=limit_seconds,
             env={**os.environ, **extra},
-            stdout=sys.stderr,  # the script's own output stays its own
+            stdout=2,  # standard error: the script's own output stays its own
             check=False,
         )
     except (OSError, ValueError) as e:

@@ -66,7 +66,7 @@ class Journal:
     >>> path.exists()  # nothing yet: the first flush makes the folder
     False
     >>> journal.close()
-    >>> [json.loads(line).get("loss") for line in path.open()]
+    >>> [json.loads(line).get("loss") for line in path.read_text().splitlines()]
     [None, 0.5, None]
     """
 
