@@ -12,7 +12,7 @@ from typing import Any
 from .limits import LimitError
 from .values import ArrayRef, GlobalRef, Opaque, StorageRef, TensorRef, is_key
 
-__all__ = ["BUILDERS", "QUIET", "build_array"]
+__all__ = ["BUILDERS", "build_array"]
 
 _MAX_FILL = 1 << 20
 _MAX_SIZE = 1 << 62
@@ -305,19 +305,3 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
     **{f"{home}.multiarray.scalar": _scalar for home in _NUMPY_HOMES},
     **{f"{home}.numeric._frombuffer": _frombuffer for home in _NUMPY_HOMES},
 }
-
-QUIET = frozenset(
-    {
-        "torch.device",
-        "torch.layout",
-        "numpy.dtype",
-        "builtins.type",
-        "builtins.object",
-        "builtins.slice",
-        "builtins.range",
-        "numpy.random.Generator",
-        "numpy.random.BitGenerator",
-        "numpy.random.RandomState",
-    }
-)
-"""Placeholders that are not worth listing: everybody's files have them."""

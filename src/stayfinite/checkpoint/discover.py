@@ -52,8 +52,6 @@ class Unit:
     kind: str
     """file | transformers | sharded | dcp | deepspeed"""
     files: list[Path] = field(default_factory=list)
-    is_asked_for: bool = False
-    """Named on the command line itself, so that anything wrong with it is worth saying."""
 
 
 def expand(patterns: list[str | os.PathLike[str]]) -> list[Path]:
@@ -87,7 +85,7 @@ def discover(paths: list[Path]) -> tuple[list[Unit], list[Path]]:
             for unit in _walk(path, skipped):
                 units.setdefault(_key(unit.path), unit)
         else:
-            unit = Unit(path, "file", [path], is_asked_for=True)
+            unit = Unit(path, "file", [path])
             units.setdefault(_key(path), unit)
     return list(units.values()), skipped
 

@@ -37,7 +37,6 @@ class Progress:
     done_bytes: int = 0
     num_files: int = 0
     done_files: int = 0
-    current: str = ""
     phase: str = "scanning"
 
 
@@ -151,7 +150,6 @@ def _run_all(
                 seen += count
                 progress.done_bytes += count
 
-        progress.current = str(task.path)
         report = _guarded(task, Probe(on_bytes=on_bytes, check=check, is_full=full))
         with lock:
             progress.done_files += 1
