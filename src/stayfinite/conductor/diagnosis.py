@@ -10,6 +10,7 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..locate.slice import Origin
 from ..records import Incident, Location
+from .capsule import save_capsule
 from .experiments import Laboratory
 from .gather import gather
 from .window import Pass, PassResult
@@ -45,6 +46,8 @@ def diagnose(
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    if note := save_capsule(about, incident):
+        diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
     return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
 
 

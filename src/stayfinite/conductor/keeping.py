@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
 from ..observe.rng import RngState
-from ..recover.snapshot import Snapshot
+from ..recover.snapshot import DiskSnapshot, Snapshot
 from .state import TrainState
 from .window import Window
 
-__all__ = ["Aside", "Before"]
+__all__ = ["Aside", "Before", "choose_snapshot"]
+
+
+def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
+    """In memory where it fits the share, else in a file; False where there is room for neither."""
+    size = state.snapshot_bytes()
+    if size < free_memory() * ram_share:
+        return True
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="stayfinite-"))
+        weakref.finalize(state, shutil.rmtree, folder, ignore_errors=True)
+    if not DiskSnapshot.has_room(folder, size):
+        return False
+    state.snapshot = DiskSnapshot(folder / "snapshot.pt")
+    return True
+
+
+def free_memory() -> float:
+    """Bytes of memory that nobody uses."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError, AttributeError):
+        return 4e9
 
 
 class Before:
@@ -18,7 +46,10 @@ class Before:
         self._rng: RngState | None = None
 
     def take(self, state: TrainState, window: Window) -> None:
-        own, state.snapshot = state.snapshot, self._kept
+        own = state.snapshot
+        if isinstance(own, DiskSnapshot) and not self._kept.is_taken:
+            self._kept = DiskSnapshot(own.path.with_name("before.pt"))
+        state.snapshot = self._kept
         try:
             state.take_snapshot(0)
         finally:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ..detect import SpikeWatch
 from ..errors import BudgetExceededError, NonFiniteError
 from ..numerics.health import is_finite
 from ..observe.batches import named_tensors
-from ..records import Action, Event, Incident
+from ..records import Action, Event, Incident, Location
 from ..recover.ledger import Ledger, LedgerEntry
 from ..recover.policy import Decision, Policy, Tally
 from ..report.text import headline
+from .limits import Limit, everywhere
+from .ranks import RankFailure
 from .rows import map_tensors, num_rows, take_rows
 from .state import TrainState
 from .window import BatchRef, Failure, Window
@@ -23,7 +29,10 @@ if TYPE_CHECKING:
     from .core import Core
     from .investigation import Verdict
 
-__all__ = ["Recovery"]
+__all__ = ["DEEP", "Recovery", "spike_incident"]
+
+DEEP = ("parameter", "buffer", "optimizer_state", "average")
+"""Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
@@ -37,6 +46,9 @@ class Recovery:
         self.tally = Tally()
         self.drops: dict[int, int] = {}
         """How many batches of each loader (by identity) are still to be left out; 0 is no loader."""
+        self.warnings: deque[Event] = deque(maxlen=1000)
+        self.on_warning: Callable[[Event], None] = _say
+        self.limits: list[Limit] = []
         self._watches = {name: SpikeWatch() for name in _NAMES}
         self._sanitized: set[tuple[int, int]] = set()
 
@@ -169,7 +181,9 @@ class Recovery:
 
     def _sanitize(self, window: Window, incident: Incident) -> Window | None:
         """The same window with its non-finite samples dropped or their bad values replaced."""
-        refs, found = [], False
+        refs: list[BatchRef] = []
+        bad: list[tuple[BatchRef, list[int]]] = []
+        found, can = False, True
         for ref in window.batches:
             total = num_rows(ref.value)
             rows = bad_rows(ref.value, total)
@@ -180,12 +194,16 @@ class Recovery:
                 continue
             items = self._cut(ref, rows, total)
             if items is None:
-                return None
+                can = False
+                break
             found = True
-            self._note_rows(ref, rows, incident)
+            bad.append((ref, rows))
             refs.append(replace(ref, items=items, is_used=False))
-        if not found:
+        ranks = self._core.ranks  # all ranks run the step again, those with clean samples too
+        if not ranks.all(can) or not ranks.any(found):
             return None
+        for ref, rows in bad:
+            self._note_rows(ref, rows, incident)
         self._sanitized.add(self._key(window))
         return Window(batches=refs, rng=window.rng, lrs=window.lrs)
 
@@ -237,25 +255,52 @@ class Recovery:
 
     # -- spikes --------------------------------------------------------------------------------
 
-    def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
+    def see(self, window: Window) -> Failure | None:
         """Compare this step's finite figures with the usual; a Failure where the policy acts."""
         if self.policy.on_spike == "ignore":
             return None
-        found = None
-        for name, value in (("loss", loss), ("grad_norm", norm)):
-            if value is None:
-                continue
+        ranks = self._core.ranks
+        found: Failure | None = None
+        loss = window.losses[-1][1] if window.losses else None
+        for name, tensor in (("loss", loss), ("grad_norm", window.norm)):
+            if tensor is None or tensor.dim() or type(tensor) is not Tensor:
+                continue  # sharded norms and complex losses are not compared
+            value = tensor.item()
             watch = self._watches[name]
             spike = watch.note(window.step, value)
             if watch.tell(spike):
                 assert spike is not None
                 self._warn_of_spike(window, name, spike.describe(_NAMES[name]), value)
-            if spike is not None and spike.is_alarm and self.policy.on_spike != "warn":
+            # Each rank has a loss of its own; the norm after the all-reduce is the same for all.
+            acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_on)
+            if spike is not None and spike.is_alarm and acts:
                 found = found or Failure("spike", window.step, name=name, value=value)
+        if found is not None and ranks.is_on:
+            return RankFailure("spike", found.step, found.name, found.value, rank=ranks.first)
         return found
 
+    def look_closer(self, step: int, unseen: list[Window]) -> Failure | None:
+        """With a deep check: the figures that nobody has read yet, and the watched parameters."""
+        spikes = [f for f in map(self.see, unseen) if f is not None]
+        for limit in (*self.limits, *everywhere):
+            limit.check(self._core, step)
+        # These steps are applied already: leaving them out now means going back.
+        return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
+
+    def warn(self, event: Event) -> None:
+        """Something to look at while nothing is wrong yet: a spike, a limit, a resumed rate."""
+        self.warnings.append(event)
+        core = self._core
+        if core.ranks.is_first or not core.ranks.has_others:
+            self.on_warning(event)
+        if core.journal is not None:
+            core.journal.journal.event(
+                "warning", step=event.step, about=event.kind, name=event.name, value=event.value,
+                text=event.message,
+            )  # fmt: skip
+
     def _warn_of_spike(self, window: Window, name: str, text: str, value: float) -> None:
-        self._core.warn(
+        self.warn(
             Event(
                 step=window.step, epoch=window.epoch, kind="spike", value=value, name=name,
                 phase="loss" if name == "loss" else "backward",
@@ -263,6 +308,31 @@ class Recovery:
                 lr=self.state.lrs(), message=text,
             )
         )  # fmt: skip
+
+
+def spike_incident(core: Core, window: Window, failure: Failure) -> Incident:
+    """A spike that the policy acts on; nothing is non-finite, so there is nothing to trace."""
+    from .core import environment, new_incident_id, now
+
+    what = _NAMES[failure.name or "loss"]
+    event = Event(
+        step=failure.step, epoch=window.epoch, kind="spike", value=failure.value, name=failure.name,
+        phase="loss" if failure.name == "loss" else "backward",
+        symptom="loss" if failure.name == "loss" else "gradient",
+        loss=_read(window.losses[-1][1]) if window.losses else None,
+        grad_norm=_read(window.norm), lr=core.state.lrs(), scale=core.state.scale(),
+        message=f"the {what} {failure.value:.4g} is far above what is usual",
+    )  # fmt: skip
+    return Incident(
+        id=new_incident_id(event.step), event=event, history=core.records(),
+        location=Location(method="none", note="a spike of finite values: nothing to trace"),
+        environment=environment(), created=now(),
+        action=Action(kind="skipped", detail="the step was not applied"),
+    )  # fmt: skip
+
+
+def _read(value: Tensor | None) -> float | None:
+    return float(value.detach()) if value is not None and value.numel() == 1 else None
 
 
 def bad_rows(batch: object, total: int | None) -> list[int]:
@@ -280,6 +350,10 @@ def bad_rows(batch: object, total: int | None) -> list[int]:
         per_row = torch.isfinite(t.detach()).reshape(total, -1).all(dim=1)
         rows.update(torch.nonzero(~per_row).flatten().tolist())
     return sorted(rows)
+
+
+def _say(event: Event) -> None:
+    print(f"stayfinite: step {event.step}: warning: {event.message}", file=sys.stderr)
 
 
 def _zeroed(t: torch.Tensor) -> torch.Tensor:

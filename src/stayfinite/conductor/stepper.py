@@ -103,9 +103,13 @@ class Stepper:
         core.prime()
         self._schedule.before_step()
         late = self._collect() if core.settings.deferred else None
+        core.open()
         core.state.shadow_buffers()
         ref = BatchRef(self.num_batches, self.epoch, [(None, batch)], loss_fn)
         ref.indices = witness.batch_indices
+        if core.recovery.drops and core.recovery.drops_batch(ref, None):
+            self.num_batches += 1
+            return Outcome(ref.step, None, self, None, False, late)
         window = Window(batches=[ref], rng=core.rng.capture(), lrs=core.state.lrs())
         self.num_batches += 1
         outcome = self._run(window)
@@ -237,7 +241,7 @@ class Stepper:
     def _scaler_step(self, window: Window) -> Failure | None:
         """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
         batch = window.batches[0]
-        failure = self._bad_loss(window)
+        failure = self._bad_loss(window) or self.core.see(window)
         if failure is not None:
             window.small_state = small_state(self.core.state)
             self.scaler._per_optimizer_states.clear()
@@ -301,7 +305,9 @@ class Stepper:
             again: Outcome | None = None
             incident = None
             if verdict.incident is not None:
-                incident = self.core.conclude(verdict.incident)
+                incident = self.core.conclude(verdict)
+                if incident.action.kind == "rolled_back":
+                    self._schedule.keep_as_it_is()
             for old in [*verdict.redo, *(later or [])]:
                 fresh = Window(batches=old.batches, rng=self.core.rng.capture(), lrs=old.lrs)
                 if not self._schedule.is_ours:
@@ -393,6 +399,7 @@ class _Schedule:
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
             self.is_ours = False
         self._waiting_since: int | None = None
+        self._is_moved_back = False
 
     def before_step(self) -> None:
         if self._waiting_since is None:
@@ -419,9 +426,15 @@ class _Schedule:
         try:
             yield
         finally:
-            self.scheduler.__dict__.update(kept)
-            for group, rate in zip(self.scheduler.optimizer.param_groups, rates):
-                group["lr"] = rate
+            if self._is_moved_back:
+                self._is_moved_back = False  # a rollback has put it where it belongs
+            else:
+                self.scheduler.__dict__.update(kept)
+                for group, rate in zip(self.scheduler.optimizer.param_groups, rates):
+                    group["lr"] = rate
+
+    def keep_as_it_is(self) -> None:
+        self._is_moved_back = True
 
     def in_pass(self) -> None:
         """A step that is run again on a journey back."""

@@ -66,6 +66,8 @@ class Window:
     """(model, args, kwargs, random state) of its last forward, where that is remembered."""
     scenes: list[Any] = field(default_factory=list)
     """The user's frames when it failed, for a loop that cannot be sent back (see body.py)."""
+    is_seen: bool = False
+    """Its loss and norm have been compared with the usual."""
     is_lost: bool = False
     """The loop is over: nobody will run this window again."""
     is_moved: bool = False
