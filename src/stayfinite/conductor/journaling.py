@@ -133,7 +133,7 @@ class Stage:
             host = torch.empty(len(values), pin_memory=is_cuda)
             host.copy_(stacked, non_blocking=is_cuda)
             if is_cuda:
-                event = torch.cuda.Event()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record()
         self._under_way.append((rows, places, host, event))
 
@@ -225,7 +225,8 @@ def _figures(pairs: list[tuple[Tensor, Tensor | None]], num_steps: int) -> Tenso
 
 
 def _total(norms: Sequence[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack([n.float().cpu() for n in norms]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([n.float().cpu() for n in norms]))
+    return total
 
 
 def _is_plain(t: Tensor) -> bool:

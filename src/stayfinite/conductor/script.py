@@ -46,7 +46,7 @@ class ScriptRun:
         policy: Policy,
         run_dir: Path | None,
         sinks: Sequence[str] = (),
-        on_incident: Callable[[Incident], None] | None = None,
+        on_incident: Callable[[Incident], object] | None = None,
     ) -> None:
         self._wanted_dir = run_dir
         self._sinks = sinks

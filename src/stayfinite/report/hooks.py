@@ -16,7 +16,7 @@ __all__ = ["incident_hook", "post", "run_command"]
 _LIMIT_SECONDS = 60.0
 
 
-def incident_hook(target: str) -> Callable[[Incident], None]:
+def incident_hook(target: str) -> Callable[[Incident], object]:
     """`--on-incident TARGET`: an http(s) address gets a POST, anything else is a shell command."""
     if target.startswith(("http://", "https://")):
         return lambda incident: post(target, incident)
@@ -49,11 +49,13 @@ def run_command(
             check=False,
         )
     except (OSError, ValueError) as e:
-        return _complain(f"the command on an incident could not run: {e}")
+        _complain(f"the command on an incident could not run: {e}")
+        return None
     except subprocess.TimeoutExpired:
-        return _complain(
+        _complain(
             f"the command on an incident took more than {limit_seconds:g} s and was ended: {command}"
         )
+        return None
     if done.returncode:
         _complain(f"the command on an incident exited with {done.returncode}: {command}")
     return done.returncode
@@ -70,7 +72,8 @@ def post(address: str, incident: Incident, limit_seconds: float = 10.0) -> int |
         with urllib.request.urlopen(request, timeout=limit_seconds) as answer:
             return int(answer.status)
     except (OSError, urllib.error.URLError, ValueError) as e:
-        return _complain(f"the incident could not be posted to {address}: {e}")
+        _complain(f"the incident could not be posted to {address}: {e}")
+        return None
 
 
 def _complain(text: str) -> None:

@@ -69,7 +69,7 @@ class RunView:
             "problems": self.problems,
             "environment": self.environment,
             "steps_per_point": curves.every,
-            "plots": {p.name: to_plain({n: s for n, s in p.series.items()}) for p in self.plots},
+            "plots": {p.name: to_plain(p.series) for p in self.plots},
             "nonfinite": [
                 {"first": s.first, "last": s.last, "steps": s.num_steps, "in": sorted(s.names)}
                 for s in curves.spans

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ __all__ = ["write_pngs"]
 def write_pngs(view: RunView, folder: str | Path) -> list[Path]:
     """One file a plot; returns their paths."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        figures = import_module("matplotlib.figure")
+        agg = import_module("matplotlib.backends.backend_agg")
     except ImportError as e:
         raise MissingExtraError("--png", "plots") from e
 
@@ -24,8 +25,8 @@ def write_pngs(view: RunView, folder: str | Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for plot in view.plots:
-        figure = Figure(figsize=(8, 3.2), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = figures.Figure(figsize=(8, 3.2), dpi=150, layout="constrained")
+        agg.FigureCanvasAgg(figure)
         _draw(figure.add_subplot(), plot, view)
         path = folder / f"{plot.name}.png"
         figure.savefig(path)

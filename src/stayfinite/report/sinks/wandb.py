@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class WandbSink(Sink):
     def __init__(self, folder: Path, place: str | None = None) -> None:
         super().__init__(folder, place)
         try:
-            import wandb
+            wandb = import_module("wandb")
         except ImportError as e:
             raise MissingExtraError("the Weights & Biases sink", "sinks") from e
         self._wandb = wandb
