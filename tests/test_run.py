@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from tests.launch import Nursery, alone
+from tests.launch import Done, Nursery, alone
 
 from stayfinite import Incident
 
@@ -179,28 +179,51 @@ def last_numbers(text: str) -> list[float]:
     return [float(n) for n in re.findall(r"-?\d+\.\d+", text.splitlines()[-1])]
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A script run plainly and under the guard."""
+
+    plain: Done
+    done: Done
+    found: list[Incident]
+
+
+@pytest.fixture(scope="session")
+def both(nursery, tmp_path_factory):
+    """Each script once, however many tests look at it."""
+    known = {}
+
+    def run(script: Script) -> Pair:
+        if script.id not in known:
+            tmp_path = tmp_path_factory.mktemp("script")
+            cwd = folder_of(script, tmp_path)
+            plain = nursery.run(script.command(), cwd)
+            done = nursery.run(guarded(script, tmp_path / "run"), cwd)
+            known[script.id] = Pair(plain, done, incidents_in(tmp_path / "run"))
+        return known[script.id]
+
+    return run
+
+
 @pytest.mark.parametrize("script", WITH_LOADER, ids=lambda s: s.id)
-def test_script_is_caught_located_and_goes_on(script, nursery, tmp_path):
-    run_dir, cwd = tmp_path / "run", folder_of(script, tmp_path)
-    plain = nursery.run(script.command(), cwd)
-    assert plain.code == script.plain_code
-    done = nursery.run(guarded(script, run_dir), cwd)
-    assert done.code == script.code, done.err
-    assert_found(script, incidents_in(run_dir))
-    assert_output(script, plain.out, done.out)
+def test_script_is_caught_located_and_goes_on(script, both):
+    pair = both(script)
+    assert pair.plain.code == script.plain_code
+    assert pair.done.code == script.code, pair.done.err
+    assert_found(script, pair.found)
+    assert_output(script, pair.plain.out, pair.done.out)
     count = len(script.steps)
-    assert f"stayfinite: {count} incident{'s' if count > 1 else ''} in " in done.err
+    assert f"stayfinite: {count} incident{'s' if count > 1 else ''} in " in pair.done.err
 
 
 @pytest.mark.parametrize("script", [s for s in WITH_LOADER if s.left_out != ()], ids=lambda s: s.id)
-def test_script_ends_as_if_the_bad_batch_had_never_come(script, nursery, tmp_path):
-    cwd = folder_of(script, tmp_path)
-    done = nursery.run(guarded(script, tmp_path / "run"), cwd)
+def test_script_ends_as_if_the_bad_batch_had_never_come(script, both, nursery, tmp_path):
+    pair = both(script)
     steps = script.left_out if script.left_out is not None else script.steps
     tool = [str(SCRIPTS / "without.py"), ",".join(map(str, steps))]
-    wanted = nursery.run([*tool, *script.command()], cwd)
-    assert done.out.splitlines()[-1] == wanted.out.splitlines()[-1]
-    assert done.code == wanted.code
+    wanted = nursery.run([*tool, *script.command()], folder_of(script, tmp_path))
+    assert pair.done.out.splitlines()[-1] == wanted.out.splitlines()[-1]
+    assert pair.done.code == wanted.code
 
 
 @pytest.mark.slow
@@ -218,14 +241,11 @@ def test_compiled_model(script, nursery, tmp_path):
 
 
 @pytest.mark.parametrize("script", WITHOUT_LOADER, ids=lambda s: s.id)
-def test_loop_without_a_loader(script, nursery, tmp_path):
-    plain = nursery.run(script.command(), tmp_path)
-    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
-    assert (plain.code, done.code) == (0, 0), done.err
-    found = incidents_in(tmp_path / "run")
-    assert [i.event.step for i in found] == list(script.steps)
-    assert_output(script, plain.out, done.out)
-    assert_found(script, found)
+def test_loop_without_a_loader(script, both):
+    pair = both(script)
+    assert (pair.plain.code, pair.done.code) == (0, 0), pair.done.err
+    assert_found(script, pair.found)
+    assert_output(script, pair.plain.out, pair.done.out)
 
 
 def test_random_batches_without_a_loader(nursery, tmp_path):
@@ -312,9 +332,8 @@ def test_incidents_go_to_a_folder_named_after_the_script(nursery, tmp_path):
     assert f"stayfinite: details in stayfinite-runs/{folder.name}" in done.err.splitlines()
 
 
-def test_the_incident_is_told_once_in_full_and_then_in_one_line(nursery, tmp_path):
-    script = next(s for s in WITH_LOADER if s.name == "epoch_scheduler.py")
-    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+def test_the_incident_is_told_once_in_full_and_then_in_one_line(both):
+    done = both(next(s for s in WITH_LOADER if s.name == "epoch_scheduler.py")).done
     lines = done.err.splitlines()
     assert sum(t.startswith("stayfinite: step 3 (epoch 0): the loss is ") for t in lines) == 1
     assert sum(t.endswith("(as before)") for t in lines) == 2
