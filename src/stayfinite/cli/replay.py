@@ -1,0 +1,157 @@
+"""`stayfinite replay INCIDENT`: the failed step once more, in a new process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import StayfiniteError, UsageError
+
+if TYPE_CHECKING:
+    from ..records import Incident
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `replay` to the command line."""
+    app.command(name="replay")(replay_command)
+
+
+def replay_command(
+    incident: Annotated[
+        Path,
+        typer.Argument(metavar="INCIDENT", help="The incident's folder, or its incident.json."),
+    ],
+    build: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION",
+            help="Builds model, loss_fn, optimizer [, scheduler, scaler]; a file works too: train.py:build.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Time limit for the experiments.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the incident as JSON.")] = False,
+) -> None:
+    """Reproduce a saved incident, bisect it to single samples and try the fixes again.
+
+    Exit code: 1 the step failed again, 0 it was finite, 2 wrong usage.
+    """
+    try:
+        found = run_replay(incident, build, seconds)
+    except StayfiniteError as e:
+        print(f"stayfinite replay: {e}", file=sys.stderr)
+        raise typer.Exit(2) from e
+    old, new = found
+    if new is None:
+        typer.echo(_finite(old))
+        raise typer.Exit(0)
+    from ..report.text import render
+
+    typer.echo(new.to_json() if as_json else f"{_compared(old, new)}\n\n{render(new)}")
+    raise typer.Exit(1)
+
+
+def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident, Incident | None]:
+    """(the saved incident, the new one or None if the step is finite now)."""
+    from ..conductor.capsule import load_capsule, load_into
+    from ..config import Settings
+    from ..guard import Guard
+    from ..records import Incident
+
+    folder = path.parent if path.name == "incident.json" else path
+    try:
+        old = Incident.from_json((folder / "incident.json").read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UsageError(f"{folder} is no incident: {e.strerror or e}") from e
+    if build is None:
+        raise UsageError(
+            "the step needs your model and loss to run again\n"
+            "  try: --build MODULE:FUNCTION, a function that takes nothing and returns "
+            "(model, loss_fn, optimizer) or (model, loss_fn, optimizer, scheduler, scaler)"
+        )
+    capsule = load_capsule(folder)
+    model, loss_fn, optimizer, scheduler, scaler = _parts(_function(build)(), build)
+    load_into(capsule, model, optimizer, scheduler, scaler)
+    settings = Settings(diagnose_seconds=seconds)
+    with Guard(model, optimizer, scheduler=scheduler, scaler=scaler, settings=settings) as guard:
+        guard.folder._say = _silent
+        _remember(guard, old, capsule)
+        import torch
+
+        torch.set_rng_state(capsule["rng"])
+        for batch in capsule["batches"]:
+            guard.step(loss_fn, batch)
+    return old, guard.incidents[0] if guard.incidents else None
+
+
+def _remember(guard: Any, old: Incident, capsule: dict[str, Any]) -> None:
+    """The course of the run up to the failure is evidence too."""
+    core = guard.core
+    core.prime()
+    core.state.first_sizes = {k: tuple(v) for k, v in capsule["first_sizes"].items()}
+    core.state.first_lrs = tuple(capsule["first_lrs"])
+    for r in old.history:
+        core.history.append((r.step, r.epoch, r.loss, r.grad_norm, r.lr, r.scale, r.is_applied))
+    guard._stepper.num_batches = capsule["step"]
+
+
+def _silent(incident: Incident) -> None:
+    """The command prints the whole report itself."""
+
+
+def _function(build: str) -> Callable[[], Any]:
+    import importlib
+    import importlib.util
+
+    home, _, name = build.rpartition(":")
+    if not home or not name:
+        raise UsageError(f"--build takes MODULE:FUNCTION or FILE.py:FUNCTION, got {build!r}")
+    try:
+        if home.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(home).stem, home)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, "")
+            module = importlib.import_module(home)
+    except (ImportError, OSError) as e:
+        raise UsageError(f"--build: cannot import {home!r}: {e}") from e
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"--build: {home} has no function {name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def _parts(built: Any, build: str) -> tuple[Any, Any, Any, Any, Any]:
+    parts = tuple(built) if isinstance(built, (tuple, list)) else ()
+    if not 3 <= len(parts) <= 5:
+        raise UsageError(
+            f"{build} must return (model, loss_fn, optimizer) or with a scheduler and a scaler behind "
+            f"them, got {type(built).__name__}{f' of {len(parts)}' if parts else ''}"
+        )
+    model, loss_fn, optimizer, scheduler, scaler = (*parts, None, None)[:5]
+    return model, loss_fn, optimizer, scheduler, scaler
+
+
+def _finite(old: Incident) -> str:
+    return (
+        f"step {old.event.step}: finite now; it does not fail again\n"
+        "  try: if the code is unchanged, the failure depends on something that was not saved "
+        "(hardware, other processes, state outside the model)"
+    )
+
+
+def _compared(old: Incident, new: Incident) -> str:
+    a, b = old.location, new.location
+    same = (a.op, a.line) == (b.op, b.line)
+    text = "the step fails again" + (", at the same operator and line" if same else ", elsewhere")
+    if old.diagnosis.cause and new.diagnosis.cause != old.diagnosis.cause:
+        text += f"; the saved cause was {old.diagnosis.cause}"
+    return text

@@ -1,0 +1,105 @@
+"""An incident on disk fails again in a new process, and its file runs no code."""
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from stayfinite.cli import replay
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from stayfinite import Guard
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 4)
+        self.drop = nn.Dropout(0.5)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(self.drop(torch.tanh(self.fc(x)))).squeeze(1)
+
+def loss_fn(model, batch):
+    x, weight = batch
+    return (model(x).square() / weight).mean()
+
+def build():
+    torch.manual_seed(0)
+    model = Net()
+    return model, loss_fn, torch.optim.Adam(model.parameters(), lr=1e-2)
+
+if __name__ == "__main__":
+    model, loss_fn, optimizer = build()
+    x, weight = torch.randn(40, 3), torch.ones(40)
+    weight[25] = 0
+    with Guard(model, optimizer, run_dir="run") as guard:
+        for batch in DataLoader(TensorDataset(x, weight), batch_size=8):
+            guard.step(loss_fn, batch)
+"""
+
+
+@pytest.fixture
+def incident(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.chdir(tmp_path)
+    (found,) = (tmp_path / "run" / "incidents").iterdir()
+    return found
+
+
+@pytest.fixture
+def app():
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    replay.register(app)
+    return app
+
+
+def test_it_fails_again_at_the_same_line(incident, app):
+    result = CliRunner().invoke(app, ["replay", str(incident), "--build", "train.py:build"])
+    assert result.exit_code == 1, result.output
+    assert result.output.startswith("the step fails again, at the same operator and line")
+    assert "why: zero_denominator" in result.output
+    assert "rows of the batch that are enough to fail: 1" in result.output
+
+
+def test_json_is_an_incident(incident, app):
+    args = ["replay", str(incident / "incident.json"), "--build", "train.py:build", "--json"]
+    result = CliRunner().invoke(app, args)
+    assert json.loads(result.output)["event"]["step"] == 3
+
+
+def test_the_capsule_is_plain_data(incident):
+    capsule = torch.load(incident / "capsule.pt", weights_only=True)
+    assert capsule["step"] == 3 and capsule["batches"][0][1][1] == 0
+
+
+def test_wrong_usage_says_what_to_do(incident, app, tmp_path):
+    for args, message in [
+        ([str(incident)], "--build MODULE:FUNCTION"),
+        ([str(tmp_path)], "is no incident"),
+        ([str(incident), "--build", "train"], "takes MODULE:FUNCTION"),
+        ([str(incident), "--build", "train.py:nothing"], "has no function 'nothing'"),
+        ([str(incident), "--build", "train.py:Net"], "must return (model, loss_fn, optimizer)"),
+    ]:
+        result = CliRunner().invoke(app, ["replay", *args])
+        assert result.exit_code == 2
+        assert message in result.output
+
+
+def test_a_repaired_source_is_finite(incident, app, tmp_path):
+    text = (tmp_path / "train.py").read_text()
+    (tmp_path / "fixed.py").write_text(text.replace("/ weight)", "/ weight.clamp(min=1))"))
+    result = CliRunner().invoke(app, ["replay", str(incident), "--build", "fixed.py:build"])
+    assert result.exit_code == 0, result.output
+    assert "finite now" in result.output
