@@ -30,7 +30,7 @@ from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
 from .recovery import DEEP, spike_incident
 from .state import TrainState
-from .together import SUM_NOTE, RankTrace, by_rules, together
+from .together import PARTED_NOTE, SUM_NOTE, RankTrace, by_rules, together
 from .window import Failure, Pass, PassResult, Window
 
 __all__ = ["Investigation", "Verdict"]
@@ -250,6 +250,9 @@ class Investigation:
     def _travel(self, failure: Failure) -> Passes:
         """Back to the last snapshot, forward step by step, until the step that did it."""
         core, state = self.core, self.state
+        if core.ranks.has_parted:
+            location = Location(is_reproduced=False, method="none", note=PARTED_NOTE)
+            return (yield from self._finish(failure, None, location, []))
         is_mid_window = self.failure.symptom not in DEEP
         windows = [*core.log, *([self.window] if is_mid_window else [])]
         if not state.snapshot.is_taken or not windows:

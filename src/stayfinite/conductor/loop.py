@@ -23,7 +23,7 @@ from .body import Scene, scenes_of_frame
 from .core import Core
 from .investigation import Investigation, Verdict, small_state
 from .passes import ActivePass
-from .ranks import plain_norm
+from .ranks import RankFailure, plain_norm
 from .window import BatchRef, Failure, Pass, PassResult, Window
 
 __all__ = ["LoopDriver"]
@@ -285,7 +285,10 @@ class LoopDriver:
     # -- investigations --------------------------------------------------------------------------
 
     def _begin(self, window: Window, failure: Failure) -> None:
-        if failure.symptom == "scaler_skip" and self.core.scale_watch.num_in_a_row >= 8:
+        ranks = self.core.ranks
+        if ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank:
+            return  # the rank that has it tells of it
+        if failure.symptom == "scaler_skip" and self.core.passes_by_skip():
             return
         window.root_call = self.last_call
         self._investigation = Investigation(self.core, window, failure)
@@ -322,6 +325,8 @@ class LoopDriver:
     def abandon(self, scenes: list[Scene] | None = None) -> None:
         """The loop is over in the middle of something: finish the report with what is known."""
         self.core.ranks.leave()
+        if self.active is None and self.window is None and self.core.ranks.has_parted:
+            self._last_look()
         window = self.window
         if self.active is None and window is not None and window.failure is None:
             if window.suspects and not window.num_attempted:
@@ -336,6 +341,14 @@ class LoopDriver:
             if self.active is None:
                 self._begin(window, failure)
         self._run_out()
+
+    def _last_look(self) -> None:
+        """Without the others there was no deep check after the last steps."""
+        if self.core.log:
+            last = self.core.log[-1]
+            failure = self.core.deep_check(last.step)
+            if failure is not None:
+                self._begin(last, failure)
 
     def _run_out(self) -> None:
         """Nobody will run the passes that are still wanted."""
@@ -590,7 +603,9 @@ class LoopDriver:
         self.before_window()
         self.core.prime()
         if not self.core.log and self.state.snapshot.is_taken:
-            self.state.snapshot.retake_small(self.state.snapshot_slots())  # the schedule's last step
+            self.state.snapshot.retake_small(
+                self.state.snapshot_slots()
+            )  # the schedule's last step
         ref = BatchRef(self.num_batches, 0, [], rng=None)
         self.window = Window(batches=[ref], rng=self._free_rng, lrs=self.state.lrs())
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ class Ranks:
         """This process among all; remembered after the process group is gone."""
         if self._rank is None and _world() is not None:
             self._rank = dist.get_rank()
-        return self._rank or 0
+        return self._rank if self._rank is not None else launched_rank()
 
     @property
     def is_first(self) -> bool:
@@ -139,6 +140,11 @@ class Ranks:
     def has_others(self) -> bool:
         """Whether this is a shared training, even if this rank has left it."""
         return self._group is not None
+
+    @property
+    def has_parted(self) -> bool:
+        """A shared training whose other ranks cannot be asked any more: no step can be run again."""
+        return self._group is not None and not self.is_on
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -217,6 +223,12 @@ class Ranks:
 
 
 # -- is this training a shared one? ----------------------------------------------------------------
+
+
+def launched_rank() -> int:
+    """The rank that a launcher (torchrun) gave to this process, before it has joined the others."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() else 0
 
 
 def _world() -> Any:

@@ -155,7 +155,7 @@ class Stepper:
                 incident, again = self._handle(window, failure)
                 return again or self._outcome(window, window in self.core.log, incident)
             return self._outcome(window, applied, None)
-        if failure.symptom == "scaler_skip" and self.core.scale_watch.num_in_a_row >= 8:
+        if failure.symptom == "scaler_skip" and self.core.passes_by_skip():
             return self._outcome(window, False, None)
         incident, again = self._handle(window, failure)
         if again is not None:
@@ -328,6 +328,8 @@ class Stepper:
             return stop.value  # type: ignore[no-any-return]
 
     def _run_pass(self, wanted: Pass) -> PassResult:
+        if self.core.ranks.has_parted:
+            return PassResult(is_complete=False)
         active = ActivePass(self.core, wanted)
         if not self._schedule.is_ours:
             self.core.state.set_lrs(wanted.window.lrs)

@@ -25,7 +25,7 @@ from .window import Pass, PassResult
 if TYPE_CHECKING:
     from .investigation import Investigation, Verdict
 
-__all__ = ["SUM_NOTE", "RankTrace", "by_rules", "together"]
+__all__ = ["PARTED_NOTE", "SUM_NOTE", "RankTrace", "by_rules", "together"]
 
 _TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 _SENT = {
@@ -37,6 +37,11 @@ _FROM_ONE = ("broadcast_", "broadcast", "scatter_", "recv_")
 SUM_NOTE = (
     "every rank's own values were finite, and what came back from the others was not: the sum over "
     "the ranks overflowed"
+)
+
+PARTED_NOTE = (
+    "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "
+    "this rank's state was left as it is; do not save a checkpoint from it"
 )
 
 _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
