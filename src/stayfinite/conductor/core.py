@@ -292,6 +292,10 @@ class Core:
         if self.journal is not None:
             self.journal.step(row)
 
+    def passes_by_skip(self) -> bool:
+        """Whether this skip of the scaler is one more of a row that was looked into already."""
+        return self.scale_watch.passes_by(self.state.scale() or 1.0)
+
     def note_scaler_skip(self, window: Window) -> None:
         """The scaler held a step back; the journal shows it, nobody is alarmed."""
         if self.journal is not None:

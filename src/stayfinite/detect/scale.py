@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = ["ScaleWatch"]
 
+_LOOKS = 8
+
 
 class ScaleWatch:
     """Tells a scale collapse from ordinary skips.
@@ -25,6 +27,13 @@ class ScaleWatch:
         """A skipped step at this scale; True when the scale has collapsed."""
         self.num_in_a_row += 1
         return self.num_in_a_row >= self.limit or scale <= self.floor
+
+    def passes_by(self, scale: float) -> bool:
+        """Count a skip without a closer look: a few were looked at, and the limit is not reached yet."""
+        is_dull = _LOOKS <= self.num_in_a_row < self.limit - 1 and scale > self.floor
+        if is_dull:
+            self.num_in_a_row += 1
+        return is_dull
 
     def note_applied(self) -> None:
         self.num_in_a_row = 0
