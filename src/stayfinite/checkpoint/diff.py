@@ -41,7 +41,7 @@ def diff(
             raise FileFault(worst.code, f"{checkpoint.path} cannot be compared: {worst.message}")
     with open_tensors(left[0], limits) as x, open_tensors(right[0], limits) as y:
         rows = [_row(name, x.get(name), y.get(name)) for name in dict.fromkeys([*x, *y])]
-    rows.sort(key=lambda r: (_ORDER.index(r.status), -(r.relative_change or 0.0)))
+    rows.sort(key=_rank)
     return DiffReport(
         a=os.fspath(a),
         b=os.fspath(b),
@@ -49,6 +49,12 @@ def diff(
         rates_a=left[0].rates,
         rates_b=right[0].rates,
     )
+
+
+def _rank(row: TensorDiff) -> tuple[int, bool, float]:
+    """What turned non-finite comes first: that is what the reader is looking for."""
+    has_same_badness = row.num_nonfinite_a == row.num_nonfinite_b
+    return _ORDER.index(row.status), has_same_badness, -(row.relative_change or 0.0)
 
 
 def _check_single(path: str, found: list[str]) -> None:
