@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from .conductor.core import Core, environment
 from .conductor.journaling import RunJournal
+from .conductor.limits import Limit
 from .conductor.loop import LoopDriver
 from .conductor.state import TrainState
 from .conductor.stepper import LossFn, Outcome, Stepper
@@ -19,7 +20,8 @@ from .config import Settings
 from .errors import UsageError
 from .observe import witness as _witness
 from .observe.wires import Wires
-from .records import Incident
+from .records import Event, Incident
+from .recover.ledger import LEDGER_NAME, Ledger
 from .recover.policy import Policy
 from .report.store import RunFolder
 
@@ -70,6 +72,8 @@ class Guard:
         self.folder = RunFolder(run_dir)
         self.core.on_incident = self.folder.save
         if run_dir is not None:
+            self.core.snapshot_folder = Path(run_dir) / "snapshots"
+            self.core.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
             self.core.journal = RunJournal(run_dir, self.state, environment())
             # A script that ends without `close` still gets its last lines.
             weakref.finalize(self, self.core.journal.close)
@@ -83,6 +87,56 @@ class Guard:
     def incidents(self) -> list[Incident]:
         """Every incident so far, oldest first."""
         return self.core.incidents
+
+    @property
+    def warnings(self) -> list[Event]:
+        """What was worth a warning so far: spikes, limits, a learning rate that a resume changed."""
+        return list(self.core.recovery.warnings)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Every batch that was left out or cut, and why; `ledger.jsonl` in the run folder."""
+        return self.core.recovery.ledger
+
+    def watch(self, pattern: str, *, max_abs: float, action: str = "warn") -> None:
+        """Warn (or raise) when a parameter whose name matches grows beyond `max_abs`.
+
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 1)
+        >>> guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> guard.watch("*.alpha", max_abs=1.0)
+        Traceback (most recent call last):
+        stayfinite.errors.UsageError: watch('*.alpha') matches no parameter; there are: weight, bias
+        """
+        limit = Limit(pattern, max_abs, action)
+        if not limit.matches(self.core):
+            names = [n for n, _ in self.state.parameters()]
+            shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+            raise UsageError(f"watch({pattern!r}) matches no parameter; there are: {shown}")
+        self.core.recovery.limits.append(limit)
+
+    def track(self, name: str, what: Any) -> None:
+        """Take something else along: it is checked, and goes back with a rollback.
+
+        `what` is a module (a running average, a teacher) or has `state_dict` and `load_state_dict`.
+        `torch.optim.swa_utils.AveragedModel` is found by itself. Call it before the first step.
+        """
+        if isinstance(what, nn.Module):
+            self.state.averages[name] = what
+        elif hasattr(what, "state_dict") and hasattr(what, "load_state_dict"):
+            self.state.others[name] = what
+        else:
+            raise UsageError(
+                f"`what` must be a module or have state_dict and load_state_dict, "
+                f"got {type(what).__name__}"
+            )
+
+    def check(self) -> list[str]:
+        """Names of all that is not finite now: parameters, buffers, optimizer state, averages.
+
+        Good to call before an epoch; what was so from the start by design (a mask) is left out.
+        """
+        return [f"{kind} {name}" for kind, name, _ in self.state.bad_state()]
 
     @property
     def replaying(self) -> bool:

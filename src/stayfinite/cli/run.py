@@ -9,7 +9,15 @@ import typer
 
 __all__ = ["register", "split_arguments"]
 
-_WITH_VALUE = {"--policy", "--run-dir", "--max-skips", "--budget", "--sink", "--on-incident"}
+_WITH_VALUE = {
+    "--policy",
+    "--on-spike",
+    "--run-dir",
+    "--max-skips",
+    "--budget",
+    "--sink",
+    "--on-incident",
+}
 
 
 def split_arguments(args: list[str]) -> list[str]:
@@ -44,7 +52,16 @@ def run(
     module: Optional[str] = typer.Option(  # noqa: UP045
         None, "-m", "--module", help="Run a module instead of a script, as `python -m` does."
     ),
-    policy: str = typer.Option("skip", help="What to do about a bad step: skip or raise."),
+    policy: str = typer.Option(
+        "skip",
+        help="What to do about a bad step: skip, rollback, sanitize, raise, or a ladder such as "
+        "skip:3,rollback:2:lr=0.5:next=4.",
+    ),
+    on_spike: str = typer.Option(
+        "warn",
+        help="What to do about a spike of the loss or gradient norm: ignore, warn, skip, rollback "
+        "or raise.",
+    ),
     run_dir: Optional[Path] = typer.Option(  # noqa: UP045
         None,
         help="Where the journal and the incidents go. Default: stayfinite-runs/<script>-<time>.",
@@ -78,7 +95,7 @@ def run(
         raise typer.BadParameter("give the script to run: stayfinite run train.py [ARGS]...")
     try:
         settings = Settings(budget=budget, deferred=deferred, diagnose=diagnose)
-        rules = Policy(name=policy, max_consecutive_skips=max_skips)
+        rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
     from ..conductor.script import ScriptRun

@@ -379,6 +379,13 @@ class LoopDriver:
         is_scaler_skip = failure is not None and failure.symptom == "scaler_skip"
         return call() if failure is None or is_scaler_skip else None
 
+    def on_average(self, call: Callable[[], Any]) -> Any:
+        """Nor does it move a running average of the weights."""
+        if self.active is not None and not self.active.wanted.is_applied:
+            return None
+        failure = self.window.failure if self.window is not None else None
+        return call() if failure is None or failure.symptom == "scaler_skip" else None
+
     def _take_aside(self) -> None:
         """The batch of another loader turns out to be trained on: it opens the next window."""
         if self._aside is None or not torch.is_grad_enabled():

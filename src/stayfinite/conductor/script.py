@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import linecache
 import os
@@ -24,6 +25,7 @@ from ..locate.frames import is_user_file
 from ..observe import witness
 from ..observe.wires import Wires
 from ..records import Incident
+from ..recover.ledger import LEDGER_NAME, Ledger
 from ..recover.policy import Policy
 from ..report.sinks import make_sink
 from ..report.store import RunFolder
@@ -32,6 +34,8 @@ from .body import scenes_of_traceback
 from .core import Core, environment
 from .journaling import RunJournal
 from .loop import LoopDriver
+from .ranks import launched_at, launched_rank
+from .spawned import watch_spawned
 from .state import TrainState
 
 __all__ = ["ScriptRun"]
@@ -47,10 +51,14 @@ class ScriptRun:
         run_dir: Path | None,
         sinks: Sequence[str] = (),
         on_incident: Callable[[Incident], object] | None = None,
+        is_journaled: bool = True,
     ) -> None:
         self._wanted_dir = run_dir
         self._sinks = sinks
         self._tell = on_incident
+        self._is_journaled = is_journaled
+        self._has_told = False
+        """With several ranks one of them tells; the others hold the incidents and are silent."""
         self.core = Core(TrainState(), settings, policy)
         self.driver = ScriptDriver(self.core)
         self.folder: RunFolder | None = None
@@ -84,23 +92,58 @@ class ScriptRun:
 
         return self._run(body, name.rpartition(".")[-1], None)
 
-    def _run(self, body: Any, name: str, script: str | None) -> int:
-        folder = (
-            self._wanted_dir or Path("stayfinite-runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        )
-        self.folder = RunFolder(folder, say=say_incident)
+    def run_call(self, call: Callable[[], Any], is_inherited: bool) -> Any:
+        """A process that the script has started: what it raises is the script's own business."""
+        assert self._wanted_dir is not None or is_inherited
+        if is_inherited:  # a fork: the wires are in place already
+            folder = self.folder.path if self.folder is not None else None
+            wires = None
+        else:
+            folder = self._wanted_dir
+            self._set_up(Path(str(folder)), Path(str(folder)).name, self._sinks)
+            witness.install()
+            wires = Wires(self.driver, with_loaders=True)
         try:
-            sinks = [make_sink(s, folder) for s in self._sinks]
+            return call()
+        finally:
+            self._finish(sys.exc_info()[1])
+            self._close(wires)
+            self._sum_up(folder)
+
+    def for_child(self, is_first: bool) -> Callable[[], ScriptRun]:
+        """How a spawned process makes its own run; the first of them keeps the journal."""
+        folder = self.folder.path if self.folder is not None else None
+        sinks = tuple(self._sinks) if is_first else ()
+        core = self.core
+        return functools.partial(
+            ScriptRun, core.settings, core.policy, folder, sinks, None, is_journaled=is_first
+        )
+
+    def _set_up(self, folder: Path, name: str, sinks: Sequence[str]) -> None:
+        rank = launched_rank()
+        self.folder = RunFolder(folder, say=say_incident)
+        self.core.on_incident = self._save
+        self.core.snapshot_folder = folder / "snapshots"
+        if rank == 0 and self._is_journaled:
+            self.core.recovery.ledger = Ledger(folder / LEDGER_NAME)
+        if self._is_journaled and (rank == 0 or self._wanted_dir is not None):
+            made = [make_sink(s, folder) for s in sinks] if rank == 0 else []
+            about = {"script": name, **environment()}
+            self.core.journal = RunJournal(folder, self.core.state, about, made)
+
+    def _run(self, body: Any, name: str, script: str | None) -> int:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(launched_at()))
+        folder = self._wanted_dir or Path("stayfinite-runs") / f"{name}-{stamp}"
+        try:
+            self._set_up(Path(folder), script or name, self._sinks)
         except StayfiniteError as e:
             print(f"stayfinite run: {e}", file=sys.stderr)
             return 2
-        self.core.on_incident = self._save
-        about = {"script": script or name, **environment()}
-        self.core.journal = RunJournal(folder, self.core.state, about, sinks)
         witness.install()
         wires = Wires(self.driver, with_loaders=True)
         try:
-            body()
+            with watch_spawned(self):
+                body()
             code = 0
         except SystemExit as e:
             code = _exit_code(e)
@@ -108,7 +151,8 @@ class ScriptRun:
             _show(sys.exc_info()[1], script)
             code = 130
         except (NonFiniteError, BudgetExceededError) as e:
-            print(f"stayfinite: {e}", file=sys.stderr)
+            if self._has_told:
+                print(f"stayfinite: {e}", file=sys.stderr)
             code = 1
         except BaseException as e:
             self._finish(e)
@@ -116,15 +160,24 @@ class ScriptRun:
             code = 1
         finally:
             self._finish()
-            self.core.journal.close()
-            wires.close()
-            self.driver.close()
-        if self.core.incidents:
-            say_summary(self.core.incidents, self.driver.num_batches, folder)
+            self._close(wires)
+        self._sum_up(folder)
         return code
+
+    def _close(self, wires: Wires | None) -> None:
+        if self.core.journal is not None:
+            self.core.journal.close()
+        if wires is not None:
+            wires.close()
+        self.driver.close()
+
+    def _sum_up(self, folder: Path | None) -> None:
+        if self._has_told and folder is not None:
+            say_summary(self.core.incidents, self.driver.num_batches, folder)
 
     def _save(self, incident: Incident) -> Incident:
         assert self.folder is not None
+        self._has_told = True
         saved = self.folder.save(incident)
         if self._tell is not None:
             self._tell(saved)

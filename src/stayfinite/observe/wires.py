@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 __all__ = ["Listener", "Wires"]
@@ -40,6 +41,7 @@ class Listener(Protocol):
     def on_clip(self, norm: Tensor) -> None: ...
     def on_scheduler(self, scheduler: Any) -> None: ...
     def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any: ...
+    def on_average(self, call: Callable[[], Any]) -> Any: ...
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
     def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any: ...
     def on_own_check(self, value: Tensor) -> None: ...
@@ -60,6 +62,7 @@ class Wires:
         self._patch(LRScheduler, "__init__", self._scheduler_init)
         for cls in _all_schedulers():
             self._patch(cls, "step", self._scheduler_step)
+        self._patch(AveragedModel, "update_parameters", self._average_update)
         self._patch(torch.amp.GradScaler, "scale", self._scaler_scale)
         self._patch(torch.amp.GradScaler, "step", self._scaler_step)
         for name in ("isnan", "isinf", "isfinite"):
@@ -187,6 +190,12 @@ class Wires:
             )
 
         return step
+
+    def _average_update(self, original: Any) -> Any:
+        def update_parameters(average: Any, model: Any) -> Any:
+            return self.listener.on_average(lambda: original(average, model))
+
+        return update_parameters
 
     def _scaler_scale(self, original: Any) -> Any:
         def scale(scaler: Any, outputs: Any) -> Any:
