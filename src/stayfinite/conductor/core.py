@@ -243,7 +243,9 @@ class Core:
         self.state.adopt_averages(witness.averages)
         note_initial(self.state)
         share = self.settings.snapshot_ram_share
-        self._has_room = choose_snapshot(self.state, share, self.snapshot_folder)
+        self._has_room = choose_snapshot(
+            self.state, share, self.ranks.own_folder(self.snapshot_folder)
+        )
         self.state.shadow_buffers()
         if self._has_room:
             self._cost = self.state.take_snapshot(0)

@@ -30,7 +30,7 @@ from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
 from .recovery import DEEP, spike_incident
 from .state import TrainState
-from .together import PARTED_NOTE, SUM_NOTE, RankTrace, by_rules, together
+from .together import PARTED_NOTE, SUM_NOTE, RankTrace, by_rules, on_rank, together
 from .window import Failure, Pass, PassResult, Window
 
 __all__ = ["Investigation", "Verdict"]
@@ -340,6 +340,7 @@ class Investigation:
             scale=self.state.scale(),
             rank=self.leader,
         )
+        event = on_rank(event) if core.ranks.has_others else event
         incident = Incident(
             id=new_incident_id(event.step),
             event=event,

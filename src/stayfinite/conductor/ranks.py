@@ -13,8 +13,10 @@ import contextlib
 import gc
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -146,6 +148,10 @@ class Ranks:
         """A shared training whose other ranks cannot be asked any more: no step can be run again."""
         return self._group is not None and not self.is_on
 
+    def own_folder(self, folder: Path | None) -> Path | None:
+        """Where this rank writes what every rank writes for itself."""
+        return folder / f"rank{self.rank}" if folder is not None and _world() else folder
+
     # -- collectives -----------------------------------------------------------------------------
 
     def reduce_flag(self, flag: Tensor, wish: int) -> Tensor:
@@ -231,6 +237,19 @@ def launched_rank() -> int:
     return int(text) if text.isdigit() else 0
 
 
+def launched_at() -> float:
+    """When this run began: under torchrun the launcher's start, so that all its ranks agree."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return time.time()
+    try:
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - int(stat[19]) / os.sysconf("SC_CLK_TCK")
+        return float(round(time.time() - age))
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
 def _world() -> Any:
     """The process group of all, or None where there is nobody to agree with."""
     if not dist.is_available() or not dist.is_initialized():
@@ -281,11 +300,12 @@ def local(tensor: Tensor) -> Tensor:
     >>> local(torch.ones(2))
     tensor([1., 1.])
     """
-    part = getattr(tensor, "_local_tensor", None)
+    part: Tensor | None = getattr(tensor, "_local_tensor", None)
     if part is None:
         return tensor
-    wait = getattr(part, "wait", None)
-    return wait() if wait is not None else part
+    if hasattr(part, "wait"):  # the result of a collective that is still under way
+        part = part.wait()
+    return part
 
 
 def plain_norm(norm: Tensor) -> Tensor:

@@ -18,14 +18,15 @@ from torch import Tensor
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace
 from ..numerics.health import badness
-from ..records import Incident
+from ..records import Event, Incident
+from ..report.text import headline
 from .ranks import RankFailure, local
 from .window import Pass, PassResult
 
 if TYPE_CHECKING:
     from .investigation import Investigation, Verdict
 
-__all__ = ["PARTED_NOTE", "SUM_NOTE", "RankTrace", "by_rules", "together"]
+__all__ = ["PARTED_NOTE", "SUM_NOTE", "RankTrace", "by_rules", "on_rank", "together"]
 
 _TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 _SENT = {
@@ -49,7 +50,7 @@ _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
 that it sent away, a symptom that came from elsewhere, nothing."""
 
 
-class RankTrace(OpTrace):
+class RankTrace(OpTrace):  # type: ignore[no-untyped-call]
     """A trace that sees this rank's shards only, and what it sends to the others."""
 
     is_quiet = False
@@ -138,6 +139,12 @@ def _own_story(trace: OpTrace | None, result: PassResult) -> tuple[Origin | None
     if sent is not None:
         return sent, _SENDER
     return origin, _SYMPTOM if result.failure is not None else _NOTHING
+
+
+def on_rank(event: Event) -> Event:
+    """The event with its rank in the words that every report shows."""
+    text = headline(Incident(id="", event=event)).partition(": ")[2]
+    return replace(event, message=f"{text} on rank {event.rank}")
 
 
 def by_rules(diagnosis: Generator[Pass, PassResult, Incident], incident: Incident) -> Incident:
