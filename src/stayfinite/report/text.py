@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 
 from ..records import Incident, Link, Location, Operand, TensorStats
 
@@ -185,9 +186,9 @@ def _why(incident: Incident) -> str:
     if not d.cause:
         return ""
     lines = [f"why: {d.cause} (confidence {d.confidence:.0%})"]
-    if d.summary:
-        lines.append(f"  {d.summary}")
-    lines += [f"  - {e}" for e in d.evidence]
+    lines += _wrapped(d.summary, "  ")
+    for e in d.evidence:
+        lines += _wrapped(e, "  - ")
     if d.samples:
         shown = ", ".join(map(str, d.samples[:12]))
         lines.append(f"  rows of the batch that are enough to fail: {shown}")
@@ -195,23 +196,52 @@ def _why(incident: Incident) -> str:
         lines.append(
             f"  their indices in the data set: {', '.join(map(str, d.dataset_indices[:12]))}"
         )
-    if d.experiments:
-        lines.append("")
-        lines.append("proof")
-        lines += [
-            f"  {e.changed:<44} {e.outcome}{f': {e.detail}' if e.detail else ''}"
-            for e in d.experiments
-        ]
-    if d.fixes:
-        lines.append("")
-        lines.append("try")
-        for i, fix in enumerate(d.fixes, 1):
-            lines.append(f"  {i}. {fix.title}  [{fix.status}]")
-            if fix.before and fix.after:
-                lines.append(f"       - {fix.before}")
-                lines.append(f"       + {fix.after}")
-            lines.append(f"     {fix.why}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_proof(incident), *_try(incident)])
+
+
+_OUTCOME = {"finite": "finite", "nonfinite": "still not finite", "not_run": "not tried"}
+
+
+def _proof(incident: Incident) -> list[str]:
+    tried = incident.diagnosis.experiments
+    if not tried:
+        return []
+    width = max(len(e.changed) for e in tried)
+    return [
+        "",
+        "proof: the same step again, with",
+        *(
+            f"  {e.changed:<{width}}  {_OUTCOME.get(e.outcome, e.outcome)}"
+            f"{f': {e.detail}' if e.detail else ''}"
+            for e in tried
+        ),
+    ]
+
+
+def _try(incident: Incident) -> list[str]:
+    lines = ["", "try"] if incident.diagnosis.fixes else []
+    for i, fix in enumerate(incident.diagnosis.fixes, 1):
+        lines += _wrapped(f"{fix.title}  [{fix.status}]", f"  {i}. ")
+        if fix.before and fix.after:
+            lines.append(f"       - {fix.before}")
+            lines.append(f"       + {fix.after}")
+        lines += _wrapped(fix.why, "     ")
+    return lines
+
+
+def _wrapped(text: str, lead: str) -> list[str]:
+    """Long sentences in lines that fit a terminal; what follows the lead is indented like it."""
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=lead,
+        subsequent_indent=" " * len(lead),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+_WIDTH = 100
 
 
 def _action(incident: Incident) -> str:

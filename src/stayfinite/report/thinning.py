@@ -126,6 +126,8 @@ def _thin_lines(lines: list[bytes]) -> list[bytes]:
         if is_odd or stands_out:
             kept.append(line)
             last_loss = loss
+    if lines and kept[-1:] != lines[-1:]:
+        kept.append(lines[-1])  # how far it got is worth a line
     return kept
 
 
