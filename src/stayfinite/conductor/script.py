@@ -51,12 +51,13 @@ class ScriptRun:
         run_dir: Path | None,
         sinks: Sequence[str] = (),
         on_incident: Callable[[Incident], object] | None = None,
-        is_journaled: bool = True,
+        index: int = 0,
     ) -> None:
         self._wanted_dir = run_dir
         self._sinks = sinks
         self._tell = on_incident
-        self._is_journaled = is_journaled
+        self._index = index
+        self._wires: Wires | None = None
         self._has_told = False
         """With several ranks one of them tells; the others hold the incidents and are silent."""
         self.core = Core(TrainState(), settings, policy)
@@ -92,17 +93,12 @@ class ScriptRun:
 
         return self._run(body, name.rpartition(".")[-1], None)
 
-    def run_call(self, call: Callable[[], Any], is_inherited: bool) -> Any:
+    def run_call(self, call: Callable[[], Any]) -> Any:
         """A process that the script has started: what it raises is the script's own business."""
-        assert self._wanted_dir is not None or is_inherited
-        if is_inherited:  # a fork: the wires are in place already
-            folder = self.folder.path if self.folder is not None else None
-            wires = None
-        else:
-            folder = self._wanted_dir
-            self._set_up(Path(str(folder)), Path(str(folder)).name, self._sinks)
-            witness.install()
-            wires = Wires(self.driver, with_loaders=True)
+        folder = Path(self._wanted_dir or "stayfinite-runs")
+        self._set_up(folder, folder.name)
+        witness.install()
+        wires = Wires(self.driver, with_loaders=True)
         try:
             return call()
         finally:
@@ -110,37 +106,43 @@ class ScriptRun:
             self._close(wires)
             self._sum_up(folder)
 
-    def for_child(self, is_first: bool) -> Callable[[], ScriptRun]:
-        """How a spawned process makes its own run; the first of them keeps the journal."""
+    def leave(self) -> None:
+        """In a forked child: the parent's wires come out before the child puts in its own."""
+        if self._wires is not None:
+            self._wires.close()
+        self.driver.close()
+
+    def for_child(self, index: int) -> Callable[[], ScriptRun]:
+        """How the process that the script starts as number `index` makes its own run."""
         folder = self.folder.path if self.folder is not None else None
-        sinks = tuple(self._sinks) if is_first else ()
         core = self.core
         return functools.partial(
-            ScriptRun, core.settings, core.policy, folder, sinks, None, is_journaled=is_first
+            ScriptRun, core.settings, core.policy, folder, tuple(self._sinks), index=index
         )
 
-    def _set_up(self, folder: Path, name: str, sinks: Sequence[str]) -> None:
-        rank = launched_rank()
+    def _set_up(self, folder: Path, name: str) -> None:
+        """Journal and sinks for one process only; which samples were left out, each knows itself."""
+        number = launched_rank() or self._index
         self.folder = RunFolder(folder, say=say_incident)
         self.core.on_incident = self._save
         self.core.snapshot_folder = folder / "snapshots"
-        if rank == 0 and self._is_journaled:
-            self.core.recovery.ledger = Ledger(folder / LEDGER_NAME)
-        if self._is_journaled and (rank == 0 or self._wanted_dir is not None):
-            made = [make_sink(s, folder) for s in sinks] if rank == 0 else []
+        ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
+        self.core.recovery.ledger = Ledger(folder / ledger)
+        if number == 0:
+            sinks = [make_sink(s, folder) for s in self._sinks]
             about = {"script": name, **environment()}
-            self.core.journal = RunJournal(folder, self.core.state, about, made)
+            self.core.journal = RunJournal(folder, self.core.state, about, sinks)
 
     def _run(self, body: Any, name: str, script: str | None) -> int:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(launched_at()))
         folder = self._wanted_dir or Path("stayfinite-runs") / f"{name}-{stamp}"
         try:
-            self._set_up(Path(folder), script or name, self._sinks)
+            self._set_up(Path(folder), script or name)
         except StayfiniteError as e:
             print(f"stayfinite run: {e}", file=sys.stderr)
             return 2
         witness.install()
-        wires = Wires(self.driver, with_loaders=True)
+        self._wires = wires = Wires(self.driver, with_loaders=True)
         try:
             with watch_spawned(self):
                 body()
@@ -164,15 +166,14 @@ class ScriptRun:
         self._sum_up(folder)
         return code
 
-    def _close(self, wires: Wires | None) -> None:
+    def _close(self, wires: Wires) -> None:
         if self.core.journal is not None:
             self.core.journal.close()
-        if wires is not None:
-            wires.close()
+        wires.close()
         self.driver.close()
 
-    def _sum_up(self, folder: Path | None) -> None:
-        if self._has_told and folder is not None:
+    def _sum_up(self, folder: Path) -> None:
+        if self._has_told:
             say_summary(self.core.incidents, self.driver.num_batches, folder)
 
     def _save(self, incident: Incident) -> Incident:

@@ -34,10 +34,9 @@ class Spawned:
         self._make = make
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = _here or self._make()
-        return run.run_call(
-            functools.partial(self.target, *args, **kwargs), is_inherited=run is _here
-        )
+        if _here is not None:
+            _here.leave()
+        return self._make().run_call(functools.partial(self.target, *args, **kwargs))
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def watch_spawned(run: ScriptRun) -> Iterator[None]:
     def start(process: Any) -> None:
         nonlocal count
         if trains(process._target):
-            process._target = Spawned(process._target, run.for_child(is_first=count == 0))
+            process._target = Spawned(process._target, run.for_child(count))
             count += 1
         original(process)
 
