@@ -5,6 +5,8 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -354,3 +356,57 @@ def test_models_that_share_the_loop_without_the_guard_are_left_alone():
             body(other, other_optimizer, x)
     assert guard.incidents == []
     assert all(torch.isfinite(p).all() for p in other.parameters())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    bad=st.sets(st.integers(0, 11), max_size=6),
+    kind=st.sampled_from([-99.0, 77.0, NAN, math.inf]),
+    every=st.integers(1, 4),
+    form=st.sampled_from(["step", "loader"]),
+    clip=st.booleans(),
+)
+def test_any_pattern_of_bad_batches_leaves_no_trace(bad, kind, every, form, clip):
+    """Whatever comes bad, in whatever order: the rest is trained as if alone."""
+    every = 1 if form == "step" else every
+    batches = data(bad=bad, kind=kind, count=12)
+    lost = {w for w in range(0, 12, every) if bad & set(range(w, w + every))}
+    kept = [x for i, x in enumerate(batches) if i - i % every not in lost]
+
+    def plain(stream, model, optimizer):
+        optimizer.zero_grad()
+        for i, x in enumerate(stream):
+            (model(x).pow(2).mean() / every).backward()
+            if (i + 1) % every == 0:
+                if clip:
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+
+    model, optimizer = make()
+    with Guard(model, optimizer, clip_norm=0.1 if clip else None, settings=QUICK) as guard:
+        if form == "loader":
+            plain(guard(batches), model, optimizer)
+        else:
+            for x in batches:
+                guard.step(lambda m, x: m(x).pow(2).mean(), x)
+            optimizer.zero_grad()
+    found = everything(model, optimizer)
+    wanted, _ = trained(plain, kept, False)
+    assert len(guard.incidents) == len(lost)
+    assert_same(found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler's own
+def test_a_compiled_model_is_named_as_if_it_were_not():
+    torch.manual_seed(0)
+    model = torch.compile(Net(), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Guard(model, optimizer, settings=QUICK) as guard:
+        for x in data(bad=[2], kind=77.0, count=4):
+            guard.step(lambda m, x: m(x).pow(2).mean(), x)
+    (incident,) = guard.incidents
+    assert (incident.event.step, incident.event.name) == (2, "fc.weight")
+    assert (incident.location.op, incident.location.module) == ("SqrtBackward0", "")
+    assert all(torch.isfinite(p).all() for p in model.parameters())
