@@ -62,14 +62,25 @@ def look_at_data(window: Window, seconds: float) -> Data:
         rng.restore()
 
 
-def _loader(owner: Any) -> DataLoader[Any] | None:
+class _Source:
+    """A data set and what makes batches of it; the loader itself may be gone already."""
+
+    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+
+
+def _loader(owner: Any) -> _Source | None:
     for candidate in (owner, getattr(owner, "loader", None), getattr(owner, "dataloader", None)):
         if isinstance(candidate, DataLoader):
-            return candidate
-    return witness.loader() if owner is None and witness.loader is not None else None
+            return _Source(candidate.dataset, candidate.collate_fn)
+    iterator = witness.iterator if owner is None else None
+    if iterator is None:
+        return None
+    return _Source(iterator._dataset, iterator._collate_fn)
 
 
-def _again(loader: DataLoader[Any], indices: Any, batch: Any, deadline: float) -> Data:
+def _again(loader: _Source, indices: Any, batch: Any, deadline: float) -> Data:
     stored = list(itertools.islice(_stored(loader.dataset, "dataset", 0, set()), _MAX_STORED))
     dirty = [name for name, value in stored if _is_bad_value(value)]
     if indices is None or isinstance(loader.dataset, IterableDataset):
@@ -99,7 +110,7 @@ def _again(loader: DataLoader[Any], indices: Any, batch: Any, deadline: float) -
     return _by_lines(loader, indices, bool(dirty), bool(stored))
 
 
-def _fetch(loader: DataLoader[Any], indices: Any) -> Any:
+def _fetch(loader: _Source, indices: Any) -> Any:
     dataset: Any = loader.dataset
     if hasattr(dataset, "__getitems__"):
         samples = dataset.__getitems__(list(indices))
@@ -118,7 +129,7 @@ def _from_trace(origin: Origin | None) -> Data | None:
     if origin is None:
         return None
     if origin.birth is not None:
-        if any(not b.producers for b in origin.birth.bad_inputs):
+        if origin.birth.bad_inputs:
             return None  # it took the bad value from outside of what the trace can see
         user = origin.birth.place.user
         if user is None or not is_user_file(user.file):
@@ -226,7 +237,7 @@ class _LineWatch:
         self.found = Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
 
 
-def _by_lines(loader: DataLoader[Any], indices: Any, is_dirty: bool, is_stored: bool) -> Data:
+def _by_lines(loader: _Source, indices: Any, is_dirty: bool, is_stored: bool) -> Data:
     watch = _LineWatch()
     before = sys.gettrace()
     sys.settrace(watch)

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..locate.slice import Origin
+from ..observe.witness import witness
 from ..records import Incident, Location
 from .capsule import save_capsule
 from .experiments import Laboratory
 from .gather import gather
+from .rows import num_rows
 from .window import Pass, PassResult
 
 if TYPE_CHECKING:
@@ -70,11 +72,13 @@ def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:
 
 
 def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """Where these rows are in the data set, when the sampler told."""
-    if len(about.window.batches) != 1:
+    """Where these rows are in the data set, when the sampler of a loader that still lives told."""
+    if len(about.window.batches) != 1 or not rows:
         return ()
-    known = about.window.batches[0].indices
-    if not known or not rows or max(rows) >= len(known):
+    ref = about.window.batches[0]
+    is_listed = bool(ref.items) and isinstance(ref.items[0][0], (list, tuple))
+    known = ref.indices
+    if is_listed or witness.iterator is None or not known or len(known) != num_rows(ref.value):
         return ()
     return tuple(int(known[r]) for r in rows if isinstance(known[r], int))
 

@@ -288,8 +288,6 @@ class OpTrace(TorchDispatchMode):
         if may_be_birth or is_early:
             measured = birth_facts(short, named, given, values, schema.is_pointwise)
             note.has_fresh_nan, note.has_fresh_inf, note.facts = measured
-            if note.direction == "backward":
-                note.facts.update(self._backward_facts(note, given))
         # An Inf that only passes through a long chain is not described at every link.
         passes_on = bool(bad_inputs) and not note.bad.has_nan
         is_news = not passes_on or note.has_fresh_nan or note.has_fresh_inf
@@ -297,6 +295,8 @@ class OpTrace(TorchDispatchMode):
             note.inputs, note.outputs = describe_operands(
                 given, numbers, values, schema.is_pointwise, self._label
             )
+            if note.direction == "backward":
+                note.facts.update(self._backward_facts(note, given))
         self.notes.append(note)
         for t, _ in bad_results:
             self.writers.write(t, note.index, whole=not schema.written)

@@ -55,6 +55,7 @@ class Witness:
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Every `torch.optim.swa_utils.AveragedModel` that was made."""
         self.loader: weakref.ref[DataLoader[Any]] | None = None
+        self._iterator: weakref.ref[Any] | None = None
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._current: list[Any] | None = None
         self._order = 0
@@ -75,6 +76,11 @@ class Witness:
             if found is not None:
                 return found
         return None
+
+    @property
+    def iterator(self) -> Any:
+        """The DataLoader's iterator that made a batch last, while it lives."""
+        return self._iterator() if self._iterator is not None else None
 
     @property
     def batch_indices(self) -> list[Any] | None:
@@ -177,6 +183,7 @@ def _wrap_loader() -> None:
     @functools.wraps(next_batch)
     def __next__(self: Any) -> Any:
         batch = next_batch(self)
+        witness._iterator = weakref.ref(self)
         waiting = witness._indices.get(self)
         witness._current = waiting.popleft() if waiting else None
         return batch
