@@ -1,5 +1,7 @@
 """A small distributed training with one faulty rank, with the guard and without."""
 
+import contextlib
+import itertools
 import math
 
 import torch
@@ -10,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 NUM_BATCHES = 8
 AT = 4
-FAULTS = ("loss", "gradient", "data", "inf_loss")
+RATE = 0.05
 
 
 class Net(nn.Module):
@@ -28,12 +30,14 @@ def make(kind: str) -> nn.Module:
     net = Net()
     if kind == "ddp":
         return DistributedDataParallel(net)
-    for layer in (net.first, net.second):
-        fully_shard(layer)
-    return fully_shard(net)
+    if kind == "fsdp":
+        for layer in (net.first, net.second):
+            fully_shard(layer)
+        return fully_shard(net)
+    return net
 
 
-def batches(rank: int, world: int, fault: str | None, faulty: int) -> list[dict]:
+def batches(rank: int, fault: str | None = None, faulty: int = 1) -> list[dict]:
     generator = torch.Generator().manual_seed(100 + rank)
     found = []
     for i in range(NUM_BATCHES):
@@ -50,11 +54,11 @@ def loss_of(model: nn.Module, batch: dict) -> torch.Tensor:
     error = (model(batch["x"]) - batch["y"]).square()
     loss = error.mean()
     if batch["mode"] == "loss":
-        loss = loss + torch.log(-error.mean())
+        loss = loss + torch.log(-error.mean())  # fault: loss
     elif batch["mode"] == "gradient":
-        loss = loss + torch.sqrt(error * 0).sum()
+        loss = loss + torch.sqrt(error * 0).sum()  # fault: gradient
     elif batch["mode"] == "inf_loss":
-        loss = loss + torch.exp(error.detach().amax() + 1000)
+        loss = loss + torch.exp(error.detach().amax() + 1000)  # fault: inf_loss
     return loss
 
 
@@ -76,28 +80,72 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes]:
 
 
 def sequence() -> int:
+    """How many collectives there have been so far."""
     return dist.group.WORLD._get_sequence_number_for_group()
+
+
+def gradients_by_hand(model: nn.Module) -> None:
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+# -- one loop, watched or not -----------------------------------------------------------------------
+
+
+def train(model, optimizer, data, job, scaler=None, on_step=lambda i: None) -> None:
+    """The user's own loop. `data` may be what the guard hands out."""
+    every = job.get("accumulate", 1)
+    for i, batch in enumerate(data):
+        is_last = (i + 1) % every == 0
+        if i % every == 0:
+            optimizer.zero_grad()
+        quiet = model.no_sync() if every > 1 and not is_last else contextlib.nullcontext()
+        with quiet:
+            loss = loss_of(model, batch)
+            if job.get("own_check"):
+                bad = torch.tensor(float(not torch.isfinite(loss)))
+                dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+                if bad:
+                    continue
+            (scaler.scale(loss) if scaler is not None else loss / every).backward()
+        if not is_last:
+            continue
+        if job["kind"] == "by_hand":
+            gradients_by_hand(model)
+        if job.get("clip"):
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), job["clip"])
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        on_step(i)
+
+
+def _optimizer(model: nn.Module, job: dict) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=RATE, fused=bool(job.get("fused")) or None)
+
+
+def _scaler(job: dict):
+    return torch.amp.GradScaler("cpu", init_scale=2.0 ** job["scale"]) if "scale" in job else None
 
 
 # -- scenarios --------------------------------------------------------------------------------------
 
 
 def plain(rank: int, job: dict) -> dict:
-    """Nobody watches; the batch that would fail is left out on every rank."""
+    """Nobody watches; the batches that would fail are left out on every rank."""
     model = make(job["kind"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    counts = []
-    for i, batch in enumerate(batches(rank, job["world"], None, 0)):
-        if i == job.get("without"):
-            continue
-        before = sequence()
-        optimizer.zero_grad()
-        loss_of(model, batch).backward()
-        if job.get("clip"):
-            nn.utils.clip_grad_norm_(model.parameters(), job["clip"])
-        optimizer.step()
-        counts.append(sequence() - before)
-    return {"state": state_of(model, optimizer), "counts": counts}
+    optimizer = _optimizer(model, job)
+    without = job.get("without", ())
+    data = [b for i, b in enumerate(batches(rank)) if i not in without]
+    counts = [sequence()]
+    train(model, optimizer, data, job, _scaler(job), lambda i: counts.append(sequence()))
+    found = {"state": state_of(model, optimizer)}
+    return found | {"counts": [b - a for a, b in itertools.pairwise(counts)]}
 
 
 def guarded(rank: int, job: dict) -> dict:
@@ -106,24 +154,25 @@ def guarded(rank: int, job: dict) -> dict:
     from stayfinite.errors import NonFiniteError
 
     model = make(job["kind"])
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=0.05, fused=True if job.get("fused") else None
-    )
-    settings = {"budget": job.get("budget", 1.0), "deferred": bool(job.get("deferred"))}
+    optimizer = _optimizer(model, job)
+    scaler = _scaler(job)
+    settings = {"budget": 1e-6, "deferred": bool(job.get("deferred")), "max_batches": 3}
     guard = Guard(
-        model, optimizer, policy=job.get("policy", "skip"), settings=settings,
+        model, optimizer, policy=job.get("policy", "skip"), scaler=scaler, run_dir=job["folder"],
+        settings=settings | job.get("settings", {}),
         clip_norm=job.get("clip") if job["form"] == "step" else None,
-        run_dir=job.get("run_dir"),
     )  # fmt: skip
     found: dict = {"raised": None, "counts": []}
-    data = batches(rank, job["world"], job.get("fault"), job.get("faulty", 1))
-    run = _by_step if job["form"] == "step" else _by_loop
+    data = batches(rank, job.get("fault"), job.get("faulty", 1))
     try:
-        run(guard, model, optimizer, data, job, rank, found)
+        run = _by_step if job["form"] == "step" else _by_loop
+        run(guard, model, optimizer, data, job, rank, found, scaler)
         guard.close()
     except NonFiniteError as e:
         found["raised"] = e.incident.id
     found["incidents"] = [i.to_json() for i in guard.incidents]
+    found["left_out"] = sorted({e.step for e in guard.ledger})
+    found["is_on"] = guard.core.ranks.has_others
     found["state"] = state_of(model, optimizer)
     return found
 
@@ -136,7 +185,7 @@ def _corrupt(optimizer: torch.optim.Optimizer, job: dict, rank: int, i: int) -> 
         getattr(moment, "_local_tensor", moment).view(-1)[0] = math.nan
 
 
-def _by_step(guard, model, optimizer, data, job, rank, found):
+def _by_step(guard, model, optimizer, data, job, rank, found, scaler):
     for i, batch in enumerate(data):
         before = sequence()
         guard.step(loss_of, batch)
@@ -144,15 +193,79 @@ def _by_step(guard, model, optimizer, data, job, rank, found):
         _corrupt(optimizer, job, rank, i)
 
 
-def _by_loop(guard, model, optimizer, data, job, rank, found):
-    for batch in guard(data):
-        before = sequence()
-        optimizer.zero_grad()
-        loss = loss_of(model, batch)
-        loss.backward()
-        if job.get("clip"):
-            nn.utils.clip_grad_norm_(model.parameters(), job["clip"])
-        optimizer.step()
+def _by_loop(guard, model, optimizer, data, job, rank, found, scaler):
+    def on_step(i):
         if not guard.replaying:
-            found["counts"].append(sequence() - before)
-            _corrupt(optimizer, job, rank, len(found["counts"]) - 1)
+            _corrupt(optimizer, job, rank, i)
+
+    train(model, optimizer, guard(data), job, scaler, on_step)
+
+
+def side_training(rank: int, job: dict) -> dict:
+    """Rank 0 trains a probe of its own in between; the others wait for it."""
+    from stayfinite import Guard
+
+    torch.manual_seed(0)
+    probe = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(probe.parameters(), lr=0.1)
+    guard = Guard(probe, optimizer)
+    if rank == 0:
+        for i in range(5):
+            x = torch.full((3, 6), math.nan if i == 2 else 1.0)
+            guard.step(lambda m, b: m(b).square().mean(), x)
+    guard.close()
+    dist.barrier()
+    return {
+        "incidents": [i.to_json() for i in guard.incidents],
+        "is_on": guard.core.ranks.has_others,
+    }
+
+
+def uneven_epochs(rank: int, job: dict) -> dict:
+    """Each rank comes to the end of its data at another step; the steps go together."""
+    from stayfinite import Guard
+
+    model = make("ddp")
+    optimizer = _optimizer(model, job)
+    guard = Guard(model, optimizer, settings={"budget": 1e-6})
+    data = batches(rank, job.get("fault"))[: 6 + rank]
+    count = 0
+    while count < 14:
+        for batch in guard(data):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            if not guard.replaying:
+                count += 1
+            if count >= 14:
+                break
+    found = {"incidents": [i.to_json() for i in guard.incidents]}
+    guard.close()
+    return found | {"state": state_of(model, optimizer)}
+
+
+def loop_without_loader(rank: int, job: dict) -> dict:
+    """`stayfinite run` on a loop that takes no batches from a loader."""
+    from stayfinite.conductor.core import Core
+    from stayfinite.conductor.script import ScriptDriver
+    from stayfinite.conductor.state import TrainState
+    from stayfinite.config import Settings
+    from stayfinite.observe.wires import Wires
+    from stayfinite.recover.policy import Policy
+
+    core = Core(TrainState(), Settings(budget=1e-6), Policy())
+    driver = ScriptDriver(core)
+    wires = Wires(driver, with_loaders=True)
+    try:
+        model = make(job["kind"])
+        optimizer = _optimizer(model, job)
+        for batch in [*batches(rank, job.get("fault")), *batches(rank)]:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+        driver.abandon()
+    finally:
+        wires.close()
+        driver.close()
+    return {"incidents": [i.to_json() for i in core.incidents], "state": state_of(model, optimizer)}
