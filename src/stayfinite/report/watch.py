@@ -33,16 +33,21 @@ def watch(
     path = run if run.is_file() else run / journal_name(0)
     tail = Tail(path, keys=keys)
     console = Console(highlight=False)
+    is_ascii = "utf" not in console.encoding.lower()  # asked now: Live replaces stdout
     name = run.absolute().name
     try:
         tail.poll()
         if is_once or not console.is_terminal:
-            console.print(frame(tail.data, name, console.width, max(24, console.height - 1)))
+            size = console.width, max(24, console.height - 1)
+            console.print(frame(tail.data, name, *size, is_ascii))
             return
+        # A shell's COLUMNS is what the window once was; a live view follows the window.
+        kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+        console = Console(highlight=False, _environ=kept)
         with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 tail.poll()
-                live.update(frame(tail.data, name, console.width, console.height), refresh=True)
+                live.update(frame(tail.data, name, *console.size, is_ascii), refresh=True)
                 if pressed(interval) in ("q", "Q", "\x1b"):
                     return
     except KeyboardInterrupt:
@@ -76,9 +81,8 @@ def _keys() -> Iterator[Any]:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
-def frame(data: JournalData, name: str, width: int, height: int) -> Text:
-    """One picture of exactly this size at most."""
-    is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
+def frame(data: JournalData, name: str, width: int, height: int, is_ascii: bool = False) -> Text:
+    """One picture, at most of this size."""
     lines = [_headline(data, name, width), _figures(data)]
     if not data.curves.num_rows:
         lines.append(Text("waiting for the first step ...", style="dim"))
@@ -138,7 +142,7 @@ def _figures(data: JournalData) -> Text:
             line.append(f"{number(value)}  ", style="bold red" if is_bad else "")
     line.append("skipped ", style="dim")
     line.append(f"{curves.num_skipped}", style="bold red" if curves.num_skipped else "green")
-    line.append(f" (at most {curves.longest_skip} in a row)", style="dim")
+    line.append(f" ({curves.longest_skip} in a row)", style="dim")
     return line
 
 
