@@ -23,7 +23,8 @@ ALLOWED = {
     "recover": BASE,
     "checkpoint": BASE,
     "report": BASE - {"numerics"},
-    "conductor": BASE | {"observe", "detect", "locate", "diagnose", "recover", "report"},
+    "conductor": BASE
+    | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
     "preflight": BASE | {"conductor", "guard", "checkpoint", "locate", "observe"},
     "lint": {"records", "errors", "codes"},

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from .conductor.checkpoints import CheckpointWatch
 from .conductor.core import Core, environment
 from .conductor.journaling import RunJournal
 from .conductor.limits import Limit
@@ -82,6 +83,7 @@ class Guard:
         )
         self._driver: LoopDriver | None = None
         self._wires: Wires | None = None
+        self._checkpoints = CheckpointWatch(self.core)
 
     @property
     def incidents(self) -> list[Incident]:
@@ -192,6 +194,7 @@ class Guard:
                 self._stepper.flush()
         finally:
             self._stepper.close()
+            self._checkpoints.close()
             if self._wires is not None:
                 self._wires.close()
             self._driver = self._wires = None

@@ -96,7 +96,7 @@ def test_a_schedule_goes_on_from_the_lower_rate(form):
 
 
 def test_the_next_batches_are_left_out_as_well():
-    guard, _, _, sizes = small(Policy(name="rollback", skip_next=2), bad=(4,))
+    guard, *_ = small(Policy(name="rollback", skip_next=2), bad=(4,))
     assert guard.ledger.steps("dropped") == [5, 6]
     assert guard.ledger.steps("rolled_back") == [3]
     entry = next(e for e in guard.ledger if e.kind == "dropped")
@@ -145,7 +145,7 @@ def test_the_ledger_is_on_disk_and_can_be_replayed(tmp_path):
 
 
 def test_sanitizing_drops_the_bad_samples_only():
-    guard, model, _, sizes = small("sanitize", bad=(5,))
+    guard, _, _, sizes = small("sanitize", bad=(5,))
     assert sizes.count(1) == 1
     (incident,) = guard.incidents
     assert incident.action.kind == "sanitized"

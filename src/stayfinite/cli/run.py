@@ -71,6 +71,9 @@ def run(
     deferred: bool = typer.Option(
         False, "--deferred", help="Never sync with the device; read the flag one step late."
     ),
+    resume_check: bool = typer.Option(
+        True, help="Refuse to restore a checkpoint that is not finite; compare its learning rate."
+    ),
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
     sink: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
@@ -107,6 +110,7 @@ def run(
         run_dir=run_dir,
         sinks=sink or (),
         on_incident=incident_hook(on_incident) if on_incident else None,
+        resume_check=resume_check,
     )
     if module is not None:
         code = script.run_module(module, words)

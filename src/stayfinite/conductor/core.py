@@ -340,6 +340,8 @@ class Core:
         if self.ranks.is_on:
             is_due, self._is_deep_agreed = self._is_deep_agreed, False
             return is_due
+        if self._is_deep_wanted:
+            return True
         if not self._has_room:
             elapsed = time.perf_counter() - self._deep_started
             return self._cost <= self.settings.budget * elapsed
@@ -400,6 +402,14 @@ class Core:
     def publish(self, incident: Incident) -> Incident:
         """Save it, tell of it, keep it."""
         incident = self._tell(incident)
+        self.incidents.append(incident)
+        if self.journal is not None:
+            self.journal.incident(incident)
+        return incident
+
+    def publish_alone(self, incident: Incident) -> Incident:
+        """The same for what one rank met by itself: a checkpoint is written or read by one."""
+        incident = self.on_incident(incident)
         self.incidents.append(incident)
         if self.journal is not None:
             self.journal.incident(incident)

@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..config import Settings
-from ..errors import BudgetExceededError, NonFiniteError, StayfiniteError
+from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, StayfiniteError
 from ..locate.frames import is_user_file
 from ..observe import witness
 from ..observe.wires import Wires
@@ -31,6 +31,7 @@ from ..report.sinks import make_sink
 from ..report.store import RunFolder
 from ..report.terminal import say_incident, say_summary
 from .body import scenes_of_traceback
+from .checkpoints import CheckpointWatch
 from .core import Core, environment
 from .journaling import RunJournal
 from .loop import LoopDriver
@@ -52,8 +53,11 @@ class ScriptRun:
         sinks: Sequence[str] = (),
         on_incident: Callable[[Incident], object] | None = None,
         index: int = 0,
+        resume_check: bool = True,
     ) -> None:
         self._wanted_dir = run_dir
+        self._checks_resume = resume_check
+        self._checkpoints: CheckpointWatch | None = None
         self._sinks = sinks
         self._tell = on_incident
         self._index = index
@@ -110,6 +114,8 @@ class ScriptRun:
         """In a forked child: the parent's wires come out before the child puts in its own."""
         if self._wires is not None:
             self._wires.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         self.driver.close()
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
@@ -117,17 +123,19 @@ class ScriptRun:
         folder = self.folder.path if self.folder is not None else None
         core = self.core
         return functools.partial(
-            ScriptRun, core.settings, core.policy, folder, tuple(self._sinks), index=index
-        )
+            ScriptRun, core.settings, core.policy, folder, tuple(self._sinks), index=index,
+            resume_check=self._checks_resume,
+        )  # fmt: skip
 
     def _set_up(self, folder: Path, name: str) -> None:
         """Journal and sinks for one process only; which samples were left out, each knows itself."""
         number = launched_rank() or self._index
         self.folder = RunFolder(folder, say=say_incident)
         self.core.on_incident = self._save
-        self.core.snapshot_folder = folder / "snapshots"
+        self.core.snapshot_folder = folder / "snapshots" / f"rank{number}"
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
         self.core.recovery.ledger = Ledger(folder / ledger)
+        self._checkpoints = CheckpointWatch(self.core, self._checks_resume)
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
             about = {"script": name, **environment()}
@@ -152,7 +160,7 @@ class ScriptRun:
         except KeyboardInterrupt:
             _show(sys.exc_info()[1], script)
             code = 130
-        except (NonFiniteError, BudgetExceededError) as e:
+        except (NonFiniteError, BudgetExceededError, CheckpointError) as e:
             if self._has_told:
                 print(f"stayfinite: {e}", file=sys.stderr)
             code = 1
@@ -169,6 +177,8 @@ class ScriptRun:
     def _close(self, wires: Wires) -> None:
         if self.core.journal is not None:
             self.core.journal.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         wires.close()
         self.driver.close()
 

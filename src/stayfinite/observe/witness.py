@@ -21,6 +21,9 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .batches import named_tensors
+from .imports import wrap_when_imported
+
 __all__ = ["Witness", "witness"]
 
 
@@ -50,6 +53,8 @@ class Witness:
 
     def __init__(self) -> None:
         self.restored: weakref.WeakKeyDictionary[Any, Restore] = weakref.WeakKeyDictionary()
+        self.checks: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Who has a say (`on_restore`) before a state is restored."""
         self.last_path: str | None = None
         self.last_read: FileRead | None = None
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -59,6 +64,7 @@ class Witness:
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._current: list[Any] | None = None
         self._order = 0
+        self._loaded: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
 
     def note_restore(self, target: Any, saved: Any, before: tuple[float, ...] = ()) -> None:
@@ -68,6 +74,18 @@ class Witness:
                 k: saved[k] for k in ("param_groups",) if isinstance(saved, dict) and k in saved
             }
             self.restored[target] = Restore(self.last_path, self._order, small, before)
+
+    def note_loaded(self, value: Any) -> None:
+        """These tensors came from a file."""
+        self._loaded = {k: r for k, r in self._loaded.items() if r() is not None}
+        self._loaded.update((id(t), weakref.ref(t)) for _, t in named_tensors(value))
+
+    def is_loaded(self, value: Any) -> bool:
+        """Whether any tensor in it came from a file."""
+        return any(
+            (ref := self._loaded.get(id(t))) is not None and ref() is t
+            for _, t in named_tensors(value)
+        )
 
     def restore_of(self, *objects: Any) -> Restore | None:
         """The note of the first of these, or of a module that holds it, that was restored."""
@@ -104,6 +122,17 @@ def install() -> None:
     _wrap_torch_load()
     _wrap_loader()
     _wrap_average()
+    wrap_when_imported("safetensors.torch", "load_file", _load_file)
+
+
+def _load_file(original: Any) -> Any:
+    def load_file(filename: Any, *args: Any, **kwargs: Any) -> Any:
+        value = original(filename, *args, **kwargs)
+        witness.last_path = str(filename)
+        witness.note_loaded(value)
+        return value
+
+    return load_file
 
 
 def _wrap_average() -> None:
@@ -122,6 +151,8 @@ def _wrap_load(cls: type, name: str) -> None:
 
     @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        for check in list(witness.checks):
+            check.on_restore(self, state_dict)
         before = _rates(getattr(self, "param_groups", ()))
         result = original(self, state_dict, *args, **kwargs)
         witness.note_restore(self, state_dict, before)
@@ -141,6 +172,7 @@ def _wrap_torch_load() -> None:
         )
         value = original(f, *args, **kwargs)
         witness.last_read = _summary(witness.last_path, value)
+        witness.note_loaded(value)
         return value
 
     torch.load = load

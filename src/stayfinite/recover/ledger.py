@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,13 +62,8 @@ class Ledger:
                 handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())
-        except OSError as e:
-            self._is_broken = True
-            print(
-                f"stayfinite: cannot write {self._path} ({e.strerror or e}); "
-                "the training goes on, the ledger stays in memory",
-                file=sys.stderr,
-            )
+        except OSError:
+            self._is_broken = True  # the run folder has told it already; the ledger stays in memory
 
     @classmethod
     def load(cls, path: str | Path) -> Ledger:

@@ -1,0 +1,176 @@
+"""A training's checkpoints: every save goes through the gate, every restore through the check."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint import TensorFinding
+from ..errors import CheckpointError, NonFiniteError
+from ..observe.witness import witness
+from ..records import Action, Diagnosis, Event, Incident, Location
+from ..report.text import headline
+from .gate import Refusal, SaveGate
+from .resume import last_good, rate_mismatch, refuse
+
+if TYPE_CHECKING:
+    from .core import Core
+
+__all__ = ["CheckpointWatch", "save_gate"]
+
+_OWN_ROLES = ("optimizer", "ema", "batchnorm", "scaler")
+
+
+class CheckpointWatch:
+    """Connects the gate and the resume check to one training."""
+
+    def __init__(self, core: Core, checks_resume: bool = True) -> None:
+        self._core = weakref.ref(core)
+        self._told: set[tuple[float, float]] = set()
+        self.checks_resume = checks_resume
+        self.gate = SaveGate(self._refused, self._good, self._is_ours)
+        self.gate.open()
+        witness.checks.add(self)
+
+    def close(self) -> None:
+        self.gate.close()
+        witness.checks.discard(self)
+
+    # -- saving --------------------------------------------------------------------------------
+
+    def _is_ours(self, found: TensorFinding) -> bool:
+        """Whether it is a part of this training, or some data that happens to be saved meanwhile."""
+        core = self._core()
+        if core is None or not core.state.roots or found.role in _OWN_ROLES:
+            return core is not None
+        name = found.tensor or ""
+        known = [n for n, _ in (*core.state.parameters(), *core.state.buffers())]
+        ours = [n for n in known if name == n or name.endswith(f".{n}")]
+        bad = core.state.initially_bad
+        return any(f"parameter {n}" not in bad and f"buffer {n}" not in bad for n in ours)
+
+    def _good(self, path: str) -> None:
+        core = self._core()
+        if core is not None and core.journal is not None:
+            core.journal.checkpoint(path, core.num_applied, "good")
+
+    def _refused(self, refusal: Refusal) -> None:
+        core = self._core()
+        if core is None:
+            return
+        where = f"written to {refusal.written_to} instead" if refusal.written_to else "not written"
+        good = refusal.last_good or _search(refusal.path)
+        kept = f"the last good checkpoint is {good}" if good else "there is no good checkpoint yet"
+        first = refusal.findings[0]
+        raises = core.policy.name == "raise"
+        incident = self._incident(
+            core, first, "checkpoint", f"the checkpoint {refusal.path} was held back: "
+            f"{first.tensor or 'a tensor'} is not finite ({first.message})",
+            Action(kind="raised" if raises else "diverted", detail=f"{where}; {kept}"),
+        )  # fmt: skip
+        if core.journal is not None:
+            detail = f"{where}; {kept}"
+            core.journal.checkpoint(refusal.path, core.num_applied, "refused", detail)
+        core.want_deep_check()
+        if raises:
+            raise NonFiniteError(headline(incident), incident)
+
+    # -- restoring -----------------------------------------------------------------------------
+
+    def on_restore(self, target: Any, state: Any) -> None:
+        """Called before `load_state_dict` does anything; raises where it must not."""
+        core = self._core()
+        if core is None or not self.checks_resume or not isinstance(state, dict):
+            return
+        path = witness.last_path
+        found = refuse(target, state, path, witness.is_loaded)
+        if found:
+            self._refuse(core, found, path)
+        if path is not None:
+            self._compare_rates(core, target, state, path)
+
+    def _refuse(self, core: Core, found: list[TensorFinding], path: str | None) -> None:
+        good = _search(path) if path else None
+        shown = ", ".join(f"{f.tensor or 'a tensor'} ({f.message})" for f in found[:3])
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        what = f"{path or 'the state'} must not be resumed from: not finite are {shown}{more}"
+        remedy = f"resume from the last good checkpoint, {good}" if good else "start anew"
+        self._incident(
+            core, found[0], "resume", what,
+            Action(kind="raised", detail=f"nothing was restored; {remedy}"),
+            Diagnosis(cause="corrupt_checkpoint", confidence=1.0, summary=what, evidence=(shown,)),
+        )  # fmt: skip
+        raise CheckpointError(
+            f"{what}\n  last good: {good or 'none found beside it'}\n"
+            f"  try: {remedy}; `stayfinite scan` tells more, --no-resume-check loads it all the same"
+        )
+
+    def _compare_rates(self, core: Core, target: Any, state: Any, path: str) -> None:
+        found = rate_mismatch(target, state, path)
+        if found is None or found[:2] in self._told:
+            return
+        self._told.add(found[:2])
+        core.recovery.warn(
+            Event(
+                step=core.num_applied, phase="resume", kind="resume_mismatch", symptom="learning_rate",
+                name="lr", value=found[1], message=found[2],
+            )
+        )  # fmt: skip
+
+    def _incident(
+        self, core: Core, first: TensorFinding, phase: str, message: str, action: Action,
+        diagnosis: Diagnosis | None = None,
+    ) -> Incident:  # fmt: skip
+        from .core import environment, new_incident_id, now
+
+        symptom = "optimizer_state" if first.role == "optimizer" else "parameter"
+        event = Event(
+            step=core.num_applied, phase=phase, symptom=symptom, name=first.tensor,
+            lr=core.state.lrs(), message=message, rank=core.ranks.rank,
+        )  # fmt: skip
+        incident = Incident(
+            id=new_incident_id(event.step), event=event, action=action,
+            diagnosis=diagnosis or Diagnosis(), history=core.records(), environment=environment(),
+            created=now(), location=Location(method="none"),
+        )  # fmt: skip
+        return core.publish_alone(incident)
+
+
+def _search(path: str) -> str | None:
+    """The last good checkpoint beside this one; a folder that cannot be looked through has none."""
+    folder = Path(path).parent
+    with contextlib.suppress(Exception):
+        return last_good(folder)
+    return None
+
+
+@contextlib.contextmanager
+def save_gate() -> Iterator[SaveGate]:
+    """Guard every save of this block: a non-finite state goes beside the good checkpoint.
+
+        with save_gate() as gate:
+            torch.save({"model": model.state_dict()}, "last.pt")
+        gate.last_good, gate.refused
+
+    A `Guard` and `stayfinite run` do this by themselves.
+    """
+
+    def tell(refusal: Refusal) -> None:
+        where = f"written to {refusal.written_to} instead" if refusal.written_to else "not written"
+        good = refusal.last_good or _search(os.path.abspath(refusal.path))
+        print(
+            f"stayfinite: {refusal.describe()}; {where}; last good: {good or 'none yet'}",
+            file=sys.stderr,
+        )
+
+    gate = SaveGate(tell)
+    gate.open()
+    try:
+        yield gate
+    finally:
+        gate.close()

@@ -1,0 +1,133 @@
+"""Before a state is restored: is it finite, and does it bring the learning rate that is wanted?"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..checkpoint import CheckpointReport, LearningRates, TensorFinding, compare, scan
+from ..errors import CheckpointError, UsageError
+from .gate import bad_tensors
+
+__all__ = ["last_good", "load_last_good", "rate_mismatch", "refuse"]
+
+_PART = ".stayfinite-part-"
+
+
+def last_good(where: str | os.PathLike[str]) -> str | None:
+    """The newest checkpoint in a folder that training can go on from; None if there is none.
+
+    Every file is looked into, nothing in one is executed. The newest is the one with the highest
+    step, or with the latest date where no step is known.
+
+    >>> import tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> for step, value in ((1, 0.5), (2, float("nan"))):
+    ...     torch.save({"step": step, "model": {"w": torch.full((2,), value)}}, f"{folder}/{step}.pt")
+    >>> Path(last_good(folder)).name
+    '1.pt'
+    """
+    if not Path(where).is_dir():
+        raise UsageError(f"`where` must be a folder of checkpoints, got {os.fspath(where)!r}")
+    report = scan(where, timeline=False)
+    usable = [c for c in report.checkpoints if c.is_usable and _holds_state(c)]
+    return max(usable, key=_order).path if usable else None
+
+
+def _holds_state(checkpoint: CheckpointReport) -> bool:
+    if checkpoint.link_to is not None or _PART in checkpoint.path:
+        return False
+    kinds = {t.role for f in checkpoint.files for t in f.tensors}
+    return bool(kinds & {"weights", "ema", "batchnorm"})
+
+
+def _order(checkpoint: CheckpointReport) -> tuple[int, int, float]:
+    step = checkpoint.step if checkpoint.step is not None else -1
+    epoch = checkpoint.epoch if checkpoint.epoch is not None else -1
+    return step, epoch, checkpoint.modified
+
+
+def load_last_good(
+    where: str | os.PathLike[str], map_location: Any = "cpu"
+) -> tuple[str, Any] | None:
+    """The last good checkpoint's path and contents, for a script that resumes by itself.
+
+        found = load_last_good("checkpoints")
+        if found is not None:
+            path, state = found
+            model.load_state_dict(state["model"])
+
+    None when no checkpoint is usable. Only tensors and plain values are read (`weights_only`).
+    """
+    path = last_good(where)
+    if path is None:
+        return None
+    if Path(path).is_dir():
+        raise CheckpointError(
+            f"the last good checkpoint is the folder {path}\n"
+            "try: give that path to the library that wrote it"
+        )
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return path, load_file(path, device=str(map_location))
+    return path, torch.load(path, map_location=map_location, weights_only=True)
+
+
+def refuse(target: Any, state: Any, path: str | None, is_loaded: Any) -> list[TensorFinding]:
+    """The findings that speak against restoring this; none for what did not come from a file."""
+    if not isinstance(state, dict) or not isinstance(target, (nn.Module, Optimizer)):
+        return []
+    found = bad_tensors(state)
+    if not found or not is_loaded(state):
+        return []
+    if isinstance(target, nn.Module):
+        by_design = {
+            n
+            for n, t in (*target.named_parameters(), *target.named_buffers())
+            if t.device.type != "meta" and not torch.isfinite(t.detach().to_dense()).all()
+        }
+        found = [f for f in found if f.tensor not in by_design]
+    return found
+
+
+def rate_mismatch(target: Any, state: Any, path: str | None) -> tuple[float, float, str] | None:
+    """(rate set up, rate restored, the message) where a resume trains with another learning rate."""
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    if isinstance(target, Optimizer):
+        pairs = list(zip(target.param_groups, state.get("param_groups", ())))
+    elif hasattr(target, "base_lrs"):
+        rates = zip(target.base_lrs, state.get("base_lrs", ()))
+        pairs = [({"initial_lr": a}, {"initial_lr": b}) for a, b in rates]
+    for now, saved in pairs:
+        key = next((k for k in ("max_lr", "initial_lr", "lr") if k in now and k in saved), None)
+        wanted = _number(now.get(key)) if key else None
+        kept = _number(saved.get(key)) if key else None
+        if wanted is None or kept is None or math.isclose(wanted, kept, rel_tol=1e-6):
+            continue
+        kept_rates = LearningRates(
+            optimizer=_some(saved.get("lr")), initial=_some(saved.get("initial_lr")),
+            peak=_some(saved.get("max_lr")), base=_some(saved.get("initial_lr")),
+        )  # fmt: skip
+        found = compare(kept_rates, wanted, "the script")
+        if found is not None:
+            name = f" ({path})" if path else ""
+            return wanted, kept, f"{found.message}{name}; {found.action}"
+    return None
+
+
+def _some(value: Any) -> tuple[float, ...]:
+    number = _number(value)
+    return () if number is None else (number,)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, (int, float, torch.Tensor)) and not isinstance(value, bool):
+        return float(value)
+    return None
