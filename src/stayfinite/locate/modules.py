@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +39,15 @@ class ModuleStack:
         self._stack: list[tuple[str | None, str, int]] = []
         self._spans: list[tuple[int, int, str | None, str]] = []
         self._handles: list[Any] = []
+        self._quiet = warnings.catch_warnings()
 
     def __enter__(self) -> ModuleStack:
+        # A compiled model warns of hooks like these; the user did not set them.
+        self._quiet = warnings.catch_warnings()
+        self._quiet.__enter__()
+        warnings.filterwarnings(
+            "ignore", message="Using `torch.compile.module.` when there are global"
+        )
         self._handles = [
             register_module_forward_pre_hook(self._push),
             register_module_forward_hook(self._pop, always_call=True),
@@ -50,18 +58,19 @@ class ModuleStack:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._quiet.__exit__(None, None, None)
 
     def _push(self, module: nn.Module, args: Any) -> None:
         name = self._names.get(id(module))
         kind = type(module).__name__
         if name is None and self._stack:
             name, kind = self._stack[-1][:2]  # an unregistered helper inside a known module
-        self._stack.append((name, kind, torch.autograd._get_sequence_nr()))
+        self._stack.append((name, kind, torch.autograd._get_sequence_nr()))  # type: ignore[attr-defined]
 
     def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack:
             name, kind, start = self._stack.pop()
-            self._spans.append((start, torch.autograd._get_sequence_nr(), name, kind))
+            self._spans.append((start, torch.autograd._get_sequence_nr(), name, kind))  # type: ignore[attr-defined]
 
     def current(self) -> tuple[str | None, str | None]:
         """Path and type of the innermost known module that is running, or (None, None)."""

@@ -291,9 +291,7 @@ def _link(note: Note, origin: Origin) -> Link:
         direction=note.direction,
         module=note.module,
         module_type=note.module_type,
-        file=os.path.abspath(user.file)
-        if user and not user.file.startswith("<")
-        else user and user.file,
+        file=_full_path(user.file) if user else None,
         line=user.line if user else None,
         source=user.source if user else None,
         function=user.function if user else None,
@@ -304,3 +302,7 @@ def _link(note: Note, origin: Origin) -> Link:
         outputs=note.outputs,
         facts=note.facts,
     )
+
+
+def _full_path(file: str) -> str:
+    return file if file.startswith("<") else os.path.abspath(file)

@@ -21,7 +21,7 @@ class _Write:
 
 
 def _extent(t: Tensor) -> tuple[int, int]:
-    start = t.storage_offset() * t.element_size()
+    start = int(t.storage_offset()) * t.element_size()
     last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()) if size)
     return start, start + (last + 1) * t.element_size()
 
@@ -41,7 +41,7 @@ class Writers:
         for part in dense_parts(tensor):
             key = part.untyped_storage().data_ptr()
             start, stop = _extent(part)
-            exact = (part.storage_offset(), tuple(part.shape), tuple(part.stride()))
+            exact = (int(part.storage_offset()), tuple(part.shape), tuple(part.stride()))
             kept = [] if whole else [w for w in self._writes.get(key, []) if w.exact != exact]
             self._writes[key] = [*kept, _Write(note, start, stop, exact)]
 

@@ -133,7 +133,7 @@ def _has_infinite_number(args: Iterable[Any]) -> bool:
     return False
 
 
-class OpTrace(TorchDispatchMode):
+class OpTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records bad operators while it is entered. `sources` are the tensors that existed before.
 
     While it is entered, it also follows modules, and anomaly mode (without its checks) keeps the
@@ -141,7 +141,7 @@ class OpTrace(TorchDispatchMode):
     """
 
     def __init__(self, sources: Iterable[SourceRef], module_names: Mapping[int, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.notes: list[Note] = []
         self.modules = ModuleStack(module_names)
         self.writers = Writers()
@@ -162,10 +162,10 @@ class OpTrace(TorchDispatchMode):
         self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
         self._anomaly.__enter__()
         self.modules.__enter__()
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self.modules.__exit__(*exc)
         self._anomaly.__exit__(*exc)
 
@@ -329,7 +329,7 @@ class OpTrace(TorchDispatchMode):
             return
         note.direction = "backward"
         note.op = node.name().split("::")[-1]
-        recorded = node.metadata.get("traceback_")
+        recorded = node.metadata.get("traceback_")  # type: ignore[attr-defined]
         if recorded:
             note.place = place_from_traceback(recorded)
         own = innermost_is_backward_code()
