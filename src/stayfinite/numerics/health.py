@@ -154,7 +154,11 @@ class FiniteFlag:
     def fold(self, tensors: Sequence[Tensor | None]) -> None:
         """Set the flag if any of these has a NaN or Inf. Values are left bit for bit as they are."""
         try:
-            torch._amp_foreach_non_finite_check_and_unscale_(tensors, self.value, self._one)
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                tensors,  # type: ignore[arg-type]  # None is a TypeError, and handled
+                self.value,
+                self._one,
+            )
             return
         except (RuntimeError, TypeError):
             pass  # several dtypes, sparse, complex, fp8, None: one by one below
@@ -243,7 +247,7 @@ def stats(tensor: Tensor) -> TensorStats:
         values = _float_range(wide)
         counts = [_counts(p, q.dtype) for p, q in zip(wide, parts)]
         histogram = _histogram(wide, values["min"], values["max"])
-    summed = {key: sum(c[key] for c in counts) for key in counts[0]}
+    summed: dict[str, Any] = {key: sum(c[key] for c in counts) for key in counts[0]}
     is_bad = summed["num_nan"] + summed["num_posinf"] + summed["num_neginf"] > 0
     return TensorStats(
         **base,
@@ -267,7 +271,7 @@ def _counts(part: Tensor, dtype: torch.dtype) -> dict[str, int]:
     }
 
 
-def _float_range(parts: Sequence[Tensor]) -> dict[str, float | None]:
+def _float_range(parts: Sequence[Tensor]) -> dict[str, Any]:
     """Range and mean of the finite part, the mean summed in double precision."""
     low, high, total, count = math.inf, -math.inf, 0.0, 0
     for part in parts:

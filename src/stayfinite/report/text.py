@@ -146,7 +146,9 @@ def _tensors(location: Location) -> str:
     link = link or (location.chain[0] if location.chain else None)
     if link is None:
         return ""
-    rows = [("tensor", "shape", "dtype", "nan", "+inf", "-inf", "zeros", "min", "max", "headroom")]
+    rows: list[tuple[str, ...]] = [
+        ("tensor", "shape", "dtype", "nan", "+inf", "-inf", "zeros", "min", "max", "headroom")
+    ]
     for role, operands in (("in", link.inputs), ("out", link.outputs)):
         rows += [_row(role, o, o.stats) for o in operands if o.stats is not None]
     if len(rows) == 1:
