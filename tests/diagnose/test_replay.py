@@ -103,3 +103,39 @@ def test_a_repaired_source_is_finite(incident, app, tmp_path):
     result = CliRunner().invoke(app, ["replay", str(incident), "--build", "fixed.py:build"])
     assert result.exit_code == 0, result.output
     assert "finite now" in result.output
+
+
+LOOP = SCRIPT.replace(
+    """    with Guard(model, optimizer, run_dir="run") as guard:
+        for batch in DataLoader(TensorDataset(x, weight), batch_size=8):
+            guard.step(loss_fn, batch)
+""",
+    """    for batch in DataLoader(TensorDataset(x, weight), batch_size=int(sys.argv[1])):
+        optimizer.zero_grad()
+        loss_fn(model, batch).backward()
+        optimizer.step()
+""",
+)
+
+
+def test_a_script_is_replayed_by_itself(tmp_path):
+    (tmp_path / "loop.py").write_text(textwrap.dedent(LOOP))
+
+    def stayfinite(*args):
+        code = "import sys; from stayfinite.cli import main; main(sys.argv[1:])"
+        if args[0] == "replay":
+            code = (
+                "import sys, typer; from stayfinite.cli import replay; app = typer.Typer(); "
+                "app.callback()(lambda: None); replay.register(app); app(sys.argv[1:])"
+            )
+        return subprocess.run(
+            [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True
+        )
+
+    first = stayfinite("run", "--run-dir", "run", "loop.py", "8")
+    assert first.returncode == 0, first.stderr
+    (found,) = (tmp_path / "run" / "incidents").iterdir()
+    again = stayfinite("replay", str(found))
+    assert again.returncode == 1, again.stderr
+    assert "the step fails again, at the same operator and line" in again.stdout
+    assert "zero_denominator" in again.stdout

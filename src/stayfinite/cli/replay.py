@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,7 +32,7 @@ def replay_command(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Builds model, loss_fn, optimizer [, scheduler, scaler]; a file works too: train.py:build.",
+            help="Builds model, loss_fn, optimizer [, scheduler, scaler]; a file works too: train.py:build. Not needed for incidents of `stayfinite run`.",
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time limit for the experiments.")] = 60.0,
@@ -58,7 +59,10 @@ def replay_command(
 
 def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident, Incident | None]:
     """(the saved incident, the new one or None if the step is finite now)."""
+    import torch
+
     from ..conductor.capsule import load_capsule, load_into
+    from ..conductor.rescript import remember
     from ..config import Settings
     from ..guard import Guard
     from ..records import Incident
@@ -68,36 +72,30 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
         old = Incident.from_json((folder / "incident.json").read_text(encoding="utf-8"))
     except OSError as e:
         raise UsageError(f"{folder} is no incident: {e.strerror or e}") from e
+    capsule = load_capsule(folder)
+    settings = Settings(diagnose_seconds=seconds)
+    if build is None and capsule["script"]:
+        from ..conductor.rescript import replay_script
+
+        with tempfile.TemporaryDirectory() as aside:
+            return old, replay_script(capsule, old, settings, Path(aside))
     if build is None:
         raise UsageError(
             "the step needs your model and loss to run again\n"
             "  try: --build MODULE:FUNCTION, a function that takes nothing and returns "
             "(model, loss_fn, optimizer) or (model, loss_fn, optimizer, scheduler, scaler)"
         )
-    capsule = load_capsule(folder)
     model, loss_fn, optimizer, scheduler, scaler = _parts(_function(build)(), build)
     load_into(capsule, model, optimizer, scheduler, scaler)
-    settings = Settings(diagnose_seconds=seconds)
     with Guard(model, optimizer, scheduler=scheduler, scaler=scaler, settings=settings) as guard:
         guard.folder._say = _silent
-        _remember(guard, old, capsule)
-        import torch
-
+        guard.core.prime()
+        remember(guard.core, capsule, old)
+        guard._stepper.num_batches = capsule["step"]
         torch.set_rng_state(capsule["rng"])
         for batch in capsule["batches"]:
             guard.step(loss_fn, batch)
     return old, guard.incidents[0] if guard.incidents else None
-
-
-def _remember(guard: Any, old: Incident, capsule: dict[str, Any]) -> None:
-    """The course of the run up to the failure is evidence too."""
-    core = guard.core
-    core.prime()
-    core.state.first_sizes = {k: tuple(v) for k, v in capsule["first_sizes"].items()}
-    core.state.first_lrs = tuple(capsule["first_lrs"])
-    for r in old.history:
-        core.history.append((r.step, r.epoch, r.loss, r.grad_norm, r.lr, r.scale, r.is_applied))
-    guard._stepper.num_batches = capsule["step"]
 
 
 def _silent(incident: Incident) -> None:

@@ -76,8 +76,19 @@ def _contents(about: Investigation) -> dict[str, Any] | None:
         "first_sizes": {k: list(v) for k, v in state.first_sizes.items()},
         "first_lrs": list(state.first_lrs),
         "indices": _plain_part({"indices": window.batches[0].indices}),
-        "command": list(sys.argv),
+        "script": _script(about),
+        "args": list(sys.argv[1:]),
     }
+
+
+def _script(about: Investigation) -> str | None:
+    """The file that `stayfinite run` runs; with a guard of one's own, whoever replays must build."""
+    from .script import ScriptRun
+
+    if not isinstance(getattr(about.core.on_incident, "__self__", None), ScriptRun):
+        return None
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(file) if file else None
 
 
 _NOT_PLAIN = object()
@@ -132,7 +143,7 @@ def load_into(
     capsule: dict[str, Any], model: nn.Module, optimizer: Optimizer, scheduler: Any, scaler: Any
 ) -> None:
     """Put the saved state into freshly built parts; what does not fit is named."""
-    saved = next(iter(capsule["models"].values()), {})
+    saved: dict[str, Any] = next(iter(capsule["models"].values()), {})
     try:
         model.load_state_dict(saved)
         if capsule["optimizers"]:

@@ -135,7 +135,7 @@ def root_gradient(factor: float) -> Iterator[None]:
             gradient = torch.full_like(self.detach(), factor, dtype=torch.float32).to(self.dtype)
         return original(self, gradient, *args, **kwargs)
 
-    Tensor.backward = backward  # type: ignore[assignment]
+    Tensor.backward = backward  # type: ignore[method-assign]
     try:
         yield
     finally:
