@@ -1,6 +1,5 @@
 """Several ranks, one of them faulty: all of them skip or none, and nobody waits for ever."""
 
-import itertools
 import json
 import pathlib
 import pickle
@@ -43,13 +42,15 @@ def nursery(tmp_path_factory):
     nursery.close()
 
 
-@pytest.fixture
-def crew(nursery, tmp_path):
-    numbers = itertools.count()
+@pytest.fixture(scope="module")
+def crew(nursery, tmp_path_factory):
+    known: dict[str, Run] = {}
 
     def run(scenario: str, world: int = 2, **job) -> Run:
-        folder = tmp_path / f"job{next(numbers)}"
-        folder.mkdir()
+        key = json.dumps([scenario, world, job], sort_keys=True)
+        if scenario == "plain" and key in known:
+            return known[key]
+        folder = tmp_path_factory.mktemp(scenario)
         job = {"scenario": scenario, "world": world, "folder": str(folder), "kind": "ddp",
                "form": "loop", "limit": LIMIT_SECONDS} | job  # fmt: skip
         done = nursery.run([str(HERE / "crew.py"), json.dumps(job)], folder)
@@ -60,7 +61,8 @@ def crew(nursery, tmp_path):
         )
         assert done.code == 0, told
         files = [folder / f"rank{r}.pkl" for r in range(world)]
-        return Run([pickle.loads(f.read_bytes()) for f in files], errors)
+        known[key] = Run([pickle.loads(f.read_bytes()) for f in files], errors)
+        return known[key]
 
     return run
 
@@ -187,12 +189,15 @@ def test_gradients_averaged_by_hand(crew):
 
 @pytest.mark.slow
 def test_a_loop_that_agrees_by_itself_is_left_alone(crew):
-    """It skips on every rank before the backward; only the rank that saw the NaN reports it."""
+    """It skips on every rank before the backward; only the rank that saw the NaN reports it.
+
+    To run the step again would take the other ranks, and whether they skip too, the loop alone knows.
+    """
     run = crew("guarded", kind="ddp", fault="loss", own_check=True)
     told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
     assert [len(t) for t in told] == [0, 1]
     assert told[1][0].event.step == training.AT
-    assert told[1][0].location.op == "aten.log"
+    assert not told[1][0].location.is_reproduced
     assert run.state == crew("plain", kind="ddp", without=[training.AT], own_check=True).state
 
 

@@ -211,14 +211,17 @@ class Ranks:
         """One failure for all ranks, or none; the rank that has it is named in it."""
         if not self.is_on:
             return failure
+        found = self.gather_failures(failure)
+        return found[0] if found else None
+
+    def gather_failures(self, failure: Failure | None) -> list[RankFailure]:
+        """Every rank's failure, the most telling first."""
         own = None
         if failure is not None:
             rank = failure.rank if isinstance(failure, RankFailure) else self.rank
             own = (failure.symptom, failure.step, failure.name, failure.value, rank)
-        found = [f for f in self.gather(own) if f is not None]
-        if not found:
-            return None
-        return RankFailure(*min(found, key=lambda f: (_ORDER.index(f[0]), f[4])))
+        found = [RankFailure(*f) for f in self.gather(own) if f is not None]
+        return sorted(found, key=lambda f: (_ORDER.index(f.symptom), f.rank))
 
     def _device(self, wanted: torch.device) -> torch.device:
         """A device that the group's backend can talk from."""

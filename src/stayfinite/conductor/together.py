@@ -20,7 +20,7 @@ from ..locate.trace import OpTrace
 from ..numerics.health import badness
 from ..records import Event, Incident
 from ..report.text import headline
-from .ranks import RankFailure, local
+from .ranks import local
 from .window import Pass, PassResult
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
 that it sent away, a symptom that came from elsewhere, nothing."""
 
 
-class RankTrace(OpTrace):  # type: ignore[no-untyped-call]
+class RankTrace(OpTrace):
     """A trace that sees this rank's shards only, and what it sends to the others."""
 
     is_quiet = False
@@ -119,16 +119,16 @@ def together(
 def _agree(about: Investigation, wanted: Pass, result: PassResult) -> PassResult:
     ranks = about.core.ranks
     origin, merit = _own_story(wanted.trace, result)
-    everyone = ranks.gather((merit, ranks.rank, result.is_complete))
-    failure = ranks.agree(result.failure)
-    if failure is not None:
-        best = min(everyone)
-        is_known = best[0] in (_ORIGIN, _SENDER)
-        about.leader = best[1] if is_known or not isinstance(failure, RankFailure) else failure.rank
-        about.is_received = not is_known
-    return replace(
-        result, failure=failure, origin=origin, is_complete=all(c for _, _, c in everyone)
-    )
+    merits = ranks.gather((merit, ranks.rank, result.is_complete))
+    failures = ranks.gather_failures(result.failure)
+    if failures:
+        best, leader, _ = min(merits)
+        own = [f for f in failures if f.rank == leader]
+        about.is_received = best not in (_ORIGIN, _SENDER)
+        failure = own[0] if own and not about.is_received else failures[0]
+        about.leader = failure.rank if about.is_received else leader
+        result = replace(result, failure=failure)
+    return replace(result, origin=origin, is_complete=all(c for _, _, c in merits))
 
 
 def _own_story(trace: OpTrace | None, result: PassResult) -> tuple[Origin | None, int]:
