@@ -15,43 +15,85 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .conductor.checkpoints import save_gate
+    from .conductor.limits import watch
+    from .conductor.resume import last_good, load_last_good
     from .config import Settings
-    from .errors import BudgetExceededError, NonFiniteError, StayfiniteError, UsageError
+    from .errors import (
+        BudgetExceededError,
+        CheckpointError,
+        NonFiniteError,
+        StayfiniteError,
+        UsageError,
+    )
     from .guard import Guard, Outcome
+    from .numerics.parts import PartTally, finite_mean, finite_sum
+    from .observe.probes import probe
     from .records import Diagnosis, Event, Incident, Location
-    from .recover.policy import Policy
+    from .recover.ledger import Ledger
+    from .recover.plan import Stage, StagedPlan
+    from .recover.policy import Policy, Rung
+    from .recover.ramp import PrecisionRamp
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BudgetExceededError",
+    "CheckpointError",
     "Diagnosis",
     "Event",
     "Guard",
     "Incident",
+    "Ledger",
     "Location",
     "NonFiniteError",
     "Outcome",
+    "PartTally",
     "Policy",
+    "PrecisionRamp",
+    "Rung",
     "Settings",
+    "Stage",
+    "StagedPlan",
     "StayfiniteError",
     "UsageError",
     "__version__",
+    "finite_mean",
+    "finite_sum",
+    "last_good",
+    "load_last_good",
+    "probe",
+    "save_gate",
+    "watch",
 ]
 
 _HOME = {
     "BudgetExceededError": "errors",
+    "CheckpointError": "errors",
     "Diagnosis": "records",
     "Event": "records",
     "Guard": "guard",
     "Incident": "records",
+    "Ledger": "recover.ledger",
     "Location": "records",
     "NonFiniteError": "errors",
     "Outcome": "guard",
+    "PartTally": "numerics.parts",
     "Policy": "recover.policy",
+    "PrecisionRamp": "recover.ramp",
+    "Rung": "recover.policy",
     "Settings": "config",
+    "Stage": "recover.plan",
+    "StagedPlan": "recover.plan",
     "StayfiniteError": "errors",
     "UsageError": "errors",
+    "finite_mean": "numerics.parts",
+    "finite_sum": "numerics.parts",
+    "last_good": "conductor.resume",
+    "load_last_good": "conductor.resume",
+    "probe": "observe.probes",
+    "save_gate": "conductor.checkpoints",
+    "watch": "conductor.limits",
 }
 
 

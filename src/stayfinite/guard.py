@@ -19,11 +19,13 @@ from .conductor.state import TrainState
 from .conductor.stepper import LossFn, Outcome, Stepper
 from .config import Settings
 from .errors import UsageError
+from .numerics.parts import listeners as part_listeners
 from .observe import witness as _witness
 from .observe.wires import Wires
 from .records import Event, Incident
 from .recover.ledger import LEDGER_NAME, Ledger
 from .recover.policy import Policy
+from .recover.ramp import PrecisionRamp
 from .report.store import RunFolder
 
 __all__ = ["Guard", "Outcome"]
@@ -57,11 +59,14 @@ class Guard:
         policy: str | Policy = "skip",
         run_dir: str | Path | None = None,
         settings: Settings | Mapping[str, Any] | None = None,
+        ramp: PrecisionRamp | None = None,
     ) -> None:
         models = _check_models(model)
         _check_optimizer(models, optimizer)
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"`clip_norm` must be above 0, got {clip_norm!r}")
+        if ramp is not None and scaler is None:
+            scaler = ramp.scaler
         self.state = TrainState()
         for name, module in models.items():
             self.state.add_root(module, name)
@@ -84,6 +89,9 @@ class Guard:
         self._driver: LoopDriver | None = None
         self._wires: Wires | None = None
         self._checkpoints = CheckpointWatch(self.core)
+        part_listeners.add(self.core.recovery)
+        if ramp is not None:
+            self.core.recovery.follow(ramp)
 
     @property
     def incidents(self) -> list[Incident]:
@@ -94,6 +102,11 @@ class Guard:
     def warnings(self) -> list[Event]:
         """What was worth a warning so far: spikes, limits, a learning rate that a resume changed."""
         return list(self.core.recovery.warnings)
+
+    @property
+    def bad_parts(self) -> dict[str, int]:
+        """How often `finite_mean` and `finite_sum` left each part of the loss out."""
+        return dict(self.core.recovery.bad_parts)
 
     @property
     def ledger(self) -> Ledger:
@@ -167,6 +180,9 @@ class Guard:
             raise UsageError(
                 f"guard(...) takes a loader or another iterable of batches, got {type(loader).__name__}"
             )
+        return self._stream(loader)
+
+    def _stream(self, loader: Iterable[Any]) -> Iterator[Any]:
         driver = self._listen()
         is_empty = True
         for batch in driver.stream(loader, iter(loader)):
@@ -195,6 +211,7 @@ class Guard:
         finally:
             self._stepper.close()
             self._checkpoints.close()
+            part_listeners.discard(self.core.recovery)
             if self._wires is not None:
                 self._wires.close()
             self._driver = self._wires = None

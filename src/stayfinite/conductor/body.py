@@ -89,9 +89,10 @@ def _statements_before(scene: Scene) -> list[ast.stmt]:
         return []
     best: ast.For | ast.While | None = None
     for node in ast.walk(tree):
-        if isinstance(node, (ast.For, ast.While)) and _holds(node, scene.line):
-            if node.lineno >= scene.first_line and (best is None or node.lineno > best.lineno):
-                best = node
+        if not isinstance(node, (ast.For, ast.While)) or not _holds(node, scene.line):
+            continue
+        if node.lineno >= scene.first_line and (best is None or node.lineno > best.lineno):
+            best = node
     if best is None:
         return []
     before = []

@@ -133,7 +133,7 @@ def root_gradient(factor: float) -> Iterator[None]:
     def backward(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
         if gradient is None and self.numel() == 1:
             gradient = torch.full_like(self.detach(), factor, dtype=torch.float32).to(self.dtype)
-        return original(self, gradient, *args, **kwargs)
+        return original(self, gradient, *args, **kwargs)  # type: ignore[no-untyped-call]
 
     Tensor.backward = backward  # type: ignore[method-assign]
     try:

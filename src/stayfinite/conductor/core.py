@@ -300,6 +300,7 @@ class Core:
 
     def note_scaler_skip(self, window: Window) -> None:
         """The scaler held a step back; the journal shows it, nobody is alarmed."""
+        self.recovery.note_scaler_skip()
         if self.journal is not None:
             self.journal.skipped(self._row(window), "scaler_skip")
 

@@ -20,6 +20,7 @@ from ..locate.slice import Origin, find_origin, to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import badness
 from ..observe.batches import named_tensors
+from ..observe.probes import describe
 from ..observe.witness import witness
 from ..records import Action, Event, Incident, Location
 from ..recover.snapshot import Snapshot
@@ -281,7 +282,7 @@ class Investigation:
             found = traced.failure or Failure(kind, window.step, name=name)
             location = self._location(replace_origin(traced, origin))
             core.log[:] = windows[:at]
-            redo = [w for w in windows[at + 1 :]]
+            redo = list(windows[at + 1 :])
             return (yield from self._finish(found, origin, location, redo, noticed=final.step))
         return (yield from self._vanished(failure, windows))
 
@@ -326,6 +327,9 @@ class Investigation:
         core = self.core
         if self.is_received:
             location = replace(location, note=SUM_NOTE)
+        told = describe(self.traced.probes) if self.traced is not None else ""
+        if told:
+            location = replace(location, note=f"{location.note}; {told}".removeprefix("; "))
         event = Event(
             step=failure.step,
             epoch=self.window.epoch,

@@ -88,6 +88,8 @@ class RunJournal:
 
     def checkpoint(self, path: str, step: int, status: str, detail: str = "") -> None:
         """A checkpoint was written (`good`), held back (`refused`) or found corrupt (`bad`)."""
+        if self.journal.path.parent.absolute() / "incidents" in Path(path).absolute().parents:
+            return  # what an incident saves for its replay is no checkpoint of the user's
         self.journal.event("checkpoint", step=step, path=path, status=status, detail=detail)
 
     def deep(self, step: int) -> None:
@@ -133,7 +135,7 @@ class Stage:
             host = torch.empty(len(values), pin_memory=is_cuda)
             host.copy_(stacked, non_blocking=is_cuda)
             if is_cuda:
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event = torch.cuda.Event()
                 event.record()
         self._under_way.append((rows, places, host, event))
 

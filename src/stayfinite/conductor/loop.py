@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -51,7 +52,8 @@ class LoopDriver:
         self._to_serve: deque[tuple[Any, Any, BatchRef]] = deque()
         self._redo: deque[Window] = deque()
         self._waiting: list[tuple[Window, Failure]] = []
-        self._epochs: dict[int, int] = {}
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._num_epochs = 0
         self._raw_loss: tuple[Tensor, Tensor] | None = None
         self._step_called = False
         self._is_free = False
@@ -90,13 +92,23 @@ class LoopDriver:
         finally:
             self._forget(owner)
             if has_trained:
-                self._epochs[id(owner)] = self._epochs.get(id(owner), 0) + 1
+                self._end_epoch(owner)
+
+    def _epoch(self, owner: Any) -> int:
+        # What is given to guard(...) is the training, whatever wraps it this time.
+        return self._num_epochs if self.counts_every_batch else self._epochs.get(owner, 0)
+
+    def _end_epoch(self, owner: Any) -> None:
+        if self.counts_every_batch:
+            self._num_epochs += 1
+        else:
+            self._epochs[owner] = self._epochs.get(owner, 0) + 1
 
     def _drops(self, owner: Any) -> bool:
         """A rollback leaves some of the batches after it out as well."""
         if not self.core.recovery.drops or self.active is not None:
             return False
-        ref = BatchRef(self.num_batches, self._epochs.get(id(owner), 0))
+        ref = BatchRef(self.num_batches, self._epoch(owner))
         ref.indices = witness.batch_indices
         is_first = next(iter(self.core.recovery.drops)) == id(owner)
         if not self.core.recovery.drops_batch(ref, owner, is_first):
@@ -125,7 +137,7 @@ class LoopDriver:
 
     def _register(self, owner: Any, item: Any) -> None:
         """A new batch goes into the window, or beside it while that is still to be settled."""
-        epoch = self._epochs.get(id(owner), 0)
+        epoch = self._epoch(owner)
         window = self.window
         if window is not None and window.num_attempted and not _owns(window, owner):
             ref = self._aside
@@ -336,6 +348,7 @@ class LoopDriver:
             window, self.window = self.window, None
             window.is_lost = True
             window.scenes = scenes or []
+            assert window.failure is not None
             self._begin(window, window.failure)
         for window, failure in self._waiting:
             if self.active is None:
@@ -520,6 +533,9 @@ class LoopDriver:
             if failure is not None:
                 window.failure = failure
                 window.small_state = small_state(self.state)
+                # What the loop does before it asks for the next batch (saving, validating) must
+                # not see the buffers that the bad forward has written.
+                self.state.restore_buffers()
         # Another optimizer of this very batch may have moved already: then only going back helps.
         window.is_moved = window.num_applied > 0
         return window.failure is not None
@@ -539,6 +555,8 @@ class LoopDriver:
         step = self._current.step
         self.active.after_backward(step)
         self.active.agree()
+        if not self.active.wanted.is_applied:
+            self.state.restore_buffers()
         if self._is_free:
             return self._free_step(optimizer, call)
         _mark_called(optimizer)

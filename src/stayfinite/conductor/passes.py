@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..locate.slice import Origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
+from ..observe import probes
 from ..recover.snapshot import Snapshot
 from .core import Core
 from .investigation import symptom_origin
@@ -42,10 +43,20 @@ class ActivePass:
                 if scaler._scale is not None:
                     scaler._scale.fill_(1.0)
         if self.wanted.trace is not None:
+            probes.listen(self._read_probe)
             self._stack.enter_context(self.wanted.trace)
+        self.core.recovery.num_passes += 1
         return self
 
+    def _read_probe(self, name: str, tensor: Tensor) -> None:
+        trace = self.wanted.trace
+        if trace is not None and not trace.is_paused:
+            with _unwatched():
+                self.result.probes.append(probes.read(name, tensor))
+
     def __exit__(self, *exc: Any) -> None:
+        probes.listen(None)
+        self.core.recovery.num_passes -= 1
         self._stack.close()
         if self._small is not None and not self.wanted.is_applied:
             self._small.restore()

@@ -42,7 +42,7 @@ class _Watch(TorchDispatchMode):
     """Looks at the results of every operator."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_changed = 0
 
     def __torch_dispatch__(
@@ -80,10 +80,10 @@ class PatchedLine(_Watch):
         # Anomaly mode, without its checks, keeps the forward line of every autograd node.
         self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
         self._anomaly.__enter__()
-        return super().__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
         self._anomaly.__exit__(*exc)
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:

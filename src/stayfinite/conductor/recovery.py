@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from ..observe.batches import named_tensors
 from ..records import Action, Event, Incident, Location
 from ..recover.ledger import Ledger, LedgerEntry
 from ..recover.policy import Decision, Policy, Tally
+from ..recover.ramp import PrecisionRamp, RampMove
 from ..report.text import headline
 from .limits import Limit, everywhere
 from .ranks import RankFailure
@@ -46,10 +47,15 @@ class Recovery:
         self.tally = Tally()
         self.drops: dict[int, int] = {}
         """How many batches of each loader (by identity) are still to be left out; 0 is no loader."""
+        self.bad_parts: Counter[str] = Counter()
+        """How often each part of a loss was left out by `finite_mean` or `finite_sum`."""
+        self.num_passes = 0
+        """Passes under way: steps that are run again and count for nothing."""
         self.warnings: deque[Event] = deque(maxlen=1000)
         self.on_warning: Callable[[Event], None] = _say
         self.limits: list[Limit] = []
         self._watches = {name: SpikeWatch() for name in _NAMES}
+        self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
 
     @property
@@ -83,6 +89,9 @@ class Recovery:
             action = self._plain_action(incident, decision)
             self._note(window, "skipped", incident)
         incident = self._core.publish(replace(incident, action=action))
+        if self._ramp is not None:
+            self._ramp.refresh()  # the scaler was put back to before the step
+            self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
         if decision.kind == "raise":
             raise NonFiniteError(headline(incident), incident)
         if decision.kind == "stop":
@@ -117,6 +126,48 @@ class Recovery:
 
     def note_applied(self) -> None:
         self.tally.num_consecutive = 0
+        if self._ramp is not None:
+            self._ramp.note_applied()
+
+    def note_scaler_skip(self) -> None:
+        if self._ramp is not None:
+            self._ramp.note_skip()
+
+    def note_epoch(self) -> None:
+        if self._ramp is not None:
+            self._ramp.note_epoch()
+
+    def follow(self, ramp: PrecisionRamp) -> None:
+        """Let this ramp know how each step went; its moves are told and journaled."""
+        self._ramp = ramp
+        before = ramp.on_move
+
+        def moved(move: RampMove) -> None:
+            if before is not None:
+                before(move)
+            self.warn(
+                Event(
+                    step=move.step, phase="forward", kind="precision", symptom="precision",
+                    message=f"{move.before} -> {move.after}: {move.reason}",
+                )
+            )  # fmt: skip
+
+        ramp.on_move = moved
+
+    def on_bad_parts(self, names: tuple[str, ...], total: int) -> None:
+        """Parts of a loss were left out; each is told of once, and counted from then on."""
+        if self.num_passes:
+            return
+        new = [n for n in names if n not in self.bad_parts]
+        self.bad_parts.update(names)
+        if new:
+            self.warn(
+                Event(
+                    step=self._core.num_applied, phase="loss", kind="bad_part", name=new[0],
+                    message=f"{', '.join(new)}: not finite, left out of the loss "
+                    f"({len(names)} of {total} parts); counted from now on",
+                )
+            )  # fmt: skip
 
     # -- rollback ------------------------------------------------------------------------------
 

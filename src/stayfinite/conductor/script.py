@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from ..config import Settings
 from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, StayfiniteError
 from ..locate.frames import is_user_file
+from ..numerics.parts import listeners as part_listeners
 from ..observe import witness
 from ..observe.wires import Wires
 from ..records import Incident
@@ -136,6 +137,7 @@ class ScriptRun:
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
         self.core.recovery.ledger = Ledger(folder / ledger)
         self._checkpoints = CheckpointWatch(self.core, self._checks_resume)
+        part_listeners.add(self.core.recovery)
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
             about = {"script": name, **environment()}
@@ -312,7 +314,8 @@ def _fast_call(frame: traceback.FrameSummary) -> traceback.FrameSummary:
     for number, text in enumerate(linecache.getlines(frame.filename), 1):
         if text.strip() == wanted:
             start = text.index("forward_call")
-            where = {"end_lineno": number, "colno": start, "end_colno": len(text.rstrip())}
+            where: dict[str, Any] = {"end_lineno": number, "colno": start}
+            where["end_colno"] = len(text.rstrip())
             if sys.version_info < (3, 11):
                 where = {}
             return traceback.FrameSummary(frame.filename, number, frame.name, line=None, **where)

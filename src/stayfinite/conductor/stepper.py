@@ -77,7 +77,7 @@ class Stepper:
         self.core = core
         self.model = model
         self.optimizer = optimizer
-        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.scaler: Any = scaler if scaler is not None and scaler.is_enabled() else None
         self.clip_norm = clip_norm
         self.num_batches = 0
         self.epoch = 0
@@ -287,7 +287,7 @@ class Stepper:
             return loss
 
         try:
-            self.optimizer.step(closure)
+            self.optimizer.step(closure)  # type: ignore[arg-type]
         except _Abort:
             core.state.snapshot.restore()
             window.small_state = small_state(core.state)
@@ -375,7 +375,7 @@ class Stepper:
 
         try:
             if self._needs_closure and wanted.is_applied:
-                self.optimizer.step(evaluate)
+                self.optimizer.step(evaluate)  # type: ignore[arg-type]
                 return
             evaluate()
             if wanted.is_applied:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
+from ..observe.probes import Reading
 from ..observe.rng import RngState
 
 __all__ = ["BatchRef", "Failure", "Pass", "PassResult", "Window"]
@@ -109,3 +110,5 @@ class PassResult:
     losses: list[float] = field(default_factory=list)
     loss_factor: float | None = None
     """A constant by which the loss was multiplied last of all."""
+    probes: list[Reading] = field(default_factory=list)
+    """What the probes inside the model saw, in their order."""

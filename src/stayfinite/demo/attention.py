@@ -16,7 +16,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, is_padding: torch.Tensor) -> torch.Tensor:
         scores = self.query(x) @ self.key(x).transpose(-1, -2) / WIDTH**0.5
         scores = scores.masked_fill(is_padding[:, None, :], float("-inf"))
-        return F.softmax(scores, dim=-1) @ self.value(x)
+        weights = F.softmax(scores, dim=-1)
+        return torch.matmul(weights, self.value(x))
 
 
 class Classifier(nn.Module):
@@ -28,7 +29,8 @@ class Classifier(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
-        return self.head(self.attention(x, tokens == 0).mean(dim=1))
+        pooled: torch.Tensor = self.attention(x, tokens == 0).mean(dim=1)
+        return self.head(pooled)  # type: ignore[no-any-return]
 
 
 def documents(count: int) -> TensorDataset:

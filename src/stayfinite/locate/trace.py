@@ -133,7 +133,7 @@ def _has_infinite_number(args: Iterable[Any]) -> bool:
     return False
 
 
-class OpTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OpTrace(TorchDispatchMode):
     """Records bad operators while it is entered. `sources` are the tensors that existed before.
 
     While it is entered, it also follows modules, and anomaly mode (without its checks) keeps the

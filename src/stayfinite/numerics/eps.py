@@ -111,7 +111,7 @@ def gate(x: Tensor, t: Tensor) -> Tensor:
 
 def broadcast(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both with the shape that they broadcast to."""
-    shape = torch.broadcast_shapes(a.shape, b.shape)  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(a.shape, b.shape)
     return a.expand(shape), b.expand(shape)
 
 

@@ -83,7 +83,7 @@ class RngMemory:
 
 def _python_peek() -> Callable[[], Any] | None:
     """Position and first word of Python's Mersenne twister, read where they lie."""
-    base = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
+    base = id(random._inst) + object.__basicsize__
     index, first = ctypes.c_int.from_address(base), ctypes.c_uint32.from_address(base + 4)
     words = random.getstate()[1]
     if (index.value, first.value) != (words[-1], words[0]):

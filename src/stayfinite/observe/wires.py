@@ -287,7 +287,8 @@ class Wires:
 
 def _all_schedulers() -> list[type]:
     """The scheduler classes that define `step` themselves."""
-    found, todo = [], [LRScheduler]
+    found: list[type] = []
+    todo: list[type] = [LRScheduler]
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()

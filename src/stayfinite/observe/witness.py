@@ -166,10 +166,8 @@ def _wrap_torch_load() -> None:
 
     @functools.wraps(original)
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        path = getattr(f, "name", f)
-        witness.last_path = (
-            str(path) if isinstance(path, (str, bytes)) or hasattr(path, "__fspath__") else None
-        )
+        path = f if isinstance(f, str) or hasattr(f, "__fspath__") else getattr(f, "name", None)
+        witness.last_path = str(path) if path is not None else None
         value = original(f, *args, **kwargs)
         witness.last_read = _summary(witness.last_path, value)
         witness.note_loaded(value)
@@ -207,7 +205,7 @@ def _wrap_loader() -> None:
 
     @functools.wraps(next_index)
     def _next_index(self: Any) -> Any:
-        index = next_index(self)
+        index = next_index(self)  # type: ignore[no-untyped-call]
         if isinstance(index, list):
             witness._indices.setdefault(self, deque(maxlen=1024)).append(index)
         return index

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..records import to_plain
+from .store import warn_unwritable
 from .thinning import Segments
 
 __all__ = ["JOURNAL_NAME", "JOURNAL_SCHEMA", "Journal", "Listener", "Row", "journal_name"]
@@ -196,11 +197,7 @@ class Journal:
                 self._rotate()
         except OSError as e:
             self._is_broken = True
-            print(
-                f"stayfinite: cannot write {self.path} ({e.strerror or e}); "
-                "the training goes on, without a journal",
-                file=sys.stderr,
-            )
+            warn_unwritable(self.path.parent, e)
 
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

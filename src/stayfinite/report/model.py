@@ -16,7 +16,7 @@ from .journal_read import JournalData, journal_of, read_journal
 from .layers import HeatMap, heat_map
 from .text import number
 
-__all__ = ["Plot", "RunView", "load_run", "view_of_incident"]
+__all__ = ["Plot", "RunView", "load_run", "notices", "view_of_incident"]
 
 _TITLES = {
     "loss": "Loss",
@@ -55,6 +55,8 @@ class RunView:
     findings: list[str] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    notices: list[dict[str, Any]] = field(default_factory=list)
+    """Warnings and whatever else was worth a line: `step`, `kind`, `text`."""
 
     def to_plain(self) -> dict[str, Any]:
         """For `--format json`; NaN and Inf as words, as in a journal."""
@@ -76,6 +78,7 @@ class RunView:
             ],
             "skipped": to_plain(self.ledger),
             "checkpoints": to_plain(self.checkpoints),
+            "notices": to_plain(self.notices),
             "layers": to_plain(self.heat) if self.heat else None,
             "incidents": [to_plain(i) for i in self.incidents],
         }
@@ -146,6 +149,7 @@ def _fill(view: RunView) -> None:
     view.plots = _plots(curves.series)
     view.heat = heat_map(data.of_kind("layers"))
     view.checkpoints = data.of_kind("checkpoint")
+    view.notices = notices(data)
     view.environment = _environment(view)
     view.facts = _facts(view)
     view.findings = _findings(view)
@@ -184,6 +188,16 @@ def _plots(series: Mapping[str, Series]) -> list[Plot]:
             shown |= {n.removeprefix("parts."): s for n, s in series.items() if "parts." in n}
         plots.append(Plot(name, title, shown, name in _LOG))
     return plots
+
+
+def notices(data: JournalData) -> list[dict[str, Any]]:
+    """Events that have a text of their own and no section of their own."""
+    others = ("incident", "layers", "checkpoint", "end")
+    return [
+        {"step": e.get("step"), "kind": str(e["event"]), "text": str(e["text"])}
+        for e in data.events
+        if e.get("text") and e.get("event") not in others
+    ]
 
 
 def _environment(view: RunView) -> dict[str, str]:

@@ -22,7 +22,6 @@ class RunFolder:
     ) -> None:
         self.path = Path(path) if path is not None else None
         self._say = say or _one_line
-        self._has_warned = False
 
     def save(self, incident: Incident) -> Incident:
         """Write it, then tell of it."""
@@ -35,18 +34,23 @@ class RunFolder:
                 _write(home / "incident.txt", render(incident) + "\n")
             except OSError as e:
                 incident = replace(incident, path=None)
-                self._warn(e)
+                warn_unwritable(self.path, e)
         self._say(incident)
         return incident
 
-    def _warn(self, error: OSError) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            print(
-                f"stayfinite: cannot write to {self.path} ({error.strerror or error}); "
-                "the training goes on, incidents are not saved",
-                file=sys.stderr,
-            )
+
+_unwritable: set[Path] = set()
+
+
+def warn_unwritable(folder: Path, error: OSError) -> None:
+    """Say once for each folder that nothing can be kept in it."""
+    if folder not in _unwritable:
+        _unwritable.add(folder)
+        print(
+            f"stayfinite: cannot write to {folder} ({error.strerror or error}); "
+            "the training goes on, incidents are not saved",
+            file=sys.stderr,
+        )
 
 
 def _write(path: Path, text: str) -> None:

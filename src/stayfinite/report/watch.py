@@ -100,7 +100,7 @@ def frame(data: JournalData, name: str, width: int, height: int, is_ascii: bool 
     if num_layers:
         lines.append(Text("headroom by layer, least first", style="bold"))
         lines += [_layer(entry, width, is_ascii) for entry in layers[:num_layers]]
-    lines.append(Text("incidents, newest first" if data.events else "not finite", style="bold"))
+    lines.append(Text("not finite" if data.is_foreign else "incidents, newest first", style="bold"))
     lines += ledger[:num_ledger] or [Text("  none", style="green")]
     lines.append(Text("q quits", style="dim"))
     return _fit(lines, width, height)
@@ -215,15 +215,21 @@ def _layer(entry: tuple[str, float, float | None], width: int, is_ascii: bool) -
 
 
 def _incidents(data: JournalData) -> list[Text]:
-    found = data.of_kind("incident")
+    found = [e for e in data.events if e.get("event") in ("incident", "warning")]
     if found:
-        return [Text(f"  {_told(e)}", style="red") for e in reversed(found[-50:])]
+        return [_entry(e) for e in reversed(found[-50:])]
     lines = []
     for span in reversed(data.curves.spans[-50:]):
         where = f"step {span.first}" + (f" to {span.last}" if span.last != span.first else "")
         names = ", ".join(sorted(span.names))
         lines.append(Text(f"  {where}: {names} not finite", style="red"))
     return lines
+
+
+def _entry(event: dict[str, Any]) -> Text:
+    if event["event"] == "warning":
+        return Text(f"  step {event.get('step')}: {event.get('text', '')}", style="yellow")
+    return Text(f"  {_told(event)}", style="red")
 
 
 def _told(event: dict[str, Any]) -> str:

@@ -1,0 +1,197 @@
+"""A training in stages, as data: validate, go on, scale up; each passes or fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from statistics import median
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import UsageError
+
+__all__ = ["Stage", "StageReport", "StagedPlan"]
+
+_EDGE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What one part of a training has to show."""
+
+    name: str
+    steps: int
+    max_incidents: int = 0
+    must_improve: bool = True
+    """The median loss of its last tenth has to be below that of its first tenth."""
+    loss_below: float | None = None
+    """The median loss of its last tenth has to be below this."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """The largest magnitude that parameters of these names may have at its end: {"*.alpha": 0.1}."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What the training changes when it begins: {"lr": 1.5e-4}. Yours to apply."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not isinstance(self.steps, int) or self.steps < 1:
+            raise UsageError(f"a stage needs a name and at least 1 step, got {self!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageReport:
+    """How a stage went."""
+
+    name: str
+    status: str
+    """passed | failed | running | waiting"""
+    num_steps: int = 0
+    num_incidents: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    reasons: tuple[str, ...] = ()
+
+
+class StagedPlan:
+    """Goes through stages one after the other and stops at the first that fails.
+
+    >>> plan = StagedPlan([Stage(name="validate", steps=3), Stage(name="scale up", steps=3)])
+    >>> [plan.note(loss) is not None for loss in (3.0, 2.0, 1.0)]
+    [False, False, True]
+    >>> [(r.name, r.status) for r in plan.reports()]
+    [('validate', 'passed'), ('scale up', 'running')]
+    >>> for loss in (1.0, 2.0, 4.0):
+    ...     report = plan.note(loss)
+    >>> report.status, report.reasons
+    ('failed', ('the loss went from 1 to 4 instead of down',))
+    """
+
+    def __init__(self, stages: Sequence[Stage]) -> None:
+        if not stages:
+            raise UsageError("a plan needs at least one Stage(...)")
+        self.stages = tuple(stages)
+        self._done: list[StageReport] = []
+        self._losses: list[float] = []
+        self._incidents = 0
+        self._steps = 0
+
+    @classmethod
+    def from_data(cls, stages: Iterable[Mapping[str, Any]]) -> StagedPlan:
+        """A plan from a config file's list of mappings; unknown keys are rejected."""
+        known = {f.name for f in dataclasses.fields(Stage)}
+        found = []
+        for i, stage in enumerate(stages):
+            unknown = sorted(set(stage) - known)
+            if unknown:
+                raise UsageError(
+                    f"stage {i}: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+                )
+            found.append(Stage(**stage))
+        return cls(found)
+
+    @property
+    def current(self) -> Stage | None:
+        """The stage at hand; None when all are done or one has failed."""
+        has_failed = bool(self._done) and self._done[-1].status == "failed"
+        if has_failed or len(self._done) == len(self.stages):
+            return None
+        return self.stages[len(self._done)]
+
+    @property
+    def has_passed(self) -> bool:
+        """All stages are through."""
+        return len(self._done) == len(self.stages) and self._done[-1].status == "passed"
+
+    def note(
+        self,
+        loss: float | None,
+        *,
+        is_healthy: bool = True,
+        parameters: Iterable[tuple[str, Tensor]] = (),
+    ) -> StageReport | None:
+        """One step of the current stage; its report when that was the last one.
+
+        `parameters` (`model.named_parameters()`) are read at the end of a stage only.
+        """
+        stage = self.current
+        if stage is None:
+            return None
+        self._steps += 1
+        self._incidents += not is_healthy
+        if loss is not None and math.isfinite(loss):
+            self._losses.append(loss)
+        is_over = self._steps >= stage.steps or self._incidents > stage.max_incidents
+        if not is_over:
+            return None
+        report = self._judge(stage, parameters)
+        self._done.append(report)
+        self._losses, self._incidents, self._steps = [], 0, 0
+        return report
+
+    def reports(self) -> list[StageReport]:
+        """Every stage: passed, failed, running, or still waiting."""
+        found = list(self._done)
+        for i, stage in enumerate(self.stages[len(found) :]):
+            status = "running" if i == 0 and self.current is stage else "waiting"
+            steps = self._steps if status == "running" else 0
+            found.append(StageReport(name=stage.name, status=status, num_steps=steps))
+        return found
+
+    def _judge(self, stage: Stage, parameters: Iterable[tuple[str, Tensor]]) -> StageReport:
+        edge = max(1, round(len(self._losses) * _EDGE))
+        first = median(self._losses[:edge]) if self._losses else None
+        last = median(self._losses[-edge:]) if self._losses else None
+        reasons = []
+        if self._incidents > stage.max_incidents:
+            reasons.append(f"{self._incidents} incidents, allowed are {stage.max_incidents}")
+        if first is None or last is None:
+            reasons.append("no finite loss was seen")
+        else:
+            if stage.must_improve and last >= first and len(self._losses) > 1:
+                reasons.append(f"the loss went from {first:.4g} to {last:.4g} instead of down")
+            if stage.loss_below is not None and last >= stage.loss_below:
+                reasons.append(f"the loss is {last:.4g}, wanted is below {stage.loss_below:g}")
+        reasons += _beyond(stage, parameters)
+        return StageReport(
+            name=stage.name, status="failed" if reasons else "passed", num_steps=self._steps,
+            num_incidents=self._incidents, first_loss=first, last_loss=last, reasons=tuple(reasons),
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the plan is; plain values only."""
+        return {
+            "done": [dataclasses.asdict(r) for r in self._done],
+            "losses": list(self._losses),
+            "incidents": self._incidents,
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        done = [StageReport(**{**r, "reasons": tuple(r["reasons"])}) for r in state["done"]]
+        names = [s.name for s in self.stages[: len(done)]]
+        if [r.name for r in done] != names:
+            raise UsageError(
+                f"the saved plan has stages {[r.name for r in done]}, this one {names}"
+            )
+        self._done = done
+        self._losses = list(state["losses"])
+        self._incidents, self._steps = state["incidents"], state["steps"]
+
+
+def _beyond(stage: Stage, parameters: Iterable[tuple[str, Tensor]]) -> list[str]:
+    if not stage.limits:
+        return []
+    named = list(parameters)
+    found = []
+    for pattern, limit in stage.limits.items():
+        matching = [(n, t) for n, t in named if fnmatchcase(n, pattern) and t.numel()]
+        if not matching:
+            found.append(f"no parameter matches {pattern!r}: pass `parameters` to note()")
+        for name, t in matching:
+            size = float(t.detach().abs().max())
+            if not size <= limit:
+                found.append(f"{name} has reached {size:.4g}, the limit is {limit:g}")
+    return found
