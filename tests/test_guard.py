@@ -1,5 +1,6 @@
 """The guard's own contract: outcomes, policies, and a clear word for every wrong call."""
 
+import gc
 import json
 import math
 import os
@@ -467,3 +468,25 @@ def test_two_guards_after_one_another_do_not_mix():
                 squares(model, x).backward()
                 optimizer.step()
         assert [i.event.step for i in guard.incidents] == [1]
+
+
+def test_a_guard_that_is_dropped_without_close_lets_go(tmp_path):
+    """Nobody closes everything; an old guard must not rule over what comes after it."""
+    model = linear()
+    guard = Guard(model, sgd(model), settings=QUICK)
+    guard.step(squares, GOOD)
+    del guard, model
+    gc.collect()
+    torch.save({"weight": BAD}, tmp_path / "later.pt")
+    assert (tmp_path / "later.pt").exists()
+
+
+def test_saving_what_is_not_the_models_is_nobodys_business(tmp_path, capfd):
+    """Data with NaN for missing values and masks of -inf are saved by many."""
+    model = linear()
+    with Guard(model, sgd(model), settings=QUICK) as guard:
+        guard.step(squares, GOOD)
+        torch.save({"features": BAD, "mask": torch.full((2, 2), -math.inf)}, tmp_path / "data.pt")
+    assert torch.isnan(torch.load(tmp_path / "data.pt")["features"]).all()
+    assert guard.incidents == []
+    assert capfd.readouterr().err == ""
