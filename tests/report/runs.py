@@ -109,6 +109,7 @@ def write_run(
                 "layers", step=step, weight=[2.0, 40.0 * step], grad=[0.1, 0.2],
                 update=[1e-3, 2e-3], grad_norm=0.22, **(names if step == 20 else {}),
             )  # fmt: skip
+    journal.event("warning", step=33, about="spike", text=f"the loss is 9 {EVIL}")
     journal.event("checkpoint", step=100, path=f"a/{EVIL}.pt", status="good", detail="")
     journal.event("checkpoint", step=200, path="b.pt", status="refused", detail="2 bad tensors")
     journal.close()

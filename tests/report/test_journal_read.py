@@ -209,3 +209,13 @@ def test_layers_over_time():
     heat = heat_map(many)
     assert (len(heat.names), len(heat.steps), heat.num_left_out) == (60, 120, 440)
     assert heat.names[0] == "l440" and heat.steps[-1] == 299
+
+
+@pytest.mark.slow
+def test_two_million_steps_become_a_page_in_seconds(tmp_path):
+    """Limits of the issue: 10 s, 500 MB; CPU seconds, since CI shares its cores."""
+    from benchmarks.journal import long_journal, report_cost
+
+    long_journal(tmp_path, 2_000_000)
+    cost = report_cost(tmp_path)
+    assert cost["cpu_s"] < 10 and cost["peak_mb"] < 500 and cost["page_mb"] < 1.5, cost
