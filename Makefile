@@ -7,10 +7,10 @@ JOBS ?= 2
 .PHONY: demo test test-fast check bench clinic clean
 .venv/core.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -q -c constraints.txt -e .
+	$(PIP) install -qq -c constraints.txt -e .
 	touch $@
 .venv/test.stamp: .venv/core.stamp
-	$(PIP) install -q -c constraints.txt -e ".[test,peers]"
+	$(PIP) install -qq -c constraints.txt -e ".[test,peers]"
 	touch $@
 
 demo: .venv/core.stamp
