@@ -34,7 +34,6 @@ __all__ = ["Laboratory"]
 _LOOP_PASSES = 4
 _LOOP_JOURNEY = 24
 _HALF = (torch.float16, torch.bfloat16)
-_RATES = (0.1, 0.001)
 
 Run = Generator[Pass, PassResult, "str | None"]
 
@@ -270,16 +269,11 @@ def _unscaled(lab: Laboratory, e: Evidence) -> Run:
 
 
 def _smaller_lr(lab: Laboratory, e: Evidence) -> Run:
-    outcome = None
-    for rate in _RATES:
+    return (yield from lab.journey(lambda: [changes.scaled_lr(0.1)]))
 
-        def contexts(rate: float = rate) -> list[AbstractContextManager[Any]]:
-            return [changes.scaled_lr(rate)]
 
-        outcome = yield from lab.journey(contexts)
-        if outcome != "nonfinite":
-            break
-    return outcome
+def _much_smaller_lr(lab: Laboratory, e: Evidence) -> Run:
+    return (yield from lab.journey(lambda: [changes.scaled_lr(0.001)]))
 
 
 def _clipped(lab: Laboratory, e: Evidence) -> Run:
@@ -375,6 +369,7 @@ _RUNNERS: dict[str, Callable[[Laboratory, Evidence], Run]] = {
     "higher_precision": _higher_precision,
     "unscaled": _unscaled,
     "smaller_lr": _smaller_lr,
+    "much_smaller_lr": _much_smaller_lr,
     "clipped": _clipped,
     "previous_batch": _previous_batch,
     "without_rows": _without_rows,

@@ -99,6 +99,7 @@ class LoopDriver:
         return self._num_epochs if self.counts_every_batch else self._epochs.get(owner, 0)
 
     def _end_epoch(self, owner: Any) -> None:
+        self.core.recovery.note_epoch()
         if self.counts_every_batch:
             self._num_epochs += 1
         else:

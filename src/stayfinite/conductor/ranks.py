@@ -29,7 +29,16 @@ from ..numerics.health import dense_parts
 from .state import TrainState
 from .window import Failure
 
-__all__ = ["Agreed", "RankFailure", "Ranks", "local", "note_initial", "plain_norm", "unwrapped"]
+__all__ = [
+    "Agreed",
+    "RankFailure",
+    "Ranks",
+    "hushed",
+    "local",
+    "note_initial",
+    "plain_norm",
+    "unwrapped",
+]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
 """A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
@@ -292,6 +301,22 @@ def _wrappers() -> list[Any]:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel: it can be called without the other ranks."""
     return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """Models in DistributedDataParallel called without a word to the other ranks."""
+    names = ("require_forward_param_sync", "require_backward_grad_sync")
+    kept = [(module, {n: getattr(module, n) for n in names}) for module in _wrappers()]
+    for module, _ in kept:
+        for name in names:
+            setattr(module, name, False)
+    try:
+        yield
+    finally:
+        for module, values in kept:
+            for name, value in values.items():
+                setattr(module, name, value)
 
 
 # -- shards: each rank looks at its own part --------------------------------------------------------

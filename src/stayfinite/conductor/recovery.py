@@ -54,7 +54,7 @@ class Recovery:
         self.warnings: deque[Event] = deque(maxlen=1000)
         self.on_warning: Callable[[Event], None] = _say
         self.limits: list[Limit] = []
-        self._watches = {name: SpikeWatch() for name in _NAMES}
+        self._watches = {"loss": SpikeWatch(ratio=1.5), "grad_norm": SpikeWatch(ratio=3.0)}
         self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
 

@@ -8,6 +8,7 @@ received it.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Generator, Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from ..locate.trace import OpTrace
 from ..numerics.health import badness
 from ..records import Event, Incident
 from ..report.text import headline
-from .ranks import local
+from .ranks import hushed, local
 from .window import Pass, PassResult
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ class RankTrace(OpTrace):
     """The other ranks are not there to answer: stop before the first collective."""
     first_sent: Origin | None = None
     """The origin of the first bad value that went into a collective."""
+
+    def __enter__(self) -> OpTrace:
+        self._hush = hushed() if self.is_quiet else contextlib.nullcontext()
+        self._hush.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._hush.__exit__(*exc)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

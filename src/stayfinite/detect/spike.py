@@ -56,8 +56,15 @@ class SpikeWatch:
     """
 
     def __init__(
-        self, window: int = 64, least: int = 10, warn_at: float = 6.0, act_at: float = 12.0
+        self,
+        window: int = 64,
+        least: int = 16,
+        warn_at: float = 6.0,
+        act_at: float = 12.0,
+        ratio: float = 3.0,
     ) -> None:
+        self.ratio = ratio
+        """How many times the usual a value has to be besides: small batches have heavy tails."""
         self.warn_at = warn_at
         self.act_at = act_at
         self._least = least
@@ -119,4 +126,4 @@ class SpikeWatch:
         mad = median([abs(v - self._usual) for v in values])
         # A quiet run has hardly any spread; a tenth of its level is never a spike by itself.
         self._spread = max(_MAD_TO_SIGMA * mad, 0.1 * abs(self._usual), 1e-12)
-        self._limit = self._usual + self.warn_at * self._spread
+        self._limit = max(self._usual + self.warn_at * self._spread, self.ratio * self._usual)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 __all__ = ["atomic_path"]
 
 _MARK = ".stayfinite-part-"
+_STALE_SECONDS = 3600.0
 
 
 @contextlib.contextmanager
@@ -28,7 +31,9 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     ('whole', 1)
     """
     final = Path(os.path.realpath(path))
-    room = Path(tempfile.mkdtemp(prefix=f"{_MARK}{final.name[:80]}-", dir=final.parent))
+    prefix = f"{_MARK}{final.name[:80]}-"
+    _clear_old(final.parent, prefix)
+    room = Path(tempfile.mkdtemp(prefix=prefix, dir=final.parent))
     part = room / final.name
     try:
         yield part
@@ -37,6 +42,14 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         _sync_folder(final.parent)
     finally:
         shutil.rmtree(room, ignore_errors=True)
+
+
+def _clear_old(folder: Path, prefix: str) -> None:
+    """What a killed process left behind long ago; younger ones may still be written to."""
+    for old in folder.glob(f"{glob.escape(prefix)}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - old.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _sync(file: Path) -> None:
