@@ -14,8 +14,9 @@ _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII = "_.-=+*#@"
 _LABEL = 9
+_PEAK = 4.0
 
-Columns = list[tuple[float, float, bool] | None]
+Columns = list[tuple[float, float] | None]
 
 
 def plot_lines(
@@ -29,7 +30,7 @@ def plot_lines(
     """
     cells = max(4, width - _LABEL)
     columns = _resample(series, cells * (1 if is_ascii else 2))
-    values = [v for c in columns if c is not None for v in c[:2] if math.isfinite(v)]
+    values = [v for c in columns if c is not None for v in c]
     if not values:
         return [(" " * _LABEL, " " * cells, _markers(series, cells))] + [
             (" " * _LABEL, " " * cells, "") for _ in range(height - 1)
@@ -89,27 +90,30 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _resample(series: Series, width: int) -> Columns:
-    """The range of each column; between two points a straight line."""
+    """The mean of each column, and its peak where that stands out; straight lines between."""
     count = len(series.x)
     columns: Columns = [None] * width
     if not count:
         return columns
-    first, last = series.x[0], series.x[-1]
-    span = max(last - first, 1e-12)
-    before: tuple[int, float] | None = None
-    for i in range(count):
-        mean, low, high = series.mean[i], series.low[i], series.high[i]
-        if mean is None or low is None or high is None:
-            before = None
+    first, span = series.x[0], max(series.x[-1] - series.x[0], 1e-12)
+    sums: dict[int, tuple[float, int, float]] = {}
+    breaks: set[int] = set()
+    for x, mean, high in zip(series.x, series.mean, series.high):
+        at = min(max(int((x - first) / span * (width - 1)), 0), width - 1)
+        if mean is None or high is None:
+            breaks.add(at)
             continue
-        at = int((series.x[i] - first) / span * (width - 1)) if count > 1 else 0
-        at = min(max(at, 0), width - 1)
-        if before is not None:
+        total, number, peak = sums.get(at, (0.0, 0, high))
+        sums[at] = (total + mean, number + 1, max(peak, high))
+    before: tuple[int, float] | None = None
+    for at in sorted(sums):
+        total, number, peak = sums[at]
+        mean = total / number
+        if before is not None and not any(before[0] <= b <= at for b in breaks):
             for c in range(before[0] + 1, at):
                 value = before[1] + (mean - before[1]) * (c - before[0]) / (at - before[0])
-                columns[c] = columns[c] or (value, value, False)
-        old = columns[at]
-        columns[at] = (min(low, old[0]), max(high, old[1]), True) if old else (low, high, True)
+                columns[c] = (value, value)
+        columns[at] = (mean, peak if peak > _PEAK * abs(mean) else mean)
         before = (at, mean)
     return columns
 
@@ -117,20 +121,19 @@ def _resample(series: Series, width: int) -> Columns:
 def _dots(columns: Columns, rows: int, low: float, high: float, is_log: bool) -> list[set[int]]:
     """For each column the rows, from the top, that are lit."""
     grid: list[set[int]] = []
-    last: tuple[int, int] | None = None
+    last: int | None = None
     for column in columns:
         if column is None:
             grid.append(set())
             last = None
             continue
-        ends = [math.log10(v) if is_log else v for v in column[:2]]
-        a, b = (round((high - v) / (high - low) * (rows - 1)) for v in ends)
-        top, bottom = min(a, b), max(a, b)
-        lit = set(range(top, bottom + 1))
+        ends = [math.log10(v) if is_log else v for v in column]
+        at, peak = (round((high - v) / (high - low) * (rows - 1)) for v in ends)
+        lit = {at, peak}
         if last is not None:  # no holes in steep parts
-            lit |= set(range(last[1] + 1, top)) | set(range(bottom + 1, last[0]))
+            lit |= set(range(min(last, at) + 1, max(last, at)))
         grid.append(lit)
-        last = (top, bottom)
+        last = at
     return grid
 
 

@@ -125,7 +125,7 @@ def _headline(data: JournalData, name: str, width: int) -> Text:
     tail = "  ".join([*parts, state])
     room = max(8, width - len(tail) - 2)
     shown = name if cell_len(name) <= room else set_cell_size(name, room - 1) + "…"
-    line = Text(shown, style="bold")
+    line = Text().append(shown, style="bold")
     line.append("  " + "  ".join(parts))
     line.append(f"  {state}", style="green" if state != "running" else "yellow")
     return line
@@ -178,12 +178,12 @@ def _with_sampled_norm(data: JournalData) -> dict[str, Series]:
 
 
 def _plot(name: str, series: Series, width: int, height: int, is_ascii: bool) -> list[Text]:
-    title = Text(name.replace("_", " "), style="bold")
+    title = Text().append(name.replace("_", " "), style="bold")
     if series.num_bad:
         title.append(f"  {series.num_bad} not finite (v)", style="red")
     lines = [title]
     for label, curve, marks in plot_lines(series, width - 1, max(1, height - 1), is_ascii):
-        line = Text(label, style="dim")
+        line = Text().append(label, style="dim")
         line.append("│" if not is_ascii else "|", style="dim")
         for i, char in enumerate(curve):
             is_marked = i < len(marks) and marks[i] != " "
@@ -193,7 +193,7 @@ def _plot(name: str, series: Series, width: int, height: int, is_ascii: bool) ->
 
 
 def _spark(name: str, series: Series, width: int, is_ascii: bool) -> Text:
-    line = Text(f"{name.replace('_', ' '):<13}", style="dim")
+    line = Text().append(f"{name.replace('_', ' '):<13}", style="dim")
     text = sparkline(series, max(10, width - 26), is_ascii)
     line.append(text, style="cyan")
     line.append(f" {number(series.last):>11}")
@@ -205,7 +205,7 @@ def _layer(entry: tuple[str, float, float | None], width: int, is_ascii: bool) -
     label = min(34, width // 3)
     shown = name if len(name) <= label else "…" + name[1 - label :]
     style = "red" if bits < 2 else "yellow" if bits < 6 else "green"
-    bar = max(4, width - label - 34)
+    bar = min(40, max(4, width - label - 34))
     lit = max(1, min(bar, int(bits / 32 * bar)))
     line = Text(f"  {shown:<{label}} ")
     line.append(f"{bits:6.1f} bits ", style=style)
