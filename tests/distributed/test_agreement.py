@@ -148,8 +148,10 @@ def test_every_fault(crew, world, kind, fault, policy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["step", "loop"])
-@pytest.mark.parametrize("fault", ["loss", "gradient", "inf_loss"])
+@pytest.mark.parametrize(
+    ("fault", "form"),
+    [("loss", "loop"), ("gradient", "step"), ("inf_loss", "loop"), ("inf_loss", "step")],
+)
 @pytest.mark.parametrize(
     "extra",
     [

@@ -19,7 +19,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(6, 8)
-        self.second = nn.Linear(8, 4)
+        self.second = nn.Linear(8, 3)  # of 4 ranks, one has no part of the bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(torch.tanh(self.first(x)))
@@ -42,7 +42,7 @@ def batches(rank: int, fault: str | None = None, faulty: int = 1) -> list[dict]:
     found = []
     for i in range(NUM_BATCHES):
         x = torch.randn(5, 6, generator=generator)
-        y = torch.randn(5, 4, generator=generator)
+        y = torch.randn(5, 3, generator=generator)
         mode = fault if fault is not None and i == AT and rank == faulty else ""
         if mode == "data":
             x[2, 3] = math.inf

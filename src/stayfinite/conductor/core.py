@@ -398,6 +398,9 @@ class Core:
 
     def conclude(self, verdict: Verdict) -> Incident:
         """What the policy says about it is done; raises where the run must not go on."""
+        if self.ranks.has_parted:  # moving this rank's state alone would tear the ranks apart
+            assert verdict.incident is not None
+            return self.publish(verdict.incident)
         return self.recovery.conclude(verdict)
 
     def publish(self, incident: Incident) -> Incident:

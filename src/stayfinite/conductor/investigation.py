@@ -352,11 +352,7 @@ class Investigation:
             history=core.records(),
             environment=environment(),
             created=now(),
-            action=Action(
-                kind="skipped",
-                detail="the step was not applied: parameters, optimizer state, buffers, scheduler, "
-                "scaler and random state are as before it",
-            ),
+            action=self._action(),
         )
         if core.ranks.has_others:
             if core.settings.diagnose and self.leader == core.ranks.rank:
@@ -364,6 +360,15 @@ class Investigation:
         elif core.settings.diagnose:
             incident = yield from diagnose(self, incident, origin)
         return Verdict(incident, redo, self.window)
+
+    def _action(self) -> Action:
+        if self.core.ranks.has_parted:
+            return Action(kind="none", detail="reported by this rank alone; no state was changed")
+        return Action(
+            kind="skipped",
+            detail="the step was not applied: parameters, optimizer state, buffers, scheduler, "
+            "scaler and random state are as before it",
+        )
 
     def _phase(self, failure: Failure, origin: Origin | None) -> str:
         if origin is None:

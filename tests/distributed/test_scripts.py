@@ -1,0 +1,99 @@
+"""`stayfinite run` under torchrun, and on scripts that start their processes themselves."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from stayfinite.records import Incident
+
+SCRIPT = pathlib.Path(__file__).parent / "scripts" / "ddp.py"
+LIMIT_SECONDS = 90
+
+pytestmark = pytest.mark.slow
+
+
+def run(args: list[str], folder: pathlib.Path) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment.pop("RANK", None)
+    return subprocess.run(
+        [sys.executable, *args], cwd=folder, env=environment, capture_output=True, text=True,
+        timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+
+
+def torchrun(*args: str) -> list[str]:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    return [*launcher, "-m", "stayfinite", "run", *args]
+
+
+def totals(text: str) -> dict[str, str]:
+    return dict(re.findall(r"rank (\d): (\S+)", text))
+
+
+def stories(folder: pathlib.Path) -> list[Incident]:
+    files = sorted(folder.glob("stayfinite-runs/*/incidents/*/incident.json"))
+    return [Incident.from_json(f.read_text()) for f in files]
+
+
+def check_told_once(done: subprocess.CompletedProcess, folder: pathlib.Path) -> None:
+    assert done.returncode == 0, done.stderr
+    weights = totals(done.stdout)
+    assert sorted(weights) == ["0", "1"] and weights["0"] == weights["1"] != "nan"
+    first, second = stories(folder)
+    assert [(i.event.step, i.event.rank) for i in (first, second)] == [(4, 1), (12, 1)]
+    assert first.location.op == "aten.log"
+    assert first.location.source.startswith("loss = (model(inputs)")
+    assert done.stderr.count("stayfinite: step 4 (epoch 0): the loss is -inf on rank 1") == 1
+    assert done.stderr.count("stayfinite: 2 incidents in 16 steps") == 1
+    (home,) = folder.glob("stayfinite-runs/*")
+    names = {p.name for p in home.iterdir()}
+    assert {"journal.jsonl", "ledger.jsonl", "ledger.rank1.jsonl", "incidents"} <= names
+    left_out = [json.loads(line) for line in (home / "ledger.rank1.jsonl").read_text().splitlines()]
+    assert 37 in left_out[0]["indices"]
+
+
+def test_torchrun(tmp_path):
+    check_told_once(run(torchrun(str(SCRIPT), "faulty"), tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("how", ["spawn", "fork"])
+def test_a_script_that_starts_its_own_processes(tmp_path, how):
+    check_told_once(
+        run(["-m", "stayfinite", "run", str(SCRIPT), "faulty", how], tmp_path), tmp_path
+    )
+
+
+def test_a_healthy_run_is_bit_for_bit_the_plain_one(tmp_path):
+    watched = run(["-m", "stayfinite", "run", str(SCRIPT), "healthy", "fork"], tmp_path)
+    (tmp_path / "store").unlink(missing_ok=True)
+    plain = run([str(SCRIPT), "healthy", "fork"], tmp_path)
+    assert totals(watched.stdout) == totals(plain.stdout) != {}
+    assert "stayfinite" not in watched.stderr
+    assert stories(tmp_path) == []
+
+
+def test_policy_raise_stops_every_rank(tmp_path):
+    args = ["-m", "stayfinite", "run", "--policy", "raise", str(SCRIPT), "faulty", "fork"]
+    done = run(args, tmp_path)
+    assert done.returncode == 1
+    (incident,) = stories(tmp_path)
+    assert incident.action.kind == "raised"
+    assert totals(done.stdout) == {}
+
+
+def test_a_rank_that_raises_by_itself_is_explained_without_the_others(tmp_path):
+    done = run(torchrun(str(SCRIPT), "raises"), tmp_path)
+    assert done.returncode == 1
+    assert "RuntimeError: the loss is not finite" in done.stderr
+    (incident,) = stories(tmp_path)
+    assert (incident.event.step, incident.event.rank) == (4, 1)
+    assert incident.location.op == "aten.log"
