@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, str] = {
     "higher_precision": "float32 instead of half precision",
     "unscaled": "without the loss scale",
     "smaller_lr": "a tenth of the learning rate since the last snapshot",
+    "much_smaller_lr": "a thousandth of the learning rate since the last snapshot",
     "clipped": "gradients clipped to a norm of 1 since the last snapshot",
     "previous_batch": "the batch before, on these weights",
     "without_rows": "without the offending rows",

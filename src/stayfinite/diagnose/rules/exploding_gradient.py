@@ -72,7 +72,7 @@ def forward_grows_too(e: Evidence) -> Finding | None:
 
 
 def _course(e: Evidence) -> str:
-    peaks = [p for p in e.gradient_peaks if p > 0]
+    peaks = [p for p in e.gradient_peaks if 0 < p < float("inf")]
     if len(peaks) < 3:
         return ""
     return f" (from {num(peaks[0])} to {num(max(peaks))} over {len(peaks)} steps of the backward)"
