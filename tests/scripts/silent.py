@@ -1,11 +1,11 @@
-"""Trains one healthy case of tests/faults/test_silent.py, which is the only argument."""
+"""Trains one healthy case of tests/faults/healthy.py, which is the only argument."""
 
 import sys
 
 from torch.utils.data import DataLoader
 
-from tests.faults import test_silent
+from tests.faults import healthy
 
-case = test_silent.build(getattr(test_silent, sys.argv[1]))
+case = healthy.build(getattr(healthy, sys.argv[1]))
 for batch in DataLoader(case.batches, batch_size=None):
-    test_silent.plain_step(case, batch)
+    healthy.plain_step(case, batch)
