@@ -59,6 +59,16 @@ def test_a_foreign_log_can_be_watched(tmp_path):
     assert "grad norm  980 not finite" in text and "step 922 to 1901: grad_norm not finite" in text
 
 
+def test_a_name_cannot_speak_to_the_terminal(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append(row(0, 1.0))
+    journal.event("incident", step=0, cause="\x1b[2J\x9b31m", op="a\r\nb\x07", action="skipped")
+    journal.close()
+    text = "\n".join(picture(tmp_path / "journal.jsonl", 80, 24))
+    assert "step 0: ?[2J?31m, a?b; skipped" in text
+    assert not [c for c in text if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
+
+
 def test_before_the_first_step():
     text = frame(JournalData(), "run", 80, 24).plain
     assert "waiting for the first step" in text

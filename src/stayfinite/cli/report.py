@@ -18,16 +18,21 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Path = typer.Argument(..., help="A run folder, a .jsonl log, or one incident's folder."),
+    run: Path = typer.Argument(
+        ..., metavar="RUN", help="A run folder, a .jsonl log, or one incident's folder."
+    ),
     output: Optional[Path] = typer.Option(  # noqa: UP045 - typer reads it
         None, "-o", "--output", help="Where it goes; '-' prints it. Default: beside the run."
     ),
     format: str = typer.Option("html", "--format", help="html, md or json."),
     png: Optional[Path] = typer.Option(  # noqa: UP045
-        None, "--png", help="Also write the plots as PNG files into this folder."
+        None, "--png", metavar="DIR", help="Also write the plots as PNG files into this folder."
     ),
     map_: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None, "--map", help="Which key of a foreign log is which: loss=total, step=n, ..."
+        None,
+        "--map",
+        metavar="FIELD=KEY",
+        help="Which key of a foreign log is which: loss=total, step=n, ...",
     ),
     session: Optional[int] = typer.Option(  # noqa: UP045
         None, help="Which session of a folder that was used several times. Default: the last."
@@ -35,7 +40,10 @@ def report(
     rank: int = typer.Option(0, help="Which rank's journal of a distributed run."),
     points: int = typer.Option(2000, min=10, help="How many points a curve has at most."),
     to: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None, "--to", help="Also into tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
+        None,
+        "--to",
+        metavar="SINK",
+        help="Also into tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging.",
     ),
 ) -> None:
     """One self-contained HTML page: the curves, the story of each incident, the layers.

@@ -15,11 +15,16 @@ def register(app: typer.Typer) -> None:
 
 
 def watch(
-    run: Path = typer.Argument(..., help="A run folder or a .jsonl log, growing or finished."),
+    run: Path = typer.Argument(
+        ..., metavar="RUN", help="A run folder or a .jsonl log, growing or finished."
+    ),
     interval: float = typer.Option(0.5, min=0.05, help="Seconds between two looks."),
     once: bool = typer.Option(False, "--once", help="Print one picture and exit."),
     map_: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads it
-        None, "--map", help="Which key of a foreign log is which: loss=total, step=n, ..."
+        None,
+        "--map",
+        metavar="FIELD=KEY",
+        help="Which key of a foreign log is which: loss=total, step=n, ...",
     ),
 ) -> None:
     """Loss, gradient norm, learning rate, scale, layers and incidents as they come; q quits."""

@@ -25,6 +25,8 @@ from .text import number
 
 __all__ = ["frame", "watch"]
 
+_CONTROL = {code: "?" for code in (*range(32), *range(127, 160))}
+
 
 def watch(
     run: Path, interval: float = 0.5, is_once: bool = False, keys: KeyMap | None = None
@@ -244,9 +246,9 @@ def _told(event: dict[str, Any]) -> str:
 
 
 def _fit(lines: list[Text], width: int, height: int) -> Text:
-    """Cut to size: a terminal that wraps or scrolls flickers."""
+    """Cut to size: a terminal that wraps or scrolls flickers. Names cannot speak to the terminal."""
     kept = lines[: height - 1] + lines[-1:] if len(lines) > height else lines
     for line in kept:
-        line.plain = line.plain.replace("\n", " ") if "\n" in line.plain else line.plain
+        line.plain = line.plain.translate(_CONTROL)
         line.truncate(width, overflow="ellipsis")
     return Text("\n", no_wrap=True, end="").join(kept)
