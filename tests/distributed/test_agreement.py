@@ -160,6 +160,7 @@ def test_every_fault(crew, world, kind, fault, policy):
         {"kind": "ddp", "scale": 4},
         {"kind": "fsdp", "scale": 4},
         {"kind": "ddp", "fused": True, "deferred": True},
+        {"kind": "fsdp", "fused": True, "deferred": True},
     ],
     ids=lambda e: "-".join(map(str, e.values())),
 )
@@ -168,6 +169,42 @@ def test_clipping_scalers_and_deferred_checks(crew, extra, fault, form):
     (incident,) = run.incidents
     assert (incident.event.step, incident.event.rank) == (training.AT, 1)
     assert run.state == crew("plain", **extra, without=[training.AT]).state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["step", "loop"])
+def test_a_fault_in_the_very_last_step(crew, form):
+    last = training.NUM_BATCHES - 1
+    run = crew("guarded", form=form, fault="loss", at=last)
+    (incident,) = run.incidents
+    assert (incident.event.step, incident.location.op) == (last, "aten.log")
+    assert run.state == crew("plain", without=[last]).state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["step", "loop"])
+def test_a_deferred_verdict_that_comes_after_the_end(crew, form):
+    """The ranks have parted: the one that has it reports it, and nothing is run again."""
+    last = training.NUM_BATCHES - 1
+    run = crew("guarded", form=form, fault="loss", at=last, fused=True, deferred=True)
+    told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
+    assert [i.event.step for i in told[1]] == [last]
+    assert not told[1][0].location.is_reproduced
+    assert run.state == crew("plain", without=[last], fused=True).state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["step", "loop"])
+def test_a_moment_that_is_corrupt_at_the_end_is_told_and_nothing_is_moved(crew, form):
+    last = training.NUM_BATCHES - 1
+    run = crew("guarded", form=form, fault="moment", at=last)
+    told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
+    assert [len(t) for t in told] == [0, 1]
+    assert told[1][0].event.symptom == "optimizer_state"
+    assert told[1][0].action.kind == "none"
+    healthy = crew("plain").ranks[0]["state"]
+    assert run.ranks[0]["state"] == healthy
+    assert sum(a != b for a, b in zip(run.ranks[1]["state"], healthy)) == 1
 
 
 @pytest.mark.slow

@@ -37,13 +37,13 @@ def make(kind: str) -> nn.Module:
     return net
 
 
-def batches(rank: int, fault: str | None = None, faulty: int = 1) -> list[dict]:
+def batches(rank: int, fault: str | None = None, faulty: int = 1, at: int = AT) -> list[dict]:
     generator = torch.Generator().manual_seed(100 + rank)
     found = []
     for i in range(NUM_BATCHES):
         x = torch.randn(5, 6, generator=generator)
         y = torch.randn(5, 3, generator=generator)
-        mode = fault if fault is not None and i == AT and rank == faulty else ""
+        mode = fault if fault is not None and i == at and rank == faulty else ""
         if mode == "data":
             x[2, 3] = math.inf
         found.append({"x": x, "y": y, "mode": mode})
@@ -158,12 +158,12 @@ def guarded(rank: int, job: dict) -> dict:
     scaler = _scaler(job)
     settings = {"budget": 1e-6, "deferred": bool(job.get("deferred")), "max_batches": 3}
     guard = Guard(
-        model, optimizer, policy=job.get("policy", "skip"), scaler=scaler, run_dir=job["folder"],
+        model, optimizer, policy=job.get("policy", "skip"), scaler=scaler,
         settings=settings | job.get("settings", {}),
         clip_norm=job.get("clip") if job["form"] == "step" else None,
     )  # fmt: skip
     found: dict = {"raised": None, "counts": []}
-    data = batches(rank, job.get("fault"), job.get("faulty", 1))
+    data = batches(rank, job.get("fault"), job.get("faulty", 1), job.get("at", AT))
     try:
         run = _by_step if job["form"] == "step" else _by_loop
         run(guard, model, optimizer, data, job, rank, found, scaler)
@@ -179,7 +179,7 @@ def guarded(rank: int, job: dict) -> dict:
 
 def _corrupt(optimizer: torch.optim.Optimizer, job: dict, rank: int, i: int) -> None:
     """Something outside the training writes into this rank's moments (or its shard of them)."""
-    if job.get("fault") == "moment" and rank == job.get("faulty", 1) and i == AT:
+    if job.get("fault") == "moment" and rank == job.get("faulty", 1) and i == job.get("at", AT):
         entries = next(iter(optimizer.state.values()))
         moment = entries["exp_avg"]
         getattr(moment, "_local_tensor", moment).view(-1)[0] = math.nan

@@ -150,9 +150,11 @@ class Core:
         flag.reset()
         return self.ranks.agree(rate or self.explain(window, [] if is_scaled else [optimizer]))
 
-    def late_failure(self, window: Window) -> Failure:
-        """What a deferred step that went wrong is called."""
+    def late_failure(self, window: Window) -> Failure | None:
+        """What a deferred step that went wrong is called; None where another rank tells of it."""
         failure = Failure("loss", window.step, value=float(window.losses[-1][1]))
+        if self.ranks.has_parted:
+            return self.explain(window, []) or (failure if self.ranks.is_first else None)
         if not self.ranks.is_on:
             return failure
         return self.ranks.agree(self.explain(window, [])) or RankFailure(

@@ -226,7 +226,7 @@ class Investigation:
 
     def _rebuild(self) -> Generator[Pass, PassResult, None]:
         """One optimizer has moved, another has failed: back to before this window."""
-        if not self.state.snapshot.is_taken:
+        if not self.state.snapshot.is_taken or self.core.ranks.has_parted:
             return
         self.state.clear_grads()
         self.state.snapshot.restore()

@@ -275,7 +275,9 @@ class LoopDriver:
                 return
         if bad is not None:
             self._redo.extend(later)
-            self._begin(bad, self.core.late_failure(bad))
+            failure = self.core.late_failure(bad)
+            assert failure is not None  # only after parting is it another rank's business
+            self._begin(bad, failure)
 
     def _end_of_epoch(self, owner: Any) -> bool:
         """A last deep check; True if batches are to be served again."""
@@ -357,7 +359,13 @@ class LoopDriver:
         self._run_out()
 
     def _last_look(self) -> None:
-        """Without the others there was no deep check after the last steps."""
+        """Without the others the last steps have not been looked at yet."""
+        _, bad, _ = self.core.collect(is_last=True)
+        late = self.core.late_failure(bad) if bad is not None else None
+        if bad is not None and late is not None:
+            bad.is_lost = True
+            self._begin(bad, late)
+            return
         if self.core.log:
             last = self.core.log[-1]
             failure = self.core.deep_check(last.step)

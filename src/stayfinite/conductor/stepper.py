@@ -127,7 +127,8 @@ class Stepper:
                 return self._handle(window, failure)[0]
         if bad is None:
             return None
-        return self._handle(bad, self.core.late_failure(bad), later)[0]
+        failure = self.core.late_failure(bad)
+        return self._handle(bad, failure, later)[0] if failure is not None else None
 
     def flush(self) -> None:
         """The end of an epoch or of the run: a last deep check, each rank for itself."""
@@ -308,7 +309,8 @@ class Stepper:
                 incident = self.core.conclude(verdict)
                 if incident.action.kind == "rolled_back":
                     self._schedule.keep_as_it_is()
-            for old in [*verdict.redo, *(later or [])]:
+            again_too = [] if self.core.ranks.has_parted else [*verdict.redo, *(later or [])]
+            for old in again_too:
                 fresh = Window(batches=old.batches, rng=self.core.rng.capture(), lrs=old.lrs)
                 if not self._schedule.is_ours:
                     self.core.state.set_lrs(old.lrs)
