@@ -7,6 +7,8 @@ optimizer steps fall between the batches.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import sys
 import weakref
@@ -60,6 +62,9 @@ class LoopDriver:
         self._holds_schedulers = False
         self._aside: BatchRef | None = None
         self.last_call: Any = None
+
+    mutes_replays = False
+    """Whether what the loop prints while it is run again is thrown away."""
 
     def before_window(self) -> None:
         """A window is about to open; a driver that has to find the models looks now."""
@@ -317,6 +322,9 @@ class LoopDriver:
         except StopIteration as stop:
             self._end(stop.value)
             return
+        if self.mutes_replays and any(b.items for b in wanted.window.batches):
+            # The loop's body runs once more for us alone: its words have been said already.
+            wanted.contexts.append(contextlib.redirect_stdout(io.StringIO()))
         self.active = ActivePass(self.core, wanted)
         self._current = wanted.window.batches[0]
         self._to_serve.clear()
@@ -659,9 +667,8 @@ class LoopDriver:
         window.scenes = scenes_of_frame(sys._getframe(1))
         self._begin(window, failure)
         window.scenes = []
-        if self.active is not None:
-            self._is_free = True
-            self._holds_schedulers = True
+        self._is_free = self.active is not None
+        self._holds_schedulers = failure.symptom != "scaler_skip"
 
     def _free_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """The step that ends a traced iteration; if that was healthy, it counts."""
