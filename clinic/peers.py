@@ -67,24 +67,28 @@ def debug_underflow_overflow(entry: Entry) -> PeerScore | None:
     truth = entry.truth
     assert truth is not None
     seen: list[int] = []
-    frames: list[str] = []
+    said = io.StringIO()
 
     def listen(case: Any) -> None:
-        debugger = DebugUnderflowOverflow(case.model)
-        try:
+        DebugUnderflowOverflow(case.model)
+        with contextlib.redirect_stdout(said):
             _train(case, seen)
-        finally:
-            frames.extend(debugger.frames)
 
     error = _run(entry, listen)
     if error is None or "nan detected" not in error:
         return PeerScore(False, module=False)
     at_step = len(seen) == truth.step
-    names = [line.split()[0] for f in frames[-1:] for line in f.splitlines() if line.strip()][:1]
-    module = "" if names and names[0] in ("Metadata", "abs") else (names[0] if names else None)
-    return PeerScore(
-        at_step, module=at_step and truth.module is not None and module == truth.module
-    )
+    named = truth.module is not None and _last_frame(said.getvalue()) == truth.module
+    return PeerScore(at_step, module=at_step and named)
+
+
+def _last_frame(text: str) -> str | None:
+    """The module of the last frame that was printed: a line of a path and a class, far indented."""
+    heads = [t for t in text.splitlines() if t.startswith(" " * 18) and "***" not in t]
+    parts = heads[-1].split() if heads else []
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 2 else ""
 
 
 def _train(case: Any, seen: list[int]) -> None:
