@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import struct
+import time
 
 import pytest
 from tests.report.runs import EVIL, incident, row
@@ -125,13 +126,19 @@ def test_wandb_reads_its_own_offline_run(tmp_path):
 
     live_run(tmp_path, make_sink("wandb", tmp_path))
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    history = []
-    for data in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
+    kinds, history = [], []
+    end = time.monotonic() + 30
+    while "exit" not in kinds and time.monotonic() < end:
+        # W&B's service writes the file by itself, a moment after `finish`.
+        time.sleep(0.1)
+        kinds, history = [], []
+        for data in wandb_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            kinds.append(record.WhichOneof("record_type"))
             items = record.history.item
-            history.append({"/".join(i.nested_key) or i.key: i.value_json for i in items})
+            if items:
+                history.append({"/".join(i.nested_key) or i.key: i.value_json for i in items})
     by_step = {int(json.loads(h["train_step"])): h for h in history if "loss" in h}
     assert sorted(by_step) == list(range(10))
     assert "nan" in by_step[4]["loss"].lower() and by_step[4]["nonfinite"] in ("1", "1.0")
