@@ -249,6 +249,15 @@ def test_epochs_that_end_at_different_steps(crew, fault):
 
 
 @pytest.mark.slow
+def test_uneven_inputs_with_join_are_left_alone(crew):
+    run = crew("joined")
+    assert [r["count"] for r in run.ranks] == [4, 7]
+    weights = [r["state"][:4] for r in run.ranks]  # which DDP hands from the last rank to all
+    assert weights[0] == weights[1]
+    assert "are not watched" in run.errors[0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_a_loop_without_a_loader(crew, kind):
     run = crew("loop_without_loader", kind=kind, fault="loss")

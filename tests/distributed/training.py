@@ -244,6 +244,24 @@ def uneven_epochs(rank: int, job: dict) -> dict:
     return found | {"state": state_of(model, optimizer)}
 
 
+def joined(rank: int, job: dict) -> dict:
+    """Uneven inputs: a rank that has ended answers DDP's collectives, and nobody else's."""
+    from stayfinite import Guard
+
+    model = make("ddp")
+    optimizer = _optimizer(model, job)
+    guard = Guard(model, optimizer)
+    count = 0
+    with model.join():
+        for batch in guard(batches(rank)[: 4 + 3 * rank]):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            count += 1
+    guard.close()
+    return {"incidents": [], "count": count, "state": state_of(model, optimizer)}
+
+
 def loop_without_loader(rank: int, job: dict) -> dict:
     """`stayfinite run` on a loop that takes no batches from a loader."""
     from stayfinite.conductor.core import Core

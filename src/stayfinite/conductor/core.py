@@ -92,6 +92,8 @@ class Core:
         """Loss and gradients in one fused pass and one read; learning rates by a look."""
         if self.is_shared(optimizer):
             return self.check_together(window, optimizer)
+        if self.ranks.is_joining():
+            return None
         failure = _bad_rate(window, optimizer)
         if failure is not None:
             return failure
@@ -118,7 +120,7 @@ class Core:
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step is decided by several ranks together."""
-        if not self.ranks.is_shared(optimizer):
+        if not self.ranks.is_shared(optimizer) or self.ranks.is_joining():
             return False
         if not self._has_met:
             self._has_met = True

@@ -306,6 +306,8 @@ class LoopDriver:
 
     def _begin(self, window: Window, failure: Failure) -> None:
         ranks = self.core.ranks
+        if ranks.is_joining():
+            return
         if ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank:
             return  # the rank that has it tells of it
         if failure.symptom == "scaler_skip" and self.core.passes_by_skip():

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ class Ranks:
         self._pair: Tensor | None = None
         self._rank: int | None = None
         self._is_first: bool | None = None
+        self._wrappers: list[Any] = []
+        self._has_warned = False
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -116,6 +119,21 @@ class Ranks:
         """From now on this rank decides alone: its loop is over, nobody would answer."""
         self._is_alone = True
 
+    def is_joining(self) -> bool:
+        """Whether ranks may end early (`with model.join()`): then nobody can be counted on."""
+        if not any(m._join_config.enable for m in self._wrappers):
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            if self.is_first:
+                print(
+                    "stayfinite: steps inside `with model.join():` are not watched, because a rank "
+                    "that has ended early cannot agree to anything\n"
+                    "  try: give every rank the same number of batches (DistributedSampler does)",
+                    file=sys.stderr,
+                )
+        return True
+
     def mark(self) -> None:
         """A window opens; collectives from here to the step show that the ranks go in step."""
         if self._group is None and (world := _world()) is not None:
@@ -131,7 +149,9 @@ class Ranks:
             self._shared.clear()
         known = self._shared.get(id(optimizer))
         if known is None:
-            group = _group_of(optimizer)
+            wrappers = _wrappers_of(optimizer)
+            self._wrappers += [m for m in wrappers if all(m is not k for k in self._wrappers)]
+            group = _group_of(optimizer, wrappers)
             known = self._shared[id(optimizer)] = group is not None
             if group is not None:
                 self._join(group)
@@ -277,20 +297,22 @@ def _sequence(group: Any) -> int:
         return -1
 
 
-def _group_of(optimizer: Optimizer) -> Any:
+def _group_of(optimizer: Optimizer, wrappers: list[Any]) -> Any:
     """The processes that hold parts or copies of what this optimizer moves, or None."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     groups: list[Any] = []
     for mesh in {id(m): m for p in params if (m := getattr(p, "device_mesh", None))}.values():
         groups.append(mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD)
-    ids = {id(p) for p in params}
-    for module in _wrappers():
-        if any(id(p) in ids for p in module.parameters()):
-            groups.append(module.process_group)
+    groups += [module.process_group for module in wrappers]
     distinct = list({id(g): g for g in groups if g.size() > 1}.values())
     if len(distinct) > 1:
         return dist.group.WORLD
     return distinct[0] if distinct else None
+
+
+def _wrappers_of(optimizer: Optimizer) -> list[Any]:
+    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [m for m in _wrappers() if any(id(p) in ids for p in m.parameters())]
 
 
 def _wrappers() -> list[Any]:

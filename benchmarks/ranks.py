@@ -1,0 +1,139 @@
+"""What does agreement between ranks cost while nothing is wrong? Two gloo processes, interleaved.
+
+    python -m benchmarks.ranks [--world N] [--rounds N] [--steps N]
+
+Three loops over the same DDP or FSDP2 model take turns in every round: nobody watches (plain), each
+rank watches by itself (alone: not safe, shown for its cost only), and the ranks agree (together).
+"together" minus "alone" is the one tiny all-reduce; shown are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from stayfinite import Guard
+
+SIZES = {"small (0.1 M parameters)": (128, 32), "medium (2.1 M parameters)": (512, 64)}
+DEPTH = 8
+
+
+def make(kind: str, width: int) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(DEPTH)]
+    model = nn.Sequential(*layers)
+    if kind == "DDP":
+        return DistributedDataParallel(model)
+    for layer in layers:
+        fully_shard(layer)
+    return fully_shard(model)
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return (model(batch) - batch).square().mean()
+
+
+def plain(model: nn.Module, batches: list[Tensor]) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def run() -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+
+    return run
+
+
+def guarded(model: nn.Module, batches: list[Tensor], is_alone: bool) -> Callable[[], None]:
+    guard = Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
+    if is_alone:
+        guard.core.ranks.leave()
+
+    def run() -> None:
+        for batch in batches:
+            guard.step(loss_of, batch)
+
+    return run
+
+
+def all_reduce_us() -> float:
+    pair = torch.zeros(2)
+    times = []
+    for _ in range(300):
+        start = time.perf_counter()
+        dist.all_reduce(pair, op=dist.ReduceOp.MAX)
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times)
+
+
+def measure(kind: str, width: int, rows: int, rounds: int, steps: int) -> dict[str, list[float]]:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    batches = [torch.randn(rows, width, generator=generator) for _ in range(steps)]
+    runs = {
+        "plain": plain(make(kind, width), batches),
+        "alone": guarded(make(kind, width), batches, is_alone=True),
+        "together": guarded(make(kind, width), batches, is_alone=False),
+    }
+    for run in runs.values():
+        run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for i in range(rounds):
+        for name in names[i % 3 :] + names[: i % 3]:
+            dist.barrier()
+            start = time.perf_counter()
+            runs[name]()
+            times[name].append((time.perf_counter() - start) / steps)
+    return times
+
+
+def rank_main(rank: int, world: int, store: str, options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    say = print if rank == 0 else lambda *_: None
+    say(f"one all-reduce of two floats, {world} processes: {all_reduce_us():.0f} us")
+    say(f"{'':34}{'plain':>10}{'alone':>9}{'together':>10}{'all-reduce':>12}{'of a step':>11}")
+    for kind in ("DDP", "FSDP2"):
+        for name, (width, rows) in SIZES.items():
+            times = measure(kind, width, rows, options["rounds"], options["steps"])
+            base = 1e6 * statistics.median(times["plain"])
+            ratio = {
+                k: statistics.median(a / b for a, b in zip(v, times["plain"]))
+                for k, v in times.items()
+            }
+            pairs = zip(times["together"], times["alone"])
+            extra = 1e6 * statistics.median(a - b for a, b in pairs)
+            say(
+                f"{kind:6}{name:28}{base:7.0f} us{ratio['alone']:9.3f}{ratio['together']:10.3f}"
+                f"{extra:9.0f} us{extra / base:11.1%}"
+            )
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
+    options = parser.parse_args()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (options.world, os.path.join(folder, "store"), vars(options))
+        mp.spawn(rank_main, args=arguments, nprocs=options.world)
+
+
+if __name__ == "__main__":
+    main()
