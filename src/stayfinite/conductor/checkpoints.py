@@ -31,7 +31,7 @@ class CheckpointWatch:
 
     def __init__(self, core: Core, checks_resume: bool = True) -> None:
         self._core = weakref.ref(core)
-        self._told: set[tuple[float, float]] = set()
+        self._told: set[str] = set()
         self.checks_resume = checks_resume
         self.gate = SaveGate(self._refused, self._good, self._is_ours)
         self.gate.open()
@@ -111,10 +111,11 @@ class CheckpointWatch:
         )
 
     def _compare_rates(self, core: Core, target: Any, state: Any, path: str) -> None:
-        found = rate_mismatch(target, state, path)
-        if found is None or found[:2] in self._told:
+        # Optimizer and scheduler of one file tell the same story: once is enough.
+        found = rate_mismatch(target, state, path) if path not in self._told else None
+        if found is None:
             return
-        self._told.add(found[:2])
+        self._told.add(path)
         core.recovery.warn(
             Event(
                 step=core.num_applied, phase="resume", kind="resume_mismatch", symptom="learning_rate",
