@@ -315,7 +315,7 @@ class Core:
             window.losses[-1][1] if window.losses else None,
             window.norm,
             window.lrs,
-            _still(self.state.scalers[0]._scale) if self.state.scalers else None,
+            _still(getattr(self.state.scalers[0], "_scale", None)) if self.state.scalers else None,
             window.num_applied > 0,
         )
 

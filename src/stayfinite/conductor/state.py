@@ -319,6 +319,7 @@ class TrainState:
             for optimizer in self.optimizers
             for group in optimizer.param_groups
         ]
+        slots += [slot for optimizer in self.optimizers for slot in _own_slots(optimizer)]
         slots += [_state_slot(s) for s in self.schedulers]
         slots += [_scaler_slot(s) for s in self.scalers if s.is_enabled()]
         return slots
@@ -348,6 +349,37 @@ def _dict_slot(
 def _state_slot(obj: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     load = getattr(type(obj).load_state_dict, "__wrapped__", type(obj).load_state_dict)
     return obj.state_dict, lambda value: load(obj, value)
+
+
+_NOT_THE_USERS = ("builtins", "collections", "torch", "numpy")
+_SIMPLE = (bool, int, float, str, type(None))
+_TORCH_OWN = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
+
+
+def _own_slots(optimizer: Optimizer) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    """What a hand-written optimizer keeps beside `state`: counters, a loss scale of its own."""
+    if _home_of(optimizer) == "torch":
+        return []
+    extra = {k: v for k, v in vars(optimizer).items() if k not in _TORCH_OWN}
+    objects = [v for v in extra.values() if _home_of(v) not in _NOT_THE_USERS]
+    slots = [_values_slot(vars(v), None) for v in objects if hasattr(v, "__dict__")]
+    return [_values_slot(vars(optimizer), set(extra)), *slots]
+
+
+def _home_of(value: Any) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _values_slot(
+    home: dict[str, Any], names: set[str] | None
+) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    def get() -> dict[str, Any]:
+        kept = {k: v for k, v in home.items() if names is None or k in names}
+        small = {k: v for k, v in kept.items() if isinstance(v, _SIMPLE)}
+        tensors = {k: v for k, v in kept.items() if isinstance(v, Tensor) and v.numel() <= 64}
+        return {**small, **{k: v.detach().clone() for k, v in tensors.items()}}
+
+    return get, home.update
 
 
 def _scaler_slot(scaler: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:

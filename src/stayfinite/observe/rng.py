@@ -13,6 +13,7 @@ from torch import Tensor
 
 __all__ = ["RngMemory", "RngState"]
 
+
 class RngState:
     """The generators as they were; None for NumPy's where that is not imported."""
 
