@@ -1,10 +1,11 @@
-"""Runs one scenario on N processes: `python crew.py '{"world": 2, ...}'`.
+"""Runs scenarios on N processes each: one job a line in, one exit code a line out.
 
-Started from a process that has imported torch, it only forks; every rank leaves its findings in a
-file. Past the time limit all ranks are killed and the exit code is 124: a hang is a failure, never a
-wait.
+Importing torch and FSDP costs seconds, so this process does it once and forks the ranks of every job.
+Each rank leaves its findings in a file. Past the time limit all ranks are killed and the code is 124: a
+hang is a failure, never a wait.
 """
 
+import importlib
 import json
 import os
 import pathlib
@@ -75,5 +76,18 @@ def _wait(pids: list[int], deadline: float) -> list[int]:
     return list(codes.values())
 
 
+_LONG = (
+    "torch._dynamo", "torch.distributed.tensor", "stayfinite.guard", "stayfinite.conductor.script",
+    "tests.distributed.training",
+)  # fmt: skip
+
+
+def serve() -> None:
+    for name in _LONG:
+        importlib.import_module(name)
+    for line in sys.stdin:
+        print(main(json.loads(line)), flush=True)
+
+
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    serve()

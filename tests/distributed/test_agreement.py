@@ -3,11 +3,13 @@
 import json
 import pathlib
 import pickle
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
 from tests.distributed import training
-from tests.launch import Nursery
+from tests.launch import environment
 
 from stayfinite.records import Incident
 
@@ -36,14 +38,19 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
+def server():
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "crew.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env=environment(),
+    )  # fmt: skip
+    yield process
+    process.stdin.close()
+    process.wait(timeout=30)
+    process.stdout.close()
 
 
 @pytest.fixture(scope="module")
-def crew(nursery, tmp_path_factory):
+def crew(server, tmp_path_factory):
     known: dict[str, Run] = {}
 
     def run(scenario: str, world: int = 2, **job) -> Run:
@@ -53,13 +60,13 @@ def crew(nursery, tmp_path_factory):
         folder = tmp_path_factory.mktemp(scenario)
         job = {"scenario": scenario, "world": world, "folder": str(folder), "kind": "ddp",
                "form": "loop", "limit": LIMIT_SECONDS} | job  # fmt: skip
-        done = nursery.run([str(HERE / "crew.py"), json.dumps(job)], folder)
+        server.stdin.write(json.dumps(job) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
         errors = [(folder / f"rank{r}.err").read_text() for r in range(world)]
-        told = "\n".join(errors) + done.err
-        assert done.code != 124, (
-            f"no end within {LIMIT_SECONDS} s: some rank waits for ever\n{told}"
-        )
-        assert done.code == 0, told
+        told = "\n".join(errors)
+        assert code != 124, f"no end within {LIMIT_SECONDS} s: some rank waits for ever\n{told}"
+        assert code == 0, told
         files = [folder / f"rank{r}.pkl" for r in range(world)]
         known[key] = Run([pickle.loads(f.read_bytes()) for f in files], errors)
         return known[key]
