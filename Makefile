@@ -10,7 +10,7 @@ JOBS ?= 2
 	$(PIP) install -qq -c constraints.txt -e .
 	touch $@
 .venv/test.stamp: .venv/core.stamp
-	$(PIP) install -qq -c constraints.txt -e ".[test,peers]"
+	$(PIP) install -qq -c constraints.txt -e ".[test,peers,sinks,plots]"
 	touch $@
 
 demo: .venv/core.stamp
