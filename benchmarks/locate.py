@@ -71,7 +71,9 @@ def main() -> None:
     for kind in ("forward", "backward"):
         ratio = measure(kind, args.rounds)
         verdict = "ok" if ratio <= 5 else "over the bar"
-        print(f"{kind:<9} fault: the whole failing step takes {ratio:.2f} normal steps (bar 5) {verdict}")
+        print(
+            f"{kind:<9} fault: the whole failing step takes {ratio:.2f} normal steps (bar 5) {verdict}"
+        )
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ def transformer() -> Workload:
 class _Many(nn.Module):
     def __init__(self, count: int) -> None:
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(8, 8) * 0.1) for _ in range(count)])
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.randn(8, 8) * 0.1) for _ in range(count)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         total = torch.zeros_like(x)

@@ -94,9 +94,7 @@ def script(w: Workload, deferred: bool) -> Variant:
 
 def plain_loader(w: Workload) -> Variant:
     optimizer = w.optimizer()
-    return lambda n: _loop(
-        w, optimizer, torch.utils.data.DataLoader(_cycle(w, n), batch_size=None)
-    )
+    return lambda n: _loop(w, optimizer, torch.utils.data.DataLoader(_cycle(w, n), batch_size=None))
 
 
 def detect_anomaly(w: Workload) -> Variant:

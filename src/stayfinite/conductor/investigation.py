@@ -458,7 +458,7 @@ def small_state(state: TrainState) -> Snapshot:
 
 
 def _last_loss(window: Window) -> float | None:
-    for step, loss in [*window.losses, *window.suspects]:
+    for _step, loss in [*window.losses, *window.suspects]:
         value = _scalar(loss)
         if value is not None and value - value != 0:
             return value

@@ -353,10 +353,15 @@ class LoopDriver:
         if self.active is None and self.window is None and self.core.ranks.has_parted:
             self._last_look()
         window = self.window
-        if self.active is None and window is not None and window.failure is None:
-            if window.suspects and not window.num_attempted:
-                window.failure = self.core.explain(window, [])  # it saw a NaN itself and gave up
-                window.small_state = small_state(self.state)
+        if (
+            self.active is None
+            and window is not None
+            and window.failure is None
+            and window.suspects
+            and not window.num_attempted
+        ):
+            window.failure = self.core.explain(window, [])  # it saw a NaN itself and gave up
+            window.small_state = small_state(self.state)
         if self.active is None and self.window is not None and self.window.failure is not None:
             window, self.window = self.window, None
             window.is_lost = True

@@ -25,7 +25,7 @@ from .text import number
 
 __all__ = ["frame", "watch"]
 
-_CONTROL = {code: "?" for code in (*range(32), *range(127, 160))}
+_CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
 
 
 def watch(
