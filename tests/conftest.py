@@ -5,7 +5,7 @@ import sys
 import pytest
 
 # Scripts are run, never imported: importing one would train.
-collect_ignore_glob = ["scripts/*"]
+collect_ignore_glob = ["scripts/*", "peers/scripts/*"]
 
 
 @pytest.fixture
