@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -353,14 +354,19 @@ def _state_slot(obj: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
 
 _NOT_THE_USERS = ("builtins", "collections", "torch", "numpy")
 _SIMPLE = (bool, int, float, str, type(None))
-_TORCH_OWN = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
+
+
+@functools.cache
+def _torch_own() -> frozenset[str]:
+    """What every optimizer of torch has; asked for late, because making one imports the compiler."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
 
 
 def _own_slots(optimizer: Optimizer) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
     """What a hand-written optimizer keeps beside `state`: counters, a loss scale of its own."""
     if _home_of(optimizer) == "torch":
         return []
-    extra = {k: v for k, v in vars(optimizer).items() if k not in _TORCH_OWN}
+    extra = {k: v for k, v in vars(optimizer).items() if k not in _torch_own()}
     objects = [v for v in extra.values() if _home_of(v) not in _NOT_THE_USERS]
     slots = [_values_slot(vars(v), None) for v in objects if hasattr(v, "__dict__")]
     return [_values_slot(vars(optimizer), set(extra)), *slots]
