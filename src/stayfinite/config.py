@@ -34,7 +34,7 @@ class Settings:
     max_batches: int = 256
     """How many batches are kept by reference for going back to the last snapshot."""
     snapshot_ram_share: float = 0.25
-    """Share of the machine's free memory that snapshots may take; above it there are none."""
+    """Share of the machine's free memory that a snapshot may take; above it, it goes to a file."""
     diagnose: bool = True
     """Look for the cause and try fixes after locating."""
     diagnose_seconds: float = 20.0
