@@ -144,10 +144,13 @@ def test_help_does_not_import_torch():
 def test_an_interrupt_during_the_scan(tmp_path):
     """Control-C while files are being scanned: a word, code 130, nothing moved."""
     for i in range(40):
-        torch.save({"w": torch.full((2_000_000,), float("nan"))}, tmp_path / f"{i}.pt")
+        torch.save({"w": torch.full((1000,), float("nan"))}, tmp_path / f"{i}.pt")
     code = (
-        "import typer; from stayfinite.cli import scan; app = typer.Typer(); scan.register(app)\n"
-        "import stayfinite.checkpoint; print('ready', flush=True)\n"
+        "import time, typer; from stayfinite.cli import scan; app = typer.Typer(); scan.register(app)\n"
+        "from stayfinite.checkpoint import scanner\n"
+        "real = scanner.scan_file\n"
+        "scanner.scan_file = lambda *a, **k: (time.sleep(1), real(*a, **k))[1]  # large files\n"
+        "print('ready', flush=True)\n"
         f"app(['scan', {str(tmp_path)!r}, '--full', '--quarantine', {str(tmp_path / 'q')!r}, '--yes'])"
     )
     process = subprocess.Popen(

@@ -1,6 +1,5 @@
 """The same under autocast, torch.compile, vmap and DTensor, and without a look at the device."""
 
-import os
 
 import pytest
 import torch
@@ -158,8 +157,9 @@ def mesh(tmp_path_factory):
 
     store = tmp_path_factory.mktemp("mesh") / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    os.environ.setdefault("LOCAL_RANK", "0")
-    yield init_device_mesh("cpu", (1,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", "0")
+        yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 
 
