@@ -29,7 +29,8 @@ from .core import Core, environment, new_incident_id, now
 from .diagnosis import diagnose, diagnose_plain
 from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
-from .recovery import DEEP, spike_incident
+from .recovery import DEEP
+from .spikes import spike_incident
 from .state import TrainState
 from .together import PARTED_NOTE, SUM_NOTE, RankTrace, by_rules, on_rank, together
 from .window import Failure, Pass, PassResult, Window

@@ -8,14 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ..detect import SpikeWatch
 from ..errors import BudgetExceededError, NonFiniteError
-from ..numerics.health import is_finite
-from ..observe.batches import named_tensors
-from ..records import Action, Event, Incident, Location
+from ..records import Action, Event, Incident
 from ..recover.ledger import Ledger, LedgerEntry
 from ..recover.policy import Decision, Policy, Tally
 from ..recover.ramp import PrecisionRamp, RampMove
@@ -23,6 +20,8 @@ from ..report.text import headline
 from .limits import Limit, everywhere
 from .ranks import RankFailure
 from .rows import map_tensors, num_rows, take_rows
+from .samples import bad_rows, zeroed
+from .spikes import SPIKE_NAMES
 from .state import TrainState
 from .window import BatchRef, Failure, Window
 
@@ -30,12 +29,10 @@ if TYPE_CHECKING:
     from .core import Core
     from .investigation import Verdict
 
-__all__ = ["DEEP", "Recovery", "spike_incident"]
+__all__ = ["DEEP", "Recovery"]
 
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
-
-_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class Recovery:
@@ -260,7 +257,7 @@ class Recovery:
 
     def _cut(self, ref: BatchRef, rows: list[int], total: int | None) -> list[tuple[object, object]] | None:  # fmt: skip
         if self.policy.sanitizer == "replace":
-            return [(o, map_tensors(item, _zeroed)) for o, item in ref.items]
+            return [(o, map_tensors(item, zeroed)) for o, item in ref.items]
         if total is None or len(rows) >= total or -1 in rows:
             return None
         keep = [r for r in range(total) if r not in set(rows)]
@@ -321,7 +318,7 @@ class Recovery:
             spike = watch.note(window.step, value)
             if watch.tell(spike):
                 assert spike is not None
-                self._warn_of_spike(window, name, spike.describe(_NAMES[name]), value)
+                self._warn_of_spike(window, name, spike.describe(SPIKE_NAMES[name]), value)
             # Each rank has a loss of its own; the norm after the all-reduce is the same for all.
             acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_on)
             if spike is not None and spike.is_alarm and acts:
@@ -361,57 +358,8 @@ class Recovery:
         )  # fmt: skip
 
 
-def spike_incident(core: Core, window: Window, failure: Failure) -> Incident:
-    """A spike that the policy acts on; nothing is non-finite, so there is nothing to trace."""
-    from .core import environment, new_incident_id, now
-
-    what = _NAMES[failure.name or "loss"]
-    event = Event(
-        step=failure.step, epoch=window.epoch, kind="spike", value=failure.value, name=failure.name,
-        phase="loss" if failure.name == "loss" else "backward",
-        symptom="loss" if failure.name == "loss" else "gradient",
-        loss=_read(window.losses[-1][1]) if window.losses else None,
-        grad_norm=_read(window.norm), lr=core.state.lrs(), scale=core.state.scale(),
-        message=f"the {what} {failure.value:.4g} is far above what is usual",
-    )  # fmt: skip
-    return Incident(
-        id=new_incident_id(event.step), event=event, history=core.records(),
-        location=Location(method="none", note="a spike of finite values: nothing to trace"),
-        environment=environment(), created=now(),
-        action=Action(kind="skipped", detail="the step was not applied"),
-    )  # fmt: skip
-
-
-def _read(value: Tensor | None) -> float | None:
-    return float(value.detach()) if value is not None and value.numel() == 1 else None
-
-
-def bad_rows(batch: object, total: int | None) -> list[int]:
-    """Rows of a batch that hold a NaN or Inf; [-1] where it cannot be told by rows.
-
-    >>> bad_rows((torch.tensor([[1.0], [float("nan")]]), torch.zeros(2)), 2)
-    [1]
-    """
-    rows: set[int] = set()
-    for _, t in named_tensors(batch):
-        if is_finite(t):
-            continue
-        if total is None or t.dim() == 0 or t.shape[0] != total or t.layout != torch.strided:
-            return [-1]
-        per_row = torch.isfinite(t.detach()).reshape(total, -1).all(dim=1)
-        rows.update(torch.nonzero(~per_row).flatten().tolist())
-    return sorted(rows)
-
-
 def _say(event: Event) -> None:
     print(f"stayfinite: step {event.step}: warning: {event.message}", file=sys.stderr)
-
-
-def _zeroed(t: torch.Tensor) -> torch.Tensor:
-    if not t.is_floating_point() or is_finite(t):
-        return t
-    clean = torch.nan_to_num(t.detach(), nan=0.0, posinf=0.0, neginf=0.0)
-    return clean.requires_grad_(t.requires_grad)
 
 
 def _indices(ref: BatchRef) -> tuple[int, ...]:
