@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +16,7 @@ from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
 from ..observe.batches import named_tensors
 from ..recover.snapshot import Snapshot
+from .slots import dict_slot, own_slots, scaler_slot, state_slot
 
 __all__ = ["TrainState"]
 
@@ -62,13 +62,13 @@ class TrainState:
         if not any(s is scheduler for s in self.schedulers):
             self.schedulers.append(scheduler)
             if self.snapshot.is_taken:
-                self.snapshot.add(*_state_slot(scheduler))
+                self.snapshot.add(*state_slot(scheduler))
 
     def add_scaler(self, scaler: Any) -> None:
         if not any(s is scaler for s in self.scalers):
             self.scalers.append(scaler)
             if self.snapshot.is_taken and scaler.is_enabled():
-                self.snapshot.add(*_scaler_slot(scaler))
+                self.snapshot.add(*scaler_slot(scaler))
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Take in averages of our models (`AveragedModel`); True if there was a new one."""
@@ -294,8 +294,8 @@ class TrainState:
         """What goes into a snapshot besides tensors."""
         slots = self.small_slots()
         for optimizer in self.optimizers:
-            slots += [_dict_slot(e) for e in optimizer.state.values() if isinstance(e, dict)]
-        return slots + [_state_slot(other) for other in self.others.values()]
+            slots += [dict_slot(e) for e in optimizer.state.values() if isinstance(e, dict)]
+        return slots + [state_slot(other) for other in self.others.values()]
 
     def scale_lrs(self, factor: float) -> None:
         """All learning rates times `factor`, those included that schedulers compute from."""
@@ -316,13 +316,13 @@ class TrainState:
     def small_slots(self) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
         """Getters and setters of what is not a tensor of the model: LR, scheduler, scaler."""
         slots = [
-            _dict_slot(group, skip="params")
+            dict_slot(group, skip="params")
             for optimizer in self.optimizers
             for group in optimizer.param_groups
         ]
-        slots += [slot for optimizer in self.optimizers for slot in _own_slots(optimizer)]
-        slots += [_state_slot(s) for s in self.schedulers]
-        slots += [_scaler_slot(s) for s in self.scalers if s.is_enabled()]
+        slots += [slot for optimizer in self.optimizers for slot in own_slots(optimizer)]
+        slots += [state_slot(s) for s in self.schedulers]
+        slots += [scaler_slot(s) for s in self.scalers if s.is_enabled()]
         return slots
 
     def snapshot_bytes(self) -> int:
@@ -334,73 +334,6 @@ class TrainState:
     def clear_grads(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-
-def _dict_slot(
-    entries: dict[str, Any], skip: str | None = None
-) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """The non-tensor values of a dict."""
-
-    def get() -> dict[str, Any]:
-        return {k: v for k, v in entries.items() if k != skip and not isinstance(v, Tensor)}
-
-    return get, entries.update
-
-
-def _state_slot(obj: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    load = getattr(type(obj).load_state_dict, "__wrapped__", type(obj).load_state_dict)
-    return obj.state_dict, lambda value: load(obj, value)
-
-
-_NOT_THE_USERS = ("builtins", "collections", "torch", "numpy")
-_SIMPLE = (bool, int, float, str, type(None))
-
-
-@functools.cache
-def _torch_own() -> frozenset[str]:
-    """What every optimizer of torch has; asked for late, because making one imports the compiler."""
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
-
-
-def _own_slots(optimizer: Optimizer) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-    """What a hand-written optimizer keeps beside `state`: counters, a loss scale of its own."""
-    if _home_of(optimizer) == "torch":
-        return []
-    extra = {k: v for k, v in vars(optimizer).items() if k not in _torch_own()}
-    objects = [v for v in extra.values() if _home_of(v) not in _NOT_THE_USERS]
-    slots = [_values_slot(vars(v), None) for v in objects if hasattr(v, "__dict__")]
-    return [_values_slot(vars(optimizer), set(extra)), *slots]
-
-
-def _home_of(value: Any) -> str:
-    return type(value).__module__.partition(".")[0]
-
-
-def _values_slot(
-    home: dict[str, Any], names: set[str] | None
-) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    def get() -> dict[str, Any]:
-        kept = {k: v for k, v in home.items() if names is None or k in names}
-        small = {k: v for k, v in kept.items() if isinstance(v, _SIMPLE)}
-        tensors = {k: v for k, v in kept.items() if isinstance(v, Tensor) and v.numel() <= 64}
-        return {**small, **{k: v.detach().clone() for k, v in tensors.items()}}
-
-    return get, home.update
-
-
-def _scaler_slot(scaler: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    def get() -> tuple[Tensor | None, Tensor | None]:
-        return scaler._scale, scaler._growth_tracker
-
-    def put(kept: tuple[Tensor | None, Tensor | None]) -> None:
-        for name, value in zip(("_scale", "_growth_tracker"), kept):
-            live = getattr(scaler, name)
-            if live is not None and value is not None:
-                live.copy_(value)
-            else:
-                setattr(scaler, name, value)
-
-    return get, put
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
