@@ -181,6 +181,7 @@ class ScriptRun:
             self.core.journal.close()
         if self._checkpoints is not None:
             self._checkpoints.close()
+        part_listeners.discard(self.core.recovery)
         wires.close()
         self.driver.close()
 
