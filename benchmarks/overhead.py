@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -45,6 +46,14 @@ def _cycle(w: Workload, n: int) -> list[Any]:
     return [w.batches[i % len(w.batches)] for i in range(n)]
 
 
+class _Endless(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, w: Workload) -> None:
+        self.w = w
+
+    def __iter__(self) -> Any:
+        return itertools.cycle(self.w.batches)
+
+
 def plain(w: Workload) -> Variant:
     optimizer = w.optimizer()
     return lambda n: _loop(w, optimizer, _cycle(w, n))
@@ -63,12 +72,16 @@ def guard_step(w: Workload, deferred: bool) -> Variant:
 def guard_loop(w: Workload, deferred: bool) -> Variant:
     optimizer = w.optimizer()
     guard = Guard(w.model, optimizer, settings={"deferred": deferred})
+    # One long epoch, as in a real run: the deep check at an epoch's end is not what is measured.
+    stream = iter(guard(itertools.cycle(w.batches)))
 
     def run(n: int) -> None:
-        _loop(w, optimizer, guard(_cycle(w, n)))
+        if guard._driver is not None:
+            guard._wires = Wires(guard._driver, with_loaders=False)
+            guard._wires.watch_optimizer(optimizer)
+        _loop(w, optimizer, itertools.islice(stream, n))
         assert guard._wires is not None
         guard._wires.close()
-        guard._wires = guard._driver = None
 
     return run
 
@@ -79,13 +92,15 @@ def script(w: Workload, deferred: bool) -> Variant:
     optimizer = w.optimizer()
     driver = ScriptDriver(core)
     driver.on_optimizer(optimizer)
+    loader = torch.utils.data.DataLoader(_Endless(w), batch_size=None)
+    streams: list[Any] = []
 
     def run(n: int) -> None:
         wires = Wires(driver, with_loaders=True)
         wires.watch_optimizer(optimizer)
-        loader = torch.utils.data.DataLoader(_cycle(w, n), batch_size=None)
+        streams[:] = streams or [iter(loader)]
         try:
-            _loop(w, optimizer, loader)
+            _loop(w, optimizer, itertools.islice(streams[0], n))
         finally:
             wires.close()
 
@@ -94,7 +109,8 @@ def script(w: Workload, deferred: bool) -> Variant:
 
 def plain_loader(w: Workload) -> Variant:
     optimizer = w.optimizer()
-    return lambda n: _loop(w, optimizer, torch.utils.data.DataLoader(_cycle(w, n), batch_size=None))
+    stream = iter(torch.utils.data.DataLoader(_Endless(w), batch_size=None))
+    return lambda n: _loop(w, optimizer, itertools.islice(stream, n))
 
 
 def detect_anomaly(w: Workload) -> Variant:

@@ -1,6 +1,5 @@
 """The same under autocast, torch.compile, vmap and DTensor, and without a look at the device."""
 
-
 import pytest
 import torch
 from tests.numerics.cases import CASES, ELEMENTWISE, edge_values, leaves, value_and_grads

@@ -150,16 +150,18 @@ class FiniteFlag:
             ctypes.c_float.from_address(self.value.data_ptr()) if device.type == "cpu" else None
         )
 
-    @torch.no_grad()
     def fold(self, tensors: Sequence[Tensor | None]) -> None:
         """Set the flag if any of these has a NaN or Inf. Values are left bit for bit as they are."""
+        first = tensors[0] if tensors else None
         try:
-            torch._amp_foreach_non_finite_check_and_unscale_(
-                tensors,  # type: ignore[arg-type]  # None is a TypeError, and handled
-                self.value,
-                self._one,
-            )
-            return
+            # Entering no_grad costs as much as the kernel; plain gradients do not need it.
+            if first is None or not first.requires_grad:
+                torch._amp_foreach_non_finite_check_and_unscale_(
+                    tensors,  # type: ignore[arg-type]  # None is a TypeError, and handled
+                    self.value,
+                    self._one,
+                )
+                return
         except (RuntimeError, TypeError):
             pass  # several dtypes, sparse, complex, fp8, None: one by one below
         groups: dict[torch.dtype, list[Tensor]] = {}
