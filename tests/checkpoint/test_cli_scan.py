@@ -154,7 +154,12 @@ def test_an_interrupt_during_the_scan(tmp_path):
         f"app(['scan', {str(tmp_path)!r}, '--full', '--quarantine', {str(tmp_path / 'q')!r}, '--yes'])"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A test run in the background of a shell ignores interrupts, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     process.stdout.readline()
     time.sleep(0.7)
