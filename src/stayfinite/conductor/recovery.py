@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..detect import SpikeWatch
@@ -303,7 +304,7 @@ class Recovery:
 
     # -- spikes --------------------------------------------------------------------------------
 
-    def see(self, window: Window) -> Failure | None:
+    def see(self, window: Window, known: dict[int, float] | None = None) -> Failure | None:
         """Compare this step's finite figures with the usual; a Failure where the policy acts."""
         if self.policy.on_spike == "ignore":
             return None
@@ -311,9 +312,9 @@ class Recovery:
         found: Failure | None = None
         loss = window.losses[-1][1] if window.losses else None
         for name, tensor in (("loss", loss), ("grad_norm", window.norm)):
-            if tensor is None or tensor.dim() or type(tensor) is not Tensor:
+            if tensor is None or tensor.dim() or type(tensor) is not Tensor or tensor.is_complex():
                 continue  # sharded norms and complex losses are not compared
-            value = tensor.item()
+            value = known[id(tensor)] if known is not None else tensor.item()
             watch = self._watches[name]
             spike = watch.note(window.step, value)
             if watch.tell(spike):
@@ -329,7 +330,8 @@ class Recovery:
 
     def look_closer(self, step: int, unseen: list[Window]) -> Failure | None:
         """With a deep check: the figures that nobody has read yet, and the watched parameters."""
-        spikes = [f for f in map(self.see, unseen) if f is not None]
+        known = _read_together(unseen) if self.policy.on_spike != "ignore" else {}
+        spikes = [f for w in unseen if (f := self.see(w, known)) is not None]
         for limit in (*self.limits, *everywhere):
             limit.check(self._core, step)
         # These steps are applied already: leaving them out now means going back.
@@ -382,3 +384,14 @@ def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float,
     if decision.lr_factor != 1.0 and lrs:
         text += f"; the learning rate is now {lrs[0]:.4g} (times {decision.lr_factor:g})"
     return text
+
+
+def _read_together(windows: list[Window]) -> dict[int, float]:
+    """The losses and norms of many steps in one transfer, by the identity of their tensors."""
+    figures = [t for w in windows for t in (w.losses[-1][1] if w.losses else None, w.norm)]
+    plain = [t for t in figures if type(t) is Tensor and not t.dim() and not t.is_complex()]
+    if not plain:
+        return {}
+    device = plain[0].device
+    values = torch.stack([t.detach().to(device, torch.float64) for t in plain]).tolist()
+    return dict(zip(map(id, plain), values))
