@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.guards import BAD, GOOD, NAN, QUICK, VALID_POLICIES, guarded, linear, sgd, squares
 from torch import nn
 
 from stayfinite import (
@@ -14,38 +15,6 @@ from stayfinite import (
     Settings,
     UsageError,
 )
-
-QUICK = Settings(diagnose=False)
-NAN = math.nan
-
-
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(2, 1)
-
-
-def sgd(model, **options):
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
-
-
-def policy_names():
-    """As the message for a wrong one lists them."""
-    with pytest.raises(UsageError) as caught:
-        Policy.parse("?")
-    return str(caught.value).rpartition("one of: ")[2].split(", ")
-
-
-def squares(model, x):
-    return model(x).pow(2).mean()
-
-
-def guarded(model=None, **options):
-    model = model or linear()
-    return Guard(model, sgd(model), **{"settings": QUICK, **options})
-
-
-VALID_POLICIES = policy_names()
-GOOD, BAD = torch.ones(3, 2), torch.full((3, 2), NAN)
 
 
 def message(call):

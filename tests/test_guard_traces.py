@@ -9,48 +9,13 @@ import stat
 
 import pytest
 import torch
+from tests.guards import BAD, GOOD, QUICK, guarded, linear, sgd, squares
 from torch import nn
 
 from stayfinite import (
     Guard,
     Incident,
-    Policy,
-    Settings,
-    UsageError,
 )
-
-QUICK = Settings(diagnose=False)
-NAN = math.nan
-
-
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(2, 1)
-
-
-def sgd(model, **options):
-    return torch.optim.SGD(model.parameters(), lr=0.1, **options)
-
-
-def policy_names():
-    """As the message for a wrong one lists them."""
-    with pytest.raises(UsageError) as caught:
-        Policy.parse("?")
-    return str(caught.value).rpartition("one of: ")[2].split(", ")
-
-
-def squares(model, x):
-    return model(x).pow(2).mean()
-
-
-def guarded(model=None, **options):
-    model = model or linear()
-    return Guard(model, sgd(model), **{"settings": QUICK, **options})
-
-
-VALID_POLICIES = policy_names()
-GOOD, BAD = torch.ones(3, 2), torch.full((3, 2), NAN)
-
 
 # -- where it is saved --------------------------------------------------------------------------
 
@@ -65,7 +30,8 @@ def test_the_incident_is_saved_and_reads_back(tmp_path, capfd):
     json.loads((folder / "incident.json").read_text(), parse_constant=pytest.fail)
     assert capfd.readouterr().err == (
         f"stayfinite: step 0: the loss is nan, from batch batch at "
-        f"{os.path.relpath(__file__)}:{incident.location.line}; skipped (saved in {folder})\n"
+        f"{os.path.relpath(squares.__code__.co_filename)}:{incident.location.line}; "
+        f"skipped (saved in {folder})\n"
     )
 
 

@@ -1,73 +1,17 @@
 """`for batch in guard(loader)` round loops of all kinds."""
 
 import math
-import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.loops import NAN, QUICK, Net, assert_same, body, data, everything, make
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from stayfinite import Guard, Settings
-
-QUICK = Settings(diagnose=False)
-NAN = math.nan
-
-
-class Net(nn.Module):
-    """NaN in the batch is data; x < -50 makes the logarithm fail; x == 77 the gradient."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(2, 3)
-        self.norm = nn.BatchNorm1d(3)
-        self.drop = nn.Dropout(0.2)
-        self.out = nn.Linear(3, 1)
-
-    def forward(self, x):
-        h = self.drop(self.norm(self.fc(x)))
-        if x[0, 0] < -50:
-            h = h + torch.log(x[0, 0] * 0)
-        if x[0, 0] == 77:
-            h = h + torch.sqrt(h * 0)
-        return self.out(h)
-
-
-def make(lr=0.05, **options):
-    torch.manual_seed(0)
-    random.seed(0)
-    model = Net()
-    return model, torch.optim.AdamW(model.parameters(), lr=lr, **options)
-
-
-def data(bad=(), kind=-99.0, count=8):
-    generator = torch.Generator().manual_seed(3)
-    found = [torch.randn(4, 2, generator=generator) for _ in range(count)]
-    for i in bad:
-        found[i] = found[i].clone()
-        found[i][0, 0] = kind
-    return found
-
-
-def everything(model, optimizer):
-    state = [v for s in optimizer.state.values() for v in s.values()]
-    return [
-        t.detach().clone() for t in [*model.state_dict().values(), *state, torch.get_rng_state()]
-    ]
-
-
-def assert_same(one, other):
-    assert len(one) == len(other)
-    assert all(torch.equal(a, b) for a, b in zip(one, other))
-
-
-def body(model, optimizer, x):
-    optimizer.zero_grad()
-    model(x).pow(2).mean().backward()
-    optimizer.step()
+from stayfinite import Guard
 
 
 def trained(loop, batches, is_guarded, **options):

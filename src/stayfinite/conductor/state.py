@@ -352,7 +352,3 @@ def _unwrapped(module: nn.Module) -> nn.Module:
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
-
-
-def is_bad_number(value: float | None) -> bool:
-    return value is not None and not math.isfinite(value)

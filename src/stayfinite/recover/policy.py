@@ -150,10 +150,6 @@ class Policy:
             return (Rung("sanitize"), Rung("skip"))
         return (Rung(self.name),)
 
-    @property
-    def rolls_back(self) -> bool:
-        return self.on_spike == "rollback" or any(r.kind == "rollback" for r in self.steps())
-
     def decide(self, tally: Tally, leave_out: tuple[str, ...] = ()) -> Decision:
         """The answer to a bad step that `tally` counts already; `leave_out` cannot be done now."""
         rungs = [r for r in self.steps() if r.kind not in leave_out] or [Rung("skip")]
