@@ -26,7 +26,8 @@ ALLOWED = {
     "conductor": BASE
     | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
-    "preflight": BASE | {"conductor", "guard", "checkpoint", "locate", "observe"},
+    "preflight": BASE | {"conductor", "guard", "checkpoint", "locate", "observe", "report"},
+    "ladder": BASE | {"conductor", "preflight", "report"},
     "lint": {"records", "errors", "codes"},
     "integrations": BASE | {"guard", "conductor"},
     "demo": {"records", "errors"},
