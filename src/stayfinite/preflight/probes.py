@@ -24,7 +24,17 @@ from torch.optim import Optimizer
 from ..records import Location
 from .records import Finding
 
-__all__ = ["PRECISIONS", "Checks", "Group", "LayerSeen", "Probe", "Seen", "Step", "Subject"]
+__all__ = [
+    "PRECISIONS",
+    "Checks",
+    "Group",
+    "LayerSeen",
+    "LossCall",
+    "Probe",
+    "Seen",
+    "Step",
+    "Subject",
+]
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
@@ -93,6 +103,27 @@ class LayerSeen:
 
 
 @dataclass
+class LossCall:
+    """One call of a loss function of torch, as it was seen."""
+
+    name: str
+    """cross_entropy | nll_loss | binary_cross_entropy_with_logits | mse_loss | ..."""
+    value: float | None = None
+    """What it gave, as a mean over what was counted; None where that cannot be told."""
+    num_classes: int | None = None
+    input_shape: tuple[int, ...] = ()
+    target_shape: tuple[int, ...] = ()
+    input_min: float | None = None
+    input_max: float | None = None
+    is_distribution: bool = False
+    """Every row of the input is a probability distribution: a softmax was applied already."""
+    has_weights: bool = False
+    """Class weights or `pos_weight` were given: the expected value is not the plain one."""
+    at: str = ""
+    """Where the training called it: "train.py:31"."""
+
+
+@dataclass
 class Seen:
     """What one probe showed."""
 
@@ -115,6 +146,8 @@ class Seen:
     lrs: tuple[float, ...] = ()
     loss_ops: tuple[str, ...] = ()
     """The autograd nodes from the loss backwards, nearest first: "NllLossBackward0", ..."""
+    loss_calls: list[LossCall] = field(default_factory=list)
+    """The loss functions that were called, as `LossWatch` saw them; with `watch`."""
     seconds: float = 0.0
 
 
@@ -155,6 +188,11 @@ class Subject:
     vehicle: str = "build"
     """build | loader | call: who runs the probes. With "call" the batch is the arguments of the
     model, `(args, kwargs)`, and the loop makes the targets: rows cannot be added or dropped."""
+    roots: dict[str, Any] = field(default_factory=dict)
+    """What else the training's step can reach, by name: the loss function of a build target, the
+    variables of the script's own frames. Tensors to be trained are looked for in them."""
+    rebuild: Callable[[], dict[str, nn.Module]] | None = None
+    """Makes the models anew, where the target allows it (`build`)."""
     config: dict[str, Any] | None = None
     """The config file's values by dotted key, where one was given."""
     config_path: str = ""
