@@ -14,11 +14,11 @@ JOBS ?= 2
 	touch $@
 
 demo: .venv/core.stamp
-	$(BIN)/stayfinite demo
+	$(BIN)/stayfinite demo attention
 
 check: .venv/test.stamp
-	$(BIN)/ruff format --check src tests benchmarks clinic
-	$(BIN)/ruff check src tests benchmarks clinic
+	$(BIN)/ruff format --check src tests benchmarks clinic examples setup.py
+	$(BIN)/ruff check src tests benchmarks clinic examples setup.py
 	$(BIN)/mypy src
 	$(BIN)/python -m pytest tests/test_imports.py
 

@@ -1,34 +1,96 @@
-"""`stayfinite demo`: a small broken training, caught and explained, with nothing to download."""
+"""`stayfinite demo`: real trainings that break, caught and explained, with nothing to download."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
+if TYPE_CHECKING:
+    from ..demo.show import Show
+
 __all__ = ["register"]
+
+_HOME = Path(".demo")
 
 
 def register(app: typer.Typer) -> None:
     app.command("demo")(demo)
 
 
-def demo() -> None:
-    """Run a small broken training twice: plainly, then under stayfinite."""
-    script = Path(__file__).parents[1] / "demo" / "attention.py"
-    typer.echo(f"A small text classifier: {script.name}. First as it is, plainly:\n")
-    typer.echo(f"$ python {script.name}")
-    subprocess.run([sys.executable, str(script)], check=False)
-    typer.echo("\nThe loss is NaN from some step on, and nothing says where or why.")
-    typer.echo("Now the same file, unchanged, under stayfinite:\n")
-    typer.echo(f"$ stayfinite run {script.name}")
-    folder = Path(".demo")
-    done = subprocess.run(
-        [sys.executable, "-m", "stayfinite", "run", "--run-dir", str(folder), str(script)],
-        check=False,
-    )
-    typer.echo("\nThe training went on and its loss is a number.")
-    typer.echo(f"The incident, as JSON and as text: {folder / 'incidents'}")
-    raise typer.Exit(done.returncode)
+def demo(
+    name: Optional[str] = typer.Argument(  # noqa: UP045 - typer reads it
+        None, metavar="[NAME]", help="Which one to run. Without it, all are listed."
+    ),
+) -> None:
+    """Run a broken training as it is, then under stayfinite, then with the fix.
+
+    Everything that it writes goes to .demo/NAME.
+    """
+    from ..demo.cases import cases, find
+    from ..errors import UsageError
+
+    try:
+        if name is None:
+            _list([(case.name, case.title) for case in cases().values()])
+            return
+        case = find(name)
+    except UsageError as e:
+        typer.echo(f"stayfinite demo: {e}", err=True)
+        raise typer.Exit(2) from e
+    from ..demo.show import Show
+
+    started = time.monotonic()
+    typer.echo(f"{case.name}: {case.title}\n")
+    show = Show(case, _HOME / case.name, typer.echo)
+    try:
+        show.run()
+        page = _page(show)
+    except OSError as e:
+        typer.echo(f"stayfinite demo: cannot write {e.filename}: {e.strerror}", err=True)
+        raise typer.Exit(2) from e
+    _close(show, page, time.monotonic() - started)
+    raise typer.Exit(1 if show.disappointments else 0)
+
+
+def _list(rows: list[tuple[str, str]]) -> None:
+    typer.echo("Trainings that break. `stayfinite demo NAME` runs one as it is, then under")
+    typer.echo("stayfinite, then with the fix.\n")
+    width = max(len(name) for name, _ in rows)
+    for name, title in rows:
+        typer.echo(f"  {name:<{width}}  {title}")
+
+
+def _page(show: Show) -> Path | None:
+    """The run as one page; None where the run left no journal to make it from."""
+    from ..errors import StayfiniteError
+    from ..report.html import render_html
+    from ..report.model import load_run
+
+    try:
+        text = render_html(load_run(show.run_dir))
+    except StayfiniteError as e:
+        show.disappointments.append(f"no report: {e}")
+        return None
+    page = show.run_dir / "report.html"
+    page.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return page
+
+
+def _close(show: Show, page: Path | None, seconds: float) -> None:
+    typer.echo("\nin short")
+    incident = show.incident
+    if incident is not None:
+        where = incident.location
+        file = Path(where.file).name if where.file else "?"
+        typer.echo(f"  caught    step {incident.event.step}: {incident.diagnosis.cause}")
+        typer.echo(f"  at        {file}:{where.line}  {(where.source or '').strip()}")
+        typer.echo(f"  incident  {show.run_dir / 'incidents' / incident.id}/incident.txt")
+    typer.echo(f"  fixed     {show.last_line}")
+    if page is not None:
+        typer.echo(f"  report    {page}  (open it in a browser)")
+    typer.echo(f"  time      {seconds:.0f} s")
+    for text in show.disappointments:
+        typer.echo(f"stayfinite demo: not as it should be: {text}", err=True)
