@@ -25,6 +25,7 @@ _WATCHED: dict[Any, str] = {
     )
 }  # fmt: skip
 _CLASSES_AXIS_1 = ("cross_entropy", "nll_loss")
+_WEIGHTED = (*_CLASSES_AXIS_1, "binary_cross_entropy", "binary_cross_entropy_with_logits")
 _MOST = 32
 _ROWS = 256
 
@@ -52,21 +53,15 @@ class LossWatch(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func in _WATCHED and len(self.calls) < _MOST:
-            given = dict(zip(("input", "target"), args)) | kwargs
-            if func is F.ctc_loss:
-                given = dict(zip(("input", "target"), args)) | {
-                    "input": args[0] if args else kwargs.get("log_probs"),
-                    "target": args[1] if len(args) > 1 else kwargs.get("targets"),
-                }
             with torch.no_grad():
-                self.calls.append(_note(_WATCHED[func], given, args, kwargs, result))
+                self.calls.append(_note(_WATCHED[func], args, kwargs, result))
         return result
 
 
-def _note(
-    name: str, given: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-) -> LossCall:
-    value, target = given.get("input"), given.get("target")
+def _note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> LossCall:
+    names = ("log_probs", "targets") if name == "ctc_loss" else ("input", "target")
+    given = dict(zip((*names, "weight"), args)) | kwargs
+    value, target = given.get(names[0]), given.get(names[1])
     call = LossCall(name=name, at=_caller())
     if isinstance(target, Tensor):
         call.target_shape = tuple(target.shape)
@@ -75,8 +70,9 @@ def _note(
     call.input_shape = tuple(value.shape)
     low, high = (v.item() for v in torch.aminmax(value.detach().float()))
     call.input_min, call.input_max = low, high
-    weights = kwargs.get("weight", args[2] if len(args) > 2 else None)
-    call.has_weights = any(isinstance(w, Tensor) for w in (weights, kwargs.get("pos_weight")))
+    if name in _WEIGHTED:
+        weights = (given.get("weight"), given.get("pos_weight"))
+        call.has_weights = any(isinstance(w, Tensor) for w in weights)
     call.value = _mean_value(name, result, value, kwargs.get("reduction", "mean"))
     if name in _CLASSES_AXIS_1:
         call.num_classes = value.shape[1 if value.dim() > 1 else 0]
