@@ -1,0 +1,93 @@
+"""What each parameter is for: a matrix with its fan-in, an embedding, a norm's scale, a bias."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from .probes import Subject
+from .records import Finding
+
+__all__ = ["Role", "few", "is_norm", "plain_values", "roles"]
+
+_CONVS = (nn.modules.conv._ConvNd,)
+_TRANSPOSED = (nn.modules.conv._ConvTransposeNd,)
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_MATRICES = (nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One parameter and what it does in its module."""
+
+    name: str
+    parameter: nn.Parameter
+    module: nn.Module
+    kind: str
+    """matrix | embedding | norm | bias | plain"""
+    fan_in: int = 0
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Any normalization, also one that a user wrote: they are called so everywhere."""
+    return "norm" in type(module).__name__.lower()
+
+
+def roles(subject: Subject) -> Iterator[Role]:
+    """Every parameter with its role, shared ones once, by its first name."""
+    owners: dict[int, nn.Module] = {}
+    for _, module in subject.modules():
+        for p in module.parameters(recurse=False):
+            owners.setdefault(id(p), module)
+    for name, p in subject.parameters():
+        yield _role(name, p, owners[id(p)])
+
+
+def _role(name: str, p: nn.Parameter, module: nn.Module) -> Role:
+    last = name.rpartition(".")[2]
+    if is_norm(module):
+        return Role(name, p, module, "norm")
+    if isinstance(module, _EMBEDDINGS):
+        return Role(name, p, module, "embedding", p.shape[-1])
+    if last.startswith(("bias", "in_proj_bias", "bias_")):
+        return Role(name, p, module, "bias")
+    if isinstance(module, _CONVS) and p.dim() > 2:
+        # (out, in / groups, *kernel), and the other way round where the convolution is transposed.
+        taps = math.prod(p.shape[2:])
+        if isinstance(module, _TRANSPOSED):
+            taps = max(1, taps // math.prod(module.stride))
+            return Role(name, p, module, "matrix", p.shape[0] // module.groups * taps)
+        return Role(name, p, module, "matrix", p.shape[1] * taps)
+    if isinstance(module, _MATRICES) and p.dim() >= 2:
+        return Role(name, p, module, "matrix", math.prod(p.shape[1:]))
+    return Role(name, p, module, "plain")
+
+
+def plain_values(tensor: Tensor) -> Tensor | None:
+    """The tensor's values as one dense tensor in float32; None where there are none to look at."""
+    if tensor.device.type == "meta" or not tensor.is_floating_point() or not tensor.numel():
+        return None
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    if tensor.layout != torch.strided:
+        return None
+    return tensor.detach().float()
+
+
+def few(findings: Sequence[Finding], limit: int = 5) -> list[Finding]:
+    """The first of many findings of one check; the last one says how many were left out.
+
+    >>> from .records import warned
+    >>> many = [warned("init", "init/scale", "std 40", "lower it", subject=s) for s in "abc"]
+    >>> [f.value for f in few(many, 2)]
+    ['std 40', 'std 40 (and 1 more like it)']
+    """
+    shown = list(findings[:limit])
+    left = len(findings) - len(shown)
+    if left:
+        shown[-1] = replace(shown[-1], value=f"{shown[-1].value} (and {left} more like it)")
+    return shown
