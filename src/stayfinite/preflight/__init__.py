@@ -1,7 +1,26 @@
-"""`stayfinite check`: know before the GPU hours."""
+"""`stayfinite check`: know before the GPU hours.
+
+from stayfinite.preflight import check
+
+report = check(build)        # build() returns model, loss_fn, loader, optimizer
+report.verdict, report.findings
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from .records import CheckReport, Finding
 
-__all__ = ["CheckReport", "Finding"]
+if TYPE_CHECKING:
+    from .runner_check import check
+
+__all__ = ["CheckReport", "Finding", "check"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "check":  # needs torch; the records do not
+        from .runner_check import check
+
+        return check
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

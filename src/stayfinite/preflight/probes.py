@@ -60,6 +60,8 @@ class Probe:
     """Let the optimizer's step happen; else it is held back after the gradients are known."""
     keep: bool = False
     lr_factor: float = 1.0
+    scale: float | None = None
+    """The loss scale of this step; None: what the training's GradScaler has, 1 without one."""
 
 
 @dataclass
@@ -98,7 +100,7 @@ class LayerSeen:
     peak_op: str = ""
     depth: int = 0
     """The order in which modules finished in the first forward: 0 is nearest to the input."""
-    sample: Tensor | None = None
+    sample: Tensor | None = field(default=None, repr=False, compare=False)
     """Some elements of the last output in float32, the same places in every precision."""
 
 
@@ -201,6 +203,8 @@ class Subject:
     """How many real steps the stability group may take (`--steps`)."""
     data_samples: int | None = None
     """How many samples the data group looks at; None: what fits its time, -1: all."""
+    tell: Callable[[int, int | None], None] = lambda done, total: None
+    """For a long job inside a group: how much is done, of how much (None: not known)."""
 
     @property
     def can_change_rows(self) -> bool:

@@ -1,0 +1,254 @@
+"""Runs probes: one step of the training each, measured, and everything put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..conductor import changes
+from ..conductor.investigation import eager_stance, symptom_origin
+from ..conductor.state import TrainState
+from ..locate.modules import name_modules
+from ..locate.slice import to_location
+from ..locate.trace import OpTrace, SourceRef
+from ..numerics.health import is_finite
+from ..observe.batches import named_tensors
+from ..observe.rng import RngState
+from ..recover.snapshot import Snapshot
+from .probes import Probe, Seen
+from .runner_casts import in_precision
+from .runner_watch import LayerWatch
+
+__all__ = ["Attempt", "Bench", "loss_nodes"]
+
+_NODES = 40
+
+
+class Bench:
+    """The training as it was before its first step, and how to get back there."""
+
+    def __init__(self, state: TrainState, device: str = "cpu") -> None:
+        self.state = state
+        self.device = device
+        self._baseline = Snapshot()
+        self._rng: RngState | None = None
+        self._is_chained = False
+
+    def take_baseline(self) -> None:
+        """Everything that a probe moves is put back to what it is now."""
+        own, self.state.snapshot = self.state.snapshot, self._baseline
+        try:
+            self.state.take_snapshot(0)
+        finally:
+            self.state.snapshot = own
+        self._rng = RngState.now()
+
+    @property
+    def has_baseline(self) -> bool:
+        return self._rng is not None
+
+    def reset(self) -> None:
+        """Back to before the first step."""
+        self.state.clear_grads()
+        for p in (p for _, p in self.state.parameters()):
+            p.grad = None
+        if self._rng is not None:
+            self._baseline.restore()
+            self._rng.restore()
+        self._is_chained = False
+
+    def begin(self, probe: Probe) -> Attempt:
+        """Ready for the step; call `Attempt.finish` when it is over."""
+        if not self._is_chained:
+            self.reset()
+        attempt = Attempt(self, probe)
+        attempt.enter()
+        return attempt
+
+    def end(self, attempt: Attempt) -> Seen:
+        seen = attempt.finish()
+        if attempt.probe.keep and seen.error is None:
+            self._is_chained = True
+        else:
+            self.reset()
+        return seen
+
+
+class Attempt:
+    """One probe while it runs. The vehicle tells it of the loss, the gradients and the step."""
+
+    def __init__(self, bench: Bench, probe: Probe) -> None:
+        self.bench = bench
+        self.state = bench.state
+        self.probe = probe
+        self.seen = Seen(probe.name)
+        self._stack = contextlib.ExitStack()
+        self._trace: OpTrace | None = None
+        self._watch: LayerWatch | None = None
+        self._norms: dict[int, float] = {}
+        self._frozen: set[int] = set()
+        self._weights: list[tuple[str, Tensor, Tensor]] = []
+        self._start = time.perf_counter()
+
+    # -- around the step ---------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        probe = self.probe
+        names = name_modules(self.state.roots)
+        self.seen.lrs = tuple(rate * probe.lr_factor for rate in self.state.lrs())
+        if probe.apply:
+            self._weights = [(n, p, p.detach().clone()) for n, p in self.state.parameters()]
+        if probe.lr_factor != 1.0:
+            self._stack.enter_context(changes.scaled_lr(probe.lr_factor))
+        if probe.trace:
+            self._stack.enter_context(eager_stance())
+        if probe.scale is not None:
+            self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))
+        self._stack.enter_context(in_precision(probe.precision, self.state, self.bench.device))
+        if probe.watch:
+            self._watch = LayerWatch(names, self.state.roots)
+            self._stack.enter_context(self._watch)
+        if probe.trace:
+            batch = [SourceRef("batch", n, t) for n, t in named_tensors(probe.batch)]
+            self._trace = OpTrace([*batch, *self.state.sources()], names)
+            self._stack.enter_context(self._trace)
+
+    def finish(self) -> Seen:
+        """The step is over, or has raised: what was seen."""
+        seen = self.seen
+        if self._watch is not None:
+            seen.layers = self._watch.layers()
+            known = dict(self.state.parameters())
+            seen.param_grads = {n: self._norms.get(id(p)) for n, p in known.items()}
+        if self._norms:
+            seen.grad_norm = math.sqrt(sum(v * v for v in self._norms.values()))
+        if self.probe.apply and seen.error is None:
+            seen.updates = self._updates()
+            self._look_at_state()
+        self._stack.close()
+        seen.seconds = time.perf_counter() - self._start
+        return seen
+
+    def raised(self, error: BaseException, where: str = "") -> None:
+        """The training did not survive this batch."""
+        text = str(error).strip().splitlines()
+        self.seen.error = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
+        self.seen.error_at = where
+
+    # -- what the vehicle tells --------------------------------------------------------------------
+
+    def saw_loss(self, loss: Tensor, scale: float = 1.0) -> None:
+        """The loss is known, before its backward; `scale` is what that will be multiplied by."""
+        if self._watch is not None:
+            self._watch.scale = scale
+        with _unwatched():
+            if loss.numel() == 1:
+                self.seen.loss = float(loss.detach())
+            self.seen.loss_ops = self.seen.loss_ops or loss_nodes(loss)
+            is_good = is_finite(loss)
+        if not is_good:
+            self._bad([loss])
+
+    def saw_gradients(self, scale: float = 1.0) -> None:
+        """A backward is over."""
+        bad = []
+        with _unwatched(), torch.no_grad():
+            for p, g in self.state.grads():
+                if id(p) in self._frozen:
+                    continue
+                norm = _norm(g) / scale
+                self._norms[id(p)] = norm
+                if not math.isfinite(norm) and not is_finite(g):
+                    bad.append(g)
+        if bad:
+            self._bad(bad)
+
+    def saw_step(self, optimizer: Optimizer) -> None:
+        """Its step is about to happen: later backwards (a GAN's other half) are not its own."""
+        self._frozen |= {id(p) for g in optimizer.param_groups for p in g["params"]}
+        if self._trace is not None:
+            self._trace.direction = "optimizer"
+
+    def stepped(self) -> None:
+        if self._trace is not None:
+            self._trace.direction = "forward"
+
+    def _bad(self, symptoms: list[Tensor]) -> None:
+        self.seen.is_finite = False
+        if self._trace is not None and self.seen.location is None:
+            origin = symptom_origin(self._trace, symptoms)
+            if origin is not None:
+                self.seen.location = to_location(origin)
+            self._trace.is_paused = True
+
+    def _look_at_state(self) -> None:
+        with _unwatched():
+            bad = [t for _, _, t in self.state.bad_state()]
+        if bad:
+            self._bad(bad)
+
+    def _updates(self) -> dict[str, float]:
+        found = {}
+        with _unwatched(), torch.no_grad():
+            for name, p, before in self._weights:
+                size = _norm(before)
+                if p.requires_grad and size > 0 and p.dtype == before.dtype:
+                    found[name] = _norm(p.detach().float() - before.float()) / size
+        return found
+
+
+@contextlib.contextmanager
+def _with_scale(state: TrainState, scale: float, device: str) -> Iterator[None]:
+    """The training's GradScaler at this scale, or the backward's start where there is none."""
+    scalers = [s for s in state.scalers if s.is_enabled()]
+    if not scalers:
+        with changes.root_gradient(scale):
+            yield
+        return
+    kept = [(s, s._scale, s._growth_tracker) for s in scalers]
+    for s in scalers:
+        s._scale, s._growth_tracker = None, None
+        s._lazy_init_scale_growth_tracker(torch.device(device))
+        s._scale.fill_(scale)
+    try:
+        yield
+    finally:
+        for s, value, tracker in kept:
+            s._scale, s._growth_tracker = value, tracker
+
+
+def loss_nodes(loss: Tensor) -> tuple[str, ...]:
+    """Names of the autograd nodes behind a loss, nearest first."""
+    found: list[str] = []
+    todo: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while todo and len(found) < _NODES:
+        node = todo.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.append(node.name())
+        todo += [n for n, _ in node.next_functions]
+    return tuple(found)
+
+
+def _norm(t: Tensor) -> float:
+    t = t.detach()
+    if t.layout != torch.strided:
+        t = t.coalesce().values() if t.layout == torch.sparse_coo else t.to_dense()
+    if not t.numel():
+        return 0.0
+    return float(
+        torch.linalg.vector_norm(t, dtype=torch.float64 if t.is_floating_point() else None)
+    )
+
+
+def _unwatched() -> Any:
+    return torch.utils._python_dispatch._disable_current_modes()

@@ -1,0 +1,180 @@
+"""A training given in parts: the runner itself calls loss, backward and step."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conductor.rows import num_rows
+from ..conductor.state import TrainState
+from ..errors import UsageError
+from ..locate.frames import is_user_file
+from .probes import Probe, Seen, Step, Subject
+from .runner import Attempt, Bench
+from .runner_casts import autocast_off, noting_autocast
+from .target import Built
+
+__all__ = ["BuildRunner", "error_place", "model_device"]
+
+
+class BuildRunner:
+    """Runs probes on a training that was built by a function."""
+
+    def __init__(self, built: Built, label: str, seed: int = 0, num_first: int = 3) -> None:
+        self._built = built
+        self._label = label
+        state = TrainState()
+        state.add_root(built.model, "")
+        for optimizer in built.optimizers:
+            state.add_optimizer(optimizer)
+        if built.scheduler is not None:
+            state.add_scheduler(built.scheduler)
+        if built.scaler is not None:
+            state.add_scaler(built.scaler)
+        self.state = state
+        self.bench = Bench(state, model_device(built.model))
+        self._seed = seed
+        self._num_first = num_first
+        self.first_error: Seen | None = None
+        """What the first real step raised, if it did."""
+
+    def prepare(self) -> Subject:
+        """Take the first steps, go back, and say what there is."""
+        torch.manual_seed(self._seed)
+        built, state = self._built, self.state
+        batches = self._first_batches()
+        self._materialize(batches[0])
+        self.bench.take_baseline()
+        state.note_initial()
+        dtypes: set[torch.dtype] = set()
+        steps: list[Step] = []
+        loss_ops: tuple[str, ...] = ()
+        with noting_autocast(dtypes):
+            for i, batch in enumerate(batches):
+                seen = self.run(Probe(batch, f"step {i}", apply=True, keep=True))
+                if seen.error is not None:
+                    self.first_error = seen
+                    break
+                steps.append(Step(seen.loss, seen.grad_norm, seen.lrs))
+                loss_ops = loss_ops or seen.loss_ops
+        self.bench.reset()
+        half = next((str(d).removeprefix("torch.") for d in dtypes), None)
+        return Subject(
+            models=dict(state.roots),
+            optimizers=list(state.optimizers),
+            schedulers=list(state.schedulers),
+            scalers=list(state.scalers),
+            clip_norm=built.clip_norm,
+            autocast_dtype=half,
+            batches=batches,
+            loaders=[built.loader],
+            steps=steps,
+            loss_ops=loss_ops,
+            batch_size=num_rows(batches[0]) or getattr(built.loader, "batch_size", None),
+            device=self.bench.device,
+            source=self._label,
+            vehicle="build",
+            seed=self._seed,
+        )
+
+    def run(self, probe: Probe) -> Seen:
+        """One probe."""
+        attempt = self.bench.begin(probe)
+        try:
+            with _quiet():
+                self._step(attempt)
+        except Exception as e:
+            attempt.raised(e, error_place(e))
+        return self.bench.end(attempt)
+
+    def _first_batches(self) -> list[Any]:
+        try:
+            batches = list(itertools.islice(iter(self._built.loader), self._num_first))
+        except Exception as e:
+            raise UsageError(
+                f"{self._label}: the loader raised {type(e).__name__}: {e}\nwhere: {error_place(e)}"
+            ) from e
+        if not batches:
+            raise UsageError(f"{self._label}: the loader is empty; expected at least one batch")
+        return batches
+
+    def _materialize(self, batch: Any) -> None:
+        """Lazy layers get their sizes from a first batch; there is no state before that."""
+        lazy = torch.nn.parameter.is_lazy
+        if any(lazy(p) for p in self._built.model.parameters()):
+            with torch.no_grad(), contextlib.suppress(Exception):
+                self._built.loss_fn(self._built.model, batch)
+
+    def _step(self, attempt: Attempt) -> None:
+        built = self._built
+        loss = built.loss_fn(built.model, attempt.probe.batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shape = (
+                f"a tensor of shape {tuple(loss.shape)}"
+                if isinstance(loss, Tensor)
+                else repr(type(loss).__name__)
+            )
+            raise UsageError(f"loss_fn must return a tensor with one number, got {shape}")
+        scaler = built.scaler if built.scaler is not None and built.scaler.is_enabled() else None
+        scaled = scaler.scale(loss) if scaler is not None else loss
+        scale = float(scaler.get_scale()) if scaler is not None else attempt.probe.scale or 1.0
+        attempt.saw_loss(loss, scale)
+        with autocast_off(self.bench.device):
+            scaled.backward()
+        attempt.saw_gradients(scale)
+        self._clip(scaler)
+        if not attempt.probe.apply:
+            return
+        for optimizer in built.optimizers:
+            attempt.saw_step(optimizer)
+            if scaler is not None:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+            attempt.stepped()
+        if scaler is not None:
+            scaler.update()
+        if built.scheduler is not None:
+            built.scheduler.step()
+
+    def _clip(self, scaler: Any) -> None:
+        if self._built.clip_norm is None:
+            return
+        for optimizer in self._built.optimizers:
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+        params = [p for o in self._built.optimizers for g in o.param_groups for p in g["params"]]
+        torch.nn.utils.clip_grad_norm_(params, self._built.clip_norm)
+
+
+def model_device(model: torch.nn.Module) -> str:
+    first = next(itertools.chain(model.parameters(), model.buffers()), None)
+    return first.device.type if first is not None else "cpu"
+
+
+def error_place(error: BaseException) -> str:
+    """The innermost line of the user's own code that an exception went through."""
+    import linecache
+
+    found = ""
+    tb = error.__traceback__
+    while tb is not None:
+        name, line = tb.tb_frame.f_code.co_filename, tb.tb_lineno
+        if is_user_file(name):
+            found = f"{name}:{line} {linecache.getline(name, line).strip()}".rstrip()
+        tb = tb.tb_next
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch says about our batches (a scheduler before its optimizer) is not the user's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,99 @@
+"""A training's step in another precision, without a change in its code."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torch_module
+
+from ..conductor.changes import higher_precision
+from ..conductor.state import TrainState
+
+__all__ = ["DTYPES", "autocast_off", "in_precision", "noting_autocast"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST: Any = torch.amp.autocast_mode.autocast
+
+
+def in_precision(
+    precision: str | None, state: TrainState, device: str
+) -> contextlib.AbstractContextManager[Any]:
+    """Everything inside runs in this precision; None leaves it as it is."""
+    if precision is None:
+        return contextlib.nullcontext()
+    if precision == "fp32":
+        return higher_precision(state)
+    return _autocast_everywhere(device, DTYPES[precision])
+
+
+@contextlib.contextmanager
+def _autocast_everywhere(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """Autocast with this dtype from here on, whatever dtype the training asks for.
+
+    Regions that a module switches off for itself stay off: they protect what must be float32.
+    """
+    original = _AUTOCAST.__enter__
+
+    def __enter__(self: Any) -> Any:
+        if not self._enabled and _is_inside_module():
+            return original(self)
+        was = self._enabled, self.fast_dtype
+        self._enabled, self.fast_dtype = True, dtype
+        try:
+            return original(self)
+        finally:
+            self._enabled, self.fast_dtype = was
+
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    _AUTOCAST.__enter__ = __enter__
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, dtype)
+    try:
+        yield
+    finally:
+        _AUTOCAST.__enter__ = original
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+        torch.clear_autocast_cache()
+
+
+def _is_inside_module() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == torch_module.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def autocast_off(device: str) -> Iterator[None]:
+    """A backward runs in the precision of its forward: outside of any autocast."""
+    was = torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, was)
+
+
+@contextlib.contextmanager
+def noting_autocast(seen: set[torch.dtype]) -> Iterator[None]:
+    """Writes down with which dtypes the training enters autocast."""
+    original = _AUTOCAST.__enter__
+
+    def __enter__(self: Any) -> Any:
+        if self._enabled:
+            seen.add(self.fast_dtype)
+        return original(self)
+
+    _AUTOCAST.__enter__ = __enter__
+    try:
+        yield
+    finally:
+        _AUTOCAST.__enter__ = original

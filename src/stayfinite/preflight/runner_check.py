@@ -1,0 +1,84 @@
+"""The whole of a check on a training that is at hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ..observe.rng import RngState
+from .probes import Subject
+from .records import CheckReport, SkippedGroup
+from .runner_build import BuildRunner
+from .runner_groups import Book, conduct, drive, load_groups, report_of, selected
+from .target import Built, understand
+
+__all__ = ["check"]
+
+_FROM_PARTS_ALONE = ("environment", "config", "data")
+"""Groups that need no step of the training."""
+
+
+def check(
+    build: Any,
+    *,
+    only: Iterable[str] = (),
+    skip: Iterable[str] = (),
+    steps: int = 10,
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+    config_path: str = "",
+    data_samples: int | None = None,
+    label: str = "",
+    progress: Callable[[str, str], None] | None = None,
+    tell: Callable[[int, int | None], None] | None = None,
+) -> CheckReport:
+    """Check a training before it runs: `build` is a function (or what it returns).
+
+    It gives model, loss_fn, loader and optimizer; `loss_fn(model, batch)` returns the loss. The
+    training's state is afterwards what it was.
+
+        from stayfinite.preflight import check
+
+        report = check(build)
+        print(report.verdict, report.first_things())
+    """
+    start = time.perf_counter()
+    names = selected(only, skip)
+    label = label or getattr(build, "__name__", "build")
+    built = understand(build() if callable(build) else build, label)
+    before = RngState.now()
+    runner = BuildRunner(built, label, seed=seed)
+    subject = runner.prepare()
+    subject.num_steps, subject.data_samples = steps, data_samples
+    subject.config, subject.config_path = config, config_path
+    if tell is not None:
+        subject.tell = tell
+    book = Book(progress=progress)
+    if runner.first_error is not None:
+        names = _without_steps(names, book, runner.first_error.error or "", subject)
+    try:
+        drive(conduct(subject, load_groups(names), book), runner.run)
+    finally:
+        runner.bench.reset()
+        before.restore()
+    return report_of(label, book, start, _notes(subject, built))
+
+
+def _without_steps(
+    names: tuple[str, ...], book: Book, error: str, subject: Subject
+) -> tuple[str, ...]:
+    """The training's own first step raised: only what needs no step can be looked at."""
+    for name in names:
+        if name not in _FROM_PARTS_ALONE:
+            book.skipped.append(SkippedGroup(group=name, reason=f"the first step raised {error}"))
+    return tuple(n for n in names if n in _FROM_PARTS_ALONE)
+
+
+def _notes(subject: Subject, built: Built) -> list[str]:
+    done = f"{len(subject.steps)} real step{'s' if len(subject.steps) != 1 else ''}"
+    return (
+        [f"{done} taken and undone; loss {subject.steps[0].loss:.6g} at first"]
+        if (subject.steps and subject.steps[0].loss is not None)
+        else []
+    )

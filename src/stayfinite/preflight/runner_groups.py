@@ -1,0 +1,171 @@
+"""The groups one after another, whoever runs their probes."""
+
+from __future__ import annotations
+
+import importlib
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import UsageError
+from .probes import Group, Probe, Seen, Subject
+from .records import GROUPS, CheckReport, Finding, SkippedGroup
+
+__all__ = ["Book", "Ledger", "conduct", "drive", "load_groups", "report_of", "selected"]
+
+_HOMES = {
+    "environment": "environment",
+    "config": "config",
+    "data": "data",
+    "init": "init",
+    "forward": "flow",
+    "edges": "edges",
+    "precision": "precision",
+    "stability": "stability",
+}
+"""The module of each group; the function in it has the group's name."""
+
+
+def selected(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[str, ...]:
+    """The groups to run, in their order; several names in one word are split at commas.
+
+    >>> selected(only=["data,init"])
+    ('data', 'init')
+    >>> selected(skip=["dat"])
+    Traceback (most recent call last):
+    stayfinite.errors.UsageError: there is no group 'dat'; groups: environment, config, data, init, forward, edges, precision, stability
+    """
+    wanted, unwanted = _names(only), _names(skip)
+    for name in (*wanted, *unwanted):
+        if name not in GROUPS:
+            raise UsageError(f"there is no group {name!r}; groups: {', '.join(GROUPS)}")
+    return tuple(g for g in GROUPS if (not wanted or g in wanted) and g not in unwanted)
+
+
+def _names(words: Iterable[str]) -> list[str]:
+    return [part.strip() for word in words for part in word.split(",") if part.strip()]
+
+
+def load_groups(names: Iterable[str]) -> dict[str, Group]:
+    """The functions of these groups."""
+    return {
+        name: getattr(importlib.import_module(f".{_HOMES[name]}", __package__), name)
+        for name in names
+    }
+
+
+class Ledger(Protocol):
+    """Who writes down what happens; a script's ledger survives its process."""
+
+    def answer(self, group: str, index: int) -> Seen | None:
+        """What this probe showed when it was run earlier."""
+
+    def note_answer(self, group: str, index: int, seen: Seen) -> None: ...
+    def about_to_ask(self, group: str, index: int, probe: Probe) -> None: ...
+    def is_done(self, group: str) -> bool: ...
+    def begin(self, group: str) -> None: ...
+    def done(
+        self, group: str, findings: list[Finding], reason: str | None, seconds: float
+    ) -> None: ...
+
+
+@dataclass
+class Book:
+    """A ledger in memory."""
+
+    findings: list[Finding] = field(default_factory=list)
+    skipped: list[SkippedGroup] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    progress: Callable[[str, str], None] | None = None
+
+    def answer(self, group: str, index: int) -> Seen | None:
+        return None
+
+    def note_answer(self, group: str, index: int, seen: Seen) -> None: ...
+
+    def about_to_ask(self, group: str, index: int, probe: Probe) -> None:
+        if self.progress is not None:
+            self.progress(group, probe.name)
+
+    def is_done(self, group: str) -> bool:
+        return group in self.seconds
+
+    def begin(self, group: str) -> None:
+        if self.progress is not None:
+            self.progress(group, "")
+
+    def done(self, group: str, findings: list[Finding], reason: str | None, seconds: float) -> None:
+        self.findings += findings
+        if reason is not None:
+            self.skipped.append(SkippedGroup(group=group, reason=reason))
+        self.seconds[group] = round(seconds, 3)
+
+
+def conduct(
+    subject: Subject, groups: Mapping[str, Group], ledger: Ledger
+) -> Generator[Probe, Seen, None]:
+    """All the groups' probes in their order; what is known already is not asked again."""
+    for name, group in groups.items():
+        if ledger.is_done(name):
+            continue
+        start = time.perf_counter()
+        ledger.begin(name)
+        findings: list[Finding] = []
+        reason = None
+        try:
+            findings = yield from _asked(name, group(subject), ledger)
+        except GeneratorExit:
+            raise
+        except Exception as e:
+            reason = f"it stopped with {type(e).__name__}: {e} ({_place(e)})"
+        ledger.done(name, findings, reason, time.perf_counter() - start)
+
+
+def _asked(
+    name: str, checks: Generator[Probe, Seen, list[Finding]], ledger: Ledger
+) -> Generator[Probe, Seen, list[Finding]]:
+    index = 0
+    seen: Seen | None = None
+    while True:
+        try:
+            probe = next(checks) if seen is None else checks.send(seen)
+        except StopIteration as stop:
+            return list(stop.value)
+        seen = ledger.answer(name, index)
+        if seen is None:
+            ledger.about_to_ask(name, index, probe)
+            seen = yield probe
+            ledger.note_answer(name, index, seen)
+        index += 1
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
+
+
+def drive(conducted: Generator[Probe, Seen, None], run: Callable[[Probe], Seen]) -> None:
+    """Answer every probe at once."""
+    try:
+        probe = next(conducted)
+        while True:
+            probe = conducted.send(run(probe))
+    except StopIteration:
+        return
+
+
+def report_of(target: str, book: Book, start: float, notes: Iterable[str] = ()) -> CheckReport:
+    """Everything in one record, the groups in their order."""
+    order = {name: i for i, name in enumerate(GROUPS)}
+    findings = sorted(book.findings, key=lambda f: order[f.group])
+    return CheckReport(
+        target=target,
+        findings=tuple(findings),
+        skipped=tuple(sorted(book.skipped, key=lambda s: order[s.group])),
+        seconds=dict(book.seconds),
+        duration_s=round(time.perf_counter() - start, 3),
+        notes=tuple(notes),
+    )
