@@ -26,6 +26,10 @@ _WATCHED: dict[Any, str] = {
 }  # fmt: skip
 _CLASSES_AXIS_1 = ("cross_entropy", "nll_loss")
 _WEIGHTED = (*_CLASSES_AXIS_1, "binary_cross_entropy", "binary_cross_entropy_with_logits")
+_VIEWS = (
+    "View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "ToCopy", "Select", "Slice", "Alias",
+    "Transpose", "TBackward", "Permute", "Clone", "Expand",
+)  # fmt: skip
 _MOST = 32
 _ROWS = 256
 
@@ -67,7 +71,7 @@ def _note(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
         call.target_shape = tuple(target.shape)
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
         return call
-    call.input_shape = tuple(value.shape)
+    call.input_shape, call.input_op = tuple(value.shape), _maker(value)
     low, high = (v.item() for v in torch.aminmax(value.detach().float()))
     call.input_min, call.input_max = low, high
     if name in _WEIGHTED:
@@ -98,6 +102,16 @@ def _is_distribution(value: Tensor, low: float) -> bool:
     axis = 1 if value.dim() > 1 else 0
     sums = value.detach()[:_ROWS].float().sum(axis) if axis else value.detach().float().sum()
     return bool(((sums - 1).abs() < 1e-2).all())
+
+
+def _maker(value: Tensor) -> str:
+    node: Any = value.grad_fn
+    for _ in range(8):
+        name = node.name() if node is not None else ""
+        if not name.startswith(_VIEWS) or not node.next_functions:
+            return str(name)
+        node = node.next_functions[0][0]
+    return ""
 
 
 def _caller() -> str:

@@ -119,6 +119,8 @@ class LossCall:
     input_max: float | None = None
     is_distribution: bool = False
     """Every row of the input is a probability distribution: a softmax was applied already."""
+    input_op: str = ""
+    """The autograd node that made the input, views left out: "SoftmaxBackward0"."""
     has_weights: bool = False
     """Class weights or `pos_weight` were given: the expected value is not the plain one."""
     at: str = ""
