@@ -1,0 +1,111 @@
+"""The forward group: a few real steps, watched layer by layer, and what the loss starts at."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from ..records import Location
+from .flow_gradients import judge_gradients, judge_updates
+from .flow_start import judge_loss
+from .flow_scale import judge_activations, judge_dead, judge_saturated
+from .probes import Checks, Probe, Seen, Subject
+from .records import Finding, failed, passed, skipped
+
+__all__ = ["at_location", "forward"]
+
+GROUP = "forward"
+WATCHED_BATCHES = 3
+WARM_STEPS = 4
+"""Real steps before a gradient of exactly zero counts: gates and heads that start at zero open."""
+
+
+def forward(subject: Subject) -> Checks:
+    """Activations, the loss and gradients: their scale, layer by layer."""
+    if not subject.batches:
+        return [skipped(GROUP, "forward/runs", "no batch was seen")]
+    first = yield Probe(batch=subject.batches[0], name="first batch", watch=True)
+    if first.error is not None:
+        return [_raised(first)]
+    if not first.is_finite:
+        traced = yield Probe(batch=subject.batches[0], name="first batch, traced", trace=True)
+        return [_nonfinite(first, traced)]
+    watched = [first]
+    for i, batch in enumerate(subject.batches[1:WATCHED_BATCHES], 1):
+        seen = yield Probe(batch=batch, name=f"batch {i}", watch=True)
+        if seen.error is not None:
+            return [_raised(seen)]
+        if not seen.is_finite:
+            traced = yield Probe(batch=batch, name=f"batch {i}, traced", trace=True)
+            return [_nonfinite(seen, traced)]
+        watched.append(seen)
+    found = [passed(GROUP, "forward/finite", _summary(watched))]
+    found += judge_activations(first.layers)
+    found += judge_dead([s.layers for s in watched])
+    found += judge_saturated(first.layers)
+    found += judge_loss(first)
+    steps, later = yield from _warm(subject)
+    found += judge_gradients(subject, watched, later or first, is_warm=later is not None)
+    found += judge_updates(subject, steps)
+    return found
+
+
+def _warm(subject: Subject) -> Generator[Probe, Seen, tuple[list[Seen], Seen | None]]:
+    """A few real steps, then a look at the layers; no look where the steps broke."""
+    steps: list[Seen] = []
+    for i in range(WARM_STEPS):
+        batch = subject.batches[i % len(subject.batches)]
+        seen = yield Probe(batch=batch, name=f"step {i}", apply=True, keep=True)
+        if seen.error is not None or not seen.is_finite:
+            return steps, None
+        steps.append(seen)
+    later = yield Probe(batch=subject.batches[0], name="after the steps", watch=True)
+    is_sound = later.error is None and later.is_finite
+    return steps, later if is_sound else None
+
+
+def _summary(watched: list[Seen]) -> str:
+    losses = ", ".join(f"{s.loss:.4g}" for s in watched if s.loss is not None)
+    layers = len(watched[0].layers)
+    return f"{len(watched)} batches through {layers} modules; loss {losses}"
+
+
+def _raised(seen: Seen) -> Finding:
+    error = seen.error or ""
+    action = "repair this line; nothing can be trained before it runs"
+    if "does not require grad" in error:
+        action = "keep the loss attached: no .item(), .detach() or no_grad() on its way"
+    where = seen.error_at.partition(" ")[0]
+    return failed(GROUP, "forward/runs", error, action, subject=where, weight=10)
+
+
+def _nonfinite(seen: Seen, traced: Seen) -> Finding:
+    """The training's own batch gives a NaN or Inf, in the loss or only in the gradients."""
+    location = traced.location or seen.location
+    is_loss = seen.loss is None or seen.loss != seen.loss or abs(seen.loss) == float("inf")
+    check = "forward/finite" if is_loss else "gradients/finite"
+    what = f"the loss is {seen.loss}" if is_loss else f"loss {seen.loss:.4g}, gradients not finite"
+    subject, value = at_location(location)
+    return failed(
+        GROUP,
+        check,
+        f"{what} on {seen.name}{value}",
+        "repair this operation; `stayfinite run` explains the cause and the fix",
+        subject=subject,
+        weight=10,
+        data={"op": location.op if location else None},
+    )
+
+
+def at_location(location: Location | None) -> tuple[str, str]:
+    """Where a bad value was born: (the layer or the line, words about the operation)."""
+    if location is None or (location.op is None and not location.note and not location.chain):
+        return "", ""
+    where = ""
+    if location.file:
+        where = f"{location.file.rpartition('/')[2]}:{location.line}"
+    label = next((k.label for k in location.chain if k.label), None)
+    what = location.op or label or "a value that came in"
+    words = f", born in {what}" + (f" at {where}" if where else "")
+    if location.source:
+        words += f": {location.source}"
+    return location.module or where or (label or ""), words
