@@ -21,14 +21,23 @@ from ..config import Settings
 from ..detect import ScaleWatch
 from ..numerics.health import FiniteFlag, is_finite
 from ..observe.batches import batch_bytes
-from ..observe.rng import RngMemory
+from ..observe.rng import RngMemory, RngState
 from ..observe.witness import witness
 from ..records import Incident, StepRecord
 from ..recover.policy import Policy
 from .deferred import DeferredFlag
 from .journaling import RunJournal
 from .keeping import choose_snapshot
-from .ranks import DUE, NOT_DUE, URGENT, RankFailure, Ranks, local, note_initial
+from .ranks import (
+    DUE,
+    NOT_DUE,
+    URGENT,
+    RankFailure,
+    Ranks,
+    has_world,
+    local,
+    note_initial,
+)
 from .recovery import Recovery
 from .state import TrainState
 from .window import Failure, Window
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Core"]
 
 _MAX_LOG_BYTES = 1 << 29
+_INF = math.inf
+_item = torch._C.TensorBase.item  # without the wire round Tensor.item
 
 
 class Core:
@@ -62,7 +73,7 @@ class Core:
         self.snapshot_folder: Path | None = None
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.num_applied = 0
-        self._flags: dict[torch.device, FiniteFlag] = {}
+        self._flags: dict[int, FiniteFlag] = {}
         self._is_primed = False
         self._spent = 0.0
         self._cost = 0.0
@@ -80,41 +91,43 @@ class Core:
     # -- the sentinel ------------------------------------------------------------------------
 
     def check(self, window: Window, optimizer: Optimizer) -> Failure | None:
-        """Whether this step may be applied: all finite, and no spike that the policy acts on."""
-        return self._check_finite(window, optimizer) or self.see(window)
+        """Whether this step may be applied: all finite, and no spike that the policy acts on.
+
+        Loss and gradients in one fused pass and one read; learning rates by a look.
+        """
+        if has_world():
+            if self.is_shared(optimizer):
+                return self.check_together(window, optimizer) or self.see(window)
+            if self.ranks.is_joining():
+                return None
+        grads: list[Tensor] = []
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if type(rate) is float and not -_INF < rate < _INF:
+                return Failure("learning_rate", window.step, name="lr", value=rate)
+            grads += [g for p in group["params"] if (g := p.grad) is not None]
+        losses, norm = window.losses, window.norm
+        if norm is not None:
+            is_bad, values = read_scalars(None, [norm, *(t for _, t in losses)])
+        else:
+            if not grads and not losses:
+                return None
+            flag = self._flags.get(id(optimizer)) or self._new_flag(optimizer, grads)
+            flag.fold(grads)
+            is_bad, values = read_scalars(flag, [t for _, t in losses])
+        if is_bad:
+            return self.explain(window, [optimizer])
+        window.is_seen = True
+        if losses:
+            window.loss = values[-1]
+            window.losses = []  # with the graphs that hang on them
+        return self.recovery.see(window, window.loss, None if norm is None else values[0])
 
     def see(self, window: Window) -> Failure | None:
         """Loss and norm against the usual. The host has just waited for them: reading is free."""
         window.is_seen = True
-        return self.recovery.see(window)
-
-    def _check_finite(self, window: Window, optimizer: Optimizer) -> Failure | None:
-        """Loss and gradients in one fused pass and one read; learning rates by a look."""
-        if self.is_shared(optimizer):
-            return self.check_together(window, optimizer)
-        if self.ranks.is_joining():
-            return None
-        failure = _bad_rate(window, optimizer)
-        if failure is not None:
-            return failure
-        losses = [t for _, t in window.losses]
-        if window.norm is not None:
-            total = window.norm
-            for t in losses:
-                total = total + t.to(total.device)
-            if math.isfinite(total.item()):
-                return None
-        else:
-            grads = self._grads(optimizer)
-            if not grads and not losses:
-                return None
-            device = grads[0].device if grads else losses[0].device
-            flag = self._flag(device)
-            flag.fold([*grads, *(t.clone() for t in losses)])
-            if not flag.read():
-                return None
-            flag.reset()
-        return self.explain(window, [optimizer])
+        loss = window.losses[-1][1] if window.losses else None
+        return self.recovery.see(window, *(_number(t) for t in (loss, window.norm)))
 
     # -- the sentinel of several ranks ---------------------------------------------------------
 
@@ -140,8 +153,7 @@ class Core:
         elif not is_scaled:
             checked[:0] = [local(g) for g in self._grads(optimizer)]
         rate = _bad_rate(window, optimizer)
-        params = optimizer.param_groups[0]["params"]
-        flag = self._flag(checked[0].device if checked else params[0].device)
+        flag = self._flags.get(id(optimizer)) or self._new_flag(optimizer, checked)
         flag.fold(checked)
         if rate is not None:
             flag.value.fill_(1.0)
@@ -192,6 +204,7 @@ class Core:
     def step_deferred(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Issue the step with the flag on the device; `collect` tells later how it went."""
         grads = [local(g) for g in self._grads(optimizer)]
+        window.losses = [(step, t.detach()) for step, t in window.losses]
         losses = [local(t) for _, t in window.losses]
         if self._deferred is None:
             device = grads[0].device if grads else losses[0].device
@@ -225,22 +238,19 @@ class Core:
         return None
 
     def _grads(self, optimizer: Optimizer) -> list[Tensor]:
-        groups = optimizer.param_groups
-        if len(groups) == 1:
-            return [g for p in groups[0]["params"] if (g := p.grad) is not None]
-        return [g for group in groups for p in group["params"] if (g := p.grad) is not None]
+        return [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]  # fmt: skip
 
-    def _flag(self, device: torch.device) -> FiniteFlag:
-        flag = self._flags.get(device)
-        if flag is None:
-            flag = self._flags[device] = FiniteFlag(device)
+    def _new_flag(self, optimizer: Optimizer, grads: list[Tensor]) -> FiniteFlag:
+        first = grads[0] if grads else optimizer.param_groups[0]["params"][0]
+        flag = self._flags[id(optimizer)] = FiniteFlag(first.device)
         return flag
 
     # -- healthy steps ------------------------------------------------------------------------
 
     def prime(self) -> None:
         """Before the first step: what is bad already, and the first snapshot."""
-        self.ranks.mark()
+        if has_world():
+            self.ranks.mark()
         if self._is_primed:
             return
         self._is_primed = True
@@ -255,16 +265,21 @@ class Core:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
 
-    def open(self) -> None:
-        """A window is about to open: the snapshot that the last deep check allowed is taken now,
-        with all that the loop did after its step (schedule, averages) in it."""
-        if witness.averages and self.state.adopt_averages(witness.averages):
+    def open(self) -> RngState:
+        """A window opens: the snapshot that the last deep check allowed is taken now, with all that
+        the loop did after its step (schedule, averages) in it. Returns the random state."""
+        if has_world():
+            self.ranks.mark()
+        if not self._is_primed:
+            self.prime()
+        if witness.has_averages and self.state.adopt_averages(witness.averages):
             self._due = self._due or (self.num_applied, [])
-        if self._due is None or self.ranks.is_on:
-            return
-        (tag, versions), self._due = self._due, None
-        if self.state.is_still_finite(versions):
-            self._take_snapshot(tag)
+        if self._due is not None and not self.ranks.is_on:
+            (tag, versions), self._due = self._due, None
+            if self.state.is_still_finite(versions):
+                self._take_snapshot(tag)
+        self.state.shadow_buffers()
+        return self.rng.capture()
 
     def _take_snapshot(self, tag: int) -> None:
         if self._has_room:
@@ -291,13 +306,6 @@ class Core:
             else:
                 self.deep_check(0)
 
-    def remember(self, window: Window) -> None:
-        """One line of history; tensors by reference, so that nothing syncs."""
-        row = self._row(window)
-        self.history.append(row)
-        if self.journal is not None:
-            self.journal.step(row)
-
     def passes_by_skip(self) -> bool:
         """Whether this skip of the scaler is one more of a row that was looked into already."""
         return self.scale_watch.passes_by(self.state.scale() or 1.0)
@@ -309,37 +317,41 @@ class Core:
             self.journal.skipped(self._row(window), "scaler_skip")
 
     def _row(self, window: Window) -> tuple[Any, ...]:
+        """One line of history; tensors by reference, so that nothing syncs."""
+        last, scalers = window.batches[-1], self.state.scalers
+        loss: Any = window.loss
+        if loss is None and window.losses:
+            loss = window.losses[-1][1]
         return (
-            window.step,
-            window.epoch,
-            window.losses[-1][1] if window.losses else None,
+            last.step,
+            last.epoch,
+            loss,
             window.norm,
             window.lrs,
-            _still(getattr(self.state.scalers[0], "_scale", None)) if self.state.scalers else None,
+            _still(getattr(scalers[0], "_scale", None)) if scalers else None,
             window.num_applied > 0,
         )
 
-    def close_healthy(self, window: Window, is_epoch_end: bool = False) -> Failure | None:
+    def close_healthy(self, window: Window) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows."""
         if window.num_applied:
             self.recovery.note_applied()
             self.num_applied += 1
             if not window.is_seen:
                 self._unseen.append(window)  # read where a deep check waits for the device anyway
-            self.remember(window)
-            self._keep(window)
-        if not self._is_deep_due() and not is_epoch_end:
-            return None
-        return self.deep_check(window.step)
-
-    def _keep(self, window: Window) -> None:
-        if not self._has_room:
-            return
-        if len(self.log) % 64 == 0:
-            self._log_bytes = (len(self.log) + 64) * sum(
-                batch_bytes(b.value) for b in window.batches
-            )
-        self.log.append(window)
+            row = self._row(window)
+            self.history.append(row)
+            if self.journal is not None:
+                self.journal.step(row)
+            if self._has_room:
+                if len(self.log) % 64 == 0:
+                    size = sum(batch_bytes(b.value) for b in window.batches)
+                    self._log_bytes = (len(self.log) + 64) * size
+                self.log.append(window)
+                # A clock read every few steps is enough; the interval is in steps' worth of time.
+                if len(self.log) % 8 and not self._is_deep_wanted and not self.ranks.has_others:
+                    return None
+        return self.deep_check(window.step) if self._is_deep_due() else None
 
     def _is_deep_due(self) -> bool:
         if self.ranks.is_on:
@@ -352,9 +364,6 @@ class Core:
             return self._cost <= self.settings.budget * elapsed
         if len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES:
             return True
-        # A clock read every few steps is enough; the interval is counted in steps' worth of time.
-        if len(self.log) % 8:
-            return False
         elapsed = time.perf_counter() - self._deep_started
         return bool(self.log) and self._cost <= self.settings.budget * elapsed
 
@@ -429,6 +438,32 @@ class Core:
             return self.on_incident(incident)
         told = self.on_incident(incident).to_json() if self.ranks.is_first else None
         return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, told))
+
+
+def read_scalars(flag: FiniteFlag | None, scalars: list[Tensor]) -> tuple[bool, list[float]]:
+    """Whether any of these, or anything shown to the flag, is not finite; their values. One read."""
+    is_bad = False
+    if len(scalars) == 1 and flag is not None and flag.here is not None:
+        values = [_item(scalars[0])]
+        is_bad = flag.here.value != 0.0
+    else:
+        values, is_bad = _read_at_once(flag, scalars)
+    for value in values:
+        if not -_INF < value < _INF:
+            is_bad = True
+    if is_bad and flag is not None:
+        flag.reset()
+    return is_bad, values
+
+
+def _read_at_once(flag: FiniteFlag | None, scalars: list[Tensor]) -> tuple[list[float], bool]:
+    parts = [flag.value, *scalars] if flag is not None else scalars
+    device, dtype = parts[0].device, torch.float32
+    if all(t.device.type == "cpu" for t in parts):
+        dtype = torch.float64
+    flat = [t.detach().to(device, dtype).reshape(()) for t in parts]
+    values: list[float] = torch.stack(flat).tolist()
+    return values, flag is not None and values.pop(0) != 0.0
 
 
 def _bad_rate(window: Window, optimizer: Optimizer) -> Failure | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -120,7 +119,7 @@ class Laboratory:
         """This window once more; "finite", "nonfinite", or None if it did not run to its end."""
         window = window or self.window
         if batch is not None:
-            window = replace(window, batches=[_with(b, batch(b.value)) for b in window.batches])
+            window = window.with_batches([_with(b, batch(b.value)) for b in window.batches])
         applied = self._needs_step if is_applied is None else is_applied
         self._num_passes += 1
         self._start_of(window)
@@ -216,7 +215,7 @@ class Laboratory:
         cut = _with(ref, take_rows(ref.value, rows, total))
         sources = [SourceRef("batch", n, t) for n, t in named_tensors(cut.value)]
         trace = OpTrace([*sources, *self.state.sources()], name_modules(self.state.roots))
-        window = replace(self.window, batches=[cut])
+        window = self.window.with_batches([cut])
         self._start_of(window)
         wanted = Pass(window=window, mode="experiment", trace=trace, is_applied=self._needs_step)
         return (yield wanted)
@@ -228,7 +227,7 @@ def _with(ref: BatchRef, value: Any) -> BatchRef:
         items = [(ref.items[0][0], value)]
     else:
         items = [(owner, part) for (owner, _), part in zip(ref.items, value)]
-    return replace(ref, items=items)
+    return ref.again(items)
 
 
 def _outcome(result: PassResult) -> str | None:

@@ -114,7 +114,7 @@ class LoopDriver:
         """A rollback leaves some of the batches after it out as well."""
         if not self.core.recovery.drops or self.active is not None:
             return False
-        ref = BatchRef(self.num_batches, self._epoch(owner))
+        ref = BatchRef(self.num_batches, self._epoch(owner), [])
         ref.indices = witness.batch_indices
         is_first = next(iter(self.core.recovery.drops)) == id(owner)
         if not self.core.recovery.drops_batch(ref, owner, is_first):
@@ -153,11 +153,9 @@ class LoopDriver:
             return
         if window is None:
             self.before_window()
-            self.core.prime()
-            self.core.open()
-            self.state.shadow_buffers()
-            ref = self._new_ref(epoch)
-            window = self.window = Window(batches=[ref], rng=ref.rng, lrs=self.state.lrs())
+            rng = self.core.open()
+            ref = BatchRef(self.num_batches, epoch, [], rng)
+            window = self.window = Window([ref], rng, self.state.lrs())
         last = window.batches[-1]
         if any(o is owner for o, _ in last.items):
             last = self._next_ref(window, epoch)
@@ -166,7 +164,7 @@ class LoopDriver:
             last.indices = witness.batch_indices
 
     def _new_ref(self, epoch: int) -> BatchRef:
-        return BatchRef(self.num_batches, epoch, rng=self.core.rng.capture())
+        return BatchRef(self.num_batches, epoch, [], self.core.rng.capture())
 
     def _next_ref(self, window: Window, epoch: int) -> BatchRef:
         """The same loader gave another batch before any optimizer step."""
@@ -178,7 +176,7 @@ class LoopDriver:
             window.batches.append(ref)  # gradient accumulation
         else:
             window.batches[-1] = ref  # nothing was learned from it: validation, or thrown away
-            window.suspects.clear()
+            window.suspects = ()
             if len(window.batches) == 1:
                 window.rng = ref.rng
         return ref
@@ -201,12 +199,8 @@ class LoopDriver:
 
     def _serve_again(self, old: Window) -> None:
         """A window that ran on corrupt state, from its start, as if it were new."""
-        self.core.open()
-        self.state.shadow_buffers()
-        rng = self.core.rng.capture()
-        refs = [
-            BatchRef(b.step, b.epoch, b.items, rng=b.rng, indices=b.indices) for b in old.batches
-        ]
+        rng = self.core.open()
+        refs = [b.again() for b in old.batches]
         refs[0].rng = rng
         self.window = Window(batches=refs, rng=rng, lrs=self.state.lrs())
         self._to_serve.extend((o, i, ref) for ref in refs for o, i in ref.items)
@@ -365,7 +359,7 @@ class LoopDriver:
         if self.active is None and self.window is not None and self.window.failure is not None:
             window, self.window = self.window, None
             window.is_lost = True
-            window.scenes = scenes or []
+            window.scenes = scenes or ()
             assert window.failure is not None
             self._begin(window, window.failure)
         for window, failure in self._waiting:
@@ -452,7 +446,7 @@ class LoopDriver:
         if self.active is not None:
             self.active.before_backward(seen, step)
         elif self.window is not None and seen.numel() == 1:
-            self.window.losses.append((step, seen.detach()))
+            self.window.losses.append((step, seen))
             self.window.num_backward += 1
         self.in_backward = True
         try:
@@ -510,7 +504,8 @@ class LoopDriver:
         elif self.window is not None:
             ref = self.window.batches[-1]
             ref.is_used = True
-            self.window.suspects.append((ref.step, value.detach()))
+            seen = (ref.step, value.detach())
+            self.window.suspects = (*self.window.suspects, seen)
 
     def on_optimizer_step(
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
@@ -655,7 +650,7 @@ class LoopDriver:
             self.state.snapshot.retake_small(
                 self.state.snapshot_slots()
             )  # the schedule's last step
-        ref = BatchRef(self.num_batches, 0, [], rng=None)
+        ref = BatchRef(self.num_batches, 0, [])
         self.window = Window(batches=[ref], rng=self._free_rng, lrs=self.state.lrs())
 
     _free_rng: Any = None
@@ -667,13 +662,12 @@ class LoopDriver:
         failure = window.failure or self.core.close_healthy(window)
         self._is_free = False
         if failure is None:
-            self.core.open()  # the next window shows itself only when its forward is over
-            self.state.shadow_buffers()
-            self._free_rng = self.core.rng.capture()
+            # The next window shows itself only when its forward is over.
+            self._free_rng = self.core.open()
             return
         window.scenes = scenes_of_frame(sys._getframe(1))
         self._begin(window, failure)
-        window.scenes = []
+        window.scenes = ()
         self._is_free = self.active is not None
         self._holds_schedulers = failure.symptom != "scaler_skip"
 

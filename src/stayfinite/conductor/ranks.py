@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -282,9 +282,13 @@ def launched_at() -> float:
         return time.time()
 
 
+has_world: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool
+"""Whether there is a process group at all: asked in every step, the rest only then."""
+
+
 def _world() -> Any:
     """The process group of all, or None where there is nobody to agree with."""
-    if not dist.is_available() or not dist.is_initialized():
+    if not has_world():
         return None
     world = dist.group.WORLD
     return world if world is not None and world.size() > 1 else None

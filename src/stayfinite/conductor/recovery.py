@@ -6,7 +6,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .core import Core
     from .investigation import Verdict
 
-__all__ = ["DEEP", "Recovery"]
+__all__ = ["DEEP", "Recovery", "is_number"]
 
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
@@ -52,7 +52,9 @@ class Recovery:
         self.warnings: deque[Event] = deque(maxlen=1000)
         self.on_warning: Callable[[Event], None] = _say
         self.limits: list[Limit] = []
-        self._watches = {"loss": SpikeWatch(ratio=1.5), "grad_norm": SpikeWatch(ratio=3.0)}
+        self._loss_watch = SpikeWatch(ratio=1.5)
+        self._norm_watch = SpikeWatch(ratio=3.0)
+        self._is_blind = core.policy.on_spike == "ignore"
         self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
 
@@ -187,8 +189,8 @@ class Recovery:
         core.log.clear()
         core.forget_due()
         self.tally.num_rollbacks += 1
-        for watch in self._watches.values():
-            watch.forget_after(tag)
+        self._loss_watch.forget_after(tag)
+        self._norm_watch.forget_after(tag)
         assert verdict.incident is not None
         for window in since:
             is_bad = window is verdict.window
@@ -239,7 +241,7 @@ class Recovery:
             if not rows and len(window.batches) == 1:
                 rows = [r for r in incident.diagnosis.samples if total and r < total]
             if not rows:
-                refs.append(replace(ref, is_used=False))
+                refs.append(ref.again())
                 continue
             items = self._cut(ref, rows, total)
             if items is None:
@@ -247,7 +249,7 @@ class Recovery:
                 break
             found = True
             bad.append((ref, rows))
-            refs.append(replace(ref, items=items, is_used=False))
+            refs.append(ref.again(items))
         ranks = self._core.ranks  # all ranks run the step again, those with clean samples too
         if not ranks.all(can) or not ranks.any(found):
             return None
@@ -304,34 +306,37 @@ class Recovery:
 
     # -- spikes --------------------------------------------------------------------------------
 
-    def see(self, window: Window, known: dict[int, float] | None = None) -> Failure | None:
+    def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
         """Compare this step's finite figures with the usual; a Failure where the policy acts."""
-        if self.policy.on_spike == "ignore":
+        if self._is_blind:
             return None
-        ranks = self._core.ranks
         found: Failure | None = None
-        loss = window.losses[-1][1] if window.losses else None
-        for name, tensor in (("loss", loss), ("grad_norm", window.norm)):
-            if tensor is None or tensor.dim() or type(tensor) is not Tensor or tensor.is_complex():
-                continue  # sharded norms and complex losses are not compared
-            value = known[id(tensor)] if known is not None else tensor.item()
-            watch = self._watches[name]
-            spike = watch.note(window.step, value)
-            if watch.tell(spike):
-                assert spike is not None
-                self._warn_of_spike(window, name, spike.describe(SPIKE_NAMES[name]), value)
-            # Each rank has a loss of its own; the norm after the all-reduce is the same for all.
-            acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_on)
-            if spike is not None and spike.is_alarm and acts:
-                found = found or Failure("spike", window.step, name=name, value=value)
-        if found is not None and ranks.is_on:
-            return RankFailure("spike", found.step, found.name, found.value, rank=ranks.first)
+        if loss is not None and not self._loss_watch.is_quiet(window.step, loss):
+            found = self._judge(window, "loss", self._loss_watch, loss)
+        if norm is not None and not self._norm_watch.is_quiet(window.step, norm):
+            found = self._judge(window, "grad_norm", self._norm_watch, norm) or found
         return found
+
+    def _judge(
+        self, window: Window, name: str, watch: SpikeWatch, value: float
+    ) -> Failure | None:  # fmt: skip
+        ranks = self._core.ranks
+        spike = watch.note(window.step, value)
+        if watch.tell(spike):
+            assert spike is not None
+            self._warn_of_spike(window, name, spike.describe(SPIKE_NAMES[name]), value)
+        # Each rank has a loss of its own; the norm after the all-reduce is the same for all.
+        acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_on)
+        if spike is None or not spike.is_alarm or not acts:
+            return None
+        if ranks.is_on:
+            return RankFailure("spike", window.step, name, value, rank=ranks.first)
+        return Failure("spike", window.step, name=name, value=value)
 
     def look_closer(self, step: int, unseen: list[Window]) -> Failure | None:
         """With a deep check: the figures that nobody has read yet, and the watched parameters."""
-        known = _read_together(unseen) if self.policy.on_spike != "ignore" else {}
-        spikes = [f for w in unseen if (f := self.see(w, known)) is not None]
+        known = {} if self._is_blind else _read_together(unseen)
+        spikes = [f for w in unseen if (f := self.see(w, *known[id(w)])) is not None]
         for limit in (*self.limits, *everywhere):
             limit.check(self._core, step)
         # These steps are applied already: leaving them out now means going back.
@@ -386,12 +391,21 @@ def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float,
     return text
 
 
-def _read_together(windows: list[Window]) -> dict[int, float]:
-    """The losses and norms of many steps in one transfer, by the identity of their tensors."""
-    figures = [t for w in windows for t in (w.losses[-1][1] if w.losses else None, w.norm)]
-    plain = [t for t in figures if type(t) is Tensor and not t.dim() and not t.is_complex()]
-    if not plain:
-        return {}
-    device = plain[0].device
-    values = torch.stack([t.detach().to(device, torch.float64) for t in plain]).tolist()
-    return dict(zip(map(id, plain), values))
+def _read_together(windows: list[Window]) -> dict[int, tuple[float | None, float | None]]:
+    """Loss and norm of many steps in one transfer, by the windows' identity.
+
+    Sharded norms and complex losses are not compared with anything, so they are not read.
+    """
+    pairs = [(w.losses[-1][1] if w.losses else None, w.norm) for w in windows]
+    plain = [t for pair in pairs for t in pair if is_number(t)]
+    values: list[float] = []
+    if plain:
+        device = plain[0].device
+        values = torch.stack([t.detach().to(device, torch.float64) for t in plain]).tolist()
+    known = dict(zip(map(id, plain), values))
+    return {id(w): (known.get(id(a)), known.get(id(b))) for w, (a, b) in zip(windows, pairs)}
+
+
+def is_number(value: object) -> TypeGuard[Tensor]:
+    """A plain real scalar on a device."""
+    return type(value) is Tensor and not value.dim() and not value.is_complex()

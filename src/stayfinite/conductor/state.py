@@ -43,6 +43,8 @@ class TrainState:
         self._flag: FiniteFlag | None = None
         self._names: dict[int, str] | None = None
         self._params: list[list[Tensor]] | None = None
+        self._rates: list[Any] = []
+        self._lrs: tuple[float, ...] = ()
 
     def add_root(self, module: nn.Module, name: str | None = None) -> None:
         if any(m is module for m in self.roots.values()):
@@ -152,12 +154,14 @@ class TrainState:
         ]
 
     def lrs(self) -> tuple[float, ...]:
-        return tuple(
-            float(group["lr"])
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            if isinstance(group.get("lr"), (int, float, Tensor))
-        )
+        """The learning rate of every group; the same tuple while nobody has set another."""
+        rates = [g.get("lr") for o in self.optimizers for g in o.param_groups]
+        if rates != self._rates:
+            kept = [r for r in rates if isinstance(r, (int, float, Tensor))]
+            # A tensor is changed in place, so it has to be read again each time.
+            self._rates = [] if any(isinstance(r, Tensor) for r in kept) else rates
+            self._lrs = tuple(float(r) for r in kept)
+        return self._lrs
 
     def set_lrs(self, rates: tuple[float, ...]) -> None:
         groups = [g for o in self.optimizers for g in o.param_groups]
@@ -224,12 +228,16 @@ class TrainState:
 
     # -- buffers move in the forward, so they are shadowed every step --------------------------
 
-    @torch.no_grad()
     def shadow_buffers(self) -> None:
         """Copy the buffers that moved since the last call; a version counter tells which.
 
         Batch norm writes its running statistics without counting, so those are always copied.
         """
+        if self._buffer_homes is None or self._buffer_homes:
+            self._shadow_buffers()
+
+    @torch.no_grad()
+    def _shadow_buffers(self) -> None:
         for module, key, _ in self._buffers():
             live = module._buffers.get(key)
             if live is None or live.device.type == "meta":

@@ -35,7 +35,7 @@ class Outcome:
     def __init__(
         self,
         step: int,
-        loss: Tensor | None,
+        loss: Tensor | float | None,
         owner: Stepper,
         norm: Tensor | None,
         applied: bool,
@@ -100,17 +100,17 @@ class Stepper:
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
         """One whole step: forward, backward, check, apply or not."""
         core = self.core
-        core.prime()
-        self._schedule.before_step()
+        if self._schedule.is_waiting:
+            self._schedule.before_step()
         late = self._collect() if core.settings.deferred else None
-        core.open()
-        core.state.shadow_buffers()
-        ref = BatchRef(self.num_batches, self.epoch, [(None, batch)], loss_fn)
+        rng = core.open()
+        ref = BatchRef(self.num_batches, self.epoch, [(None, batch)])
+        ref.loss_fn = loss_fn
         ref.indices = witness.batch_indices
         if core.recovery.drops and core.recovery.drops_batch(ref, None):
             self.num_batches += 1
             return Outcome(ref.step, None, self, None, False, late)
-        window = Window(batches=[ref], rng=core.rng.capture(), lrs=core.state.lrs())
+        window = Window([ref], rng, core.state.lrs())
         self.num_batches += 1
         outcome = self._run(window)
         if outcome.incident is None:
@@ -147,8 +147,10 @@ class Stepper:
         if failure is None:
             applied = window.num_applied > 0
             if applied:
-                self._schedule.after_step()
-                self.core.scale_watch.note_applied()
+                if self._schedule.is_ours is not False:
+                    self._schedule.after_step()
+                if self.scaler is not None:
+                    self.core.scale_watch.note_applied()
             if window.is_moved:
                 return self._outcome(window, applied, None)  # its verdict comes later
             failure = self.core.close_healthy(window)
@@ -164,8 +166,10 @@ class Stepper:
         return self._outcome(window, False, incident)
 
     def _outcome(self, window: Window, applied: bool, incident: Incident | None) -> Outcome:
-        loss = window.losses[-1][1] if window.losses else None
-        return Outcome(window.step, loss, self, window.norm, applied, incident)
+        loss: Tensor | float | None = window.loss
+        if loss is None and window.losses:
+            loss = window.losses[-1][1]
+        return Outcome(window.batches[-1].step, loss, self, window.norm, applied, incident)
 
     def grad_norm(self, step: int) -> float | None:
         """The norm of the gradients that are there now, if they are still those of `step`."""
@@ -194,12 +198,15 @@ class Stepper:
                 raise
             window.small_state = small_state(self.core.state)
             return Failure("loss", batch.step, name=bad[0][1])
-        window.losses = [(batch.step, loss.detach())]
-        self._backward(loss)
-        self._clip(window)
+        window.losses = [(batch.step, loss)]
         if self.scaler is not None:
+            self._backward(loss)
+            self._clip(window)
             return self._scaler_step(window)
-        if self.core.is_deferred(self.optimizer):
+        loss.backward()
+        if self.clip_norm is not None:
+            self._clip(window)
+        if self.core.settings.deferred and self.core.is_deferred(self.optimizer):
             self.core.step_deferred(window, self.optimizer, self.optimizer.step)
             return None
         failure = self.core.check(window, self.optimizer)
@@ -212,6 +219,8 @@ class Stepper:
 
     def _loss(self, loss_fn: LossFn, batch: Any) -> Tensor:
         loss = loss_fn(self.model, batch)
+        if type(loss) is Tensor and not loss.dim() and loss.requires_grad:
+            return loss
         if not isinstance(loss, Tensor):
             raise UsageError(
                 f"loss_fn must return a tensor, got {type(loss).__name__}; "
@@ -311,7 +320,7 @@ class Stepper:
                     self._schedule.keep_as_it_is()
             again_too = [] if self.core.ranks.has_parted else [*verdict.redo, *(later or [])]
             for old in again_too:
-                fresh = Window(batches=old.batches, rng=self.core.rng.capture(), lrs=old.lrs)
+                fresh = Window(old.batches, self.core.rng.capture(), old.lrs)
                 if not self._schedule.is_ours:
                     self.core.state.set_lrs(old.lrs)
                 self.core.state.shadow_buffers()
@@ -402,14 +411,15 @@ class _Schedule:
         self.is_ours: bool | None = None
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
             self.is_ours = False
-        self._waiting_since: int | None = None
+        self.is_waiting = False
+        self._since = 0
         self._is_moved_back = False
 
     def before_step(self) -> None:
-        if self._waiting_since is None:
+        if not self.is_waiting:
             return
-        self.is_ours = self.scheduler._step_count == self._waiting_since
-        self._waiting_since = None
+        self.is_ours = self.scheduler._step_count == self._since
+        self.is_waiting = False
         if self.is_ours:
             self.scheduler.step()
 
@@ -417,7 +427,7 @@ class _Schedule:
         if self.is_ours:
             self.scheduler.step()
         elif self.is_ours is None:
-            self._waiting_since = self.scheduler._step_count
+            self.is_waiting, self._since = True, self.scheduler._step_count
 
     @contextlib.contextmanager
     def left_alone(self) -> Iterator[None]:

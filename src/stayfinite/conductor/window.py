@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,23 +18,36 @@ from ..observe.rng import RngState
 __all__ = ["BatchRef", "Failure", "Pass", "PassResult", "Window"]
 
 
-@dataclass(slots=True)
 class BatchRef:
-    """A batch by reference. `owner` says who can hand it out again."""
+    """A batch by reference.
 
-    step: int
-    epoch: int
-    items: list[tuple[Any, Any]] = field(default_factory=list)
-    """(owner, item): one per loader that took part (two under `zip`)."""
+    One is made in every healthy step, like a `Window`: what is rarely set is a default of the class.
+    """
+
     loss_fn: Any = None
-    rng: RngState | None = None
-    is_used: bool = False
+    is_used = False
     """A backward, an optimizer step or the loop's own check was seen for it."""
     indices: list[Any] | None = None
+
+    def __init__(
+        self, step: int, epoch: int, items: list[tuple[Any, Any]], rng: RngState | None = None
+    ) -> None:
+        self.step = step
+        self.epoch = epoch
+        self.items = items
+        """(owner, item): one per loader that took part (two under `zip`); the owner says who can
+        hand it out again."""
+        self.rng = rng
 
     @property
     def value(self) -> Any:
         return self.items[0][1] if len(self.items) == 1 else tuple(i for _, i in self.items)
+
+    def again(self, items: list[tuple[Any, Any]] | None = None) -> BatchRef:
+        """The same batch as if it were new, perhaps with other items."""
+        ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
+        ref.loss_fn, ref.indices = self.loss_fn, self.indices
+        return ref
 
 
 @dataclass(frozen=True)
@@ -46,33 +61,45 @@ class Failure:
     value: float | None = None
 
 
-@dataclass(slots=True)
 class Window:
     """Everything between two optimizer steps: one batch, or several under accumulation."""
 
-    batches: list[BatchRef] = field(default_factory=list)
-    rng: RngState | None = None
-    losses: list[tuple[int, Tensor]] = field(default_factory=list)
-    suspects: list[tuple[int, Tensor]] = field(default_factory=list)
+    losses: list[tuple[int, Tensor]]
+    suspects: Sequence[tuple[int, Tensor]] = ()
     """Scalars that the loop itself asked about (`torch.isnan(loss)`)."""
     norm: Tensor | None = None
-    num_backward: int = 0
-    num_attempted: int = 0
-    num_applied: int = 0
+    num_backward = 0
+    num_attempted = 0
+    num_applied = 0
     failure: Failure | None = None
     small_state: Any = None
     """Scheduler and scaler as they were when the failure was seen."""
-    lrs: tuple[float, ...] = ()
     root_call: Any = None
     """(model, args, kwargs, random state) of its last forward, where that is remembered."""
-    scenes: list[Any] = field(default_factory=list)
+    scenes: Sequence[Any] = ()
     """The user's frames when it failed, for a loop that cannot be sent back (see body.py)."""
-    is_seen: bool = False
+    loss: float | None = None
+    """The last loss as a number, where the check has read it anyway."""
+    is_seen = False
     """Its loss and norm have been compared with the usual."""
-    is_lost: bool = False
+    is_lost = False
     """The loop is over: nobody will run this window again."""
-    is_moved: bool = False
+    is_moved = False
     """Another optimizer had already stepped on this batch when the failure was seen."""
+
+    def __init__(
+        self, batches: list[BatchRef], rng: RngState | None = None, lrs: tuple[float, ...] = ()
+    ) -> None:
+        self.batches = batches
+        self.rng = rng
+        self.lrs = lrs
+        self.losses = []
+
+    def with_batches(self, batches: list[BatchRef]) -> Window:
+        """The same window over other batches."""
+        window = copy.copy(self)
+        window.batches = batches
+        return window
 
     @property
     def step(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
@@ -11,6 +12,7 @@ __all__ = ["Spike", "SpikeWatch"]
 
 _MAD_TO_SIGMA = 1.4826
 _REFRESH = 8
+_LARGEST = sys.float_info.max  # as a limit it lets every number through, and no Inf
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,32 @@ class SpikeWatch:
         self._values: deque[tuple[int, float]] = deque(maxlen=window)
         self._usual = 0.0
         self._spread = 0.0
-        self._limit = math.inf
-        self._fresh = 0
+        self._limit = _LARGEST
+        self._quiet = _LARGEST
+        self._num_until_refresh = least
         self._before: tuple[float, float] = (math.nan, math.nan)
         self._is_inside = False
+
+    def is_quiet(self, step: int, value: float) -> bool:
+        """The short way for a value that cannot be a spike, nearly every one; else `note` judges it.
+
+        >>> watch = SpikeWatch()
+        >>> watch.is_quiet(0, 1.0), watch.is_quiet(1, 1.9), watch.is_quiet(2, 3.9)
+        (True, True, False)
+        """
+        if not -math.inf < value <= self._quiet or self._is_inside:
+            return False
+        self._enter(step, value)
+        return True
+
+    def _enter(self, step: int, value: float) -> None:
+        self._before = (self._before[1], value)
+        self._values.append((step, value))
+        # Whoever has not more than doubled is not growing.
+        self._quiet = min(self._limit, 2 * value) if value > 0 else self._limit
+        self._num_until_refresh -= 1
+        if self._num_until_refresh <= 0:
+            self._refresh()
 
     def note(self, step: int, value: float) -> Spike | None:
         """Judge this value, then let it into the window if it is finite."""
@@ -85,15 +109,9 @@ class SpikeWatch:
             times = (value - self._usual) / self._spread
             spike = Spike(step, value, self._usual, times, times > self.act_at)
         elif self._is_growing(value):
-            usual = self._usual if math.isfinite(self._limit) else self._before[0]
+            usual = self._usual if self._limit < _LARGEST else self._before[0]
             spike = Spike(step, value, usual, value / usual, False, is_growing=True)
-        self._before = (self._before[1], value)
-        self._values.append((step, value))
-        self._fresh += 1
-        if self._fresh >= _REFRESH or (
-            self._limit == math.inf and len(self._values) >= self._least
-        ):
-            self._refresh()
+        self._enter(step, value)
         return spike
 
     def tell(self, spike: Spike | None) -> bool:
@@ -109,6 +127,7 @@ class SpikeWatch:
         self._before = (math.nan, math.nan)
         self._is_inside = False
         self._refresh()
+        self._quiet = self._limit
 
     def _is_growing(self, value: float) -> bool:
         older, last = self._before
@@ -117,9 +136,10 @@ class SpikeWatch:
         return value > max(v for _, v in self._values)
 
     def _refresh(self) -> None:
-        self._fresh = 0
+        self._num_until_refresh = _REFRESH
         if len(self._values) < self._least:
-            self._limit = math.inf
+            self._limit = _LARGEST
+            self._num_until_refresh = self._least - len(self._values)
             return
         values = [v for _, v in self._values]
         self._usual = median(values)
@@ -127,3 +147,4 @@ class SpikeWatch:
         # A quiet run has hardly any spread; a tenth of its level is never a spike by itself.
         self._spread = max(_MAD_TO_SIGMA * mad, 0.1 * abs(self._usual), 1e-12)
         self._limit = max(self._usual + self.warn_at * self._spread, self.ratio * self._usual)
+        self._quiet = min(self._quiet, self._limit)

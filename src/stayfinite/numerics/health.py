@@ -146,7 +146,7 @@ class FiniteFlag:
         self.value = torch.zeros((), dtype=torch.float32, device=device)
         self._one = torch.ones((), dtype=torch.float32, device=device)
         # On the CPU the flag can be read where it lies: 50 ns, and no operator is dispatched.
-        self._here = (
+        self.here = (
             ctypes.c_float.from_address(self.value.data_ptr()) if device.type == "cpu" else None
         )
 
@@ -214,8 +214,8 @@ class FiniteFlag:
 
     def read(self) -> bool:
         """Whether anything bad was seen. One sync on an accelerator, none on the CPU."""
-        if self._here is not None:
-            return self._here.value != 0.0
+        if self.here is not None:
+            return self.here.value != 0.0
         return self.value.item() != 0.0
 
     def reset(self) -> None:

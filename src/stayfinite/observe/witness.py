@@ -59,6 +59,7 @@ class Witness:
         self.last_read: FileRead | None = None
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Every `torch.optim.swa_utils.AveragedModel` that was made."""
+        self.has_averages = False
         self.loader: weakref.ref[DataLoader[Any]] | None = None
         self._iterator: weakref.ref[Any] | None = None
         self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
@@ -142,6 +143,7 @@ def _wrap_average() -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         witness.averages.add(self)
+        witness.has_averages = True
 
     AveragedModel.__init__ = __init__  # type: ignore[method-assign]
 

@@ -8,15 +8,21 @@ from typing import Any
 
 from ..observe.rng import RngState
 from .probes import Subject
-from .records import CheckReport, SkippedGroup
+from .records import CheckReport
 from .runner_build import BuildRunner
-from .runner_groups import Book, conduct, drive, load_groups, report_of, selected
-from .target import Built, understand
+from .runner_groups import (
+    Book,
+    conduct,
+    drive,
+    load_groups,
+    report_of,
+    runs_finding,
+    selected,
+    without_steps,
+)
+from .target import understand
 
 __all__ = ["check"]
-
-_FROM_PARTS_ALONE = ("environment", "config", "data")
-"""Groups that need no step of the training."""
 
 
 def check(
@@ -56,26 +62,18 @@ def check(
         subject.tell = tell
     book = Book(progress=progress)
     if runner.first_error is not None:
-        names = _without_steps(names, book, runner.first_error.error or "", subject)
+        error = runner.first_error.error or ""
+        book.findings.append(runs_finding(error, runner.first_error.error_at))
+        names = without_steps(names, book.skipped, error)
     try:
         drive(conduct(subject, load_groups(names), book), runner.run)
     finally:
         runner.bench.reset()
         before.restore()
-    return report_of(label, book, start, _notes(subject, built))
+    return report_of(label, book, start, _notes(subject))
 
 
-def _without_steps(
-    names: tuple[str, ...], book: Book, error: str, subject: Subject
-) -> tuple[str, ...]:
-    """The training's own first step raised: only what needs no step can be looked at."""
-    for name in names:
-        if name not in _FROM_PARTS_ALONE:
-            book.skipped.append(SkippedGroup(group=name, reason=f"the first step raised {error}"))
-    return tuple(n for n in names if n in _FROM_PARTS_ALONE)
-
-
-def _notes(subject: Subject, built: Built) -> list[str]:
+def _notes(subject: Subject) -> list[str]:
     done = f"{len(subject.steps)} real step{'s' if len(subject.steps) != 1 else ''}"
     return (
         [f"{done} taken and undone; loss {subject.steps[0].loss:.6g} at first"]

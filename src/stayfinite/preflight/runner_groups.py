@@ -12,9 +12,12 @@ from typing import Protocol
 
 from ..errors import UsageError
 from .probes import Group, Probe, Seen, Subject
-from .records import GROUPS, CheckReport, Finding, SkippedGroup
+from .records import GROUPS, CheckReport, Finding, SkippedGroup, failed
 
-__all__ = ["Book", "Ledger", "conduct", "drive", "load_groups", "report_of", "selected"]
+__all__ = [
+    "Book", "Ledger", "conduct", "drive", "load_groups", "report_of", "runs_finding", "selected",
+    "without_steps",
+]  # fmt: skip
 
 _HOMES = {
     "environment": "environment",
@@ -155,6 +158,28 @@ def drive(conducted: Generator[Probe, Seen, None], run: Callable[[Probe], Seen])
             probe = conducted.send(run(probe))
     except StopIteration:
         return
+
+
+FROM_PARTS_ALONE = ("environment", "config", "data", "init")
+"""Groups that can say something without a step of the training."""
+
+
+def without_steps(
+    names: tuple[str, ...], skipped: list[SkippedGroup], error: str
+) -> tuple[str, ...]:
+    """The training's own first step raised: only what needs no step can be looked at."""
+    for name in names:
+        if name not in FROM_PARTS_ALONE:
+            skipped.append(SkippedGroup(group=name, reason=f"the first step raised {error}"))
+    return tuple(n for n in names if n in FROM_PARTS_ALONE)
+
+
+def runs_finding(error: str, where: str) -> Finding:
+    """The training as it is does not get through its first step."""
+    return failed(
+        "forward", "forward/runs", f"the first step raised {error}",
+        "run the script by itself and mend this first", subject=where, weight=100,
+    )  # fmt: skip
 
 
 def report_of(target: str, book: Book, start: float, notes: Iterable[str] = ()) -> CheckReport:

@@ -1,0 +1,87 @@
+"""Writers that pass Python's own `open` by, led aside as well."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sqlite3
+from typing import Any
+
+import torch
+
+from .aside import Aside
+
+__all__ = ["lead_aside"]
+
+
+def lead_aside(aside: Aside) -> None:
+    """Checkpoints of torch and safetensors, memory maps and SQLite files."""
+    core: Any = torch._C
+    core.PyTorchFileWriter = _first_argument(core.PyTorchFileWriter, aside, is_written=True)
+    core.PyTorchFileReader = _first_argument(core.PyTorchFileReader, aside, is_written=False)
+    sqlite3.connect = _database(sqlite3.connect, aside)
+    _scripted(aside)
+    _safetensors(aside)
+    _memory_maps(aside)
+
+
+def _first_argument(original: Any, aside: Aside, is_written: bool) -> Any:
+    def make(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, bytes)):
+            file = aside.to_write(file, keeps=False) if is_written else aside.to_read(file)
+        return original(file, *args, **kwargs)
+
+    return make
+
+
+def _database(original: Any, aside: Aside) -> Any:
+    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+        is_named = str(database) not in ("", ":memory:") and not kwargs.get("uri")
+        return original(aside.to_write(database) if is_named else database, *args, **kwargs)
+
+    return connect
+
+
+def _scripted(aside: Aside) -> None:
+    cls: Any = torch.jit.ScriptModule
+    original = cls.save
+
+    def save(module: Any, f: Any, **kwargs: Any) -> Any:
+        return original(module, aside.to_write(f, keeps=False), **kwargs)
+
+    cls.save = save
+
+
+def _safetensors(aside: Aside) -> None:
+    """Before `safetensors.torch` is imported, which takes the function's reference."""
+    package: Any = importlib.import_module("safetensors")
+    original = package.serialize_file
+
+    def serialize_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(tensors, str(aside.to_write(filename, keeps=False)), *args, **kwargs)
+
+    package.serialize_file = serialize_file
+    for name in ("torch", "numpy"):
+        if importlib.util.find_spec(f"safetensors.{name}") and (
+            name != "numpy" or importlib.util.find_spec("numpy")
+        ):
+            importlib.import_module(f"safetensors.{name}").serialize_file = serialize_file  # type: ignore[attr-defined]
+
+
+def _memory_maps(aside: Aside) -> None:
+    """A map for writing becomes a map whose changes stay in memory: no large file is copied."""
+    if importlib.util.find_spec("numpy") is None:
+        return
+    import numpy as np
+
+    cls: Any = np.memmap
+    original = cls.__new__
+
+    def __new__(
+        subtype: Any, filename: Any, dtype: Any = np.uint8, mode: str = "r+", *args: Any, **kw: Any
+    ) -> Any:
+        if mode in ("r+", "readwrite") and not hasattr(filename, "read"):
+            mode = "c" if aside.is_users(filename) else mode
+        return original(subtype, filename, dtype, mode, *args, **kw)
+
+    cls.__new__ = __new__

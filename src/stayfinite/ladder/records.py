@@ -1,0 +1,144 @@
+"""What the ladder tells: the changes, how each rung ended, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError
+from ..records import from_plain, to_plain
+
+__all__ = ["Change", "LadderReport", "Outcome", "Survey"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One thing that is done otherwise in a rung."""
+
+    label: str
+    """As the user wrote it: "lr=0.1x"."""
+    kind: str
+    """flag | config | env | knob"""
+    key: str
+    """The flag, the dotted key, the variable or the knob."""
+    before: str | None = None
+    after: str = ""
+    file: str | None = None
+    """The config file, for a config key."""
+    flag: dict[str, Any] = field(default_factory=dict)
+    """How the script's own parser knows the flag, for a flag."""
+
+    @property
+    def target(self) -> tuple[str, str | None, str]:
+        """What is changed; two changes of the same target exclude each other."""
+        return (self.kind, self.file, self.key)
+
+    @property
+    def is_idle(self) -> bool:
+        """The value is what it was: the rung would be the unchanged run once more."""
+        return self.kind != "knob" and self.before is not None and self.before == self.after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one run of the script ended."""
+
+    changes: tuple[Change, ...] = ()
+    """What was changed in it; none for the unchanged run."""
+    status: str = "failed"
+    """survived | failed | crashed | timeout | idle"""
+    step: int | None = None
+    """The step it failed at, or the last one it was let run to."""
+    loss: float | None = None
+    """The loss of the last step that was finite."""
+    text: str = ""
+    """What happened, in one line."""
+    op: str | None = None
+    file: str | None = None
+    line: int | None = None
+    cause: str | None = None
+    is_half: bool = False
+    """The failing values were in half precision."""
+    has_autocast: bool = False
+    has_loader: bool = False
+    duration_s: float = 0.0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.status == "survived"
+
+    @property
+    def label(self) -> str:
+        return " + ".join(c.label for c in self.changes) or "unchanged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What the script turned out to have, found without training."""
+
+    flags: tuple[dict[str, Any], ...] = ()
+    files: tuple[str, ...] = ()
+    """Config files that it opened, in that order."""
+    modules: tuple[str, ...] = ()
+    """Its own Python files, the script last."""
+    has_parser: bool = False
+    has_cuda: bool = False
+    stopped_at: str = ""
+    complaints: dict[str, str] = field(default_factory=dict)
+    """What the script's own parser says against a wanted value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderReport:
+    """The whole ladder: the failure, what each change did about it, and the smallest cure."""
+
+    target: str
+    failing_step: int | None = None
+    goal: int | None = None
+    """The step that a rung has to finish to count as a survivor."""
+    baseline: Outcome | None = None
+    rungs: tuple[Outcome, ...] = ()
+    sets: tuple[Outcome, ...] = ()
+    """Several changes together; tried only where no single one survives."""
+    smallest: tuple[Change, ...] = ()
+    """The first single change that survives, or the smallest set that was found."""
+    notes: tuple[str, ...] = ()
+    duration_s: float = 0.0
+
+    @property
+    def survivors(self) -> tuple[Outcome, ...]:
+        """The single changes that survive, in the order of the ladder."""
+        return tuple(r for r in self.rungs if r.is_alive)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether there was a failure to get past at all."""
+        return self.failing_step is not None
+
+    @property
+    def exit_code(self) -> int:
+        """0: a cure was found, or nothing failed; 1: no change and no set of them survives."""
+        return 0 if self.smallest or not self.has_failed else 1
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON text."""
+        plain = {"kind": "stayfinite.ladder", "exit_code": self.exit_code, **to_plain(self)}
+        return json.dumps(plain, indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> LadderReport:
+        """The report that `to_json` wrote.
+
+        >>> report = LadderReport(target="train.py", failing_step=3)
+        >>> LadderReport.from_json(report.to_json()) == report
+        True
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as e:
+            raise UsageError(f"not a ladder report: {e}") from e
+        if not isinstance(data, dict) or data.get("kind") != "stayfinite.ladder":
+            raise UsageError("not a ladder report: expected an object of kind 'stayfinite.ladder'")
+        del data["kind"], data["exit_code"]
+        return from_plain(cls, data)

@@ -1,0 +1,139 @@
+"""One run of the script, watched until it has failed or is past the failing step."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..conductor.script import ScriptRun
+from ..config import Settings
+from ..records import Incident
+from ..recover.policy import Policy
+from ..report.text import headline
+from .child import finish, prepare, write_answer
+
+__all__ = ["PROGRESS", "run_rung"]
+
+PROGRESS = "progress.json"
+_EVERY_S = 0.2
+_MAX_SKIPS = 30
+"""Steps past the goal that the GradScaler may skip before the run counts as failed."""
+_NUMERIC = ("nonfinite", "scale_collapse")
+_HALF = ("float16", "bfloat16")
+
+
+class RungRun(ScriptRun):
+    """`stayfinite run` that ends as soon as there is an answer."""
+
+    def __init__(self, spec: dict[str, Any], index: int = 0) -> None:
+        self._spec = spec
+        self._prepared = prepare(spec)
+        self._goal: int | None = spec["goal"]
+        self._told_at = 0.0
+        self._loss: float | None = None
+        self._step = -1
+        self._last_applied = -1
+        is_sanitizing = "skip_bad_samples" in spec["knobs"]
+        super().__init__(
+            settings=Settings(diagnose_seconds=spec["diagnose_seconds"]),
+            policy=Policy.parse("sanitize" if is_sanitizing else "raise", on_spike="ignore"),
+            run_dir=Path(spec["folder"]) / "run",
+            index=index,
+        )
+
+    def for_child(self, index: int) -> Callable[[], ScriptRun]:
+        return functools.partial(RungRun, self._spec, index)
+
+    def _set_up(self, folder: Path, name: str) -> None:
+        super()._set_up(folder, name)
+        assert self.folder is not None
+        self.folder._say = _silent
+        journal = self.core.journal
+        if journal is not None:
+            for method, is_applied in (("step", True), ("skipped", False)):
+                setattr(journal, method, self._counted(getattr(journal, method), is_applied))
+
+    def _counted(self, original: Any, is_applied: bool) -> Any:
+        def note(row: Any, *args: Any) -> None:
+            original(row, *args)
+            self._note(row, is_applied)
+
+        return note
+
+    def _note(self, row: Any, is_applied: bool) -> None:
+        """One step is over and was finite, or the scaler skipped it."""
+        self._step = int(row[0])
+        if is_applied:
+            self._last_applied = self._step
+            loss = float(row[2]) if row[2] is not None else math.nan
+            self._loss = loss if math.isfinite(loss) else self._loss
+        now = time.monotonic()
+        if now - self._told_at > _EVERY_S:
+            self._told_at = now
+            progress = {"step": self._step, "loss": self._loss}
+            write_answer(self._spec["folder"], PROGRESS, progress)
+        goal = self._goal
+        if goal is None or self._step < goal - 1:
+            return
+        if self._step >= goal and self._last_applied >= self._spec["failing_step"]:
+            self.answer("survived")
+        elif self._step >= goal + _MAX_SKIPS:
+            text = f"the GradScaler skips every step since step {self._last_applied}"
+            self.answer("failed", text=text, cause="loss_scaling")
+        else:
+            self.core.want_deep_check()  # finite gradients are not all: the state is looked at too
+
+    def _save(self, incident: Incident) -> Incident:
+        saved = super()._save(incident)
+        if saved.event.kind in _NUMERIC and saved.action.kind != "sanitized":
+            self._fail(saved)
+        return saved
+
+    def _fail(self, incident: Incident) -> None:
+        where = incident.location
+        birth = next((link for link in where.chain if link.role == "birth"), None)
+        operands = [*birth.inputs, *birth.outputs] if birth is not None else []
+        self._step = incident.event.step
+        self.answer(
+            "failed",
+            text=headline(incident).partition(";")[0],
+            op=where.op,
+            file=where.file,
+            line=where.line,
+            cause=incident.diagnosis.cause,
+            is_half=any(o.stats is not None and o.stats.dtype in _HALF for o in operands),
+        )
+
+    def answer(self, status: str, **more: Any) -> None:
+        """Tell how it ended, and end."""
+        finish(
+            self._spec["folder"],
+            {
+                "status": status,
+                "step": self._step if self._step >= 0 else None,
+                "loss": self._loss,
+                "has_autocast": self._prepared["autocast"].was_on,
+                "has_loader": bool(self.core.log) and bool(self.core.log[-1].batches[0].items),
+                **more,
+            },
+        )
+
+
+def _silent(incident: Incident) -> None:
+    """The ladder tells of all rungs together."""
+
+
+def run_rung(spec: dict[str, Any]) -> int:
+    """Run the script to its answer; a script that comes to its end by itself has survived."""
+    run = RungRun(spec)
+    if spec["is_module"]:
+        code = run.run_module(spec["target"], spec["args"])
+    else:
+        code = run.run_file(spec["target"], spec["args"])
+    if code == 0:
+        run.answer("survived", text="the script came to its end")
+    return code

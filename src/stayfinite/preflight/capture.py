@@ -1,0 +1,257 @@
+"""A check of an unmodified script: it runs in a process of its own until everything is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .capture_worker import read_groups
+from .probes import Seen
+from .records import CheckReport, SkippedGroup
+from .runner_groups import Book, report_of, selected
+from .target import ScriptTarget
+
+__all__ = ["check_script"]
+
+_FIRST_STEPS = 3
+_MAX_STARTS = 30
+_PATIENCE_S = 900.0
+"""Without any news from the script for so long, it is taken for hung."""
+_QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "TQDM_DISABLE": "1"}
+
+
+def check_script(
+    target: ScriptTarget,
+    *,
+    only: Iterable[str] = (),
+    skip: Iterable[str] = (),
+    steps: int = 10,
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+    config_path: str = "",
+    data_samples: int | None = None,
+    progress: Callable[[str, str], None] | None = None,
+    tell: Callable[[int, int | None], None] | None = None,
+) -> CheckReport:
+    """Check a script as it is. Its output is muted and its files are held back."""
+    start = time.perf_counter()
+    names = list(selected(only, skip))
+    with tempfile.TemporaryDirectory(prefix="stayfinite-check-") as folder:
+        job = {
+            "name": target.name, "args": list(target.args), "is_module": target.is_module,
+            "label": target.label, "groups": names, "steps": steps, "seed": seed,
+            "config": config, "config_path": config_path, "data_samples": data_samples,
+            "num_first": _FIRST_STEPS,
+        }  # fmt: skip
+        session = _Session(Path(folder), job, progress, tell)
+        notes = session.run()
+        book = Book()
+        read_groups(Path(folder), names, book)
+    for name in names:
+        if not book.is_done(name):
+            book.skipped.append(SkippedGroup(group=name, reason=session.reason))
+    return report_of(target.label, book, start, notes)
+
+
+@dataclass
+class _Session:
+    """Starts the worker as often as it takes."""
+
+    folder: Path
+    job: dict[str, Any]
+    progress: Callable[[str, str], None] | None
+    tell: Callable[[int, int | None], None] | None
+    reason: str = ""
+    """Why the groups that are not done were left out."""
+    num_starts: int = 0
+
+    def run(self) -> list[str]:
+        while True:
+            before = self._num_answers()
+            outcome = self._start()
+            kind = outcome["kind"]
+            if kind in ("finished", "broken"):
+                break
+            has_progress = self._num_answers() > before
+            if kind in ("ended", "raised") and not self._has_begun():
+                if outcome["num_steps"] == 0 or self.job["num_first"] == 0:
+                    raise UsageError(self._ended_early(outcome))
+                self.job["num_first"] = min(outcome["num_steps"], self.job["num_first"]) - 1
+                continue
+            if not has_progress or self.num_starts >= _MAX_STARTS:
+                self.reason = self._gave_up(outcome)
+                break
+        return self._notes(outcome)
+
+    def _num_answers(self) -> int:
+        done = [*self.folder.glob("answer-*.pkl"), *self.folder.glob("group-*.json")]
+        return len(done)
+
+    def _has_begun(self) -> bool:
+        return self._num_answers() > 0
+
+    # -- one process -------------------------------------------------------------------------------
+
+    def _start(self) -> dict[str, Any]:
+        self.num_starts += 1
+        (self.folder / "job.json").write_text(json.dumps(self.job))
+        (self.folder / "outcome.json").unlink(missing_ok=True)
+        (self.folder / "now.json").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "stayfinite.preflight.capture_worker", str(self.folder)]
+        with open(self.folder / "output.txt", "wb") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, **_QUIET}, start_new_session=True,
+            )  # fmt: skip
+            try:
+                is_hung = self._follow(process)
+            finally:
+                _stop(process)
+        path = self.folder / "outcome.json"
+        if path.exists():
+            outcome: dict[str, Any] = json.loads(path.read_text())
+            return outcome
+        return self._died(process.returncode, is_hung)
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> bool:
+        """Until it ends; True if it was silent for too long."""
+        shown: Any = None
+        last = time.monotonic()
+        while process.poll() is None:
+            time.sleep(0.05)
+            now = self._now()
+            if now != shown:
+                shown, last = now, time.monotonic()
+                self._show(now)
+            if (self.folder / "outcome.json").exists():
+                return False
+            if time.monotonic() - last > _PATIENCE_S:
+                return True
+        return False
+
+    def _now(self) -> dict[str, Any]:
+        try:
+            now: dict[str, Any] = json.loads((self.folder / "now.json").read_text())
+            return now
+        except (OSError, ValueError):
+            return {}
+
+    def _show(self, now: dict[str, Any]) -> None:
+        if self.progress is not None and now:
+            self.progress(now["group"], now["probe"])
+        if self.tell is not None and now.get("share"):
+            self.tell(*now["share"])
+
+    def _died(self, code: int, is_hung: bool) -> dict[str, Any]:
+        """It left no outcome: the probe that was running is to blame."""
+        how = f"it gave no sign for {_PATIENCE_S:.0f} s" if is_hung else _how_ended(code)
+        now = self._now()
+        if now.get("index") is not None:
+            seen = Seen(now["probe"], is_finite=False, error=f"the process died: {how}")
+            path = self.folder / f"answer-{now['group']}-{now['index']}.pkl"
+            path.write_bytes(pickle.dumps(seen))
+            return {"kind": "probe"}
+        tail = self._tail()
+        return {"kind": "raised", "error": f"the process died: {how}{tail}", "num_steps": 0}
+
+    def _tail(self) -> str:
+        text = (self.folder / "output.txt").read_text(errors="replace").strip()
+        lines = text.splitlines()[-3:]
+        return "\n  its last words: " + "\n    ".join(lines) if lines else ""
+
+    # -- words -------------------------------------------------------------------------------------
+
+    def _ended_early(self, outcome: dict[str, Any]) -> str:
+        label = self.job["label"]
+        expected = (
+            "expected a loop that takes batches from a DataLoader, calls backward() and "
+            "optimizer.step()"
+        )
+        seen = self._what_was_seen(outcome)
+        if outcome["kind"] == "raised":
+            where = f"\nwhere: {outcome['where']}" if outcome.get("where") else ""
+            return (
+                f"{label} raised {outcome['error']} before its first step{where}\n{seen}{expected}"
+            )
+        code = f" with exit code {outcome['code']}"
+        hint = "" if not outcome["code"] else self._tail()
+        return f"{label} ended{code} before any training step{hint}\n{seen}{expected}"
+
+    def _what_was_seen(self, outcome: dict[str, Any]) -> str:
+        if "num_batches" not in outcome:
+            return ""
+        counts = [
+            _count(outcome["num_models"], "model"),
+            _count(outcome["num_optimizers"], "optimizer"),
+            _count(outcome["num_batches"], "batch"),
+        ]
+        return f"seen: {', '.join(counts)}; "
+
+    def _gave_up(self, outcome: dict[str, Any]) -> str:
+        if self.num_starts >= _MAX_STARTS:
+            return f"the script was started {_MAX_STARTS} times, and ended too early each time"
+        if outcome["kind"] == "raised":
+            return f"the script raised {outcome['error']}"
+        return "the script's loop ended before this could be tried"
+
+    def _notes(self, outcome: dict[str, Any]) -> list[str]:
+        notes = []
+        if outcome.get("num_steps"):
+            loss = outcome["first_loss"]
+            said = f"; loss {loss:.6g} at first" if isinstance(loss, float) else ""
+            notes.append(f"{_count(outcome['num_steps'], 'real step')} taken and undone{said}")
+        if self.num_starts > 1:
+            notes.append(f"the script was started {self.num_starts} times")
+        if outcome.get("vehicle") == "call":
+            notes.append(
+                "the loop takes no batches from a DataLoader: what the model is called with was "
+                "changed, and the loop made the targets"
+            )
+        if outcome.get("num_held"):
+            notes.append(f"{_count(outcome['num_held'], 'file')} that it wrote held back")
+        return notes
+
+
+def _count(number: int, what: str) -> str:
+    plural = {"batch": "batches"}.get(what, f"{what}s")
+    return f"{number or 'no'} {what if number == 1 else plural}"
+
+
+def _how_ended(code: int) -> str:
+    if code < 0:
+        try:
+            return f"signal {signal.Signals(-code).name}"
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """It is through: DataLoader workers and other children go with it."""
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        pass
+    except KeyboardInterrupt:
+        _kill(process)
+        raise
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+    process.wait()

@@ -1,0 +1,224 @@
+"""The process that runs the user's script: `python -m stayfinite.preflight.capture_worker FOLDER`.
+
+Everything that it learns is written to FOLDER at once, so that a script that dies of a probe can be
+started again and goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import runpy
+import sys
+import types
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+
+from ..observe.wires import Wires
+from ..records import from_plain, to_plain
+from .capture_files import Shadow
+from .capture_loop import Captor, Finished
+from .probes import Probe, Seen, Subject
+from .records import Finding, SkippedGroup
+from .runner_build import error_place
+from .runner_casts import noting_autocast
+from .runner_groups import Book, conduct, drive, load_groups, runs_finding, without_steps
+
+__all__ = ["FolderLedger", "Job", "main", "read_groups"]
+
+Job = dict[str, Any]
+
+
+class FolderLedger:
+    """A ledger in files; each answer and each finished group is one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.current: tuple[str, int] | None = None
+
+    def answer(self, group: str, index: int) -> Seen | None:
+        path = self._answer(group, index)
+        if not path.exists():
+            return None
+        seen = pickle.loads(path.read_bytes())  # our own file, written a moment ago
+        assert isinstance(seen, Seen)
+        return seen
+
+    def note_answer(self, group: str, index: int, seen: Seen) -> None:
+        _write(self._answer(group, index), pickle.dumps(seen))
+        self.current = None
+
+    def about_to_ask(self, group: str, index: int, probe: Probe) -> None:
+        self.current = (group, index)
+        self.say(group, probe.name, index)
+
+    def is_done(self, group: str) -> bool:
+        return self._group(group).exists()
+
+    def begin(self, group: str) -> None:
+        self.say(group, "")
+
+    def done(self, group: str, findings: list[Finding], reason: str | None, seconds: float) -> None:
+        content = {"findings": to_plain(findings), "reason": reason, "seconds": seconds}
+        _write(self._group(group), json.dumps(content).encode())
+
+    def say(self, group: str, probe: str, index: int | None = None, share: Any = None) -> None:
+        """What is being done, for the progress bar and for the parent if this process dies."""
+        now = {"group": group, "probe": probe, "index": index, "share": share}
+        _write(self._folder / "now.json", json.dumps(now).encode())
+
+    def _answer(self, group: str, index: int) -> Path:
+        return self._folder / f"answer-{group}-{index}.pkl"
+
+    def _group(self, group: str) -> Path:
+        return self._folder / f"group-{group}.json"
+
+
+def read_groups(folder: Path, names: list[str], book: Book) -> None:
+    """What the finished groups found, into the book."""
+    for name in names:
+        path = folder / f"group-{name}.json"
+        if path.exists():
+            content = json.loads(path.read_text())
+            findings = [from_plain(Finding, f) for f in content["findings"]]
+            book.done(name, findings, content["reason"], content["seconds"])
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_suffix(".part")
+    # The plain calls: the shadow has taken over the ones that a script uses.
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
+        f.write(content)
+    os.replace(part, path)
+
+
+def main(folder: Path) -> None:
+    """Run the job in `folder` and leave an outcome there."""
+    job: Job = json.loads((folder / "job.json").read_text())
+    ledger = FolderLedger(folder)
+    ledger.say("", "starting the script")
+
+    def begin(subject: Subject) -> Generator[Probe, Seen, None]:
+        _fill(subject, job, ledger)
+        return conduct(subject, load_groups(job["groups"]), ledger)
+
+    captor = Captor(job["num_first"], begin)
+    shadow = Shadow(folder / "shadow")
+    (folder / "shadow").mkdir(exist_ok=True)
+    _seed(job["seed"])
+    with shadow.held(), noting_autocast(captor.dtypes), _noting_clip(captor):
+        wires = Wires(captor, with_loaders=True)
+        try:
+            outcome = _outcome(job, captor, ledger)
+        finally:
+            wires.close()
+    if outcome["kind"] == "raised":
+        _without_steps(job, captor, ledger, outcome)
+    outcome["num_steps"] = len(captor.steps)
+    outcome["num_batches"] = captor.num_batches
+    outcome["num_optimizers"] = len(captor.state.optimizers)
+    outcome["num_models"] = len(captor.state.roots)
+    outcome["num_held"] = shadow.num_files
+    outcome["vehicle"] = captor.subject.vehicle if captor.subject is not None else ""
+    outcome["first_loss"] = captor.steps[0].loss if captor.steps else None
+    _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
+
+
+def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
+    subject.source, subject.seed = job["label"], job["seed"]
+    subject.num_steps, subject.data_samples = job["steps"], job["data_samples"]
+    subject.config, subject.config_path = job["config"], job["config_path"]
+    subject.tell = lambda done, total: ledger.say("data", "", share=[done, total])
+
+
+def _outcome(job: Job, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
+    """How the script ended."""
+    try:
+        _run(job)
+    except Finished:
+        return {"kind": "finished"}
+    except SystemExit as e:
+        return {"kind": "ended", "code": e.code if isinstance(e.code, int) else int(bool(e.code))}
+    except BaseException as e:
+        where = error_place(e)
+        current = ledger.current
+        seen = captor.raised(e, where)
+        if seen is not None and current is not None:
+            ledger.note_answer(*current, seen)
+            return {"kind": "probe"}
+        text = str(e).strip().splitlines()
+        error = f"{type(e).__name__}: {text[0] if text else ''}".rstrip(": ")
+        return {"kind": "raised", "error": error, "where": where}
+    return {"kind": "ended", "code": 0}
+
+
+def _run(job: Job) -> None:
+    name, args = job["name"], job["args"]
+    sys.argv = [name, *args]
+    if job["is_module"]:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    sys.path[0] = os.path.dirname(os.path.abspath(name))
+    source = Path(name).read_bytes()
+    script = types.ModuleType("__main__")
+    script.__file__ = name
+    script.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = script
+    exec(compile(source, name, "exec"), script.__dict__)
+
+
+def _without_steps(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict[str, Any]) -> None:
+    """The script's own first step raised: what can be looked at without any step, still is."""
+    if captor.start_where_it_stands() is None or captor.subject is None:
+        return
+    error, where = outcome["error"], outcome["where"]
+    skipped: list[SkippedGroup] = []
+    names = without_steps(tuple(job["groups"]), skipped, error)
+    drive(conduct(captor.subject, load_groups(names), ledger), _refuse)
+    for s in skipped:
+        found = [runs_finding(error, where)] if s.group == "forward" else []
+        ledger.done(s.group, found, s.reason, 0.0)
+    outcome["kind"] = "broken"
+
+
+def _refuse(probe: Probe) -> Seen:
+    return Seen(probe.name, error="the script is over")
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+@contextlib.contextmanager
+def _noting_clip(captor: Captor) -> Iterator[None]:
+    """To what norm does the loop clip?"""
+    original = clip_grad.clip_grad_norm_
+
+    def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(TypeError, ValueError):
+            captor.clip_norm = float(max_norm)
+        return clip_grad_norm_.__wrapped__(parameters, max_norm, *args, **kwargs)  # type: ignore[attr-defined]
+
+    clip_grad_norm_.__wrapped__ = original  # type: ignore[attr-defined]
+    clip_grad.clip_grad_norm_ = clip_grad_norm_
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+    try:
+        yield
+    finally:
+        clip_grad.clip_grad_norm_ = original
+        torch.nn.utils.clip_grad_norm_ = original
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

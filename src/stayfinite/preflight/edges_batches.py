@@ -1,0 +1,253 @@
+"""Batches that real data will bring one day: blank, constant, repeated, masked, short."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conductor.rows import map_tensors, num_rows, take_rows
+from ..observe.batches import named_tensors
+from .probes import Subject
+
+__all__ = ["Edge", "Part", "edges_of", "parts_of"]
+
+_TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
+IGNORED = -100
+"""What torch's cross entropy leaves out unless it is told otherwise."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the batch and what it seems to be."""
+
+    name: str
+    tensor: Tensor
+    kind: str
+    """input | mask | labels | lengths | tokens | target"""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One batch to try; `milder` is tried if this one breaks, to tell how near the edge is."""
+
+    check: str
+    what: str
+    batch: Any
+    milder: Edge | None = None
+    is_certain: bool = False
+    """This batch will come: it follows from the loader."""
+    is_likely: bool = True
+    """If it breaks, the user should act; otherwise it is only mentioned."""
+    action: str = ""
+
+
+def parts_of(batches: Sequence[Any]) -> list[Part]:
+    """What each tensor of the first batch seems to be.
+
+    >>> x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    >>> [(p.name, p.kind) for p in parts_of([(x, y)])]
+    [('batch[0]', 'input'), ('batch[1]', 'labels')]
+    """
+    named = [
+        (n, t) for n, t in named_tensors(batches[0]) if t.numel() and t.layout is torch.strided
+    ]
+    total = num_rows(batches[0])
+    last = named[-1][0] if len(named) > 1 else None
+    widths = [t.shape[1] for _, t in named if t.dim() > 1]
+    return [Part(n, t, _kind(n, t, total, widths, n == last)) for n, t in named]
+
+
+def _kind(name: str, t: Tensor, total: int | None, widths: list[int], is_last: bool) -> str:
+    if t.dtype == torch.bool or (t.dim() > 1 and _is_binary(t)):
+        return "mask"
+    if t.is_floating_point():
+        return "target" if is_last or _TARGET.search(name) else "input"
+    if t.dim() == 1 and (is_last or _TARGET.search(name)) and "len" not in name.lower():
+        return "lengths" if _looks_like_lengths(t, widths) and not _small(t) else "labels"
+    if t.dim() == 1 and t.shape[0] == total and _looks_like_lengths(t, widths):
+        return "lengths"
+    return "labels" if is_last or _TARGET.search(name) else "tokens"
+
+
+def _small(t: Tensor) -> bool:
+    return int(t.min()) == 0
+
+
+def _looks_like_lengths(t: Tensor, widths: list[int]) -> bool:
+    return bool(widths) and int(t.min()) >= 1 and int(t.max()) in widths
+
+
+def _is_binary(t: Tensor) -> bool:
+    if t.is_complex():
+        return False
+    return bool(((t == 0) | (t == 1)).all()) and (bool((t == 0).any()) or not t.is_floating_point())
+
+
+def edges_of(subject: Subject) -> Iterator[Edge]:
+    """Every batch worth trying on this training."""
+    batch = subject.batches[0]
+    parts = parts_of(subject.batches)
+    total = num_rows(batch)
+    if subject.can_change_rows and total is not None:
+        yield from _sizes(subject, batch, total)
+    inputs = [p for p in parts if p.kind == "input"] or [p for p in parts if p.kind == "target"]
+    if inputs:
+        yield from _values(batch, inputs, total)
+    if subject.can_change_rows and total is not None:
+        yield from _repeats(batch, parts, total)
+    yield from _masks(batch, [p for p in parts if p.kind == "mask"], total)
+    yield from _sequences(subject, batch, parts, total)
+
+
+def change(batch: Any, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with these tensors changed; the batch itself stays as it is."""
+    new = {id(p.tensor): how(p.tensor.detach()).to(p.tensor.dtype) for p in parts}
+    return map_tensors(batch, lambda t: new.get(id(t), t))
+
+
+def _sizes(subject: Subject, batch: Any, total: int) -> Iterator[Edge]:
+    left = _last_batch(subject, total)
+    one = "a batch of one sample"
+    action = "set drop_last=True in the loader, or make this line work for one sample"
+    if left not in (0, 1):
+        what = f"the last batch of an epoch ({left} samples)"
+        yield Edge("edges/last-batch", what, take_rows(batch, range(left), total), is_certain=True)
+    yield Edge(
+        "edges/batch-of-1",
+        f"{one}, as the last of each epoch" if left == 1 else one,
+        take_rows(batch, [0], total),
+        is_certain=left == 1,
+        is_likely=False,
+        action=action,
+    )
+
+
+def _last_batch(subject: Subject, total: int) -> int:
+    """How many samples the last batch of an epoch has; 0 where it is full, dropped or unknown."""
+    for loader in subject.loaders:
+        size = getattr(loader, "batch_size", None)
+        if size is None or getattr(loader, "drop_last", True):
+            continue
+        try:
+            left = len(loader.dataset) % size
+        except (TypeError, AttributeError):
+            continue
+        if size == total and left < total:
+            return int(left)
+    return 0
+
+
+def _first_row(how: Callable[[Tensor], Tensor], total: int | None) -> Callable[[Tensor], Tensor]:
+    """The same change for the first sample only."""
+
+    def changed(t: Tensor) -> Tensor:
+        if total is None or t.dim() == 0 or t.shape[0] != total:
+            return how(t)
+        new = t.clone()
+        new[0] = how(t[0:1])[0]
+        return new
+
+    return changed
+
+
+def _values(batch: Any, inputs: list[Part], total: int | None) -> Iterator[Edge]:
+    whole: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+        "edges/zero": ("all zero", torch.zeros_like),
+        "edges/constant": ("one constant value", lambda t: torch.full_like(t, _middle(t))),
+    }
+    for check, (words, how) in whole.items():
+        one = Edge(
+            check, f"one sample that is {words}", change(batch, inputs, _first_row(how, total))
+        )
+        yield Edge(check, f"a whole batch that is {words}", change(batch, inputs, how), one)
+    for check, far, near in (("edges/huge", 1e4, 1e2), ("edges/tiny", 1e-12, 1e-4)):
+        milder = Edge(check, f"inputs times {near:g}", change(batch, inputs, _times(near)))
+        yield Edge(check, f"inputs times {far:g}", change(batch, inputs, _times(far)), milder)
+
+
+def _times(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda t: t * factor
+
+
+def _middle(t: Tensor) -> float:
+    finite = t[torch.isfinite(t)]
+    return float(finite.float().mean()) if finite.numel() else 0.0
+
+
+def _repeats(batch: Any, parts: list[Part], total: int) -> Iterator[Edge]:
+    pair = take_rows(batch, [0, 0, *range(2, total)], total)
+    yield Edge(
+        "edges/repeated",
+        "the same sample all over",
+        take_rows(batch, [0] * total, total),
+        Edge("edges/repeated", "the same sample twice", pair),
+    )
+    labels = [p for p in parts if p.kind == "labels" and p.tensor.dim() == 1]
+    if labels and any(bool((p.tensor != p.tensor[0]).any()) for p in labels):
+        same = change(batch, labels, lambda t: torch.full_like(t, int(t[0])))
+        yield Edge("edges/one-class", "a batch with one class only", same)
+    ignoring = [p for p in parts if p.kind == "labels" and bool((p.tensor == IGNORED).any())]
+    if ignoring:
+        none = change(batch, ignoring, lambda t: torch.full_like(t, IGNORED))
+        yield Edge("edges/no-label", "a batch in which every label is ignored", none)
+
+
+def _masks(batch: Any, masks: list[Part], total: int | None) -> Iterator[Edge]:
+    for part in masks:
+        for check, value in (("edges/empty-mask", 0), ("edges/full-mask", 1)):
+            how = _first_row(lambda t, v=value: torch.full_like(t, v), total)  # type: ignore[misc]
+            changed = change(batch, [part], how)
+            yield Edge(
+                check, f"{part.name} {'all 1' if value else 'all 0'} for one sample", changed
+            )
+
+
+def _sequences(
+    subject: Subject, batch: Any, parts: list[Part], total: int | None
+) -> Iterator[Edge]:
+    lengths = [p for p in parts if p.kind == "lengths"]
+    seen = {p.name: _range_of(p.name, subject.batches) for p in lengths}
+    for part in lengths:
+        for check, index in (("edges/shortest", 0), ("edges/longest", 1)):
+            # The others at their other end: a short recording with a long transcript.
+            how = {id(p.tensor): seen[p.name][index if p is part else 1 - index] for p in lengths}
+            changed = map_tensors(batch, lambda t, h=how: _with_first(t, h.get(id(t))))
+            word = "shortest" if index == 0 else "longest"
+            against = " against the other lengths' extreme" if len(lengths) > 1 else ""
+            what = f"{part.name} of one sample at its {word}, {seen[part.name][index]}{against}"
+            yield Edge(check, what, changed)
+    yield from _cut(subject, batch, parts, total)
+
+
+def _range_of(name: str, batches: Sequence[Any]) -> tuple[int, int]:
+    tensors = [t for b in batches for n, t in named_tensors(b) if n == name]
+    return min(int(t.min()) for t in tensors), max(int(t.max()) for t in tensors)
+
+
+def _with_first(t: Tensor, value: int | None) -> Tensor:
+    if value is None:
+        return t
+    new = t.clone()
+    new[0] = value
+    return new
+
+
+def _cut(subject: Subject, batch: Any, parts: list[Part], total: int | None) -> Iterator[Edge]:
+    """Sequences padded to the longest of their batch: a batch of short ones will come."""
+    widths = {_width(b) for b in subject.batches} - {None}
+    if len(widths) < 2 or not subject.can_change_rows:
+        return
+    width = _width(batch)
+    short = map_tensors(batch, lambda t: t[:, :1] if t.dim() > 1 and t.shape[1] == width else t)
+    yield Edge("edges/shortest", "a batch of sequences of length 1", short)
+
+
+def _width(batch: Any) -> int | None:
+    """The length that the batch's sequences are padded to."""
+    sizes = [t.shape[1] for _, t in named_tensors(batch) if t.dim() > 1]
+    return sizes[0] if sizes else None
