@@ -67,19 +67,16 @@ def _kind(name: str, t: Tensor, total: int | None, widths: list[int], is_last: b
         return "mask"
     if t.is_floating_point():
         return "target" if is_last or _TARGET.search(name) else "input"
-    if t.dim() == 1 and (is_last or _TARGET.search(name)) and "len" not in name.lower():
-        return "lengths" if _looks_like_lengths(t, widths) and not _small(t) else "labels"
+    is_target = is_last or bool(_TARGET.search(name))
     if t.dim() == 1 and t.shape[0] == total and _looks_like_lengths(t, widths):
-        return "lengths"
-    return "labels" if is_last or _TARGET.search(name) else "tokens"
-
-
-def _small(t: Tensor) -> bool:
-    return int(t.min()) == 0
+        # Class numbers rarely reach exactly the width of another tensor; lengths do.
+        if "len" in name.lower() or not is_target or int(t.max()) in widths:
+            return "lengths"
+    return "labels" if is_target else "tokens"
 
 
 def _looks_like_lengths(t: Tensor, widths: list[int]) -> bool:
-    return bool(widths) and int(t.min()) >= 1 and int(t.max()) in widths
+    return bool(widths) and 1 <= int(t.min()) and int(t.max()) <= max(widths)
 
 
 def _is_binary(t: Tensor) -> bool:
@@ -174,6 +171,10 @@ def _times(factor: float) -> Callable[[Tensor], Tensor]:
     return lambda t: t * factor
 
 
+def _filled(value: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: torch.full_like(t, value)
+
+
 def _middle(t: Tensor) -> float:
     finite = t[torch.isfinite(t)]
     return float(finite.float().mean()) if finite.numel() else 0.0
@@ -200,7 +201,7 @@ def _repeats(batch: Any, parts: list[Part], total: int) -> Iterator[Edge]:
 def _masks(batch: Any, masks: list[Part], total: int | None) -> Iterator[Edge]:
     for part in masks:
         for check, value in (("edges/empty-mask", 0), ("edges/full-mask", 1)):
-            how = _first_row(lambda t, v=value: torch.full_like(t, v), total)  # type: ignore[misc]
+            how = _first_row(_filled(value), total)
             changed = change(batch, [part], how)
             yield Edge(
                 check, f"{part.name} {'all 1' if value else 'all 0'} for one sample", changed
