@@ -68,15 +68,15 @@ def _kind(name: str, t: Tensor, total: int | None, widths: list[int], is_last: b
     if t.is_floating_point():
         return "target" if is_last or _TARGET.search(name) else "input"
     is_target = is_last or bool(_TARGET.search(name))
-    if t.dim() == 1 and t.shape[0] == total and _looks_like_lengths(t, widths):
-        # Class numbers rarely reach exactly the width of another tensor; lengths do.
-        if "len" in name.lower() or not is_target or int(t.max()) in widths:
-            return "lengths"
+    may_be_lengths = t.dim() == 1 and t.shape[0] == total and _fits_lengths(t, widths)
+    # Class numbers rarely reach exactly the width of another tensor; lengths do.
+    if may_be_lengths and ("len" in name.lower() or not is_target or int(t.max()) in widths):
+        return "lengths"
     return "labels" if is_target else "tokens"
 
 
-def _looks_like_lengths(t: Tensor, widths: list[int]) -> bool:
-    return bool(widths) and 1 <= int(t.min()) and int(t.max()) <= max(widths)
+def _fits_lengths(t: Tensor, widths: list[int]) -> bool:
+    return bool(widths) and int(t.min()) >= 1 and int(t.max()) <= max(widths)
 
 
 def _is_binary(t: Tensor) -> bool:
@@ -217,7 +217,7 @@ def _sequences(
         for check, index in (("edges/shortest", 0), ("edges/longest", 1)):
             # The others at their other end: a short recording with a long transcript.
             how = {id(p.tensor): seen[p.name][index if p is part else 1 - index] for p in lengths}
-            changed = map_tensors(batch, lambda t, h=how: _with_first(t, h.get(id(t))))
+            changed = map_tensors(batch, _first_set(how))
             word = "shortest" if index == 0 else "longest"
             against = " against the other lengths' extreme" if len(lengths) > 1 else ""
             what = f"{part.name} of one sample at its {word}, {seen[part.name][index]}{against}"
@@ -230,12 +230,15 @@ def _range_of(name: str, batches: Sequence[Any]) -> tuple[int, int]:
     return min(int(t.min()) for t in tensors), max(int(t.max()) for t in tensors)
 
 
-def _with_first(t: Tensor, value: int | None) -> Tensor:
-    if value is None:
-        return t
-    new = t.clone()
-    new[0] = value
-    return new
+def _first_set(values: dict[int, int]) -> Callable[[Tensor], Tensor]:
+    def changed(t: Tensor) -> Tensor:
+        if id(t) not in values:
+            return t
+        new = t.clone()
+        new[0] = values[id(t)]
+        return new
+
+    return changed
 
 
 def _cut(subject: Subject, batch: Any, parts: list[Part], total: int | None) -> Iterator[Edge]:

@@ -7,7 +7,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from statistics import median
 
-from .flow import at_location
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped, warned
 
@@ -30,8 +29,6 @@ class Course:
     losses: tuple[float, ...]
     is_finite: bool = True
     error: str | None = None
-    broken_at: str = ""
-    where: str = ""
     lr: float = 0.0
 
     @property
@@ -50,7 +47,7 @@ class Course:
         if self.error is not None:
             return f"x{self.factor:g} raises {self.error}"
         if not self.is_finite:
-            return f"x{self.factor:g} is not finite at step {len(self.losses)}{self.broken_at}"
+            return f"x{self.factor:g} is not finite at step {len(self.losses) + 1}"
         return f"x{self.factor:g} {self.losses[0]:.3g} → {self.losses[-1]:.3g}"
 
 
@@ -74,14 +71,12 @@ def _course(subject: Subject, factor: float) -> Generator[Probe, Seen, Course]:
         batch = subject.batches[i % len(subject.batches)]
         is_last = i == subject.num_steps - 1
         name = f"lr x{factor:g}, step {i + 1} of {subject.num_steps}"
-        # The trace costs, and is needed once: at this learning rate, when the steps break.
         seen = yield Probe(batch=batch, name=name, apply=True, keep=not is_last, lr_factor=factor)
         lr = max(seen.lrs, default=lr)
         if seen.error is not None:
-            return Course(factor, tuple(losses), error=seen.error, where=seen.error_at, lr=lr)
+            return Course(factor, tuple(losses), error=seen.error, lr=lr)
         if not seen.is_finite:
-            where, words = at_location(seen.location)
-            return Course(factor, tuple(losses), False, broken_at=words, where=where, lr=lr)
+            return Course(factor, tuple(losses), is_finite=False, lr=lr)
         if seen.loss is not None and math.isfinite(seen.loss):
             losses.append(seen.loss)
     return Course(factor, tuple(losses), lr=lr)
