@@ -113,7 +113,7 @@ def _differing(a: Seen, b: Seen) -> set[str]:
 @contextlib.contextmanager
 def _no_dropout(subject: Subject) -> Iterator[None]:
     """The dtype decides how many random numbers a dropout draws: without it, steps compare."""
-    kept = []
+    kept: list[tuple[nn.Module, str, float]] = []
     for _, module in subject.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             kept.append((module, "p", module.p))
