@@ -11,7 +11,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .values import normal, parse_value, shown
+from ..errors import UsageError
+from .values import as_switch, normal, parse_value
 
 __all__ = ["changed", "describe_parser", "find_flag", "typed_flags"]
 
@@ -98,30 +99,31 @@ def find_flag(flags: Iterable[Flag], key: str) -> Flag | None:
     return None
 
 
-def changed(args: Sequence[str], flag: Flag, key: str, value: Any) -> list[str]:
+def changed(args: Sequence[str], flag: Flag, key: str, text: str) -> list[str]:
     """The arguments with this flag at this value.
 
     >>> lr = {"strings": ["-l", "--lr"], "dest": "lr", "kind": "value"}
-    >>> changed(["data", "-l", "0.1"], lr, "lr", 0.01), changed(["data"], lr, "lr", 0.01)
+    >>> changed(["data", "-l", "0.1"], lr, "lr", "0.01"), changed(["data"], lr, "lr", "0.01")
     (['data', '-l', '0.01'], ['data', '--lr', '0.01'])
     >>> amp = {"strings": ["--amp"], "dest": "amp", "kind": "on"}
-    >>> changed(["--amp", "data"], amp, "amp", False)
+    >>> changed(["--amp", "data"], amp, "amp", "false")
     ['data']
     """
     kind = flag["kind"]
     long = max(flag["strings"], key=len)
     if kind == "token":
-        return [f"{long}={shown(value)}" if a.partition("=")[0] == long else a for a in args]
-    if kind == "both":
-        return _with(_without(args, flag), flag, [_polar(flag, bool(value))])
-    if kind in ("on", "off"):
+        return [f"{long}={text}" if a.partition("=")[0] == long else a for a in args]
+    if kind in ("on", "off", "both"):
+        value = as_switch(text)
+        if value is None:
+            raise UsageError(f"{long} is a switch: give true or false, got {text!r}")
+        if kind == "both":
+            return _with(_without(args, flag), flag, [_polar(flag, value)])
         is_named = normal(key) in [normal(s) for s in flag["strings"]]
-        is_wanted = bool(value) if kind == "on" or is_named else not value
+        is_wanted = value if kind == "on" or is_named else not value
         rest = _without(args, flag)
         return _with(rest, flag, [long]) if is_wanted else rest
-    texts = [shown(v) for v in value] if isinstance(value, list) else [shown(value)]
-    if kind == "many" and not isinstance(value, list):
-        texts = texts[0].split(",")
+    texts = text.split(",") if kind == "many" else [text]
     there = _replaced(list(args), flag, texts, is_many=kind == "many")
     return there or _with(args, flag, [long, *texts])
 

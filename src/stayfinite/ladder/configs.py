@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import importlib
 import json
 import re
 import sys
@@ -114,9 +115,7 @@ def _parse(file: str, text: str) -> Any:
             return json.loads(text)
         if file.endswith(".toml"):
             return _toml().loads(text)
-        import yaml
-
-        return yaml.safe_load(text)
+        return _yaml().safe_load(text)
     except (ValueError, RecursionError) as e:
         raise UsageError(f"the config {file} cannot be parsed: {e}") from None
     except Exception as e:
@@ -126,14 +125,12 @@ def _parse(file: str, text: str) -> Any:
         raise UsageError(f"the config {file} cannot be parsed: {said}") from None
 
 
+def _yaml() -> Any:
+    return importlib.import_module("yaml")  # only where a YAML file is met
+
+
 def _toml() -> Any:
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        return tomllib
-    import importlib
-
-    return importlib.import_module("tomli")
+    return importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 
 def _walk(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
@@ -159,9 +156,7 @@ def _put(tree: Any, path: KeyPath, value: Any) -> None:
 def _as_text(file: str, value: Any) -> str:
     if file.endswith((".json", ".toml")):
         return json.dumps(value)
-    import yaml
-
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+    text: str = _yaml().safe_dump(value, default_flow_style=True, width=10_000)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
@@ -171,17 +166,14 @@ def _anew(file: str, path: KeyPath, tree: Any) -> str:
         raise UsageError(f"{file}: {key} stands in a form that cannot be changed in place")
     if file.endswith(".json"):
         return json.dumps(tree, indent=2)
-    import yaml
-
-    return str(yaml.safe_dump(tree, sort_keys=False))
+    return str(_yaml().safe_dump(tree, sort_keys=False))
 
 
 def _span(file: str, text: str, path: KeyPath) -> Span | None:
     """Where the value stands in the text."""
     if file.endswith(".toml"):
         return _toml_span(text, path)
-    import yaml
-
+    yaml = _yaml()
     try:
         node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..errors import UsageError
 from .records import Change, Outcome
 from .resolve import Resolver
 from .values import as_number, normal, parse_try, shown
@@ -44,7 +45,7 @@ def default_ladder(found: Resolver, baseline: Outcome) -> list[Change]:
     rungs += _switched_off(found, _LOSS)
     rungs += _scaled(found, _LR, 0.1) or [_ours("lr", "0.1x")]
     rungs += _switched_off(found, _AUGMENTATION)
-    if baseline.is_half and not any(c.key in ("autocast",) for c in rungs):
+    if baseline.is_half and not baseline.has_autocast:
         rungs.append(_ours("precision", "fp32"))
     rungs.append(_ours("clip", "1"))
     unique = {c.target: c for c in reversed(rungs)}
@@ -88,13 +89,18 @@ def _scaled(found: Resolver, names: tuple[str, ...], factor: float) -> list[Chan
 
 
 def _set(found: Resolver, name: str, value: Any) -> list[Change]:
-    return [found.resolve(parse_try(f"{name}={shown(value)}"))]
+    try:
+        return [found.resolve(parse_try(f"{name}={shown(value)}"))]
+    except UsageError:
+        return []  # a name that fits several keys: the user can say which, nobody else
 
 
 def _present(found: Resolver, names: tuple[str, ...]) -> list[tuple[str, Any]]:
     """(key, value) of all keys with one of these names, in the order of the names."""
     known: dict[str, list[tuple[str, Any]]] = {}
     for flag in found.flags:
+        if flag["current"] is None:
+            continue  # not given: the value that counts is elsewhere
         known.setdefault(normal(flag["dest"]), []).append((flag["dest"], flag["current"]))
     for group in (found.data, found.code):
         here: dict[str, list[tuple[str, Any]]] = {}

@@ -98,7 +98,7 @@ class Resolver:
             kind="flag",
             key=wanted.key,
             before=None if current is None else shown(current),
-            after=shown(parse_value(value)) if flag["kind"] != "value" else value,
+            after=value,
             flag=flag,
         )
 

@@ -27,7 +27,7 @@ from .arguments import changed, describe_parser, find_flag, typed_flags
 from .child import finish, prepare
 from .configs import SUFFIXES
 from .records import Survey
-from .values import Try, parse_try, resolved
+from .values import Try, parse_try, resolved, shown
 
 __all__ = ["run_survey"]
 
@@ -88,8 +88,9 @@ class _Surveyor:
             except SystemExit:
                 lines = said.getvalue().strip().splitlines() or ["rejected"]
                 self.complaints[wanted.text] = lines[-1].partition("error: ")[2] or lines[-1]
-            except UsageError:
-                continue  # relative to a flag that has no number: another place may have it
+            except UsageError as e:
+                if wanted.factor is None:  # else it is not set, and another place may have it
+                    self.complaints[wanted.text] = str(e)
 
     def watch_training(self) -> None:
         def at(where: str) -> Any:
@@ -102,8 +103,8 @@ class _Surveyor:
         register_module_forward_pre_hook(at("first forward"))
 
 
-def _value(wanted: Try, flag: dict[str, Any]) -> Any:
-    return resolved(wanted, flag["current"]) if wanted.factor is not None else wanted.value
+def _value(wanted: Try, flag: dict[str, Any]) -> str:
+    return shown(resolved(wanted, flag["current"])) if wanted.factor is not None else wanted.value
 
 
 def own_modules() -> list[str]:

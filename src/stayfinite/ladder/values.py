@@ -10,7 +10,16 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["Try", "as_number", "normal", "parse_try", "parse_value", "resolved", "shown"]
+__all__ = [
+    "Try",
+    "as_number",
+    "as_switch",
+    "normal",
+    "parse_try",
+    "parse_value",
+    "resolved",
+    "shown",
+]
 
 _FACTOR = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)x")
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -95,6 +104,17 @@ def parse_value(text: str) -> Any:
         except json.JSONDecodeError:
             return text
     return text
+
+
+def as_switch(text: str) -> bool | None:
+    """On or off, as people type it; None for anything else.
+
+    >>> as_switch("off"), as_switch("True"), as_switch("2")
+    (False, True, None)
+    """
+    return {"true": True, "on": True, "yes": True, "1": True}.get(
+        text.lower(), False if text.lower() in ("false", "off", "no", "0") else None
+    )
 
 
 def as_number(value: Any) -> float | None:

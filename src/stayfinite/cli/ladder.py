@@ -1,0 +1,142 @@
+"""`stayfinite ladder … -- train.py …`: which single change gets past the failing step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import StayfiniteError, UsageError
+
+__all__ = ["register"]
+
+_INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ladder` to the command line."""
+    # The first word that is no option is the script; whatever follows is the script's own.
+    app.command(name="ladder", context_settings={"allow_interspersed_args": False})(ladder_command)
+
+
+def ladder_command(
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[--] SCRIPT [ARGS]...",
+            help="The training script, or -- -m MODULE, and its own arguments.",
+            show_default=False,
+        ),
+    ] = None,
+    tries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            metavar="KEY=VALUE",
+            help="A change: a flag or config key of the script (lr=1e-4, lr=0.1x, use_amp=false), "
+            "env:NAME=VALUE, or a knob of ours (stayfinite:autocast=off). Give it once for each "
+            "change; without any, the usual ladder is made from what the script has.",
+        ),
+    ] = None,
+    until_step: Annotated[
+        int | None,
+        typer.Option(help="Stop if the unchanged run has not failed by this step (from 0)."),
+    ] = None,
+    after_incident: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="An incident of `stayfinite run`: its step is the one to get past; its script and "
+            "arguments are used where none are given.",
+        ),
+    ] = None,
+    margin: Annotated[
+        int | None,
+        typer.Option(
+            help="Steps past the failing one that a change must finish. Default: 5, or a tenth of "
+            "the failing step if that is more."
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Look for config keys in this file only (.yaml .json .toml .py)."),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", "-j", help="Runs side by side. Default: one a core, up to 4; 1 on a GPU."
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for each run.")] = 3600.0,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Keep what every run said and wrote in this new folder."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Run a failing training again with one change each: which one survives?
+
+    Nothing of yours is changed on disk: config files are changed in a copy, and what the script
+    writes is kept aside. Exit code: 0 a change survives or nothing fails, 1 none survives, 2 wrong
+    usage.
+    """  # fmt: skip
+    from ..ladder import Plan, climb
+    from ..ladder.progress import Progress
+    from ..ladder.render import render
+
+    try:
+        known, words = _incident(after_incident, list(target or []))
+        is_module = words[:1] == ["-m"]
+        words = words[is_module:]
+        if not words:
+            raise UsageError(
+                "give the script to run: stayfinite ladder --try lr=0.1x -- train.py [ARGS]..."
+            )
+        plan = Plan(
+            target=words[0],
+            args=tuple(words[1:]),
+            is_module=is_module,
+            tries=tuple(tries or ()),
+            config=str(config) if config is not None else None,
+            until_step=until_step,
+            failing_step=known,
+            margin=margin,
+            jobs=jobs,
+            timeout_s=timeout,
+            run_dir=run_dir,
+        )
+        report = climb(plan, Progress())
+    except StayfiniteError as e:
+        print(f"stayfinite ladder: {e}", file=sys.stderr)
+        raise typer.Exit(2) from e
+    except KeyboardInterrupt:
+        print("stayfinite ladder: interrupted; all runs are ended", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
+    typer.echo(report.to_json() if as_json else render(report))
+    raise typer.Exit(report.exit_code)
+
+
+def _incident(folder: Path | None, words: list[str]) -> tuple[int | None, list[str]]:
+    """(the step of the incident, the script and its arguments)."""
+    if folder is None:
+        return None, words
+    from ..records import Incident
+
+    home = folder.parent if folder.name == "incident.json" else folder
+    try:
+        incident = Incident.from_json((home / "incident.json").read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UsageError(f"{home} is no incident: {e.strerror or e}") from e
+    if words:
+        return incident.event.step, words
+    from ..conductor.capsule import load_capsule
+
+    capsule = load_capsule(home)
+    if not capsule["script"]:
+        raise UsageError(
+            f"{home} does not say which script it came from\n"
+            "  try: stayfinite ladder --after-incident DIR -- train.py [ARGS]..."
+        )
+    return incident.event.step, [capsule["script"], *capsule["args"]]

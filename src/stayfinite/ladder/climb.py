@@ -1,0 +1,376 @@
+"""The ladder itself: the unchanged run, one rung a change, and sets where no single one does it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..errors import UsageError
+from ..records import from_plain
+from .arguments import changed
+from .defaults import default_ladder
+from .pool import Job, Pool, last_words
+from .records import Change, LadderReport, Outcome, Survey
+from .resolve import Resolver, changed_file
+from .values import Try, parse_try
+
+__all__ = ["Plan", "Watcher", "climb"]
+
+_MAX_PAIRS = 28
+_SURVEY_S = 300.0
+_QUIET = {
+    "WANDB_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to run, and what to try.
+
+    >>> Plan(target="train.py", jobs=0)
+    Traceback (most recent call last):
+    stayfinite.errors.UsageError: `jobs` must be at least 1, got 0
+    """
+
+    target: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+    tries: tuple[str, ...] = ()
+    """Empty: the default ladder."""
+    config: str | None = None
+    until_step: int | None = None
+    """The unchanged run is given up after this step if it has not failed."""
+    failing_step: int | None = None
+    """Where it is known to fail; the unchanged run then goes along as a control."""
+    margin: int | None = None
+    """Steps past the failing one that a rung has to finish; default: 5, or a tenth if that is more."""
+    jobs: int | None = None
+    timeout_s: float = 3600.0
+    run_dir: Path | None = None
+    """Keep what every run said and wrote here, instead of in a temporary folder."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("jobs", 1), ("until_step", 0), ("margin", 0), ("failing_step", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UsageError(f"`{name}` must be at least {least}, got {value}")
+        if not self.timeout_s > 0:
+            raise UsageError(f"`timeout` must be above 0, got {self.timeout_s:g}")
+
+    def wanted(self) -> list[Try]:
+        """The tries, each once."""
+        return [parse_try(t) for t in dict.fromkeys(self.tries)]
+
+    @property
+    def command(self) -> str:
+        words = ["-m"] if self.is_module else []
+        return " ".join([*words, self.target, *self.args])
+
+
+class Watcher(Protocol):
+    """Who hears how the ladder goes."""
+
+    def say(self, text: str) -> None: ...
+    def begin(self, jobs: Sequence[Job], goal: int | None) -> None: ...
+    def news(self, job: Job) -> None: ...
+    def end(self, outcomes: Sequence[Outcome]) -> None: ...
+
+
+def climb(plan: Plan, watcher: Watcher) -> LadderReport:
+    """Run the ladder; a wrong plan is a `UsageError` before anything trains."""
+    if not plan.is_module and not Path(plan.target).is_file():
+        raise UsageError(f"can't open the script {plan.target!r}: no such file")
+    wanted = plan.wanted()
+    with _home(plan) as home:
+        climber = _Climber(plan, watcher, home)
+        started = time.monotonic()
+        resolver = climber.survey(wanted)
+        changes = [resolver.resolve(t) for t in wanted]
+        report = climber.run(resolver, changes)
+        return replace(report, duration_s=round(time.monotonic() - started, 3))
+
+
+@contextmanager
+def _home(plan: Plan) -> Iterator[Path]:
+    if plan.run_dir is not None:
+        try:
+            plan.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UsageError(f"cannot write to --run-dir {plan.run_dir}: {e.strerror}") from e
+        if any(plan.run_dir.iterdir()):
+            raise UsageError(f"--run-dir {plan.run_dir} is not empty\n  try: a new folder")
+        yield plan.run_dir.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="stayfinite-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+class _Climber:
+    def __init__(self, plan: Plan, watcher: Watcher, home: Path) -> None:
+        self.plan = plan
+        self.watcher = watcher
+        self.home = home
+        self.notes: list[str] = []
+        self.failing_step = plan.failing_step
+        self.goal: int | None = None
+        self._count = 0
+        self._has_cuda = False
+
+    # -- the script ------------------------------------------------------------------------------
+
+    def survey(self, wanted: Sequence[Try]) -> Resolver:
+        """What the script has, without training."""
+        self.watcher.say(f"looking at {self.plan.command} (nothing is trained yet)")
+        keys = [t.text for t in wanted if not t.space]
+        job = self._job((), {"mode": "survey", "wanted": keys}, "survey")
+        if wanted and not keys:
+            return Resolver(Survey(), self.plan.args, self.plan.config)
+        Pool(1, min(self.plan.timeout_s, _SURVEY_S)).run([job])
+        if job.answer is None:
+            raise UsageError(_no_survey(self.plan, job))
+        found = from_plain(Survey, job.answer)
+        self._has_cuda = found.has_cuda
+        if found.stopped_at == "end":
+            raise UsageError(
+                f"{self.plan.target} ended before any training: no batch, no backward\n"
+                "  try: the script and the arguments with which it trains"
+            )
+        return Resolver(found, self.plan.args, self.plan.config)
+
+    def run(self, resolver: Resolver, changes: list[Change]) -> LadderReport:
+        control: list[Outcome] = []
+        if self.plan.failing_step is None or not changes:
+            self.watcher.say("the unchanged run first: where does it fail?")
+            self._set_goal(self.plan.failing_step)
+            control = self._outcomes([()])
+            if (early := self._stop_early(control[0])) is not None:
+                return early
+        self._set_goal(self.failing_step)
+        changes = changes or default_ladder(resolver, control[0])
+        live = [c for c in changes if not c.is_idle]
+        self.watcher.say(_announced(live, self.failing_step, self.goal))
+        sets: list[tuple[Change, ...]] = [(c,) for c in live]
+        outcomes = self._outcomes(sets if control else [(), *sets])
+        if not control:
+            control = outcomes[:1]
+            outcomes = outcomes[1:]
+            if (early := self._stop_early(control[0])) is not None:
+                return replace(early, rungs=tuple(outcomes))
+        rungs = self._in_order(changes, outcomes)
+        alive = [r for r in rungs if r.is_alive]
+        smallest, tried = (alive[0].changes, []) if alive else self._sets(rungs)
+        return self._report(control[0], rungs=rungs, sets=tuple(tried), smallest=smallest)
+
+    def _set_goal(self, failing: int | None) -> None:
+        self.failing_step = failing
+        if failing is None:
+            self.goal = self.plan.until_step
+            return
+        margin = self.plan.margin if self.plan.margin is not None else max(5, failing // 10)
+        self.goal = failing + margin
+
+    def _stop_early(self, control: Outcome) -> LadderReport | None:
+        """Without a failure there is nothing to get past."""
+        if control.status == "failed":
+            if self.failing_step is not None and control.step != self.failing_step:
+                self.notes.append(
+                    f"the unchanged run fails at step {control.step} here, "
+                    f"not at step {self.failing_step}"
+                )
+            self._set_goal(control.step)
+            return None
+        if control.status == "crashed":
+            raise UsageError(
+                f"the unchanged run ends with an error before anything non-finite: {control.text}\n"
+                "  try: run the script by itself until it comes to its failure"
+            )
+        known, self.failing_step = self.failing_step, None
+        if known is not None:
+            self.notes.append(
+                f"the incident's step {known} is finite now, with nothing changed: it does not "
+                "fail again here, so no change can be told to help"
+            )
+        return self._report(control)
+
+    def _report(self, control: Outcome, **more: Any) -> LadderReport:
+        return LadderReport(
+            target=self.plan.command,
+            failing_step=self.failing_step,
+            goal=self.goal if self.failing_step is not None else None,
+            baseline=control,
+            notes=tuple(self.notes),
+            **more,
+        )
+
+    def _in_order(self, changes: list[Change], outcomes: list[Outcome]) -> tuple[Outcome, ...]:
+        """As the user gave them, with those in between that change nothing."""
+        by_label = {o.changes[0].label: o for o in outcomes}
+        idle = {
+            c.label: Outcome(changes=(c,), status="idle", text=f"it is {c.before} already")
+            for c in changes
+            if c.is_idle
+        }
+        return tuple((idle | by_label)[c.label] for c in changes)
+
+    # -- sets ------------------------------------------------------------------------------------
+
+    def _sets(self, rungs: Sequence[Outcome]) -> tuple[tuple[Change, ...], list[Outcome]]:
+        """No single change does it: all together, then pairs, then as few as can be."""
+        usable = [r.changes[0] for r in rungs if r.status in ("failed", "timeout")]
+        together = tuple({c.target: c for c in usable}.values())
+        if len(together) < 2:
+            return (), []
+        self.watcher.say("no single change survives: all of them together")
+        tried = self._outcomes([together])
+        if not tried[0].is_alive:
+            return (), tried
+        if len(together) == 2:
+            return together, tried
+        self.watcher.say("together they do: now the smallest set")
+        pairs = [
+            p for p in itertools.combinations(usable, 2) if p[0].target != p[1].target
+        ][:_MAX_PAIRS]  # fmt: skip
+        num = self._num_jobs()
+        for start in range(0, len(pairs), num):
+            tried += self._outcomes(pairs[start : start + num])
+            alive = [o for o in tried[1:] if o.is_alive]
+            if alive:
+                return alive[0].changes, tried
+        return self._thinned(together, tried)
+
+    def _thinned(
+        self, kept: tuple[Change, ...], tried: list[Outcome]
+    ) -> tuple[tuple[Change, ...], list[Outcome]]:
+        """Leave out whatever can be left out."""
+        for change in kept:
+            fewer = tuple(c for c in kept if c is not change)
+            if len(fewer) <= 2:
+                break  # all pairs have failed already
+            tried += self._outcomes([fewer])
+            if tried[-1].is_alive:
+                kept = fewer
+        return kept, tried
+
+    # -- running ---------------------------------------------------------------------------------
+
+    def _num_jobs(self) -> int:
+        if self.plan.jobs is not None:
+            return self.plan.jobs
+        return 1 if self._has_cuda else min(4, _num_cores())
+
+    def _outcomes(self, sets: Sequence[tuple[Change, ...]]) -> list[Outcome]:
+        jobs = [self._rung(changes) for changes in sets]
+        self.watcher.begin(jobs, self.goal)
+        try:
+            Pool(self._num_jobs(), self.plan.timeout_s).run(jobs, self.watcher.news)
+        finally:
+            outcomes = [_outcome(c, j) for c, j in zip(sets, jobs)]
+            self.watcher.end(outcomes)
+        return outcomes
+
+    def _rung(self, changes: tuple[Change, ...]) -> Job:
+        knobs = {c.key: c.after for c in changes if c.kind == "knob"}
+        more = {
+            "mode": "rung",
+            "knobs": knobs,
+            "goal": self.goal,
+            "failing_step": self.failing_step or 0,
+            "diagnose_seconds": 3.0 if changes else 15.0,
+        }
+        label = " + ".join(c.label for c in changes) or "unchanged"
+        return self._job(changes, more, label)
+
+    def _job(self, changes: tuple[Change, ...], more: Mapping[str, Any], label: str) -> Job:
+        folder = self.home / f"{self._count:02}"
+        self._count += 1
+        args = list(self.plan.args)
+        for c in changes:
+            if c.kind == "flag":
+                args = changed(args, c.flag, c.key, c.after)
+        spec = {
+            "target": self.plan.target,
+            "is_module": self.plan.is_module,
+            "args": args,
+            "folder": str(folder),
+            **more,
+        }
+        _place_configs(folder, changes)
+        return Job(spec, self._environment(folder, changes), folder, label)
+
+    def _environment(self, folder: Path, changes: tuple[Change, ...]) -> dict[str, str]:
+        threads = str(max(1, _num_cores() // self._num_jobs()))
+        return {
+            "OMP_NUM_THREADS": threads,  # the same for all: sums depend on it
+            **os.environ,
+            **_QUIET,
+            "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),
+            "TMPDIR": str(folder / "tmp"),
+            **{c.key: c.after for c in changes if c.kind == "env"},
+        }
+
+
+def _place_configs(folder: Path, changes: Sequence[Change]) -> None:
+    """Changed copies lie where the run will look first; the files themselves stay untouched."""
+    from .aside import Aside
+
+    texts: dict[str, str] = {}
+    for c in changes:
+        if c.kind == "config" and c.file is not None:
+            text = texts.get(c.file) or Path(c.file).read_text(encoding="utf-8")
+            texts[c.file] = changed_file(c.file, text, c)
+    aside = Aside(str(folder))
+    for file, text in texts.items():
+        place = Path(aside.place(file))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+
+
+def _outcome(changes: tuple[Change, ...], job: Job) -> Outcome:
+    answer = dict(job.answer or {})
+    if job.answer is None:
+        answer["step"] = job.progress.get("step")
+        answer["loss"] = job.progress.get("loss")
+        if job.is_late:
+            answer |= {"status": "timeout", "text": f"no answer after {job.duration_s:.0f} s"}
+        else:
+            answer |= {"status": "crashed", "text": last_words(job) or _silent_end(job)}
+    plain = {k: v for k, v in answer.items() if v is not None}
+    base = from_plain(Outcome, {"duration_s": round(job.duration_s, 3), **plain})
+    return replace(base, changes=changes)
+
+
+def _silent_end(job: Job) -> str:
+    if job.code is not None and job.code < 0:
+        return f"killed by signal {-job.code}"
+    return f"ended with exit code {job.code} and no word"
+
+
+def _no_survey(plan: Plan, job: Job) -> str:
+    if job.is_late:
+        return (
+            f"{plan.target} came to no training within {job.duration_s:.0f} s\n"
+            "  try: smaller data, or a longer --timeout"
+        )
+    said = last_words(job, 3).replace("\n", "\n    ") or _silent_end(job)
+    return f"{plan.target} ends with an error before any training:\n    {said}"
+
+
+def _announced(changes: Sequence[Change], failing: int | None, goal: int | None) -> str:
+    many = f"{len(changes)} change{'s' if len(changes) != 1 else ''}"
+    return f"it fails at step {failing}; {many} to try, each has to finish step {goal}"
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

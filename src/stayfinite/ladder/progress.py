@@ -1,0 +1,77 @@
+"""How the ladder goes, on standard error: bars in a terminal, one line for each run elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ..report.text import number
+from .pool import Job
+from .records import Outcome
+from .render import ended
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Tells a person at the terminal, or a log file."""
+
+    def __init__(self) -> None:
+        self._bars: Any = None
+        self._tasks: dict[int, Any] = {}
+
+    def say(self, text: str) -> None:
+        """One line."""
+        print(f"stayfinite ladder: {text}", file=sys.stderr, flush=True)
+
+    def begin(self, jobs: Sequence[Job], goal: int | None) -> None:
+        """These runs are about to start."""
+        if not sys.stderr.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        for job in jobs:
+            total = None if goal is None else goal + 1
+            self._tasks[id(job)] = self._bars.add_task(
+                job.label, total=total, start=False, news="waiting"
+            )
+        self._bars.start()
+
+    def news(self, job: Job) -> None:
+        """Something may have changed about this run."""
+        if self._bars is None:
+            return
+        task = self._tasks[id(job)]
+        self._bars.start_task(task) if not self._bars.tasks[task].started else None
+        step = job.progress.get("step")
+        if job.answer is not None or job.code is not None:
+            status = (job.answer or {}).get("status", "no answer")
+            self._bars.update(task, news=status)
+            self._bars.stop_task(task)
+        elif step is not None:
+            loss = job.progress.get("loss")
+            text = f"step {step}" + (f", loss {number(loss)}" if loss is not None else "")
+            self._bars.update(task, completed=step + 1, news=text)
+        else:
+            self._bars.update(task, news="starting")
+
+    def end(self, outcomes: Sequence[Outcome]) -> None:
+        """These runs are over."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+            self._tasks.clear()
+        for outcome in outcomes:
+            self.say(f"{outcome.label}: {ended(outcome)} ({outcome.duration_s:.1f} s)")
