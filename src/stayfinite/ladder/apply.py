@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.utils.data
 
 from ..conductor import changes
 from ..conductor.state import TrainState
 
-__all__ = ["AutocastNote", "turn_knobs"]
+__all__ = ["Seen", "turn_knobs"]
 
 _kept = contextlib.ExitStack()
 
@@ -62,16 +63,25 @@ def _scaler(knobs: Mapping[str, str], is_off: bool) -> None:
     cls.__init__ = __init__
 
 
-class AutocastNote:
-    """Remembers whether any autocast was really on while the script ran."""
+class Seen:
+    """Remembers whether any autocast was really on, and whether there was a loader."""
 
     def __init__(self) -> None:
-        self.was_on = False
-        cls: Any = torch.amp.autocast_mode.autocast
-        original = cls.__enter__
+        self.has_autocast = False
+        self.has_loader = False
+        autocast: Any = torch.amp.autocast_mode.autocast
+        enter = autocast.__enter__
 
         def __enter__(this: Any) -> Any:
-            self.was_on = self.was_on or bool(this._enabled)
-            return original(this)
+            self.has_autocast = self.has_autocast or bool(this._enabled)
+            return enter(this)
 
-        cls.__enter__ = __enter__
+        loader: Any = torch.utils.data.DataLoader
+        make = loader.__init__
+
+        def __init__(this: Any, *args: Any, **kwargs: Any) -> None:
+            self.has_loader = True
+            make(this, *args, **kwargs)
+
+        autocast.__enter__ = __enter__
+        loader.__init__ = __init__

@@ -42,7 +42,7 @@ def prepare(spec: dict[str, Any]) -> dict[str, Any]:
         return _prepared
     import torch
 
-    from .apply import AutocastNote, turn_knobs
+    from .apply import Seen, turn_knobs
     from .aside import Aside
     from .natives import lead_aside
 
@@ -54,7 +54,7 @@ def prepare(spec: dict[str, Any]) -> dict[str, Any]:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(_SEED)
     turn_knobs(spec.get("knobs", {}))
-    _prepared.update(aside=aside, autocast=AutocastNote())
+    _prepared.update(aside=aside, seen=Seen())
     return _prepared
 
 

@@ -83,7 +83,8 @@ class Watcher(Protocol):
     def say(self, text: str) -> None: ...
     def begin(self, jobs: Sequence[Job], goal: int | None) -> None: ...
     def news(self, job: Job) -> None: ...
-    def end(self, outcomes: Sequence[Outcome]) -> None: ...
+    def done(self, job: Job, outcome: Outcome) -> None: ...
+    def end(self) -> None: ...
 
 
 def climb(plan: Plan, watcher: Watcher) -> LadderReport:
@@ -226,7 +227,7 @@ class _Climber:
 
     def _sets(self, rungs: Sequence[Outcome]) -> tuple[tuple[Change, ...], list[Outcome]]:
         """No single change does it: all together, then pairs, then as few as can be."""
-        usable = [r.changes[0] for r in rungs if r.status in ("failed", "timeout")]
+        usable = [r.changes[0] for r in rungs if r.status in ("failed", "diverging")]
         together = tuple({c.target: c for c in usable}.values())
         if len(together) < 2:
             return (), []
@@ -270,13 +271,22 @@ class _Climber:
 
     def _outcomes(self, sets: Sequence[tuple[Change, ...]]) -> list[Outcome]:
         jobs = [self._rung(changes) for changes in sets]
+        found: dict[int, Outcome] = {}
+
+        def tell(job: Job, is_over: bool) -> None:
+            if not is_over:
+                self.watcher.news(job)
+                return
+            i = jobs.index(job)
+            found[i] = _outcome(sets[i], job)
+            self.watcher.done(job, found[i])
+
         self.watcher.begin(jobs, self.goal)
         try:
-            Pool(self._num_jobs(), self.plan.timeout_s).run(jobs, self.watcher.news)
+            Pool(self._num_jobs(), self.plan.timeout_s).run(jobs, tell)
         finally:
-            outcomes = [_outcome(c, j) for c, j in zip(sets, jobs)]
-            self.watcher.end(outcomes)
-        return outcomes
+            self.watcher.end()
+        return [found[i] for i in range(len(jobs))]
 
     def _rung(self, changes: tuple[Change, ...]) -> Job:
         knobs = {c.key: c.after for c in changes if c.kind == "knob"}
@@ -285,6 +295,7 @@ class _Climber:
             "knobs": knobs,
             "goal": self.goal,
             "failing_step": self.failing_step or 0,
+            "has_margin": self.failing_step is not None,
             "diagnose_seconds": 3.0 if changes else 15.0,
         }
         label = " + ".join(c.label for c in changes) or "unchanged"

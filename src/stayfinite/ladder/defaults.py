@@ -45,6 +45,8 @@ def default_ladder(found: Resolver, baseline: Outcome) -> list[Change]:
     rungs += _switched_off(found, _LOSS)
     rungs += _scaled(found, _LR, 0.1) or [_ours("lr", "0.1x")]
     rungs += _switched_off(found, _AUGMENTATION)
+    if baseline.cause == "loss_scaling":
+        rungs.append(_ours("init_scale", "1024"))
     if baseline.is_half and not baseline.has_autocast:
         rungs.append(_ours("precision", "fp32"))
     rungs.append(_ours("clip", "1"))

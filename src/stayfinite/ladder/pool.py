@@ -23,7 +23,7 @@ _POLL_S = 0.05
 _GRACE_S = 5.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One process: what it is to do, and in the end what came of it."""
 
@@ -54,8 +54,8 @@ class Pool:
         self._timeout = timeout
         self._running: list[_Running] = []
 
-    def run(self, jobs: Sequence[Job], tell: Callable[[Job], None] | None = None) -> None:
-        """Run them all to their end; `tell` hears of every job whenever there is news of it."""
+    def run(self, jobs: Sequence[Job], tell: Callable[[Job, bool], None] | None = None) -> None:
+        """Run them all to their end; `tell` hears of each again and again, at last that it is over."""
         waiting = list(jobs)
         try:
             while waiting or self._running:
@@ -65,7 +65,7 @@ class Pool:
                 for running in list(self._running):
                     is_over = self._look(running)
                     if tell is not None:
-                        tell(running.job)
+                        tell(running.job, is_over)
                     if is_over:
                         self._running.remove(running)
         finally:

@@ -50,28 +50,33 @@ class Progress:
         self._bars.start()
 
     def news(self, job: Job) -> None:
-        """Something may have changed about this run."""
+        """This run is under way."""
         if self._bars is None:
             return
         task = self._tasks[id(job)]
-        self._bars.start_task(task) if not self._bars.tasks[task].started else None
-        step = job.progress.get("step")
-        if job.answer is not None or job.code is not None:
-            status = (job.answer or {}).get("status", "no answer")
-            self._bars.update(task, news=status)
-            self._bars.stop_task(task)
-        elif step is not None:
-            loss = job.progress.get("loss")
-            text = f"step {step}" + (f", loss {number(loss)}" if loss is not None else "")
-            self._bars.update(task, completed=step + 1, news=text)
-        else:
+        if not self._bars.tasks[task].started:
+            self._bars.start_task(task)
+        step, loss = job.progress.get("step"), job.progress.get("loss")
+        if step is None:
             self._bars.update(task, news="starting")
+            return
+        text = f"step {step}" + (f", loss {number(loss)}" if loss is not None else "")
+        self._bars.update(task, completed=step + 1, news=text)
 
-    def end(self, outcomes: Sequence[Outcome]) -> None:
-        """These runs are over."""
+    def done(self, job: Job, outcome: Outcome) -> None:
+        """This run is over."""
+        if self._bars is not None:
+            self._bars.update(self._tasks[id(job)], news=outcome.status)
+            self._bars.stop_task(self._tasks[id(job)])
+        text = f"{outcome.label}: {ended(outcome)} ({outcome.duration_s:.1f} s)"
+        if self._bars is None:
+            self.say(text)
+        else:
+            self._bars.console.print(f"stayfinite ladder: {text}", markup=False, highlight=False)
+
+    def end(self) -> None:
+        """All of these are over, or given up."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None
             self._tasks.clear()
-        for outcome in outcomes:
-            self.say(f"{outcome.label}: {ended(outcome)} ({outcome.duration_s:.1f} s)")

@@ -47,7 +47,7 @@ class Outcome:
     changes: tuple[Change, ...] = ()
     """What was changed in it; none for the unchanged run."""
     status: str = "failed"
-    """survived | failed | crashed | timeout | idle"""
+    """survived | failed | diverging | crashed | timeout | idle"""
     step: int | None = None
     """The step it failed at, or the last one it was let run to."""
     loss: float | None = None

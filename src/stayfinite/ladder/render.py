@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from ..report.text import number, short_path
@@ -32,14 +33,14 @@ def render(report: LadderReport) -> str:
     if not report.has_failed:
         return "\n".join([*lines, "", *_nothing(report)])
     lines.append(f"  a change survives if step {report.goal} is finished and everything is finite")
-    lines += ["", *_table(report.rungs)]
+    lines += ["", *_table(report.rungs, base)]
     if report.sets:
-        lines += ["", "together", *_table(report.sets)]
+        lines += ["", "together", *_table(report.sets, base)]
     return "\n".join([*lines, "", *_verdict(report)])
 
 
-def ended(outcome: Outcome) -> str:
-    """How a run ended, in a few words.
+def ended(outcome: Outcome, base: Outcome | None = None) -> str:
+    """How a run ended, in a few words; shorter where it ended as the unchanged run `base` did.
 
     >>> ended(Outcome(status="survived", step=22, loss=0.93))
     'survived to step 22, loss 0.93'
@@ -51,17 +52,31 @@ def ended(outcome: Outcome) -> str:
             return f"survived without a step{is_end}"
         return f"survived to step {outcome.step}{is_end}{loss}"
     if outcome.status == "failed":
+        if base is not None and _scene(outcome) == _scene(base):
+            return f"failed at step {outcome.step}: the same operator, line and cause"
         where = [w for w in (outcome.op, _place(outcome)) if w]
         cause = f" ({outcome.cause})" if outcome.cause else ""
         told = ", ".join(where) or outcome.text
         return f"failed at step {outcome.step}: {told}{cause}"
+    if outcome.status == "diverging":
+        return f"diverging, still finite at step {outcome.step}: {outcome.text}"
     at = f" at step {outcome.step}" if outcome.step is not None else ""
     word = {"crashed": "crashed", "timeout": "timed out", "idle": "not run"}[outcome.status]
     return f"{word}{at}: {outcome.text}"
 
 
+def _scene(outcome: Outcome) -> tuple[object, ...]:
+    return (outcome.status, outcome.op, outcome.file, outcome.line, outcome.cause)
+
+
 def _place(outcome: Outcome) -> str:
-    return f"{short_path(outcome.file)}:{outcome.line}" if outcome.file else ""
+    return f"{_brief(outcome.file)}:{outcome.line}" if outcome.file else ""
+
+
+def _brief(path: str) -> str:
+    """Short enough for a table; the verdict has the whole path."""
+    short = short_path(path)
+    return short if len(short) <= 32 else os.path.basename(short)
 
 
 def _of_baseline(base: Outcome) -> str:
@@ -71,19 +86,19 @@ def _of_baseline(base: Outcome) -> str:
     return ended(base)
 
 
-def _table(outcomes: Sequence[Outcome]) -> list[str]:
+def _table(outcomes: Sequence[Outcome], base: Outcome | None) -> list[str]:
     rows = [("change", "where", "outcome")]
-    rows += [(o.label, " + ".join(_where(c) for c in o.changes), ended(o)) for o in outcomes]
+    rows += [(o.label, " + ".join(_where(c) for c in o.changes), ended(o, base)) for o in outcomes]
     widths = [min(48, max(len(row[i]) for row in rows)) for i in (0, 1)]
     return [f"  {a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in rows]
 
 
 def _where(change: Change) -> str:
-    move = f"{change.before} -> {change.after}" if change.before is not None else change.after
+    move = f"{change.before if change.before is not None else 'not set'} -> {change.after}"
     if change.kind == "knob":
         return _KINDS["knob"]
     if change.file is not None:
-        return f"{short_path(change.file)}: {move}"
+        return f"{_brief(change.file)}: {move}"
     return f"{_KINDS[change.kind]}: {move}"
 
 

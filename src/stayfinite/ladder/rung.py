@@ -13,7 +13,7 @@ from ..conductor.script import ScriptRun
 from ..config import Settings
 from ..records import Incident
 from ..recover.policy import Policy
-from ..report.text import headline
+from ..report.text import headline, number
 from .child import finish, prepare, write_answer
 
 __all__ = ["PROGRESS", "run_rung"]
@@ -22,6 +22,9 @@ PROGRESS = "progress.json"
 _EVERY_S = 0.2
 _MAX_SKIPS = 30
 """Steps past the goal that the GradScaler may skip before the run counts as failed."""
+_NUM_EARLY = 3
+_GROWTH = 1e3
+"""How many times the first losses every later one must be to count as diverging."""
 _NUMERIC = ("nonfinite", "scale_collapse")
 _HALF = ("float16", "bfloat16")
 
@@ -35,6 +38,8 @@ class RungRun(ScriptRun):
         self._goal: int | None = spec["goal"]
         self._told_at = 0.0
         self._loss: float | None = None
+        self._early: list[float] = []
+        self._late: list[float] = []
         self._step = -1
         self._last_applied = -1
         is_sanitizing = "skip_bad_samples" in spec["knobs"]
@@ -69,8 +74,7 @@ class RungRun(ScriptRun):
         self._step = int(row[0])
         if is_applied:
             self._last_applied = self._step
-            loss = float(row[2]) if row[2] is not None else math.nan
-            self._loss = loss if math.isfinite(loss) else self._loss
+            self._note_loss(float(row[2]) if row[2] is not None else math.nan)
         now = time.monotonic()
         if now - self._told_at > _EVERY_S:
             self._told_at = now
@@ -80,12 +84,28 @@ class RungRun(ScriptRun):
         if goal is None or self._step < goal - 1:
             return
         if self._step >= goal and self._last_applied >= self._spec["failing_step"]:
-            self.answer("survived")
+            self.survived()
         elif self._step >= goal + _MAX_SKIPS:
             text = f"the GradScaler skips every step since step {self._last_applied}"
             self.answer("failed", text=text, cause="loss_scaling")
         else:
             self.core.want_deep_check()  # finite gradients are not all: the state is looked at too
+
+    def _note_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            return
+        self._loss = loss
+        if len(self._early) < _NUM_EARLY:
+            self._early.append(abs(loss))
+        elif self._spec["has_margin"] and self._step > self._spec["failing_step"]:
+            self._late.append(abs(loss))
+
+    def survived(self, text: str = "") -> None:
+        """Still finite; but a loss that grows and grows is only a failure that comes later."""
+        if self._late and min(self._late) > _GROWTH * max(max(self._early), 1e-6):
+            text = f"the loss has grown from {number(self._early[0])} to {number(self._loss)}"
+            self.answer("diverging", text=text)
+        self.answer("survived", text=text)
 
     def _save(self, incident: Incident) -> Incident:
         saved = super()._save(incident)
@@ -116,8 +136,8 @@ class RungRun(ScriptRun):
                 "status": status,
                 "step": self._step if self._step >= 0 else None,
                 "loss": self._loss,
-                "has_autocast": self._prepared["autocast"].was_on,
-                "has_loader": bool(self.core.log) and bool(self.core.log[-1].batches[0].items),
+                "has_autocast": self._prepared["seen"].has_autocast,
+                "has_loader": self._prepared["seen"].has_loader,
                 **more,
             },
         )
@@ -135,5 +155,5 @@ def run_rung(spec: dict[str, Any]) -> int:
     else:
         code = run.run_file(spec["target"], spec["args"])
     if code == 0:
-        run.answer("survived", text="the script came to its end")
+        run.survived("the script came to its end")
     return code

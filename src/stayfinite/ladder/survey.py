@@ -69,11 +69,15 @@ class _Surveyor:
                 self.has_parser = True
                 self.flags += describe_parser(parser, found[0])
                 self._ask(lambda words: original(parser, words))
-                if self.wanted and all(find_flag(self.flags, t.key) for t in self.wanted):
+                if self.wanted and all(self._is_settled(t) for t in self.wanted):
                     self.stop("arguments")
             return found
 
         argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore
+
+    def _is_settled(self, wanted: Try) -> bool:
+        flag = find_flag(self.flags, wanted.key)
+        return flag is not None and (wanted.factor is None or flag["current"] is not None)
 
     def _ask(self, parse: Any) -> None:
         """Whether the parser would take the values that are wanted."""
@@ -117,7 +121,7 @@ def own_modules() -> list[str]:
         if not isinstance(file, str) or not file.endswith(".py") or file == main:
             continue
         path = os.path.abspath(file)
-        if not _is_library(path) and not path.startswith(own + os.sep):
+        if os.path.isfile(path) and not _is_library(path) and not path.startswith(own + os.sep):
             found.append(path)
     return [*dict.fromkeys(found), *([os.path.abspath(main)] if main else [])]
 

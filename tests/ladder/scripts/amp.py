@@ -26,7 +26,7 @@ def main():
     log = open(os.path.join(args.out, "log.txt"), "a")
 
     x = torch.randn(64, 4)
-    x[37] *= 300.0
+    x[37] *= 3000.0
     data = TensorDataset(x, torch.randn(64, 1))
     loader = DataLoader(data, batch_size=4, shuffle=False)
     model = nn.Sequential(nn.Linear(4, args.width), nn.ReLU(), nn.Linear(args.width, 1))
