@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ..conductor.rows import num_rows
 from ..conductor.script import find_models, variable_name
 from ..conductor.state import TrainState
+from .layers_leaves import user_variables
 from .probes import Probe, Seen, Step, Subject
 from .runner import Attempt, Bench, loss_nodes
 from .runner_build import model_device
@@ -204,6 +205,7 @@ class Captor:
             batch_size=num_rows(first) or getattr(_first(self._owners), "batch_size", None),
             device=self.bench.device,
             vehicle="call" if self._is_free else "loader",
+            roots=user_variables(),
         )
 
     def _advance(self, seen: Seen | None) -> None:

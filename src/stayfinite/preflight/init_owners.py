@@ -37,7 +37,8 @@ def ownership(subject: Subject) -> Checks:
         finally:
             for handle in handles:
                 handle.remove()
-    found += [] if stale else _untrained(loose, reached, registered)
+    outside = {id(t) for t in reachable_leaves(subject.roots).values()}
+    found += [] if stale else _untrained(loose, reached, set(registered) | outside)
     found += _unsaved(subject, registered, held)
     return found
 
@@ -129,21 +130,24 @@ def _loose(subject: Subject, held: Counter[int]) -> dict[str, Tensor]:
     return loose
 
 
-def _untrained(
-    loose: dict[str, Tensor], reached: set[str], registered: dict[int, str]
-) -> list[Finding]:
+def _untrained(loose: dict[str, Tensor], reached: set[str], proper: set[int]) -> list[Finding]:
+    """`proper` are the parameters of a module, of the model or of one beside it (a loss)."""
     found, foreign = [], []
     for name, tensor in loose.items():
         if name not in reached:
             continue
         shape = tuple(tensor.shape)
-        if isinstance(tensor, nn.Parameter):
+        if isinstance(tensor, nn.Parameter) and id(tensor) in proper:
             action = "pass it to the optimizer, or freeze it: requires_grad_(False)"
             seen = f"gets a gradient but no optimizer holds it, shape {shape}"
             found.append(warned(GROUP, "init/not-optimized", seen, action, subject=name, weight=5))
         else:
             action = "make it an nn.Parameter of the module, and pass it to the optimizer"
-            seen = f"a plain tensor of shape {shape} that gets a gradient, but nobody trains it"
+            what = "a plain tensor"
+            if isinstance(tensor, nn.Parameter):
+                action = "hold it in an nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+                what = "a parameter that the model does not know,"
+            seen = f"{what} of shape {shape} that gets a gradient, but nobody trains it"
             why = "`.to()`, `state_dict()` and the optimizer do not see it"
             foreign.append(
                 failed(GROUP, "init/unregistered", seen, action, subject=name, why=why, weight=8)

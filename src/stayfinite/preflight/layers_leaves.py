@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["reachable_leaves"]
+from ..locate.frames import is_user_file
+
+__all__ = ["reachable_leaves", "user_variables"]
 
 _DEPTH = 7
 _MOST_OBJECTS = 20_000
@@ -30,6 +33,20 @@ def reachable_leaves(roots: Mapping[str, Any]) -> dict[str, Tensor]:
     for name, value in roots.items():
         walk.visit(name, value, 0)
     return walk.found
+
+
+def user_variables() -> dict[str, Any]:
+    """The variables of the user's own running functions, inner ones first."""
+    found: dict[str, Any] = {}
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            for scope in (frame.f_locals, frame.f_globals):
+                for name, value in list(scope.items()):
+                    if not name.startswith("__"):
+                        found.setdefault(name, value)
+        frame = frame.f_back
+    return found
 
 
 class _Walk:

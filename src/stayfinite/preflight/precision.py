@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,14 +44,27 @@ def _compare(subject: Subject) -> Checks:
         other = yield Probe(batch=batch, name="float32 again", precision="fp32", watch=True)
     noisy = _differing(full, other)
     used = used_dtype(subject)
-    scale = recommended_scale(full.layers)
     found = judge_weights(subject)
-    for short, name in _NAMES.items():
-        found += yield from _half(subject, short, full, noisy, scale, is_used=used == name)
+    found += yield from _half(subject, "bf16", full, noisy, (None,), is_used=used == "bfloat16")
+    scale = recommended_scale(full.layers)
+    tried: list[float] = []
+    found += yield from _half(
+        subject, "fp16", full, noisy, _falling(scale, tried), is_used=used == "float16"
+    )
     found += judge_headroom(full.layers, is_used=used == "float16")
     found += judge_underflow(full.layers, is_used=used == "float16")
-    found += judge_scaler(subject, full, scale, is_used=used == "float16")
+    found += judge_scaler(subject, full, tried[-1], is_used=used == "float16")
     return found
+
+
+def _falling(scale: float, tried: list[float]) -> Iterator[float]:
+    """Loss scales from the recommended one down to 1, as a GradScaler would try them."""
+    while scale > 1:
+        tried.append(scale)
+        yield scale
+        scale = scale / 16
+    tried.append(1.0)
+    yield 1.0
 
 
 def used_dtype(subject: Subject) -> str | None:
@@ -67,14 +80,21 @@ def used_dtype(subject: Subject) -> str | None:
 
 
 def _half(
-    subject: Subject, short: str, full: Seen, noisy: set[str], scale: float, *, is_used: bool
+    subject: Subject,
+    short: str,
+    full: Seen,
+    noisy: set[str],
+    scales: Iterable[float | None],
+    *,
+    is_used: bool,
 ) -> Generator[Probe, Seen, list[Finding]]:
     check, name = f"precision/{short}", _NAMES[short]
     batch = subject.batches[0]
-    factor = scale if short == "fp16" else None
-    if is_used and short == "fp16" and any(s.is_enabled() for s in subject.scalers):
-        factor = None  # the training's own scaler, as it is
-    seen = yield Probe(batch=batch, name=name, precision=short, watch=True, scale=factor)
+    seen, scale = Seen(name), None
+    for scale in scales:
+        seen = yield Probe(batch=batch, name=name, precision=short, watch=True, scale=scale)
+        if seen.error is not None or seen.is_finite:
+            break
     unused = "" if is_used else f"{name} is not used; "
     if seen.error is not None:
         if is_used:
@@ -84,7 +104,7 @@ def _half(
         return [skipped(GROUP, check, f"{unused}the step raises {seen.error}")]
     if not seen.is_finite:
         traced = yield Probe(
-            batch=batch, name=f"{name}, traced", precision=short, trace=True, scale=factor
+            batch=batch, name=f"{name}, traced", precision=short, trace=True, scale=scale
         )
         where, words = at_location(traced.location)
         first = next((x.module for x in seen.layers if x.num_bad), where)

@@ -22,6 +22,7 @@ from ..numerics.health import is_finite
 from ..observe.batches import named_tensors
 from ..observe.rng import RngState
 from ..recover.snapshot import Snapshot
+from .flow_losses import LossWatch
 from .probes import Probe, Seen
 from .runner_casts import in_precision
 from .runner_watch import LayerWatch
@@ -92,6 +93,7 @@ class Attempt:
         self._stack = contextlib.ExitStack()
         self._trace: OpTrace | None = None
         self._watch: LayerWatch | None = None
+        self._losses: LossWatch | None = None
         self._norms: dict[int, float] = {}
         self._frozen: set[int] = set()
         self._weights: list[tuple[str, Tensor, Tensor]] = []
@@ -115,6 +117,7 @@ class Attempt:
         if probe.watch:
             self._watch = LayerWatch(names, self.state.roots)
             self._stack.enter_context(self._watch)
+            self._losses = self._stack.enter_context(LossWatch())
         if probe.trace:
             batch = [SourceRef("batch", n, t) for n, t in named_tensors(probe.batch)]
             self._trace = OpTrace([*batch, *self.state.sources()], names)
@@ -125,6 +128,7 @@ class Attempt:
         seen = self.seen
         if self._watch is not None:
             seen.layers = self._watch.layers()
+            seen.loss_calls = self._losses.calls if self._losses is not None else []
             known = dict(self.state.parameters())
             seen.param_grads = {n: self._norms.get(id(p)) for n, p in known.items()}
         if self._norms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,7 +26,14 @@ __all__ = ["BuildRunner", "error_place", "model_device"]
 class BuildRunner:
     """Runs probes on a training that was built by a function."""
 
-    def __init__(self, built: Built, label: str, seed: int = 0, num_first: int = 3) -> None:
+    def __init__(
+        self,
+        built: Built,
+        label: str,
+        seed: int = 0,
+        num_first: int = 3,
+        rebuild: Callable[[], dict[str, torch.nn.Module]] | None = None,
+    ) -> None:
         self._built = built
         self._label = label
         state = TrainState()
@@ -41,6 +48,7 @@ class BuildRunner:
         self.bench = Bench(state, model_device(built.model))
         self._seed = seed
         self._num_first = num_first
+        self._rebuild = rebuild
         self.first_error: Seen | None = None
         """What the first real step raised, if it did."""
 
@@ -80,6 +88,8 @@ class BuildRunner:
             device=self.bench.device,
             source=self._label,
             vehicle="build",
+            roots={"loss_fn": built.loss_fn},
+            rebuild=self._rebuild,
             seed=self._seed,
         )
 

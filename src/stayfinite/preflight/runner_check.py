@@ -54,7 +54,8 @@ def check(
     label = label or getattr(build, "__name__", "build")
     built = understand(build() if callable(build) else build, label)
     before = RngState.now()
-    runner = BuildRunner(built, label, seed=seed)
+    again = (lambda: {"": understand(build(), label).model}) if callable(build) else None
+    runner = BuildRunner(built, label, seed=seed, rebuild=again)
     subject = runner.prepare()
     subject.num_steps, subject.data_samples = steps, data_samples
     subject.config, subject.config_path = config, config_path
