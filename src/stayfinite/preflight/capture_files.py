@@ -33,6 +33,10 @@ class Shadow:
         self._known: dict[str, str] = {}
         self._made: list[str] = []
         self.num_files = 0
+        # Asked for now: tempfile looks for its folder by writing to it, under a lock.
+        temporary = tempfile.gettempdir() + os.sep
+        is_inside = os.getcwd().startswith(temporary)
+        self._free = ("/dev/", "/proc/", str(folder), *(() if is_inside else (temporary,)))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -71,10 +75,7 @@ class Shadow:
         if isinstance(path, int) or not isinstance(path, (str, bytes, os.PathLike)):
             return None
         full = os.path.abspath(os.fsdecode(path))
-        scratch = (tempfile.gettempdir(), "/dev/", "/proc/", str(self._folder))
-        if full.startswith(scratch) and not os.getcwd().startswith(tempfile.gettempdir()):
-            return None
-        return None if full.startswith(("/dev/", "/proc/", str(self._folder))) else full
+        return None if full.startswith(self._free) else full
 
     def _to_read(self, path: Any) -> Any:
         key = self._key(path)
