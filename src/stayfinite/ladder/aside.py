@@ -279,8 +279,8 @@ class Aside:
             "open": self.os_open, "mkdir": self.mkdir, "listdir": self.listdir,
             "scandir": self.scandir, "chdir": self.chdir, "getcwd": self.getcwd,
         }  # fmt: skip
-        wrappers |= {n: self._reader(n) for n in ("stat", "lstat", "access", "readlink")}
-        wrappers |= {n: self._writer(n) for n in ("chmod", "utime", "truncate") if n in self.real}
+        wrappers |= {n: self._reader(n) for n in _READERS if n in self.real}
+        wrappers |= {n: self._writer(n) for n in _WRITERS if n in self.real}
         wrappers |= {n: self._remover(n) for n in ("remove", "unlink", "rmdir")}
         wrappers |= {n: self._mover(n) for n in ("rename", "replace")}
         wrappers |= {n: self._linker(n) for n in ("link", "symlink") if n in self.real}
@@ -354,13 +354,12 @@ class _Entries:
         self._left = iter(())
 
 
+_READERS = ("stat", "lstat", "access", "readlink", "statvfs", "listxattr", "getxattr")
+_WRITERS = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
 _OS_NAMES = (
-    "open", "stat", "lstat", "access", "readlink", "mkdir", "remove", "unlink", "rmdir", "rename",
-    "replace", "link", "symlink", "chmod", "utime", "truncate", "listdir", "scandir", "chdir",
-    "getcwd",
+    *_READERS, *_WRITERS, "open", "mkdir", "remove", "unlink", "rmdir", "rename", "replace", "link",
+    "symlink", "listdir", "scandir", "chdir", "getcwd",
 )  # fmt: skip
-
-
 _KEEPERS = (
     ("tarfile", "bltn_open"), ("bz2", "_builtin_open"), ("lzma", "_builtin_open"),
     ("tokenize", "_builtin_open"),

@@ -35,7 +35,7 @@ def render(report: LadderReport) -> str:
     lines.append(f"  a change survives if step {report.goal} is finished and everything is finite")
     lines += ["", *_table(report.rungs, base)]
     if report.sets:
-        lines += ["", "together", *_table(report.sets, base)]
+        lines += ["", "  together", *(f"  {o.label}: {ended(o, base)}" for o in report.sets)]
     return "\n".join([*lines, "", *_verdict(report)])
 
 
@@ -145,7 +145,9 @@ def _keeping(change: Change) -> str:
         sign = "=" if change.flag["kind"] == "token" else " "
         return f"{option}{sign}{change.after}{was}"
     if change.kind == "config":
-        return f"{change.key}: {change.after} in {short_path(change.file or '')}{was}"
+        file = short_path(change.file or "")
+        sign = " =" if file.endswith((".py", ".toml")) else ":"
+        return f"{change.key}{sign} {change.after} in {file}{was}"
     if change.kind == "env":
         return f"{change.key}={change.after} in the environment{was}"
     hint = _KNOB_HINTS[change.key]
