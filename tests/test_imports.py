@@ -27,7 +27,7 @@ ALLOWED = {
     | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
     "preflight": BASE | {"conductor", "guard", "checkpoint", "locate", "observe", "report"},
-    "ladder": BASE | {"conductor", "preflight", "report"},
+    "ladder": BASE | {"conductor", "preflight", "recover", "report"},
     "lint": {"records", "errors", "codes"},
     "integrations": BASE | {"guard", "conductor"},
     "demo": {"records", "errors"},
