@@ -316,7 +316,9 @@ class Block(nn.Module):
         self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
         self.gamma1 = nn.Parameter(torch.full((width,), 1e-4))
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
         self.gamma2 = nn.Parameter(torch.full((width,), 1e-4))
 
     def forward(self, x: Tensor) -> Tensor:

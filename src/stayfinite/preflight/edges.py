@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 from .edges_batches import Edge, edges_of
@@ -82,7 +83,8 @@ def _is_bad(loss: float | None) -> bool:
 def _finding(edge: Edge, seen: Seen) -> Finding:
     where, words = at_location(seen.location)
     if seen.error is not None:
-        where, _, source = seen.error_at.rpartition("/")[2].partition(" ")
+        where, _, source = seen.error_at.partition(" ")
+        where = os.path.basename(where)
         words = f": {source}" if source else ""
     report = failed if edge.is_certain else warned
     return report(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 from ..records import Location
 from .flow_gradients import judge_gradients, judge_updates
-from .flow_start import judge_loss
 from .flow_scale import judge_activations, judge_dead, judge_saturated
+from .flow_start import judge_loss
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped
 
@@ -74,7 +75,7 @@ def _raised(seen: Seen) -> Finding:
     action = "repair this line; nothing can be trained before it runs"
     if "does not require grad" in error:
         action = "keep the loss attached: no .item(), .detach() or no_grad() on its way"
-    where = seen.error_at.partition(" ")[0]
+    where = os.path.basename(seen.error_at.partition(" ")[0])
     return failed(GROUP, "forward/runs", error, action, subject=where, weight=10)
 
 
@@ -102,7 +103,7 @@ def at_location(location: Location | None) -> tuple[str, str]:
         return "", ""
     where = ""
     if location.file:
-        where = f"{location.file.rpartition('/')[2]}:{location.line}"
+        where = f"{os.path.basename(location.file)}:{location.line}"
     label = next((k.label for k in location.chain if k.label), None)
     what = location.op or label or "a value that came in"
     words = f", born in {what}" + (f" at {where}" if where else "")

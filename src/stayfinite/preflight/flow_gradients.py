@@ -136,11 +136,15 @@ def judge_updates(subject: Subject, steps: Sequence[Seen]) -> list[Finding]:
         if moves and any(s.param_grads.get(role.name, 1.0) for s in steps):
             ratios[role.name] = median(moves)
     moving = {n: r for n, r in ratios.items() if r > 0}
+    lr = max((r for s in steps for r in s.lrs), default=0.0)
+    if ratios and not moving and lr > 0 and not subject.schedulers:
+        text = f"no weight moved in {len(steps)} steps at lr {lr:g}"
+        action = "raise the learning rate: float32 rounds such a step away"
+        return [warned(GROUP, "gradients/update-ratio", text, action, weight=6)]
     if not moving:
         return []
     middle = median(moving.values())
     fastest = max(moving, key=lambda n: moving[n])
-    lr = max((r for s in steps for r in s.lrs), default=0.0)
     text = f"a step moves the weights by {middle:.1e} of their norm at lr {lr:g}"
     why = "about 1e-3 is usual (Stanford's course CS231n)"
     more = {"subject": fastest, "why": why, "data": {"median": middle}}

@@ -20,7 +20,7 @@ HOPELESS = 1e15
 SMALL = 1e-6
 DEAD_SHARE = 0.5
 ALMOST_ALL_DEAD = 0.95
-SATURATED = 0.97
+SATURATED = 0.9
 """Mean square of a tanh's output (a sigmoid's, stretched to -1..1): 1 when every unit is stuck."""
 
 

@@ -126,11 +126,12 @@ def _marked_memory() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.use_deterministic_algorithms(True, warn_only=True)
+            # torch's own function would import its compiler first, which takes seconds.
+            torch._C._set_deterministic_algorithms(True, warn_only=True)
             settings.fill_uninitialized_memory = True
             yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        torch._C._set_deterministic_algorithms(before, warn_only=warn_only)
         settings.fill_uninitialized_memory = fill
         torch.set_rng_state(rng)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
@@ -99,7 +100,7 @@ def _half(
     if seen.error is not None:
         if is_used:
             action = f"compute this part in float32, or do not use {name}"
-            where = seen.error_at.rpartition("/")[2].partition(" ")[0]
+            where = os.path.basename(seen.error_at.partition(" ")[0])
             return [failed(GROUP, check, seen.error, action, subject=where, weight=8)]
         return [skipped(GROUP, check, f"{unused}the step raises {seen.error}")]
     if not seen.is_finite:

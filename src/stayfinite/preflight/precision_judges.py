@@ -107,7 +107,7 @@ def recommended_scale(layers: Sequence[LayerSeen]) -> float:
     largest = max((x.grad_abs_max or 0.0 for x in layers), default=0.0)
     if not 0 < largest < math.inf:
         return DEFAULT_SCALE
-    power = math.floor(math.log2(FP16_MAX / largest)) - GRADIENT_BITS + 1
+    power = math.floor(math.log2(DEFAULT_SCALE / largest)) - GRADIENT_BITS
     return float(min(2.0 ** max(0, power), DEFAULT_SCALE))
 
 

@@ -18,7 +18,7 @@ model = nn.Sequential(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
-for epoch in range(3):
+for _ in range(3):
     for x, y in loader:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = nn.functional.cross_entropy(model(x), y)
