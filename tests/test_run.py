@@ -74,6 +74,7 @@ WITH_LOADER = [
     ),
     Script("gan.py", (3,), "aten.log", None, "loss", plain_code=1),
     Script("lbfgs.py", (2,), "aten.log", None, "loss"),
+    Script("centered_loss.py", (2,), "aten.log", "criterion", "forward"),
     Script("many_models.py", (3,), "aten.div", "decoder", "forward"),
     Script("checkpointed.py", (3,), "aten.div", "blocks.0", "forward", args=("plain",)),
     Script("checkpointed.py", (3,), "aten.div", "blocks.0", "forward", args=("reentrant",)),

@@ -238,6 +238,8 @@ class ScriptDriver(LoopDriver):
         else:
             for i, model in enumerate(models):
                 self.state.add_root(model, variable_name(model) or f"{type(model).__name__}{i}")
+        for i, module in enumerate(find_stateful()):
+            self.state.add_root(module, variable_name(module) or f"{type(module).__name__}{i}")
         self.close()
         self._hooks = [m.register_forward_pre_hook(self._on_call, with_kwargs=True) for m in models]
         self.core.prime_again()
@@ -245,8 +247,7 @@ class ScriptDriver(LoopDriver):
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Remember what the model was called with, for loops that cannot be run again."""
         if self.active is None and torch.is_grad_enabled():
-            rng = torch.default_generator.get_state()
-            self.last_call = (module, args, kwargs, rng)
+            self.last_call = (module, args, kwargs, self.core.rng.capture().torch)
 
 
 def find_models(optimizers: list[Optimizer]) -> list[nn.Module]:
@@ -255,10 +256,26 @@ def find_models(optimizers: list[Optimizer]) -> list[nn.Module]:
     One walk over the objects of the process, instead of a hook on every module call.
     """
     moved = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+    return [m for m in _outermost() if any(id(p) in moved for p in m.parameters())]
+
+
+def find_stateful() -> list[nn.Module]:
+    """Modules without any parameter that keep floating buffers: a loss with a running center.
+
+    Their buffers are state of the training as much as the model's: a step that is left out must
+    leave no NaN in them. Modules with parameters that nobody moves (a frozen encoder) are not taken.
+    """
+    return [
+        m
+        for m in _outermost()
+        if next(m.parameters(), None) is None and any(b.is_floating_point() for b in m.buffers())
+    ]
+
+
+def _outermost() -> list[nn.Module]:
     modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
     children = {id(c) for m in modules for c in m._modules.values() if c is not None}
-    outermost = [m for m in modules if id(m) not in children]
-    return [m for m in outermost if any(id(p) in moved for p in m.parameters())]
+    return [m for m in modules if id(m) not in children]
 
 
 def variable_name(model: nn.Module) -> str | None:
