@@ -1,3 +1,4 @@
+# ruff: noqa: SIM115
 """Goes bad only in half precision: a product beyond 65504. The config decides on it."""
 
 import argparse
@@ -5,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import safetensors.torch
 import torch
 import yaml
 from torch import nn
@@ -43,8 +45,15 @@ def main():
             optimizer.step()
             log.write(f"{epoch} {i} {loss.item()}\n")
             print(epoch, i, loss.item())
-        torch.save(model.state_dict(), os.path.join(args.out, "last.pt"))
-        Path(args.out, "state.json").write_text(json.dumps({"epoch": epoch}))
+            if i % 4 == 0:
+                torch.save(model.state_dict(), os.path.join(args.out, "last.pt"))
+                safetensors.torch.save_model(model, os.path.join(args.out, "last.safetensors"))
+                Path(args.out, "state.json").write_text(json.dumps({"epoch": epoch, "i": i}))
+                assert (
+                    torch.load(os.path.join(args.out, "last.pt")).keys()
+                    == model.state_dict().keys()
+                )
+                assert json.loads(Path(args.out, "state.json").read_text())["i"] == i
     print("done")
 
 

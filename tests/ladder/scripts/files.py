@@ -1,3 +1,4 @@
+# ruff: noqa: E402, SIM115, UP020
 """Everything a script may do to files; prints what it sees of it. No torch."""
 
 import bz2
@@ -39,8 +40,13 @@ look("written")
 print("size", os.path.getsize("keep.txt"), P("keep.txt").stat().st_size, os.path.exists("none"))
 os.remove("gone.txt")
 print("gone", os.path.exists("gone.txt"), P("gone.txt").exists(), "gone.txt" in os.listdir("."))
-for wrong in (lambda: open("gone.txt"), lambda: os.remove("gone.txt"), lambda: os.mkdir("out"),
-              lambda: open("nowhere/x", "w"), lambda: open("keep.txt", "x")):
+for wrong in (
+    lambda: open("gone.txt"),
+    lambda: os.remove("gone.txt"),
+    lambda: os.mkdir("out"),
+    lambda: open("nowhere/x", "w"),
+    lambda: open("keep.txt", "x"),
+):
     try:
         wrong()
         print("no error")
