@@ -30,7 +30,7 @@ def test_a_captured_state_comes_back_while_the_generators_are_in_use():
         assert draw() == first
 
 
-def test_torch_alone_is_always_captured():
+def test_torch_alone_comes_back_too():
     memory = RngMemory()
     for _ in range(100):
         state = memory.capture()
@@ -39,14 +39,72 @@ def test_torch_alone_is_always_captured():
         assert torch.rand(2).tolist() == first
 
 
-def test_quiet_generators_are_not_read_every_time(monkeypatch):
+def test_quiet_generators_are_not_copied_again():
     memory = RngMemory()
-    reads = []
-    original = random.getstate
-    monkeypatch.setattr(random, "getstate", lambda: reads.append(1) or original())
-    for _ in range(64):
-        memory.capture()
-    assert 0 < len(reads) < 16
+    first = memory.capture()
+    assert all(memory.capture() is first for _ in range(64))
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda: torch.rand(1),
+        lambda: torch.rand(624),
+        lambda: torch.rand(2 * 624),
+        lambda: torch.rand(1, dtype=torch.float64),
+        lambda: torch.randn(1),
+        lambda: torch.randn(1, dtype=torch.float64),
+        lambda: torch.randn(100),
+        lambda: torch.randperm(5),
+        lambda: torch.randint(3, (2,)),
+        lambda: torch.nn.functional.dropout(torch.ones(8)),
+        lambda: torch.multinomial(torch.ones(4), 2),
+        lambda: torch.manual_seed(3),
+        random.random,
+        lambda: random.shuffle([1, 2, 3]),
+        lambda: random.seed(5),
+        np.random.rand,
+        lambda: np.random.randint(5),
+        lambda: np.random.seed(5),
+    ],
+)
+def test_whatever_moves_a_generator_is_noticed(move):
+    """Twice in a row: of a pair of normal numbers the second moves nothing but a flag."""
+    memory = RngMemory()
+    for _ in range(2):
+        before = memory.capture()
+        assert memory.capture() is before
+        move()
+        after = memory.capture()
+        assert after is not before
+        wanted = draw()
+        after.restore()
+        assert draw() == wanted
+
+
+def test_without_a_look_at_the_position_every_state_is_copied(monkeypatch):
+    monkeypatch.setattr("stayfinite.observe.rng._torch_areas", lambda: None)
+    memory = RngMemory()
+    for _ in range(3):
+        state = memory.capture()
+        wanted = draw()
+        state.restore()
+        assert draw() == wanted
+
+
+def test_another_generator_of_numpy_is_not_mistaken_for_the_first():
+    memory = RngMemory()
+    memory.capture()
+    home = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.MT19937(7))
+    try:
+        for _ in range(3):
+            state = memory.capture()
+            wanted = np.random.rand()
+            state.restore()
+            assert np.random.rand() == wanted
+    finally:
+        np.random.set_bit_generator(home)
 
 
 def test_quiet_generators_stay_as_they_are():

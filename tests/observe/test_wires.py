@@ -15,8 +15,6 @@ from stayfinite.observe.witness import witness
 class Listener:
     """Writes down what it hears and lets everything happen."""
 
-    in_backward = False
-
     def __init__(self):
         self.heard = []
 
@@ -27,23 +25,17 @@ class Listener:
         def hear(*args, **kwargs):
             self.heard.append(name)
             call = args[-1] if args and callable(args[-1]) else None
-            if name == "on_backward":
-                with self._marked():
-                    return call()
             if name == "on_optimizer_step":
                 return call(args[1])
             return call() if call is not None and not isinstance(call, nn.Module) else None
 
         return hear
 
-    @contextlib.contextmanager
-    def _marked(self):
-        """Tensor.backward ends in autograd.backward: that is no second call."""
-        self.in_backward = True
-        try:
-            yield
-        finally:
-            self.in_backward = False
+    def before_backward(self, loss):
+        return False
+
+    def before_step(self, optimizer):
+        return False
 
     def stream(self, owner, inner):
         self.heard.append("stream")

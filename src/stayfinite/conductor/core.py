@@ -75,7 +75,7 @@ class Core:
         self.num_applied = 0
         self._flags: dict[int, FiniteFlag] = {}
         self._is_primed = False
-        self._spent = 0.0
+        self._has_world = False
         self._cost = 0.0
         self._deep_started = time.perf_counter()
         self._log_bytes = 0
@@ -95,7 +95,7 @@ class Core:
 
         Loss and gradients in one fused pass and one read; learning rates by a look.
         """
-        if has_world():
+        if self._has_world:
             if self.is_shared(optimizer):
                 return self.check_together(window, optimizer) or self.see(window)
             if self.ranks.is_joining():
@@ -106,21 +106,45 @@ class Core:
             if type(rate) is float and not -_INF < rate < _INF:
                 return Failure("learning_rate", window.step, name="lr", value=rate)
             grads += [g for p in group["params"] if (g := p.grad) is not None]
-        losses, norm = window.losses, window.norm
+        losses = window.losses
+        if window.norm is not None or len(losses) != 1 or not grads:
+            return self._check_several(window, optimizer, grads)
+        flag = self._flags.get(id(optimizer)) or self._new_flag(optimizer, grads)
+        if flag.here is None:
+            return self._check_several(window, optimizer, grads)
+        # Nearly every step of a training on the CPU comes by here, so nothing is called for nothing.
+        flag.fold(grads)
+        value = _item(losses[0][1])
+        if flag.here.value != 0.0 or not -_INF < value < _INF:
+            flag.reset()
+            return self.explain(window, [optimizer])
+        window.is_seen = True
+        window.loss = value
+        window.losses = []  # with the graph that hangs on it
+        if self.recovery.loss_watch.is_quiet(window.batches[-1].step, value):
+            return None
+        return self.recovery.see(window, value, None)
+
+    def _check_several(
+        self, window: Window, optimizer: Optimizer, grads: list[Tensor]
+    ) -> Failure | None:
+        """The same with several losses, the loop's own norm, or on an accelerator: one read."""
+        losses, norm = [t for _, t in window.losses], window.norm
+        flag: FiniteFlag | None = None
         if norm is not None:
-            is_bad, values = read_scalars(None, [norm, *(t for _, t in losses)])
+            scalars = [norm, *losses]
+        elif not grads and not losses:
+            return None
         else:
-            if not grads and not losses:
-                return None
-            flag = self._flags.get(id(optimizer)) or self._new_flag(optimizer, grads)
+            flag, scalars = self._flags.get(id(optimizer)) or self._new_flag(optimizer, grads), losses
             flag.fold(grads)
-            is_bad, values = read_scalars(flag, [t for _, t in losses])
-        if is_bad:
+        values = read_scalars(flag, scalars)
+        if values is None:
             return self.explain(window, [optimizer])
         window.is_seen = True
         if losses:
             window.loss = values[-1]
-            window.losses = []  # with the graphs that hang on them
+            window.losses = []
         return self.recovery.see(window, window.loss, None if norm is None else values[0])
 
     def see(self, window: Window) -> Failure | None:
@@ -249,7 +273,8 @@ class Core:
 
     def prime(self) -> None:
         """Before the first step: what is bad already, and the first snapshot."""
-        if has_world():
+        self._has_world = has_world()
+        if self._has_world:
             self.ranks.mark()
         if self._is_primed:
             return
@@ -268,24 +293,31 @@ class Core:
     def open(self) -> RngState:
         """A window opens: the snapshot that the last deep check allowed is taken now, with all that
         the loop did after its step (schedule, averages) in it. Returns the random state."""
-        if has_world():
+        self._has_world = has_world()
+        if self._has_world:
             self.ranks.mark()
         if not self._is_primed:
             self.prime()
         if witness.has_averages and self.state.adopt_averages(witness.averages):
             self._due = self._due or (self.num_applied, [])
         if self._due is not None and not self.ranks.is_on:
+            start = time.perf_counter()
             (tag, versions), self._due = self._due, None
-            if self.state.is_still_finite(versions):
-                self._take_snapshot(tag)
+            if self.state.is_still_finite(versions) and self._has_room:
+                self.state.take_snapshot(tag)
+                self._drop_log()
+            self._cost += time.perf_counter() - start
         self.state.shadow_buffers()
         return self.rng.capture()
 
     def _take_snapshot(self, tag: int) -> None:
         if self._has_room:
             self._cost += self.state.take_snapshot(tag)
-            self.log.clear()
-            self._log_bytes = 0
+            self._drop_log()
+
+    def _drop_log(self) -> None:
+        self.log.clear()
+        self._log_bytes = 0
 
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""
@@ -349,9 +381,15 @@ class Core:
                     self._log_bytes = (len(self.log) + 64) * size
                 self.log.append(window)
                 # A clock read every few steps is enough; the interval is in steps' worth of time.
-                if len(self.log) % 8 and not self._is_deep_wanted and not self.ranks.has_others:
+                if len(self.log) % 8 and not self._is_log_full() and not self._is_urgent():
                     return None
         return self.deep_check(window.step) if self._is_deep_due() else None
+
+    def _is_log_full(self) -> bool:
+        return len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES
+
+    def _is_urgent(self) -> bool:
+        return self._is_deep_wanted or self.ranks.has_others
 
     def _is_deep_due(self) -> bool:
         if self.ranks.is_on:
@@ -362,7 +400,7 @@ class Core:
         if not self._has_room:
             elapsed = time.perf_counter() - self._deep_started
             return self._cost <= self.settings.budget * elapsed
-        if len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES:
+        if self._is_log_full():
             return True
         elapsed = time.perf_counter() - self._deep_started
         return bool(self.log) and self._cost <= self.settings.budget * elapsed
@@ -383,13 +421,13 @@ class Core:
         spike = self.recovery.look_closer(step, unseen)
         if spike is not None:
             return spike
-        self._cost = time.perf_counter() - start
         if self.ranks.is_on:
-            self._take_snapshot(
-                step + 1
-            )  # here all ranks meet; a window's opening is each one's own
+            # Here all ranks meet; a window's opening is each one's own.
+            self._cost = time.perf_counter() - start
+            self._take_snapshot(step + 1)
         else:
             self._due = (step + 1, self.state.versions())
+            self._cost = time.perf_counter() - start
         self._deep_started = time.perf_counter()
         return None
 
@@ -440,30 +478,18 @@ class Core:
         return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, told))
 
 
-def read_scalars(flag: FiniteFlag | None, scalars: list[Tensor]) -> tuple[bool, list[float]]:
-    """Whether any of these, or anything shown to the flag, is not finite; their values. One read."""
-    is_bad = False
-    if len(scalars) == 1 and flag is not None and flag.here is not None:
-        values = [_item(scalars[0])]
-        is_bad = flag.here.value != 0.0
-    else:
-        values, is_bad = _read_at_once(flag, scalars)
-    for value in values:
-        if not -_INF < value < _INF:
-            is_bad = True
-    if is_bad and flag is not None:
-        flag.reset()
-    return is_bad, values
-
-
-def _read_at_once(flag: FiniteFlag | None, scalars: list[Tensor]) -> tuple[list[float], bool]:
+def read_scalars(flag: FiniteFlag | None, scalars: list[Tensor]) -> list[float] | None:
+    """Their values in one read; None if one of them, or anything shown to the flag, is not finite."""
     parts = [flag.value, *scalars] if flag is not None else scalars
-    device, dtype = parts[0].device, torch.float32
-    if all(t.device.type == "cpu" for t in parts):
-        dtype = torch.float64
+    is_here = all(t.device.type == "cpu" for t in parts)
+    device, dtype = parts[0].device, torch.float64 if is_here else torch.float32
     flat = [t.detach().to(device, dtype).reshape(()) for t in parts]
     values: list[float] = torch.stack(flat).tolist()
-    return values, flag is not None and values.pop(0) != 0.0
+    is_bad = not all(map(math.isfinite, values))
+    if flag is not None and values.pop(0) != 0.0:
+        flag.reset()
+        is_bad = True
+    return None if is_bad else values
 
 
 def _bad_rate(window: Window, optimizer: Optimizer) -> Failure | None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..observe.wires import Listener
 from ..observe.witness import witness
 from ..recover.snapshot import Snapshot
 from .body import Scene, scenes_of_frame
@@ -38,7 +39,7 @@ class _Abort(Exception):
     """Leaves a closure-driven optimizer in the middle of its step."""
 
 
-class LoopDriver:
+class LoopDriver(Listener):
     """Drives one training loop; the listener of the wires."""
 
     def __init__(self, core: Core, counts_every_batch: bool) -> None:
@@ -47,7 +48,6 @@ class LoopDriver:
         self.counts_every_batch = counts_every_batch
         self.window: Window | None = None
         self.active: ActivePass | None = None
-        self.in_backward = False
         self.num_batches = 0
         self._investigation: Investigation | None = None
         self._passes: Generator[Pass, PassResult, Verdict] | None = None
@@ -80,8 +80,12 @@ class LoopDriver:
         has_trained = False
         try:
             while True:
-                self._settle(owner)
-                item = self._served(owner)
+                window = self.window
+                if window is not None and self._is_over(window, owner):
+                    self._close(window)
+                else:
+                    self._settle(owner)
+                item = self._served(owner) if self._to_serve or self._redo else _NOTHING
                 if item is _NOTHING:
                     try:
                         item = next(inner)
@@ -89,15 +93,30 @@ class LoopDriver:
                         if not (has_trained and self._end_of_epoch(owner)):
                             return
                         continue
-                    if self._drops(owner):
+                    if self.core.recovery.drops and self._drops(owner):
                         continue
                     self._register(owner, item)
                 yield item
-                has_trained = has_trained or self._is_training(owner)
+                if not has_trained:
+                    has_trained = self._is_training(owner)
         finally:
             self._forget(owner)
             if has_trained:
                 self._end_epoch(owner)
+
+    def _is_over(self, window: Window, owner: Any) -> bool:
+        """The ordinary case, by the fewest looks: its one batch is ours, and its step was applied."""
+        return (
+            window.num_applied == 1
+            and window.failure is None
+            and self.active is None
+            and self._aside is None
+            and not self._waiting
+            and not self._to_serve
+            and window.num_attempted == 1
+            and len(items := window.batches[-1].items) == 1
+            and items[0][0] is owner
+        )
 
     def _epoch(self, owner: Any) -> int:
         # What is given to guard(...) is the training, whatever wraps it this time.
@@ -112,7 +131,7 @@ class LoopDriver:
 
     def _drops(self, owner: Any) -> bool:
         """A rollback leaves some of the batches after it out as well."""
-        if not self.core.recovery.drops or self.active is not None:
+        if self.active is not None:
             return False
         ref = BatchRef(self.num_batches, self._epoch(owner), [])
         ref.indices = witness.batch_indices
@@ -145,17 +164,18 @@ class LoopDriver:
         """A new batch goes into the window, or beside it while that is still to be settled."""
         epoch = self._epoch(owner)
         window = self.window
-        if window is not None and window.num_attempted and not _owns(window, owner):
-            ref = self._aside
-            if ref is None or any(o is owner for o, _ in ref.items):
-                self._aside = ref = self._new_ref(epoch)
-            ref.items.append((owner, item))
-            return
         if window is None:
             self.before_window()
             rng = self.core.open()
-            ref = BatchRef(self.num_batches, epoch, [], rng)
-            window = self.window = Window([ref], rng, self.state.lrs())
+            ref = BatchRef(self.num_batches, epoch, [(owner, item)], rng)
+            ref.indices = witness.batch_indices
+            self.window = Window([ref], rng, self.state.lrs())
+            return
+        if window.num_attempted and not _owns(window, owner):
+            if self._aside is None or any(o is owner for o, _ in self._aside.items):
+                self._aside = self._new_ref(epoch)
+            self._aside.items.append((owner, item))
+            return
         last = window.batches[-1]
         if any(o is owner for o, _ in last.items):
             last = self._next_ref(window, epoch)
@@ -258,7 +278,7 @@ class LoopDriver:
             return
         if failure is None:
             failure = self.core.close_healthy(window)
-            if window.num_applied:
+            if window.num_applied and self.state.scalers:
                 self.core.scale_watch.note_applied()
         if failure is not None:
             self._begin(window, failure)
@@ -434,6 +454,24 @@ class LoopDriver:
         self.state.shadow_buffers()
         self.window = Window(batches=[ref], rng=ref.rng, lrs=self.state.lrs())
 
+    def before_backward(self, loss: Tensor) -> bool:
+        """The ordinary case: note the loss and let the backward run; False for `on_backward`."""
+        window = self.window
+        if (
+            window is None
+            or self.active is not None
+            or self._aside is not None
+            or self._raw_loss is not None
+            or self._holds_schedulers
+            or loss.numel() != 1
+        ):
+            return False
+        ref = window.batches[-1]
+        ref.is_used = True
+        window.losses.append((ref.step, loss))
+        window.num_backward += 1
+        return True
+
     def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         self._take_aside()
         if self.active is None:
@@ -446,13 +484,9 @@ class LoopDriver:
         if self.active is not None:
             self.active.before_backward(seen, step)
         elif self.window is not None and seen.numel() == 1:
-            self.window.losses.append((step, seen))
+            self.window.losses.append((step, seen.detach()))
             self.window.num_backward += 1
-        self.in_backward = True
-        try:
-            result = call()
-        finally:
-            self.in_backward = False
+        result = call()
         if self.active is not None and raw is None:
             self.active.after_backward(step)
         return result
@@ -496,7 +530,7 @@ class LoopDriver:
             self._close_free()
 
     def on_own_check(self, value: Tensor) -> None:
-        if not value.requires_grad or self.in_backward:
+        if not value.requires_grad:
             return
         self._take_aside()
         if self.active is not None:
@@ -506,6 +540,36 @@ class LoopDriver:
             ref.is_used = True
             seen = (ref.step, value.detach())
             self.window.suspects = (*self.window.suspects, seen)
+
+    def before_step(self, optimizer: Optimizer) -> bool:
+        """The ordinary case: look, and let the optimizer move; False for `on_optimizer_step`."""
+        window = self.window
+        if (
+            window is None
+            or self.active is not None
+            or self._aside is not None
+            or self._raw_loss is not None
+            or self._is_free
+            or window.failure is not None
+            or window.num_attempted
+            or self.core.settings.deferred
+            or optimizer not in self.state.optimizers
+            or "found_inf" in optimizer.__dict__
+        ):
+            return False
+        window.batches[-1].is_used = True
+        failure = self.core.check(window, optimizer)
+        if failure is not None:
+            self._refuse(window, failure)
+            return False
+        self._step_called = True
+        window.num_attempted = window.num_applied = 1
+        return True
+
+    def step_raised(self) -> None:
+        """The optimizer that was let go did not come back."""
+        if self.window is not None:
+            self.window.num_applied -= 1
 
     def on_optimizer_step(
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
@@ -550,14 +614,17 @@ class LoopDriver:
             else:
                 failure = self.core.check(window, optimizer)
             if failure is not None:
-                window.failure = failure
-                window.small_state = small_state(self.state)
-                # What the loop does before it asks for the next batch (saving, validating) must
-                # not see the buffers that the bad forward has written.
-                self.state.restore_buffers()
+                self._refuse(window, failure)
         # Another optimizer of this very batch may have moved already: then only going back helps.
         window.is_moved = window.num_applied > 0
         return window.failure is not None
+
+    def _refuse(self, window: Window, failure: Failure) -> None:
+        window.failure = failure
+        window.small_state = small_state(self.state)
+        # What the loop does before it asks for the next batch (saving, validating) must
+        # not see the buffers that the bad forward has written.
+        self.state.restore_buffers()
 
     def _loss_only(self, window: Window, optimizer: Optimizer) -> Failure | None:
         if self.core.is_shared(optimizer):

@@ -52,7 +52,7 @@ class Recovery:
         self.warnings: deque[Event] = deque(maxlen=1000)
         self.on_warning: Callable[[Event], None] = _say
         self.limits: list[Limit] = []
-        self._loss_watch = SpikeWatch(ratio=1.5)
+        self.loss_watch = SpikeWatch(ratio=1.5)
         self._norm_watch = SpikeWatch(ratio=3.0)
         self._is_blind = core.policy.on_spike == "ignore"
         self._ramp: PrecisionRamp | None = None
@@ -189,7 +189,7 @@ class Recovery:
         core.log.clear()
         core.forget_due()
         self.tally.num_rollbacks += 1
-        self._loss_watch.forget_after(tag)
+        self.loss_watch.forget_after(tag)
         self._norm_watch.forget_after(tag)
         assert verdict.incident is not None
         for window in since:
@@ -311,8 +311,8 @@ class Recovery:
         if self._is_blind:
             return None
         found: Failure | None = None
-        if loss is not None and not self._loss_watch.is_quiet(window.step, loss):
-            found = self._judge(window, "loss", self._loss_watch, loss)
+        if loss is not None and not self.loss_watch.is_quiet(window.step, loss):
+            found = self._judge(window, "loss", self.loss_watch, loss)
         if norm is not None and not self._norm_watch.is_quiet(window.step, norm):
             found = self._judge(window, "grad_norm", self._norm_watch, norm) or found
         return found

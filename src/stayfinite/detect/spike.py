@@ -13,6 +13,7 @@ __all__ = ["Spike", "SpikeWatch"]
 _MAD_TO_SIGMA = 1.4826
 _REFRESH = 8
 _LARGEST = sys.float_info.max  # as a limit it lets every number through, and no Inf
+_LOWEST = -_LARGEST
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,6 @@ class SpikeWatch:
         self._limit = _LARGEST
         self._quiet = _LARGEST
         self._num_until_refresh = least
-        self._before: tuple[float, float] = (math.nan, math.nan)
         self._is_inside = False
 
     def is_quiet(self, step: int, value: float) -> bool:
@@ -86,19 +86,18 @@ class SpikeWatch:
         >>> watch.is_quiet(0, 1.0), watch.is_quiet(1, 1.9), watch.is_quiet(2, 3.9)
         (True, True, False)
         """
-        if not -math.inf < value <= self._quiet or self._is_inside:
+        if not _LOWEST <= value <= self._quiet or self._is_inside:
             return False
         self._enter(step, value)
         return True
 
     def _enter(self, step: int, value: float) -> None:
-        self._before = (self._before[1], value)
         self._values.append((step, value))
-        # Whoever has not more than doubled is not growing.
-        self._quiet = min(self._limit, 2 * value) if value > 0 else self._limit
         self._num_until_refresh -= 1
         if self._num_until_refresh <= 0:
             self._refresh()
+        # Whoever has not more than doubled is not growing.
+        self._quiet = 2 * value if 0 < 2 * value < self._limit else self._limit
 
     def note(self, step: int, value: float) -> Spike | None:
         """Judge this value, then let it into the window if it is finite."""
@@ -109,7 +108,7 @@ class SpikeWatch:
             times = (value - self._usual) / self._spread
             spike = Spike(step, value, self._usual, times, times > self.act_at)
         elif self._is_growing(value):
-            usual = self._usual if self._limit < _LARGEST else self._before[0]
+            usual = self._usual if self._limit < _LARGEST else self._values[-2][1]
             spike = Spike(step, value, usual, value / usual, False, is_growing=True)
         self._enter(step, value)
         return spike
@@ -124,13 +123,14 @@ class SpikeWatch:
         kept = [pair for pair in self._values if pair[0] < step]
         self._values.clear()
         self._values.extend(kept)
-        self._before = (math.nan, math.nan)
         self._is_inside = False
         self._refresh()
         self._quiet = self._limit
 
     def _is_growing(self, value: float) -> bool:
-        older, last = self._before
+        if len(self._values) < 2:
+            return False
+        older, last = self._values[-2][1], self._values[-1][1]
         if not (older > 0 and 2 * older < last and 2 * last < value and 8 * older <= value):
             return False
         return value > max(v for _, v in self._values)
@@ -147,4 +147,3 @@ class SpikeWatch:
         # A quiet run has hardly any spread; a tenth of its level is never a spike by itself.
         self._spread = max(_MAD_TO_SIGMA * mad, 0.1 * abs(self._usual), 1e-12)
         self._limit = max(self._usual + self.warn_at * self._spread, self.ratio * self._usual)
-        self._quiet = min(self._quiet, self._limit)

@@ -63,79 +63,84 @@ class RngMemory:
         self._torch = _Kept(torch.default_generator.get_state, _torch_areas())
         self._python = _Kept(random.getstate, _python_areas())
         self._numpy: _Kept | None = None
+        self._numpy_home: Any = None
+        self._numpy_generator: Any = None
+        """Held on to, so that its memory stays where we look."""
         self._last: RngState | None = None
+        self._all: list[Any] | None = None
+        self._at: list[bytes] = []
 
     def capture(self) -> RngState:
         """The state now; the same object as before where nothing has moved."""
-        has_moved = self._torch.look()
-        has_moved |= self._python.look()
-        if self._numpy is not None:
-            has_moved |= self._numpy.look()
-        elif "numpy" in sys.modules:
-            self._numpy = _Kept(sys.modules["numpy"].random.get_state, None)
-            self._numpy.areas = _numpy_areas(sys.modules["numpy"])
-            has_moved |= self._numpy.look()
-        if torch.cuda._initialized or has_moved or self._last is None:
-            numpy = self._numpy.state if self._numpy is not None else None
-            self._last = RngState(self._torch.state, _cuda_state(), self._python.state, numpy)
+        if self._all is not None:
+            if self._numpy_home._bit_generator is not self._numpy_generator:
+                self._all, self._numpy = None, _Kept(sys.modules["numpy"].random.get_state, None)
+                return self.capture()
+            at = [area.raw for area in self._all]
+            if at == self._at and not torch.cuda._initialized and self._last is not None:
+                return self._last
+        elif self._numpy is None and "numpy" in sys.modules:
+            numpy = sys.modules["numpy"]
+            self._numpy_home = numpy.random.mtrand._rand
+            self._numpy_generator = self._numpy_home._bit_generator
+            self._numpy = _Kept(numpy.random.get_state, _numpy_areas(self._numpy_generator))
+        known = [k for k in (self._torch, self._python, self._numpy) if k is not None]
+        for kept in known:
+            kept.look()
+        if self._numpy is not None and all(kept.areas for kept in known):
+            self._all = [area for kept in known for area in kept.areas or ()]
+            self._at = [area.raw for area in self._all]
+        state = self._numpy.state if self._numpy is not None else None
+        self._last = RngState(self._torch.state, _cuda_state(), self._python.state, state)
         return self._last
 
 
 class _Kept:
-    """One generator: its last copy, and the few bytes that tell whether it has moved since."""
+    """One generator: its last copy, and where the few bytes lie that tell whether it has moved."""
 
-    __slots__ = ("areas", "at", "copy", "state")
-
-    def __init__(self, copy: Callable[[], Any], areas: Areas | None) -> None:
+    def __init__(self, copy: Callable[[], Any], areas: list[Any] | None) -> None:
         self.copy = copy
         self.areas = areas
-        self.at: Any = None
+        self._at: list[bytes] | None = None
         self.state: Any = None
 
-    def look(self) -> bool:
-        """Copy it if it has moved since the last look; whether it has."""
-        at = self.areas() if self.areas is not None else None
-        if at is not None and at == self.at:
-            return False
-        self.state, self.at = self.copy(), at
-        return True
-
-
-Areas = Callable[[], Any]
-"""Reads the bytes that tell a generator's position, where they lie."""
+    def look(self) -> None:
+        """Copy it if it has moved since the last look."""
+        at = [area.raw for area in self.areas] if self.areas is not None else None
+        if at is None or at != self._at:
+            self.state, self._at = self.copy(), at
 
 
 def _area(address: int, size: int) -> Any:
     return (ctypes.c_char * size).from_address(address)
 
 
-def _python_areas() -> Areas | None:
+def _python_areas() -> list[Any] | None:
     """Position and first word of Python's Mersenne twister."""
     base = id(random._inst) + object.__basicsize__
     area = _area(base, 8)
     words = random.getstate()[1]
     if struct.unpack("<iI", area.raw) != (words[-1], words[0]):
         return None  # another interpreter lays it out differently
-    return lambda: area.raw
+    return [area]
 
 
-def _numpy_areas(numpy: Any) -> Areas | None:
-    """The same for NumPy's global generator, which may be exchanged for another kind."""
+def _numpy_areas(generator: Any) -> list[Any] | None:
+    """The same for NumPy's global generator, unless it is of another kind."""
     try:
-        home = numpy.random.mtrand._rand
-        generator = home._bit_generator
         base = generator.ctypes.state_address
-        first, position = _area(base, 4), _area(base + 2496, 4)
-        name, words, index = numpy.random.get_state()[:3]
+        state = generator.state
+        words, index = state["state"]["key"], state["state"]["pos"]
     except Exception:
         return None
-    seen = struct.unpack("<Ii", first.raw + position.raw)
-    if name != "MT19937" or seen != (int(words[0]), index):
+    if state["bit_generator"] != "MT19937":
         return None
-    return lambda: (first.raw, position.raw) if home._bit_generator is generator else None
+    first, position = _area(base, 4), _area(base + 2496, 4)
+    is_there = struct.unpack("<Ii", first.raw + position.raw) == (int(words[0]), index)
+    return [first, position] if is_there else None
 
 
-def _torch_areas() -> Areas | None:
+def _torch_areas() -> list[Any] | None:
     """The same for torch's, with the half of a pair of normal numbers that it keeps for later.
 
     Where they lie is found by their values, and tried out on a generator of our own.
@@ -144,17 +149,17 @@ def _torch_areas() -> Areas | None:
     found = _around_twister(scratch)
     if found is None:
         return None
-    at = found()
+    at = [area.raw for area in found]
     for draw in (torch.rand, torch.randn, torch.randn):
         for dtype in (torch.float32, torch.float64):
             draw(1, generator=scratch, dtype=dtype)
-            before, at = at, found()
+            before, at = at, [area.raw for area in found]
             if at == before:
                 return None
     return _around_twister(torch.default_generator)
 
 
-def _around_twister(generator: torch.Generator) -> Areas | None:
+def _around_twister(generator: torch.Generator) -> list[Any] | None:
     if type(generator).__basicsize__ > object.__basicsize__ + 16:
         return None
     address = ctypes.c_void_p.from_address(id(generator) + object.__basicsize__).value
@@ -171,4 +176,4 @@ def _around_twister(generator: torch.Generator) -> Areas | None:
     where = struct.unpack_from("<Qii", head.raw, 4), struct.unpack_from("<i", head.raw, 20)
     if (where[0][0], where[0][1], where[1][0]) != (seed, left, position):
         return None
-    return lambda: (head.raw, tail.raw)
+    return [head, tail]

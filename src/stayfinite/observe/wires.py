@@ -10,7 +10,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,22 +29,55 @@ _LOADERS_AROUND_LOADERS = (
 )
 
 
-class Listener(Protocol):
-    """What a driver of a loop must answer."""
+class Listener:
+    """What a driver of a loop is told and asked; as it stands it lets everything happen."""
 
-    def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]: ...
-    def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any: ...
-    def on_optimizer(self, optimizer: Optimizer) -> None: ...
+    def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]:
+        """The batches that the loop gets instead of this loader's."""
+        return inner
+
+    def before_backward(self, loss: Tensor) -> bool:
+        """True: go on, there is nothing special about it. False: `on_backward` makes the call."""
+        return False
+
+    def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def on_clip(self, norm: Tensor) -> None:
+        """The loop has clipped its gradients; this was their norm."""
+
+    def on_optimizer(self, optimizer: Optimizer) -> None:
+        """An optimizer was made."""
+
+    def before_step(self, optimizer: Optimizer) -> bool:
+        """True: go on. False: `on_optimizer_step` makes the call, or does not."""
+        return False
+
+    def step_raised(self) -> None:
+        """A step that `before_step` let go raised."""
+
     def on_optimizer_step(
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
-    ) -> Any: ...
-    def on_clip(self, norm: Tensor) -> None: ...
-    def on_scheduler(self, scheduler: Any) -> None: ...
-    def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any: ...
-    def on_average(self, call: Callable[[], Any]) -> Any: ...
-    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
-    def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any: ...
-    def on_own_check(self, value: Tensor) -> None: ...
+    ) -> Any:
+        return call(closure)
+
+    def on_scheduler(self, scheduler: Any) -> None:
+        """A scheduler was made."""
+
+    def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def on_average(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
+        """A loss was scaled."""
+
+    def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        return call()
+
+    def on_own_check(self, value: Tensor) -> None:
+        """The loop itself looks whether this number is finite."""
 
 
 class Wires:
@@ -54,9 +87,9 @@ class Wires:
         self.listener = listener
         self._undo: list[Callable[[], None]] = []
         self._in_step = 0
+        self._in_backward = False
         self._fetching = 0
-        self._patch(Tensor, "backward", self._backward)
-        self._patch(torch.autograd, "backward", self._autograd_backward)
+        self._patch(torch.autograd, "backward", self._backward)
         self._patch_clip()
         self._patch(Optimizer, "__init__", self._optimizer_init)
         self._patch(LRScheduler, "__init__", self._scheduler_init)
@@ -98,18 +131,20 @@ class Wires:
     # -- backward ------------------------------------------------------------------------------
 
     def _backward(self, original: Any) -> Any:
-        def backward(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return self.listener.on_backward(tensor, lambda: original(tensor, *args, **kwargs))
+        """`Tensor.backward` ends here as well."""
 
-        return backward
-
-    def _autograd_backward(self, original: Any) -> Any:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-            # Tensor.backward ends here as well; only a direct call is news.
-            if not isinstance(first, Tensor) or getattr(self.listener, "in_backward", False):
+            listener = self.listener
+            if self._in_backward:
                 return original(tensors, *args, **kwargs)
-            return self.listener.on_backward(first, lambda: original(tensors, *args, **kwargs))
+            self._in_backward = True
+            try:
+                first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+                if not isinstance(first, Tensor) or listener.before_backward(first):
+                    return original(tensors, *args, **kwargs)
+                return listener.on_backward(first, lambda: original(tensors, *args, **kwargs))
+            finally:
+                self._in_backward = False
 
         return backward
 
@@ -161,6 +196,15 @@ class Wires:
         def step(optimizer: Optimizer, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             if self._in_step:
                 return original(optimizer, closure, *args, **kwargs)
+            if closure is None and self.listener.before_step(optimizer):
+                self._in_step += 1
+                try:
+                    return original(optimizer, *args, **kwargs)
+                except BaseException:
+                    self.listener.step_raised()
+                    raise
+                finally:
+                    self._in_step -= 1
 
             def call(actual: Any) -> Any:
                 self._in_step += 1
@@ -216,7 +260,8 @@ class Wires:
 
     def _own_check(self, original: Any) -> Any:
         def check(value: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point():
+            is_number = isinstance(value, Tensor) and value.dim() == 0
+            if is_number and value.is_floating_point() and not self._in_backward:
                 self.listener.on_own_check(value)
             return original(value, *args, **kwargs)
 
@@ -225,7 +270,7 @@ class Wires:
     def _own_look(self, original: Any) -> Any:
         def look(value: Tensor) -> Any:
             number = original(value)
-            if number != number or number in (_INF, -_INF):
+            if (number != number or number in (_INF, -_INF)) and not self._in_backward:
                 self.listener.on_own_check(value)
             return number
 

@@ -6,6 +6,7 @@ whenever the loop asks for a batch it is handed the batch of a probe.
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from ..conductor.rows import num_rows
 from ..conductor.script import find_models, variable_name
 from ..conductor.state import TrainState
+from ..observe.wires import Listener
 from .layers_leaves import user_variables
 from .probes import Probe, Seen, Step, Subject
 from .runner import Attempt, Bench, loss_nodes
@@ -46,10 +48,8 @@ class _Turn:
     is_used: bool = False
 
 
-class Captor:
+class Captor(Listener):
     """The listener of the wires: watches first, then hands out probes."""
-
-    in_backward = False
 
     def __init__(self, num_first: int, begin: Callable[[Subject], Conducted]) -> None:
         self.state = TrainState()
@@ -196,6 +196,7 @@ class Captor:
             optimizers=list(self.state.optimizers),
             schedulers=list(self.state.schedulers),
             scalers=list(self.state.scalers),
+            criteria=_criteria(),
             clip_norm=self.clip_norm,
             autocast_dtype=half,
             batches=list(self._batches),
@@ -270,12 +271,8 @@ class Captor:
             attempt.saw_loss(raw, scale)
         elif self._conducted is None:
             self._note_backward(raw)
-        self.in_backward = True
-        try:
-            with autocast_off(self.bench.device):
-                result = call()
-        finally:
-            self.in_backward = False
+        with autocast_off(self.bench.device):
+            result = call()
         if attempt is not None:
             if attempt.probe.scale is not None and scale == 1.0:
                 scale = attempt.probe.scale
@@ -356,7 +353,7 @@ class Captor:
 
     def on_own_check(self, value: Tensor) -> None:
         """The loop looks at a number itself, and gives up before the backward."""
-        if self.in_backward or not value.requires_grad or self.attempt is None:
+        if not value.requires_grad or self.attempt is None:
             return
         if self.attempt.seen.loss is None and not bool(torch.isfinite(value.detach()).all()):
             self.attempt.saw_loss(value)
@@ -391,6 +388,12 @@ class Captor:
 
 
 _NOTHING = object()
+
+
+def _criteria() -> list[nn.Module]:
+    """Loss modules that the script has made."""
+    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    return [m for m in modules if "loss" in type(m).__name__.lower()]
 
 
 def _is_in(owner: Any, owners: list[Any]) -> bool:

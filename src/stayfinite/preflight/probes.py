@@ -175,6 +175,8 @@ class Subject:
     optimizers: list[Optimizer] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
+    criteria: list[nn.Module] = field(default_factory=list)
+    """Loss modules that are not part of a model, as far as they were found."""
     clip_norm: float | None = None
     """What the loop clips the gradient norm to, as seen."""
     autocast_dtype: str | None = None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..conductor.rows import num_rows
 from ..conductor.state import TrainState
@@ -78,6 +78,7 @@ class BuildRunner:
             optimizers=list(state.optimizers),
             schedulers=list(state.schedulers),
             scalers=list(state.scalers),
+            criteria=_criteria(built.loss_fn),
             clip_norm=built.clip_norm,
             autocast_dtype=half,
             batches=batches,
@@ -163,7 +164,24 @@ class BuildRunner:
         torch.nn.utils.clip_grad_norm_(params, self._built.clip_norm)
 
 
-def model_device(model: torch.nn.Module) -> str:
+def _criteria(loss_fn: Any) -> list[nn.Module]:
+    """The loss modules that a loss function uses: itself, its closure's, its module's."""
+    code = getattr(loss_fn, "__code__", None)
+    cells = [c.cell_contents for c in getattr(loss_fn, "__closure__", None) or () if _is_full(c)]
+    named = getattr(loss_fn, "__globals__", {})
+    used = [named[n] for n in (code.co_names if code is not None else ()) if n in named]
+    found = [v for v in (loss_fn, *cells, *used) if isinstance(v, nn.Module)]
+    return [m for m in found if "loss" in type(m).__name__.lower()]
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def model_device(model: nn.Module) -> str:
     first = next(itertools.chain(model.parameters(), model.buffers()), None)
     return first.device.type if first is not None else "cpu"
 
