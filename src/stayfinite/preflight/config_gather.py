@@ -47,7 +47,7 @@ def held(subject: Subject) -> Iterator[Reading]:
     for module in subject.criteria:
         yield from _of_module(type(module).__name__, module, subject)
     if subject.batch_size is not None:
-        yield Reading("batch_size", float(subject.batch_size), "the loader's batches")
+        yield Reading("batch_size", float(subject.batch_size), "batch size")
 
 
 _GROUP_KEYS = {
@@ -104,7 +104,7 @@ def _of_module(path: str, module: nn.Module, subject: Subject) -> Iterator[Readi
                 yield Reading("norm_eps", eps, f"{path}.{name}")
     if isinstance(module, _BatchNorm) and module.training:
         if subject.batch_size is not None:
-            yield Reading("bn_batch", float(subject.batch_size), path)
+            yield Reading("bn_batch", float(subject.batch_size), f"{path} batch size")
         if module.momentum is not None and module.track_running_stats:
             yield Reading("bn_momentum", float(module.momentum), f"{path}.momentum")
     if isinstance(module, _DropoutNd):

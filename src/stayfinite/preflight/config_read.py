@@ -180,6 +180,7 @@ def _read_toml(path: Path, text: str) -> Iterator[Entry]:
 
 
 _TOML_LINE = re.compile(r"^[ \t]*([\w.\"'-]+)[ \t]*=[ \t]*([^#\n\[{]+?)[ \t]*(?:#.*)?$", re.M)
+_TOML_LIST = re.compile(r"^[ \t]*([\w.\"'-]+)[ \t]*=[ \t]*\[([^\[\]{}\"'\n]*)\]", re.M)
 _TOML_TABLE = re.compile(r"^[ \t]*\[([^\[\]\n]+)\]", re.M)
 
 
@@ -187,8 +188,16 @@ def _toml_places(text: str) -> Iterator[tuple[tuple[str, ...], tuple[int, int]]]
     """Where simple values stand: one `key = value` to a line, below its table's header."""
     tables = [(m.start(), _toml_key(m[1])) for m in _TOML_TABLE.finditer(text)]
     for match in _TOML_LINE.finditer(text):
-        above = [name for at, name in tables if at < match.start()]
-        yield (*(above[-1] if above else ()), *_toml_key(match[1])), match.span(2)
+        yield (*_table_at(tables, match.start()), *_toml_key(match[1])), match.span(2)
+    for match in _TOML_LIST.finditer(text):
+        path = (*_table_at(tables, match.start()), *_toml_key(match[1]))
+        for i, item in enumerate(re.finditer(r"[^,\s]+", match[2])):
+            start = match.start(2)
+            yield (*path, str(i)), (start + item.start(), start + item.end())
+
+
+def _table_at(tables: list[tuple[int, tuple[str, ...]]], at: int) -> tuple[str, ...]:
+    return next((name for start, name in reversed(tables) if start < at), ())
 
 
 def _toml_key(text: str) -> tuple[str, ...]:
