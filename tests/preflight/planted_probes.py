@@ -592,18 +592,18 @@ def no_negative_pair() -> Target:
         differ = y[:, None] != y[None]
         return classify(m, batch) - 0.01 * torch.cdist(out, out)[differ].mean()
 
-    return training(net(), loss_fn)
+    return training(net(), loss_fn, data=loader(*clusters(), batch_size=4))
 
 
 @planted("edges", "edges/no-label", "planted_probes.py")
 def every_label_ignored() -> Target:
     x, y = clusters()
-    y = y.where(torch.arange(len(y)) % 3 > 0, -100)
+    y = y.where(torch.arange(len(y)) % 2 == 0, -100)
 
     def loss_fn(m: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(m(batch[0]), batch[1], ignore_index=-100)
 
-    return training(net(), loss_fn, data=loader(x, y))
+    return training(net(), loss_fn, data=loader(x, y, batch_size=8))
 
 
 class Pooled(nn.Module):

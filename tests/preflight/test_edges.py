@@ -105,9 +105,24 @@ def test_break_on_one_sample_is_a_warning():
 
 
 def test_batch_of_one_that_never_comes_is_no_warning():
-    found = answer(Subject(models={}, batches=[(X, Y)]), ["a batch of one sample"])
+    full = loader(X, Y, batch_size=6)
+    found = answer(Subject(models={}, batches=[(X, Y)], loaders=[full]), ["a batch of one sample"])
     assert found["edges/batch-of-1"].status == "pass"
-    assert "no such batch comes" in found["edges/batch-of-1"].value
+    assert "but the loader makes none" in found["edges/batch-of-1"].value
+    found = answer(Subject(models={}, batches=[(X, Y)]), ["a batch of one sample"])
+    assert "mind the last one" in found["edges/batch-of-1"].value
+
+
+def test_batch_that_chance_will_not_bring_is_no_warning():
+    x, y = torch.randn(64, 3), torch.arange(64) % 4
+    found = answer(Subject(models={}, batches=[(x, y)]), ["one class only"])
+    assert found["edges/one-class"].status == "pass"
+    found = answer(Subject(models={}, batches=[(x[:3], y[:3])]), ["one class only"])
+    assert found["edges/one-class"].status == "warn"
+    y = torch.full((64, 5), -100)
+    y[:, 0] = 1
+    found = answer(Subject(models={}, batches=[(x, y)]), ["every label is ignored"])
+    assert found["edges/no-label"].status == "pass"
 
 
 def test_training_that_breaks_by_itself_is_not_asked_further():

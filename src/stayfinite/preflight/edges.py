@@ -25,7 +25,6 @@ _REMEDY = {
     "edges/full-mask": "guard this operation against a mask that hides everything",
     "edges/shortest": "guard this operation against short sequences, or filter them out",
     "edges/longest": "guard this operation against long sequences, or filter them out",
-    "edges/last-batch": "set drop_last=True in the loader, or make this line work for any size",
 }
 
 
@@ -55,7 +54,7 @@ def _try(edge: Edge) -> Generator[Probe, Seen, Finding]:
             return passed(GROUP, edge.check, note, data=_data(seen))
         edge, seen = edge.milder, milder
     if not edge.is_certain and not edge.is_likely:
-        note = f"{edge.what} breaks it ({_short(seen)}), but no such batch comes"
+        note = f"{edge.what} breaks it ({_short(seen)}), {edge.note}"
         return passed(GROUP, edge.check, note, data=_data(seen))
     if seen.error is None:
         seen = yield Probe(batch=edge.batch, name=f"{edge.what}, traced", trace=True)

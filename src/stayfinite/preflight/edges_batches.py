@@ -19,6 +19,10 @@ __all__ = ["Edge", "Part", "edges_of", "parts_of"]
 _TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
 IGNORED = -100
 """What torch's cross entropy leaves out unless it is told otherwise."""
+_EPOCHS = 10
+_UNKNOWN_EPOCH = 1000
+_EXPECTED = 1e-2
+"""A batch that comes less often than once in a hundred such runs is only mentioned."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Edge:
     is_certain: bool = False
     """This batch will come: it follows from the loader."""
     is_likely: bool = True
-    """If it breaks, the user should act; otherwise it is only mentioned."""
+    """If it breaks, the user should act; otherwise it is only mentioned, with `note`."""
+    note: str = "but such a batch is not to be expected"
     action: str = ""
 
 
@@ -96,7 +101,7 @@ def edges_of(subject: Subject) -> Iterator[Edge]:
     if inputs:
         yield from _values(batch, inputs, total)
     if subject.can_change_rows and total is not None:
-        yield from _repeats(batch, parts, total)
+        yield from _repeats(subject, parts, total)
     yield from _masks(batch, [p for p in parts if p.kind == "mask"], total)
     yield from _sequences(subject, batch, parts, total)
 
@@ -109,34 +114,35 @@ def change(batch: Any, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -
 
 def _sizes(subject: Subject, batch: Any, total: int) -> Iterator[Edge]:
     left = _last_batch(subject, total)
-    one = "a batch of one sample"
-    action = "set drop_last=True in the loader, or make this line work for one sample"
-    if left not in (0, 1):
+    action = "set drop_last=True in the loader, or make this line work for any number of samples"
+    if left is not None and left > 1:
         what = f"the last batch of an epoch ({left} samples)"
-        yield Edge("edges/last-batch", what, take_rows(batch, range(left), total), is_certain=True)
+        last = take_rows(batch, range(left), total)
+        yield Edge("edges/last-batch", what, last, is_certain=True, action=action)
     yield Edge(
         "edges/batch-of-1",
-        f"{one}, as the last of each epoch" if left == 1 else one,
+        "a batch of one sample" + (", as the last of each epoch" if left == 1 else ""),
         take_rows(batch, [0], total),
         is_certain=left == 1,
         is_likely=False,
         action=action,
+        note="mind the last one of an epoch" if left is None else "but the loader makes none",
     )
 
 
-def _last_batch(subject: Subject, total: int) -> int:
-    """How many samples the last batch of an epoch has; 0 where it is full, dropped or unknown."""
+def _last_batch(subject: Subject, total: int) -> int | None:
+    """How many samples the last batch of an epoch has; 0 if it is full or dropped, None: unknown."""
     for loader in subject.loaders:
         size = getattr(loader, "batch_size", None)
-        if size is None or getattr(loader, "drop_last", True):
+        if size != total:
             continue
+        if loader.drop_last:
+            return 0
         try:
-            left = len(loader.dataset) % size
+            return len(loader.dataset) % total
         except (TypeError, AttributeError):
-            continue
-        if size == total and left < total:
-            return int(left)
-    return 0
+            return None
+    return None
 
 
 def _first_row(how: Callable[[Tensor], Tensor], total: int | None) -> Callable[[Tensor], Tensor]:
@@ -180,7 +186,8 @@ def _middle(t: Tensor) -> float:
     return float(finite.float().mean()) if finite.numel() else 0.0
 
 
-def _repeats(batch: Any, parts: list[Part], total: int) -> Iterator[Edge]:
+def _repeats(subject: Subject, parts: list[Part], total: int) -> Iterator[Edge]:
+    batch = subject.batches[0]
     pair = take_rows(batch, [0, 0, *range(2, total)], total)
     yield Edge(
         "edges/repeated",
@@ -191,11 +198,44 @@ def _repeats(batch: Any, parts: list[Part], total: int) -> Iterator[Edge]:
     labels = [p for p in parts if p.kind == "labels" and p.tensor.dim() == 1]
     if labels and any(bool((p.tensor != p.tensor[0]).any()) for p in labels):
         same = change(batch, labels, lambda t: torch.full_like(t, int(t[0])))
-        yield Edge("edges/one-class", "a batch with one class only", same)
+        share = max(_largest_class(p.name, subject.batches) for p in labels)
+        chance = _chance(subject, share, total)
+        yield Edge("edges/one-class", "a batch with one class only", same, is_likely=chance)
     ignoring = [p for p in parts if p.kind == "labels" and bool((p.tensor == IGNORED).any())]
     if ignoring:
         none = change(batch, ignoring, lambda t: torch.full_like(t, IGNORED))
-        yield Edge("edges/no-label", "a batch in which every label is ignored", none)
+        share = max(_unlabeled_rows(p.name, subject.batches) for p in ignoring)
+        chance = _chance(subject, share, total)
+        what = "a batch in which every label is ignored"
+        yield Edge("edges/no-label", what, none, is_likely=chance)
+
+
+def _chance(subject: Subject, share: float, total: int) -> bool:
+    """Whether a batch made up of this share of the samples only is to be expected in a long run."""
+    try:
+        num_batches = max(len(loader) for loader in subject.loaders)
+    except (TypeError, ValueError):
+        num_batches = _UNKNOWN_EPOCH
+    return share**total * num_batches * _EPOCHS > _EXPECTED
+
+
+def _all_labels(name: str, batches: Sequence[Any]) -> list[Tensor]:
+    return [t for b in batches for n, t in named_tensors(b) if n == name]
+
+
+def _largest_class(name: str, batches: Sequence[Any]) -> float:
+    labels = torch.cat(_all_labels(name, batches))
+    return float(labels.unique(return_counts=True)[1].max()) / labels.numel()
+
+
+def _unlabeled_rows(name: str, batches: Sequence[Any]) -> float:
+    rows = torch.cat(
+        [
+            (t == IGNORED).flatten(1).all(1) if t.dim() > 1 else t == IGNORED
+            for t in _all_labels(name, batches)
+        ]
+    )
+    return float(rows.float().mean())
 
 
 def _masks(batch: Any, masks: list[Part], total: int | None) -> Iterator[Edge]:
