@@ -28,7 +28,8 @@ def generate(folder: Path, count: int, seed: int) -> Path:
     rng = np.random.default_rng(seed)
     trend = rng.normal(size=count)
     x = rng.normal(size=(count, BARS, FEATURES)).astype(np.float32)
-    loadings = rng.normal(size=100) * (rng.random(100) < 0.3)
+    market = np.random.default_rng(0)  # which features follow the trend is the same in every file
+    loadings = market.normal(size=100) * (market.random(100) < 0.3)
     strength = np.linspace(0.1, 0.5, BARS)
     x[:, :, :100] += (trend[:, None, None] * strength[:, None] * loadings).astype(np.float32)
     x[:, :, VOLUME_COLUMNS] = relative_volume(rng, count)
@@ -40,11 +41,11 @@ def generate(folder: Path, count: int, seed: int) -> Path:
 
 def relative_volume(rng: np.random.Generator, count: int) -> np.ndarray:
     """Volume of each bar over the median of the bars before it, for each of the windows."""
-    is_thin = rng.random(count) < 0.04
+    is_thin = rng.random(count) < 0.02
     usual = np.where(is_thin, 1.0, 4000.0)[:, None]
     lots = np.ceil(usual * rng.lognormal(0.0, 0.4, size=(count, BARS + max(WINDOWS))))
     has_block = rng.random(lots.shape) < 0.002
-    lots = np.where(has_block, lots + rng.lognormal(11.4, 0.5, size=lots.shape), lots)
+    lots = np.where(has_block, lots + rng.lognormal(11.8, 0.3, size=lots.shape), lots)
     columns = []
     for window in WINDOWS:
         past = np.lib.stride_tricks.sliding_window_view(lots, window, axis=1)
@@ -54,9 +55,11 @@ def relative_volume(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 class Sequences(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, log_volume: bool = False) -> None:
         with np.load(path) as file:
             self.x, self.y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
+        if log_volume:
+            self.x[..., VOLUME_COLUMNS] = self.x[..., VOLUME_COLUMNS].log1p()
 
     def __len__(self) -> int:
         return len(self.y)

@@ -10,7 +10,7 @@ from data import BARS, CLASSES, FEATURES
 
 
 class DirectionLSTM(nn.Module):
-    """Projection, batch norm, LSTM with orthogonal weights, attention over the bars, a head."""
+    """Squashed projection, batch norm, LSTM with orthogonal weights, attention over the bars, a head."""
 
     def __init__(self, config: dict) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class DirectionLSTM(nn.Module):
                 nn.init.orthogonal_(weight)
 
     def forward(self, sequence: torch.Tensor) -> dict[str, torch.Tensor]:
-        x = self.project(sequence)
+        x = torch.tanh(self.project(sequence))
         x = self.norm(x.flatten(0, 1)).unflatten(0, (-1, BARS))
         states, _ = self.lstm(x)
         weights = self.attention(states).softmax(dim=1)

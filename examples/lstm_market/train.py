@@ -36,7 +36,6 @@ def train(config: dict, args: argparse.Namespace) -> None:
     )
     accumulation = config["accumulation_steps"]
     for epoch in range(config["epochs"]):
-        total = 0.0
         for batch, (x, y) in enumerate(loader):
             x, y = x.to(args.device), y.to(args.device)
             alpha = 0.0
@@ -54,13 +53,12 @@ def train(config: dict, args: argparse.Namespace) -> None:
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-            total += loss.item()
             if batch % 4 == 0:
-                print(f"epoch {epoch} batch {batch:2d}/{len(loader)}  loss {loss.item():.4f}")
+                print(f"Train Epoch {epoch}: loss={loss.item():.4f}")
         val_loss, accuracy, balanced = evaluate(model, criterion, val_loader)
         print(
-            f"epoch {epoch} train loss {total / len(loader):.4f}  val loss {val_loss:.4f}"
-            f"  accuracy {accuracy:.3f}  balanced accuracy {balanced:.3f}",
+            f"Val Epoch {epoch}: loss={val_loss:.4f}  accuracy {accuracy:.3f}"
+            f"  balanced accuracy {balanced:.3f}",
             flush=True,
         )
     torch.save({"model": model.state_dict(), "epoch": epoch}, args.checkpoint)

@@ -162,8 +162,7 @@ def _with_values(config: ConfigFile, changed: list[Change]) -> str:
         if config.kind != "json":
             code = line.rstrip("\r\n")
             notes = [f"{c.entry.path[-1]} {c.note}" if len(here) > 1 else c.note for c in here]
-            joint = " |" if "#" in code else "  #"
-            line = f"{code.rstrip()}{joint} {' | '.join(notes)}{line[len(code) :]}"
+            line = f"{code.rstrip()}  # {' | '.join(notes)}{line[len(code) :]}"
         lines[number] = line
     return "".join(lines)
 
