@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-
 from data import BARS, CLASSES, FEATURES
+from torch import nn
 
 
 class DirectionLSTM(nn.Module):

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import torch
 import yaml
-from torch import nn
-from torch.utils.data import DataLoader
-
 from data import Sequences, generate
 from model import DirectionLSTM, FocalLoss, evaluate, mixup
+from torch import nn
+from torch.utils.data import DataLoader
 
 
 def train(config: dict, args: argparse.Namespace) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import yaml
-from torch import nn
-from torch.utils.data import DataLoader
-
 from data import ITEMS, USERS, Interactions, Triples, generate, load
 from metrics import popularity_scores, ranking_metrics
+from torch import nn
+from torch.utils.data import DataLoader
 
 
 class GraphConv(nn.Module):

@@ -132,6 +132,21 @@ class Laboratory:
         )
         return _outcome(result)
 
+    def redrawn(
+        self, numbers: RngState
+    ) -> Generator[Pass, PassResult, tuple[str | None, RngState]]:
+        """This window once more with other random numbers; and where the generators stand then."""
+        window = self.window.with_batches([b.again() for b in self.window.batches])
+        window.rng = numbers
+        for batch in window.batches:
+            batch.rng = None  # the numbers flow on from batch to batch
+        self._begin()
+        try:
+            outcome = yield from self.once(window=window)
+            return outcome, RngState.now()
+        finally:
+            self._end()
+
     def _start_of(self, window: Window) -> None:
         self.state.clear_grads()
         self.state.restore_buffers()

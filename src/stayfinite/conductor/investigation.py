@@ -21,12 +21,14 @@ from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import badness
 from ..observe.batches import named_tensors
 from ..observe.probes import describe
+from ..observe.rng import RngState
 from ..observe.witness import witness
 from ..records import Action, Event, Incident, Location
 from ..recover.snapshot import Snapshot
 from .body import Scene, run_body
 from .core import Core, environment, new_incident_id, now
 from .diagnosis import diagnose, diagnose_plain
+from .draws import move_on
 from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
 from .recovery import DEEP
@@ -39,6 +41,12 @@ __all__ = ["Investigation", "Verdict"]
 
 Passes = Generator[Pass, PassResult, "Verdict"]
 
+_UNLUCKY = (
+    "the step was not applied: parameters, optimizer state, buffers, scheduler and scaler are as "
+    "before it; the random numbers are left behind, since two steps failed on them and with others "
+    "this one is finite"
+)
+
 
 class Verdict:
     """How an investigation ended."""
@@ -48,6 +56,7 @@ class Verdict:
         incident: Incident | None,
         redo: list[Window] | None = None,
         window: Window | None = None,
+        is_unlucky: bool = False,
     ) -> None:
         self.incident = incident
         """None: it was no incident (the GradScaler's own business)."""
@@ -55,6 +64,8 @@ class Verdict:
         """The window that went wrong and is not applied."""
         self.redo = redo or []
         """Windows that ran on corrupt state and must be run again."""
+        self.is_unlucky = is_unlucky
+        """Its random numbers are to blame, and the generators stand behind them already."""
 
 
 class Investigation:
@@ -72,6 +83,8 @@ class Investigation:
         """The rank where it began, as far as is known; its incident is everybody's."""
         self.is_received = False
         """Every rank had its bad values from the others."""
+        self.rng_after = RngState.now()
+        """Where the generators stand behind the failed step."""
 
     def run(self) -> Passes:
         """The whole investigation; with several ranks, the same passes on each."""
@@ -360,7 +373,10 @@ class Investigation:
                 incident = by_rules(diagnose(self, incident, origin), incident)
         elif core.settings.diagnose:
             incident = yield from diagnose(self, incident, origin)
-        return Verdict(incident, redo, self.window)
+        is_unlucky = self.method == "replay" and (yield from move_on(self, origin))
+        if is_unlucky:
+            incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
+        return Verdict(incident, redo, self.window, is_unlucky)
 
     def _action(self) -> Action:
         if self.core.ranks.has_parted:

@@ -34,7 +34,7 @@ def free_places() -> tuple[str, ...]:
     """Where writing changes nothing of the user's: devices, and caches that are made anew."""
     home = os.path.expanduser("~")
     caches = [os.path.join(home, name) for name in (".cache", ".triton", ".nv")]
-    for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR"):
+    for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", _COMPILED):
         if os.environ.get(name):
             caches.append(os.path.abspath(os.environ[name]))
     return ("/dev", "/proc", *caches)
@@ -354,6 +354,7 @@ class _Entries:
         self._left = iter(())
 
 
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _READERS = ("stat", "lstat", "access", "readlink", "statvfs", "listxattr", "getxattr")
 _WRITERS = ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr")
 _OS_NAMES = (

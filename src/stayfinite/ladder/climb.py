@@ -322,6 +322,7 @@ class _Climber:
         threads = str(max(1, _num_cores() // self._num_jobs()))
         return {
             "OMP_NUM_THREADS": threads,  # the same for all: sums depend on it
+            "TORCHINDUCTOR_CACHE_DIR": str(self.home / "compiled"),
             **os.environ,
             **_QUIET,
             "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(),

@@ -119,10 +119,12 @@ def _nothing(report: LadderReport) -> list[str]:
 def _verdict(report: LadderReport) -> list[str]:
     alive = report.survivors
     if not report.smallest:
-        tried = " and not all of them together" if report.sets else ""
+        tried = ", nor do all of them together" if report.sets else ""
+        base = report.baseline
+        line = f"the line itself, {_place(base)}; " if base is not None and base.file else ""
         return [
             f"no change survives step {report.failing_step}{tried}",
-            "  try: the line above; `stayfinite run` explains it with causes and verified fixes",
+            f"  try: {line}`stayfinite run` explains the failure and tries fixes on it",
         ]
     if alive:
         first, others = alive[0], alive[1:]

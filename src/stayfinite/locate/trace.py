@@ -25,7 +25,7 @@ from .storage import Writers
 
 __all__ = ["Note", "OpTrace", "SourceRef"]
 
-_FULL_STATS_LIMIT = 48
+_FULL_STATS_LIMIT = 12
 """Bad operators that get full statistics; later ones are carriers far from the birth."""
 
 _OVERWRITES = {
