@@ -1,0 +1,296 @@
+"""`stayfinite check TARGET`: know before the GPU hours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+import typer
+
+if TYPE_CHECKING:
+    from ..preflight.records import CheckReport
+
+__all__ = ["register"]
+
+_INTERRUPTED = 130
+_COLORS = (
+    (r"^  (fail) ", "bold red"),
+    (r"^  (warn) ", "bold yellow"),
+    (r"^  (pass) ", "green"),
+    (r"^  (skip) ", "cyan"),
+    (r"^verdict: do not start.*", "bold red"),
+    (r"^verdict: look first.*", "bold yellow"),
+    (r"^verdict: ready.*", "bold green"),
+    (r"^ +(do:)", "bold"),
+    (r"^(do first:|do this:)", "bold"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    # Everything after TARGET is the script's own.
+    app.command("check", context_settings={"allow_interspersed_args": False})(check)
+
+
+def check(
+    target: Optional[list[str]] = typer.Argument(  # noqa: UP045 - typer reads it
+        None,
+        metavar="TARGET [ARGS]...",
+        help="A training script and its own arguments, or pkg.module:build (also file.py:build), a "
+        "function that returns model, loss_fn, loader, optimizer.",
+    ),
+    module: Optional[str] = typer.Option(  # noqa: UP045
+        None, "-m", "--module", help="Check a module instead, as `python -m` runs it."
+    ),
+    only: Optional[list[str]] = typer.Option(  # noqa: UP045
+        None, help="Only these groups: environment, config, data, init, forward, edges, precision, "
+        "stability. Several: with commas, or again.",
+    ),
+    skip: Optional[list[str]] = typer.Option(  # noqa: UP045
+        None, help="Leave these groups out."
+    ),
+    config: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="The training's config (.yaml, .json, .toml, .py): checked, and compared with "
+        "what is really used. Python is parsed, never run.",
+    ),
+    preset: Optional[str] = typer.Option(  # noqa: UP045
+        None, help="Write a safer config beside the one of --config: conservative or "
+        "very-conservative.",
+    ),
+    data: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="Also look at this data file: npy, npz, safetensors, pt or csv."
+    ),
+    data_samples: Optional[str] = typer.Option(  # noqa: UP045
+        None, metavar="N|all", help="How many samples to look at. Default: what fits 20 seconds."
+    ),
+    steps: int = typer.Option(10, help="How many real steps the stability group takes."),
+    seed: int = typer.Option(0, help="The random seed that the target is started with."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    html: Optional[Path] = typer.Option(  # noqa: UP045
+        None, metavar="FILE", help="Also write the report as a page."
+    ),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Do not show what passed."),
+) -> None:  # fmt: skip
+    """Look at a training before it runs: environment, config, data, init, forward, edge cases,
+    precision, stability. Ends with a verdict and the three things to do first.
+
+    A script runs unmodified in a process of its own for a few steps; its output is muted and the
+    files that it writes are held back. Exit code: 0 no check failed, 1 one did, 2 wrong usage.
+    """
+    with _plain_errors():
+        _validate(steps, seed)
+        if preset is not None:
+            _write_preset(config, preset, quiet=as_json)
+            if not target and module is None and data is None:
+                raise typer.Exit(0)
+        report = _report(
+            target or [], module, config, data, only or [], skip or [], steps, seed,
+            _num_samples(data_samples),
+        )  # fmt: skip
+        if html is not None:
+            _write_page(report, html)
+        _print(report, as_json, quiet)
+        raise typer.Exit(report.exit_code)
+
+
+def _validate(steps: int, seed: int) -> None:
+    from ..errors import UsageError
+
+    if steps < 1:
+        raise UsageError(f"`--steps` must be at least 1, got {steps}")
+    if seed < 0:
+        raise UsageError(f"`--seed` must be 0 or more, got {seed}")
+
+
+def _num_samples(text: str | None) -> int | None:
+    from ..errors import UsageError
+
+    if text is None:
+        return None
+    if text == "all":
+        return -1
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"`--data-samples` must be a number above 0 or `all`, got {text!r}")
+    return int(text)
+
+
+def _report(
+    words: list[str], module: str | None, config: Path | None, data: Path | None,
+    only: list[str], skip: list[str], steps: int, seed: int, data_samples: int | None,
+) -> CheckReport:  # fmt: skip
+    from ..preflight.config_read import read_config
+    from ..preflight.runner_groups import selected
+
+    selected(only, skip)  # a wrong name is said before anything runs
+    settings: dict[str, Any] = {"config": None, "config_path": ""}
+    if config is not None:
+        settings = {"config": read_config(config).values(), "config_path": str(config)}
+    with _progress(only, skip) as (progress, tell):
+        more: dict[str, Any] = {
+            "only": only, "skip": skip, "steps": steps, "seed": seed, "progress": progress,
+            "tell": tell, "data_samples": data_samples, **settings,
+        }  # fmt: skip
+        if not words and module is None and (config is not None or data is not None):
+            return _without_target(data, more)
+        report = _of_target(words, module, more)
+        if data is not None:
+            report = _with_file(report, data, data_samples, tell)
+        return report
+
+
+def _of_target(words: list[str], module: str | None, more: dict[str, Any]) -> CheckReport:
+    from ..preflight.target import BuildTarget, load_build, parse_target
+
+    target = parse_target(words, module)
+    if not isinstance(target, BuildTarget):
+        from ..preflight.capture import check_script
+
+        return check_script(target, **more)
+    from ..preflight.runner_check import check as check_build
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        return check_build(load_build(target), label=target.label, **more)
+
+
+def _without_target(data: Path | None, more: dict[str, Any]) -> CheckReport:
+    """A config or a data file by itself."""
+    from ..preflight.probes import Subject
+    from ..preflight.runner_groups import Book, conduct, drive, load_groups, report_of
+
+    start = time.perf_counter()
+    book = Book(progress=more["progress"])
+    if more["config"] is not None:
+        subject = Subject(models={}, config=more["config"], config_path=more["config_path"])
+        drive(conduct(subject, load_groups(["config"]), book), _no_probe)
+    report = report_of(more["config_path"] or str(data), book, start)
+    return report if data is None else _with_file(report, data, more["data_samples"], more["tell"])
+
+
+def _no_probe(probe: Any) -> Any:
+    raise RuntimeError("a config has no training to run")
+
+
+def _with_file(
+    report: CheckReport, data: Path, num_samples: int | None, tell: Callable[..., None]
+) -> CheckReport:
+    import dataclasses
+
+    from ..preflight.data import check_file
+
+    start = time.perf_counter()
+    found = check_file(data, num_samples, tell)
+    took = time.perf_counter() - start
+    return dataclasses.replace(
+        report,
+        findings=(*report.findings, *found),
+        seconds={**report.seconds, "data": report.seconds.get("data", 0.0) + round(took, 3)},
+        duration_s=round(report.duration_s + took, 3),
+    )
+
+
+# -- showing ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _progress(only: list[str], skip: list[str]) -> Iterator[Any]:
+    """What is being done, on stderr: a bar for a terminal, a line for each group elsewhere."""
+    from ..preflight.runner_groups import selected
+
+    names = selected(only, skip)
+    if not sys.stderr.isatty():
+        yield _lines(names), lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), BarColumn(bar_width=24), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=len(names))
+
+        def progress(group: str, what: str) -> None:
+            done = names.index(group) if group in names else 0
+            bar.update(task, completed=done, description=f"{group} {what}".strip()[:60])
+
+        def tell(done: int, total: int | None) -> None:
+            of = f" of {total:,}" if total else ""
+            bar.update(task, description=f"data {done:,}{of}")
+
+        yield progress, tell
+
+
+def _lines(names: tuple[str, ...]) -> Callable[[str, str], None]:
+    last = [""]
+
+    def progress(group: str, what: str) -> None:
+        if group != last[0] and group:
+            last[0] = group
+            number = f"{names.index(group) + 1}/{len(names)}" if group in names else ""
+            print(f"stayfinite check: {number} {group}", file=sys.stderr, flush=True)
+
+    return progress
+
+
+def _print(report: CheckReport, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        typer.echo(report.to_json())
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..preflight.render import describe
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in describe(report, quiet):
+        text = Text(line)
+        for pattern, style in _COLORS:
+            text.highlight_regex(pattern, style)
+        console.print(text)
+
+
+def _write_page(report: CheckReport, path: Path) -> None:
+    from ..preflight.render import page
+
+    path.write_text(page(report), encoding="utf-8")
+    typer.echo(f"page: {path}", err=True)
+
+
+def _write_preset(config: Path | None, preset: str, quiet: bool) -> None:
+    from ..errors import UsageError
+    from ..preflight.presets import PRESETS, write_preset
+
+    if preset not in PRESETS:
+        raise UsageError(f"there is no preset {preset!r}; presets: {', '.join(PRESETS)}")
+    if config is None:
+        raise UsageError("`--preset` needs a config to start from\ntry: --config FILE")
+    path, changed = write_preset(config, preset)
+    if not changed:
+        typer.echo(f"{config} is {preset} already: nothing to change", err=quiet)
+        return
+    typer.echo(f"{preset}: {path}", err=quiet)
+    for change in changed:
+        by_hand = "" if change.is_applied else "  (by hand: its place in the file is not known)"
+        typer.echo(f"  {change.entry.key}: {change.value}  {change.note}{by_hand}", err=quiet)
+
+
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """What goes wrong is said in words on stderr; never a traceback."""
+    from ..errors import StayfiniteError
+
+    try:
+        yield
+    except StayfiniteError as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted: nothing was changed", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    except OSError as e:
+        where = f" {e.filename}" if e.filename else ""
+        typer.echo(f"error: {e.strerror or e}{where}", err=True)
+        raise typer.Exit(2) from None

@@ -1,0 +1,104 @@
+"""A check report as text and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import __version__
+from ..report.html import templates
+from .records import GROUPS, CheckReport, Finding
+
+__all__ = ["describe", "page"]
+
+_TITLES = {
+    "forward": "forward, loss, gradients",
+    "edges": "edge cases",
+}
+_VERDICTS = {
+    "ready": "ready: nothing stands against starting",
+    "look first": "look first: nothing is broken, something is unusual",
+    "do not start": "do not start: this run would break or be worthless",
+}
+
+
+def describe(report: CheckReport, is_quiet: bool = False) -> Iterator[str]:
+    """The report line by line; quiet: without what passed."""
+    yield f"stayfinite check {report.target}"
+    reasons = {s.group: s.reason for s in report.skipped}
+    for group in GROUPS:
+        findings = report.of_group(group)
+        if group not in reasons and not findings:
+            continue
+        yield ""
+        yield _heading(report, group, findings)
+        if group in reasons:
+            yield f"  skip  {reasons[group]}"
+        for f in findings:
+            if not is_quiet or f.is_problem:
+                yield from _rows(f)
+    yield ""
+    yield from _verdict(report)
+
+
+def _heading(report: CheckReport, group: str, findings: tuple[Finding, ...]) -> str:
+    seconds = report.seconds.get(group)
+    took = f"  ({seconds:.1f} s)" if seconds is not None else ""
+    return f"{_TITLES.get(group, group)}: {_counts(findings)}{took}"
+
+
+def _counts(findings: tuple[Finding, ...]) -> str:
+    parts = [(s, sum(f.status == s for f in findings)) for s in ("fail", "warn", "pass")]
+    said = [f"{n} {s}" for s, n in parts if n]
+    return ", ".join(said) or "nothing to say"
+
+
+def _rows(f: Finding) -> Iterator[str]:
+    name = f.check.partition("/")[2] if f.check.startswith(f"{f.group}/") else f.check
+    about = f"{f.subject}: {f.value}" if f.subject and f.value else f.subject or f.value
+    yield f"  {f.status}  {name:<16} {about}".rstrip()
+    if f.is_problem:
+        yield f"  {'':<22} do: {f.action}"
+        if f.why:
+            yield f"  {'':<22} why: {f.why}"
+
+
+def _verdict(report: CheckReport) -> Iterator[str]:
+    first = report.first_things()
+    if first:
+        yield "do first:" if len(first) > 1 else "do this:"
+        for i, f in enumerate(first, 1):
+            about = f"{f.subject}: " if f.subject else ""
+            yield f"  {i}. {about}{f.action}"
+            yield f"     ({f.status} {f.check}: {f.value})"
+        yield ""
+    for note in report.notes:
+        yield f"note: {note}"
+    counts = [f"{report.count(s)} {s}" for s in ("fail", "warn", "pass")]
+    yield f"verdict: {_VERDICTS[report.verdict]}"
+    yield f"{', '.join(counts)} in {report.duration_s:.1f} s"
+
+
+def page(report: CheckReport) -> str:
+    """One HTML file that needs nothing else."""
+    reasons = {s.group: s.reason for s in report.skipped}
+    groups = [
+        {
+            "name": group,
+            "title": _TITLES.get(group, group),
+            "findings": report.of_group(group),
+            "counts": _counts(report.of_group(group)),
+            "reason": reasons.get(group),
+            "seconds": report.seconds.get(group),
+        }
+        for group in GROUPS
+        if report.of_group(group) or group in reasons
+    ]
+    template = templates().get_template("check.html.jinja")
+    return template.render(
+        report=report,
+        groups=groups,
+        verdict=_VERDICTS[report.verdict],
+        title=Path(report.target.split()[0]).name if report.target else "check",
+        version=__version__,
+    )
