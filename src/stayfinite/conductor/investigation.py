@@ -25,8 +25,9 @@ from ..observe.rng import RngState
 from ..observe.witness import witness
 from ..records import Action, Event, Incident, Location
 from ..recover.snapshot import Snapshot
+from .about import environment, new_incident_id, now
 from .body import Scene, run_body
-from .core import Core, environment, new_incident_id, now
+from .core import Core
 from .diagnosis import diagnose, diagnose_plain
 from .draws import move_on
 from .keeping import Aside, Before

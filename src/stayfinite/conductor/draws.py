@@ -1,0 +1,56 @@
+"""A step that fails because of the random numbers it drew, not because of its batch.
+
+After a skipped step the random state goes back, as if the batch had never been. If the numbers
+themselves are the cause (a diffusion model drew the time 1), the next batch would meet the same
+numbers, and so would every batch after it. So when two steps in a row fail on the same numbers, the
+second is tried with the ones behind them; if that helps, the bad ones are left behind for good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ..locate.slice import Origin
+from ..observe.rng import RngState
+from .experiments import Laboratory
+from .window import Pass, PassResult
+
+if TYPE_CHECKING:
+    from .core import Core
+    from .investigation import Investigation
+
+__all__ = ["move_on"]
+
+
+@dataclass
+class _Draw:
+    start: RngState
+    """Where the numbers of the last failed step begin."""
+    following: RngState
+    """Where the numbers begin that nobody has tried yet."""
+
+
+_last: WeakKeyDictionary[Core, _Draw] = WeakKeyDictionary()
+
+
+def move_on(about: Investigation, origin: Origin | None) -> Generator[Pass, PassResult, bool]:
+    """Whether the random numbers were to blame; then the generators stand behind them."""
+    start, after = about.window.rng, about.rng_after
+    lab = Laboratory(about, origin, seconds=math.inf)
+    if start is None or start.is_same(after) or not lab.can_replay:
+        return False
+    draw = _last.get(about.core)
+    if draw is None or not draw.start.is_same(start):
+        _last[about.core] = _Draw(start, after)
+        return False
+    outcome, behind = yield from lab.redrawn(draw.following)
+    if outcome != "finite":
+        draw.following = behind
+        return False
+    draw.following.restore()
+    del _last[about.core]
+    return True
