@@ -26,11 +26,12 @@ ALLOWED = {
     "conductor": BASE
     | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
-    "preflight": BASE | {"conductor", "guard", "checkpoint", "locate", "observe", "report"},
+    "preflight": BASE
+    | {"conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
     "ladder": BASE | {"conductor", "preflight", "recover", "report"},
     "lint": {"records", "errors", "codes"},
     "integrations": BASE | {"guard", "conductor"},
-    "demo": {"records", "errors"},
+    "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
     "__main__": {"cli"},

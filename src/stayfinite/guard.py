@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from .conductor.about import environment
 from .conductor.checkpoints import CheckpointWatch
-from .conductor.core import Core, environment
+from .conductor.core import Core
 from .conductor.journaling import RunJournal
 from .conductor.limits import Limit
 from .conductor.loop import LoopDriver

@@ -15,6 +15,7 @@ from ..errors import CheckpointError, NonFiniteError
 from ..observe.witness import witness
 from ..records import Action, Diagnosis, Event, Incident, Location
 from ..report.text import headline
+from .about import environment, new_incident_id, now
 from .gate import Refusal, SaveGate
 from .resume import last_good, rate_mismatch, refuse
 
@@ -127,7 +128,6 @@ class CheckpointWatch:
         self, core: Core, first: TensorFinding, phase: str, message: str, action: Action,
         diagnosis: Diagnosis | None = None,
     ) -> Incident:  # fmt: skip
-        from .core import environment, new_incident_id, now
 
         symptom = "optimizer_state" if first.role == "optimizer" else "parameter"
         event = Event(

@@ -31,9 +31,10 @@ from ..recover.policy import Policy
 from ..report.sinks import make_sink
 from ..report.store import RunFolder
 from ..report.terminal import say_incident, say_summary
+from .about import environment
 from .body import scenes_of_traceback
 from .checkpoints import CheckpointWatch
-from .core import Core, environment
+from .core import Core
 from .journaling import RunJournal
 from .loop import LoopDriver
 from .ranks import launched_at, launched_rank

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..records import Action, Event, Incident, Location
+from .about import environment, new_incident_id, now
 from .window import Failure, Window
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 def spike_incident(core: Core, window: Window, failure: Failure) -> Incident:
     """A spike that the policy acts on; nothing is non-finite, so there is nothing to trace."""
-    from .core import environment, new_incident_id, now
-
     what = SPIKE_NAMES[failure.name or "loss"]
     event = Event(
         step=failure.step, epoch=window.epoch, kind="spike", value=failure.value, name=failure.name,

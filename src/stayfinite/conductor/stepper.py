@@ -177,7 +177,7 @@ class Stepper:
     def _outcome(self, window: Window, applied: bool, incident: Incident | None) -> Outcome:
         loss: Tensor | float | None = window.loss
         if loss is None and window.losses:
-            loss = window.losses[-1][1]
+            loss = window.losses[-1][1].detach()
         return Outcome(window.batches[-1].step, loss, self, window.norm, applied, incident)
 
     def grad_norm(self, step: int) -> float | None:

@@ -1,0 +1,112 @@
+"""Where no loader leads: loops that make their own batches, and loops that end in the middle."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from .body import Scene, scenes_of_frame
+from .investigation import small_state
+from .stream import BatchStream
+from .window import BatchRef, Window
+
+__all__ = ["FreeLoop", "mark_called"]
+
+
+class FreeLoop(BatchStream):
+    """A window runs from one optimizer step to the next; what is over is told with what is known."""
+
+    def abandon(self, scenes: list[Scene] | None = None) -> None:
+        """The loop is over in the middle of something: finish the report with what is known."""
+        self.core.ranks.leave()
+        if self.active is None and self.window is None and self.core.ranks.has_parted:
+            self._last_look()
+        window = self.window
+        if (
+            self.active is None
+            and window is not None
+            and window.failure is None
+            and window.suspects
+            and not window.num_attempted
+        ):
+            window.failure = self.core.explain(window, [])  # it saw a NaN itself and gave up
+            window.small_state = small_state(self.state)
+        if self.active is None and self.window is not None and self.window.failure is not None:
+            window, self.window = self.window, None
+            window.is_lost = True
+            window.scenes = scenes or ()
+            assert window.failure is not None
+            self._begin(window, window.failure)
+        for window, failure in self._waiting:
+            if self.active is None:
+                self._begin(window, failure)
+        self._run_out()
+
+    def _last_look(self) -> None:
+        """Without the others the last steps have not been looked at yet."""
+        _, bad, _ = self.core.collect(is_last=True)
+        late = self.core.late_failure(bad) if bad is not None else None
+        if bad is not None and late is not None:
+            bad.is_lost = True
+            self._begin(bad, late)
+            return
+        if self.core.log:
+            last = self.core.log[-1]
+            failure = self.core.deep_check(last.step)
+            if failure is not None:
+                self._begin(last, failure)
+
+    def _open_free(self) -> None:
+        """No loader in sight: a window runs from one optimizer step to the next."""
+        self._is_free = True
+        self.before_window()
+        self.core.prime()
+        if not self.core.log and self.state.snapshot.is_taken:
+            self.state.snapshot.retake_small(
+                self.state.snapshot_slots()
+            )  # the schedule's last step
+        ref = BatchRef(self.num_batches, 0, [])
+        self.window = Window(batches=[ref], rng=self._free_rng, lrs=self.state.lrs())
+
+    _free_rng: Any = None
+
+    def _close_free(self) -> None:
+        window, self.window = self.window, None
+        assert window is not None
+        self.num_batches += 1
+        failure = window.failure or self.core.close_healthy(window)
+        self._is_free = False
+        if failure is None:
+            # The next window shows itself only when its forward is over.
+            self._free_rng = self.core.open()
+            return
+        window.scenes = scenes_of_frame(sys._getframe(1))
+        self._begin(window, failure)
+        window.scenes = ()
+        self._is_free = self.active is not None
+        self._holds_schedulers = failure.symptom != "scaler_skip"
+
+    def _free_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """The step that ends a traced iteration; if that was healthy, it counts."""
+        assert self.active is not None
+        is_healthy = not self.active.is_decided
+        self._pass_done()
+        self._is_free = self.active is not None
+        if is_healthy and self.active is None:
+            self._holds_schedulers = False
+            result = call()
+            self.state.shadow_buffers()
+            self._free_rng = self.core.rng.capture()
+            return result
+        mark_called(optimizer)
+        if not self._is_free:
+            self._free_rng = self.core.rng.capture()
+        return None
+
+
+def mark_called(optimizer: Optimizer) -> None:
+    """The scheduler warns when it moves before the optimizer; a skipped step is no reason to."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
