@@ -169,7 +169,7 @@ class Core(Sentinel):
         last, scalers = window.batches[-1], self.state.scalers
         loss: Any = window.loss
         if loss is None and window.losses:
-            loss = window.losses[-1][1]
+            loss = window.losses[-1][1].detach()
         return (
             last.step,
             last.epoch,

@@ -480,7 +480,7 @@ def _last_loss(window: Window) -> float | None:
         value = _scalar(loss)
         if value is not None and value - value != 0:
             return value
-    return _scalar(window.losses[-1][1]) if window.losses else None
+    return _scalar(window.losses[-1][1]) if window.losses else window.loss
 
 
 def _scalar(value: Tensor | None) -> float | None:

@@ -25,7 +25,7 @@ def spike_incident(core: Core, window: Window, failure: Failure) -> Incident:
         step=failure.step, epoch=window.epoch, kind="spike", value=failure.value, name=failure.name,
         phase="loss" if failure.name == "loss" else "backward",
         symptom="loss" if failure.name == "loss" else "gradient",
-        loss=_read(window.losses[-1][1]) if window.losses else None,
+        loss=_read(window.losses[-1][1]) if window.losses else window.loss,
         grad_norm=_read(window.norm), lr=core.state.lrs(), scale=core.state.scale(),
         message=f"the {what} {failure.value:.4g} is far above what is usual",
     )  # fmt: skip

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ..errors import UsageError
 from ..observe.witness import witness
@@ -20,6 +17,7 @@ from .core import Core
 from .investigation import Investigation, Verdict, small_state
 from .passes import ActivePass
 from .ranks import plain_norm
+from .schedule import Schedule
 from .window import BatchRef, Failure, Pass, PassResult, Window
 
 __all__ = ["Outcome", "Stepper"]
@@ -82,7 +80,7 @@ class Stepper:
         self.num_batches = 0
         self.epoch = 0
         self._did_step = False
-        self._schedule = _Schedule(scheduler)
+        self._schedule = Schedule(scheduler)
         self._needs_closure = isinstance(optimizer, torch.optim.LBFGS)
         self._is_plain = scheduler is None and self.scaler is None and not core.settings.deferred
         self._is_own_zeroing = type(optimizer).zero_grad is not Optimizer.zero_grad
@@ -416,60 +414,3 @@ class Stepper:
         finally:
             if self.scaler is not None:
                 self.scaler._per_optimizer_states.clear()
-
-
-class _Schedule:
-    """Who advances the scheduler? The guard, after each applied step, unless the loop does.
-
-    That shows only after the first step: a loop that calls `scheduler.step()` itself has moved it
-    by then. Until it is known, the guard's own call waits for the start of the second step.
-    """
-
-    def __init__(self, scheduler: Any) -> None:
-        self.scheduler = scheduler
-        self.is_ours: bool | None = None
-        if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
-            self.is_ours = False
-        self.is_waiting = False
-        self._since = 0
-        self._is_moved_back = False
-
-    def before_step(self) -> None:
-        if not self.is_waiting:
-            return
-        self.is_ours = self.scheduler._step_count == self._since
-        self.is_waiting = False
-        if self.is_ours:
-            self.scheduler.step()
-
-    def after_step(self) -> None:
-        if self.is_ours:
-            self.scheduler.step()
-        elif self.is_ours is None:
-            self.is_waiting, self._since = True, self.scheduler._step_count
-
-    @contextlib.contextmanager
-    def left_alone(self) -> Iterator[None]:
-        """A scheduler that the loop itself advances ends a journey back where it was."""
-        if self.is_ours or self.scheduler is None:
-            yield
-            return
-        kept = copy.deepcopy(self.scheduler.state_dict())
-        rates = [group["lr"] for group in self.scheduler.optimizer.param_groups]
-        try:
-            yield
-        finally:
-            if self._is_moved_back:
-                self._is_moved_back = False  # a rollback has put it where it belongs
-            else:
-                self.scheduler.__dict__.update(kept)
-                for group, rate in zip(self.scheduler.optimizer.param_groups, rates):
-                    group["lr"] = rate
-
-    def keep_as_it_is(self) -> None:
-        self._is_moved_back = True
-
-    def in_pass(self) -> None:
-        """A step that is run again on a journey back."""
-        if self.is_ours:
-            self.scheduler.step()
