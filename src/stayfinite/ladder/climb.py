@@ -17,7 +17,7 @@ from ..records import from_plain
 from .arguments import changed
 from .defaults import default_ladder
 from .pool import Job, Pool, last_words
-from .records import Change, LadderReport, Outcome, Survey
+from .records import PROCESSES, Change, LadderReport, Outcome, Survey
 from .resolve import Resolver, changed_file
 from .values import Try, parse_try
 
@@ -125,7 +125,7 @@ class _Climber:
         self.failing_step = plan.failing_step
         self.goal: int | None = None
         self._count = 0
-        self._has_cuda = False
+        self._is_alone = False
 
     # -- the script ------------------------------------------------------------------------------
 
@@ -140,7 +140,8 @@ class _Climber:
         if job.answer is None:
             raise UsageError(_no_survey(self.plan, job))
         found = from_plain(Survey, job.answer)
-        self._has_cuda = found.has_cuda
+        # They would share the device, or meet at the same port.
+        self._is_alone = found.has_cuda or found.stopped_at == PROCESSES
         if found.stopped_at == "end":
             raise UsageError(
                 f"{self.plan.target} ended before any training: no batch, no backward\n"
@@ -267,7 +268,7 @@ class _Climber:
     def _num_jobs(self) -> int:
         if self.plan.jobs is not None:
             return self.plan.jobs
-        return 1 if self._has_cuda else min(4, _num_cores())
+        return 1 if self._is_alone else min(4, _num_cores())
 
     def _outcomes(self, sets: Sequence[tuple[Change, ...]]) -> list[Outcome]:
         jobs = [self._rung(changes) for changes in sets]

@@ -15,11 +15,12 @@ __all__ = ["lead_aside"]
 
 
 def lead_aside(aside: Aside) -> None:
-    """Checkpoints of torch and safetensors, memory maps and SQLite files."""
+    """Checkpoints of torch and safetensors, memory maps, SQLite files, rendezvous files."""
     core: Any = torch._C
     core.PyTorchFileWriter = _first_argument(core.PyTorchFileWriter, aside, is_written=True)
     core.PyTorchFileReader = _first_argument(core.PyTorchFileReader, aside, is_written=False)
     sqlite3.connect = _database(sqlite3.connect, aside)
+    _stores(aside)
     _scripted(aside)
     _safetensors(aside)
     _memory_maps(aside)
@@ -40,6 +41,17 @@ def _database(original: Any, aside: Aside) -> Any:
         return original(aside.to_write(database) if is_named else database, *args, **kwargs)
 
     return connect
+
+
+def _stores(aside: Aside) -> None:
+    """The file by which several ranks meet; each run of the ladder has one of its own."""
+    if not torch.distributed.is_available():
+        return
+    meeting: Any = importlib.import_module("torch.distributed.rendezvous")
+    store = _first_argument(meeting.FileStore, aside, is_written=True)
+    meeting.FileStore = store
+    distributed: Any = torch.distributed
+    distributed.FileStore = store
 
 
 def _scripted(aside: Aside) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 from ..errors import UsageError
 from ..records import from_plain, to_plain
 
+PROCESSES = "processes of its own"
+"""Where the survey stops when the script starts several processes to train in."""
+
 __all__ = ["Change", "LadderReport", "Outcome", "Survey"]
 
 

@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 import sysconfig
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ..conductor.spawned import trains
 from ..errors import UsageError
 from ..records import to_plain
 from .arguments import changed, describe_parser, find_flag, typed_flags
 from .child import finish, prepare
 from .configs import SUFFIXES
-from .records import Survey
+from .records import PROCESSES, Survey
 from .values import Try, parse_try, resolved, shown
 
 __all__ = ["run_survey"]
@@ -105,6 +107,14 @@ class _Surveyor:
         torch.autograd.backward = at("first backward")
         Optimizer.zero_grad = at("first step")  # type: ignore[method-assign]
         register_module_forward_pre_hook(at("first forward"))
+        start = BaseProcess.start
+
+        def start_or_stop(process: Any) -> None:
+            if trains(process._target):
+                self.stop(PROCESSES)
+            start(process)
+
+        BaseProcess.start = start_or_stop  # type: ignore[assignment]
 
 
 def _value(wanted: Try, flag: dict[str, Any]) -> str:
