@@ -34,6 +34,7 @@ from .runner_groups import Book, conduct, drive, load_groups, runs_finding, with
 __all__ = ["FolderLedger", "Job", "main", "read_groups"]
 
 Job = dict[str, Any]
+_replace = os.replace
 
 
 class FolderLedger:
@@ -93,10 +94,10 @@ def read_groups(folder: Path, names: list[str], book: Book) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     part = path.with_suffix(".part")
-    # The plain calls: the shadow has taken over the ones that a script uses.
+    # The plain calls: the shadow takes over the ones that a script uses, os.replace among them.
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
         f.write(content)
-    os.replace(part, path)
+    _replace(part, path)
 
 
 def main(folder: Path) -> None:
