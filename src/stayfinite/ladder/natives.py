@@ -24,6 +24,7 @@ def lead_aside(aside: Aside) -> None:
     _scripted(aside)
     _safetensors(aside)
     _memory_maps(aside)
+    _mapped_storages(aside)
 
 
 def _first_argument(original: Any, aside: Aside, is_written: bool) -> Any:
@@ -55,7 +56,8 @@ def _stores(aside: Aside) -> None:
 
 
 def _scripted(aside: Aside) -> None:
-    cls: Any = torch.jit.ScriptModule
+    jit: Any = torch.jit
+    cls = jit.RecursiveScriptModule
     original = cls.save
 
     def save(module: Any, f: Any, **kwargs: Any) -> Any:
@@ -97,3 +99,22 @@ def _memory_maps(aside: Aside) -> None:
         return original(subtype, filename, dtype, mode, *args, **kw)
 
     cls.__new__ = __new__
+
+
+def _mapped_storages(aside: Aside) -> None:
+    """The same for torch's own maps."""
+
+    def wrapped(original: Any) -> Any:
+        def from_file(filename: Any, shared: Any = False, *args: Any, **kwargs: Any) -> Any:
+            if shared and aside.is_users(filename):
+                shared = False
+            elif shared:
+                filename = aside.to_write(filename)
+            return original(str(aside.to_read(filename)), shared, *args, **kwargs)
+
+        return from_file
+
+    tensors: Any = torch
+    tensors.from_file = wrapped(torch.from_file)
+    storage: Any = torch.UntypedStorage
+    storage.from_file = staticmethod(wrapped(storage.from_file))
