@@ -2,7 +2,7 @@
 
 import pytest
 
-from stayfinite.diagnose.rewrite import safe_form
+from stayfinite.diagnose.rewrite import log_space_form, safe_form
 from stayfinite.diagnose.unfilled import filling_of
 
 HEAD = "class M(nn.Module):\n    def __init__(self, n, w):\n"
@@ -70,3 +70,22 @@ def test_a_broken_file_says_nothing():
 )
 def test_the_safe_form_of_a_line(source, op, safe):
     assert safe_form(source, op) == safe
+
+
+@pytest.mark.parametrize(
+    ("source", "form"),
+    [
+        ("loss = -torch.log(torch.sigmoid(s)).mean()", "loss = -F.logsigmoid(s).mean()"),
+        ("loss = torch.log(EPS + s.sigmoid())", "loss = F.logsigmoid(s)"),
+        ("a = torch.log(1 - torch.sigmoid(s) + 1e-8)", "a = F.logsigmoid(-s)"),
+        ("a = torch.log(F.softmax(x / t, dim=-1))", "a = F.log_softmax(x / t, dim=-1)"),
+        ("return x.softmax(1).clamp(min=1e-7).log()", "return F.log_softmax(x, 1)"),
+        ("a = torch.log(1 - x.softmax(1))", None),
+        ("a = torch.log(torch.sigmoid(s) + p)", None),
+        ("a = torch.log(torch.sigmoid(s) + 0.5)", None),
+        ("a = torch.log(p)", None),
+        (None, None),
+    ],
+)
+def test_a_line_without_the_detour_through_a_probability(source, form):
+    assert log_space_form(source) == form

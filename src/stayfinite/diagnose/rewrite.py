@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 
-__all__ = ["SAFE", "safe_form"]
+__all__ = ["SAFE", "log_space_form", "safe_form"]
 
 SAFE = {
     "log": "safe_log",
@@ -78,7 +78,87 @@ def safe_form(source: str | None, op: str) -> str | None:
     'return safe_div(total, count)'
     >>> safe_form("x = f(", "log")
     """
-    if not source or op not in SAFE:
+    return _rewritten(source, _Rewriter(op)) if op in SAFE else None
+
+
+class _LogSpace(ast.NodeTransformer):
+    """log(sigmoid(x)) and log(softmax(x)), with or without an epsilon, as one call each."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        parts = _function(node)
+        if parts is None or parts[0] != "log" or len(parts[1]) != 1:
+            return node
+        inner, is_rest = _without_one_minus(_without_epsilon(parts[1][0]))
+        found = _function(inner)
+        if not isinstance(inner, ast.Call) or found is None or not found[1]:
+            return node
+        name, (x, *rest) = found
+        if name not in (("sigmoid",) if is_rest else ("sigmoid", "softmax")):
+            return node
+        self.count += 1
+        log_name = "logsigmoid" if name == "sigmoid" else "log_softmax"
+        call = ast.Attribute(ast.Name("F", ast.Load()), log_name, ast.Load())
+        x = ast.UnaryOp(ast.USub(), x) if is_rest else x
+        return ast.Call(call, [x, *rest], inner.keywords)
+
+
+def _function(node: ast.AST) -> tuple[str, list[ast.expr]] | None:
+    """Name and arguments of a call, whether written `torch.log(x)` or `x.log()`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    home = [] if _is_namespace(node.func.value) else [node.func.value]
+    return node.func.attr, [*home, *node.args]
+
+
+def _without_epsilon(node: ast.expr) -> ast.expr:
+    """`p` of `p + eps` and of `p.clamp(min=eps)`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        for side, other in ((node.left, node.right), (node.right, node.left)):
+            if _is_epsilon(other):
+                return _without_epsilon(side)
+    found = _function(node)
+    if found is not None and found[0] in ("clamp", "clamp_min") and found[1]:
+        return _without_epsilon(found[1][0])
+    return node
+
+
+def _is_epsilon(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, float) and 0 < node.value < 1e-2
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return isinstance(name, str) and any(word in name.lower() for word in ("eps", "tiny"))
+
+
+def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:
+    """`p` of `1 - p`, and whether it was that."""
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Sub)
+        and isinstance(node.left, ast.Constant)
+        and node.left.value == 1
+    ):
+        return node.right, True
+    return node, False
+
+
+def log_space_form(source: str | None) -> str | None:
+    """The line without the detour from log space through a probability; None where there is none.
+
+    >>> log_space_form("loss = -torch.mean(torch.log(torch.sigmoid(score) + 1e-8))")
+    'loss = -torch.mean(F.logsigmoid(score))'
+    >>> log_space_form("return logits.softmax(-1).clamp(min=eps).log()")
+    'return F.log_softmax(logits, -1)'
+    >>> log_space_form("y = torch.log(x)")
+    """
+    return _rewritten(source, _LogSpace())
+
+
+def _rewritten(source: str | None, rewriter: _Rewriter | _LogSpace) -> str | None:
+    if not source:
         return None
     text = textwrap.dedent(source).strip()
     wrapped = text if not text.startswith("return") else f"def f():\n {text}"
@@ -86,7 +166,6 @@ def safe_form(source: str | None, op: str) -> str | None:
         tree = ast.parse(wrapped)
     except SyntaxError:
         return None
-    rewriter = _Rewriter(op)
     tree = ast.fix_missing_locations(rewriter.visit(tree))
     if not rewriter.count:
         return None

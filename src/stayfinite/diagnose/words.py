@@ -6,9 +6,9 @@ import os
 
 from ..records import Fix, TensorStats
 from .evidence import Evidence
-from .rewrite import SAFE, safe_form
+from .rewrite import SAFE, log_space_form, safe_form
 
-__all__ = ["count", "here", "line_fix", "num", "safe_fix", "span"]
+__all__ = ["count", "here", "line_fix", "log_space_fix", "num", "safe_fix", "span"]
 
 
 def num(value: float | None) -> str:
@@ -81,4 +81,16 @@ def safe_fix(evidence: Evidence, op: str, why: str) -> Fix:
         f"use stayfinite.numerics.{name} instead of {op} {here(evidence)}",
         why,
         after=safe_form(evidence.location.source, op),
+    )
+
+
+def log_space_fix(evidence: Evidence) -> Fix:
+    """Take the logarithm before the probability is rounded; the line itself where it can be read."""
+    return line_fix(
+        evidence,
+        "stay in log space: logsigmoid instead of log(sigmoid), log_softmax instead of log(softmax), "
+        "logsumexp instead of log(sum(exp)), stayfinite.numerics.log_mixture or log1mexp",
+        "the logarithm of a tiny probability is an ordinary number; its detour over the "
+        "probability is not",
+        after=log_space_form(evidence.location.source),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import count, here, line_fix, safe_fix
+from ..words import count, here, log_space_fix, safe_fix
 
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "log_sigmoid", "special_entr")
 
@@ -28,14 +28,7 @@ def logarithm(e: Evidence) -> Finding | None:
         f"{'is' if x.num_elements == 1 else 'are'} exactly {_pole(e.kernel)}: a probability or density "
         f"that underflowed or saturated in {e.dtype or 'float32'}.",
         fixes=(
-            line_fix(
-                e,
-                "stay in log space: log_softmax instead of log(softmax), logsigmoid instead of "
-                "log(sigmoid), logsumexp instead of log(sum(exp)), stayfinite.numerics.log_mixture or "
-                "log1mexp",
-                "the logarithm of a tiny probability is an ordinary number; its detour over the "
-                "probability is not",
-            ),
+            log_space_fix(e),
             safe_fix(e, "log", "it never goes below the logarithm of the smallest normal number"),
         ),
         wants=("higher_precision",) if e.is_half_birth else (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import here, line_fix
+from ..words import here, line_fix, log_space_fix
 
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy")
 _DIVIDES = ("div", "reciprocal", "rsqrt", "pow", "addcdiv", "true_divide", "remainder", "fmod")
@@ -23,6 +23,7 @@ def rounds_to_zero(e: Evidence) -> Finding | None:
     is_zero = x.num_zero > 0 or e.kernel in ("log1p", "logit")
     if not is_zero:
         return None
+    is_log = e.kernel in _LOGS and not e.is_backward
     outcome = e.results.get("higher_precision")
     confidence = {"finite": 0.95, "nonfinite": 0.2}.get(outcome or "", 0.75)
     smallest = "6e-08" if e.dtype == "float16" else "1e-38, and it has only 8 bits next to 1"
@@ -32,6 +33,7 @@ def rounds_to_zero(e: Evidence) -> Finding | None:
         f"float32: an epsilon or a small number was rounded away ({e.dtype} holds nothing below "
         f"{smallest}).",
         fixes=(
+            *((log_space_fix(e),) if is_log else ()),
             line_fix(
                 e,
                 "do this part in float32 (x.float() before it), or take the epsilon from "
@@ -41,6 +43,6 @@ def rounds_to_zero(e: Evidence) -> Finding | None:
                 experiment="higher_precision",
             ),
         ),
-        wants=("higher_precision",),
+        wants=("higher_precision", "patched_operator") if is_log else ("higher_precision",),
         proof="higher_precision",
     )
