@@ -33,7 +33,7 @@ def generate(folder: Path, count: int, seed: int) -> Path:
     strength = np.linspace(0.1, 0.5, BARS)
     x[:, :, :100] += (trend[:, None, None] * strength[:, None] * loadings).astype(np.float32)
     x[:, :, VOLUME_COLUMNS] = relative_volume(rng, count)
-    outcome = trend + 0.35 * rng.normal(size=count)
+    outcome = trend + 0.25 * rng.normal(size=count)
     labels = np.digitize(outcome, [-1.2, 1.2])
     np.savez(path, x=x, y=labels)
     return path

@@ -1,6 +1,6 @@
 """Train the direction classifier: down, flat or up from 60 bars of 110 features.
 
-python train.py --config config.yaml
+Usage: python train.py --config config.yaml
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def train(config: dict, args: argparse.Namespace) -> None:
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
-            if batch % 4 == 0:
                 print(f"Train Epoch {epoch}: loss={loss.item():.4f}")
         val_loss, accuracy, balanced = evaluate(model, criterion, val_loader)
         print(

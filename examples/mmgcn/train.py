@@ -1,6 +1,6 @@
 """MMGCN: a recommender over a user-item graph, with one graph network for each modality.
 
-python train.py --config config.yaml
+Usage: python train.py --config config.yaml
 """
 
 from __future__ import annotations
