@@ -43,6 +43,6 @@ def rounds_to_zero(e: Evidence) -> Finding | None:
                 experiment="higher_precision",
             ),
         ),
-        wants=("higher_precision", "patched_operator") if is_log else ("higher_precision",),
+        wants=("higher_precision",),
         proof="higher_precision",
     )
