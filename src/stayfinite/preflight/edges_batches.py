@@ -121,7 +121,7 @@ def _sizes(subject: Subject, batch: Any, total: int) -> Iterator[Edge]:
         yield Edge("edges/last-batch", what, last, is_certain=True, action=action)
     yield Edge(
         "edges/batch-of-1",
-        "a batch of one sample" + (", as the last of each epoch" if left == 1 else ""),
+        "the last batch of an epoch (one sample)" if left == 1 else "a batch of one sample",
         take_rows(batch, [0], total),
         is_certain=left == 1,
         is_likely=False,

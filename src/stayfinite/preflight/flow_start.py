@@ -94,8 +94,8 @@ def _at_start(call: LossCall) -> Finding | None:
     expected = expected_loss(call)
     if expected is None or call.value is None:
         return None
-    classes = f"{call.num_classes} classes" if call.num_classes else "yes or no"
-    seen = f"{call.name} {call.value:.3g}; a guess between {classes} gives {expected:.3g}"
+    guess = f"a guess between {call.num_classes} classes" if call.num_classes else "a coin"
+    seen = f"{call.name} {call.value:.3g}; {guess} gives {expected:.3g}"
     data = {"value": call.value, "expected": expected}
     if call.value > expected + MARGIN and not call.has_weights:
         action = "make the last layer's weights smaller: it starts out sure and wrong"
