@@ -1,6 +1,5 @@
 """A script whose files are kept aside sees what it would see, and the user's tree stays as it is."""
 
-import hashlib
 import os
 import pathlib
 import shutil
@@ -8,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.ladder.helpers import tree
 
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
 SRC = pathlib.Path(__file__).parents[2] / "src"
@@ -25,16 +25,6 @@ with open({script!r}) as f:
     code = f.read()
 exec(compile(code, "files.py", "exec"))
 """
-
-
-def tree(folder):
-    """Names, contents, modes and times of everything below a folder."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        about = path.lstat()
-        data = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path.relative_to(folder))] = (data, about.st_mode, about.st_mtime_ns)
-    return found
 
 
 def make_tree(folder):

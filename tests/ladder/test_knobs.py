@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.ladder.test_aside import tree
+from tests.ladder.helpers import tree
 from tests.launch import environment
 
 pytestmark = pytest.mark.slow

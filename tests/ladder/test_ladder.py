@@ -5,17 +5,13 @@ import pathlib
 import shutil
 
 import pytest
-from tests.ladder.test_aside import tree
+from tests.ladder.helpers import ladder, tree
 from tests.launch import alone
 
 from stayfinite.ladder import LadderReport
 
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
 pytestmark = pytest.mark.slow
-
-
-def ladder(cwd, *args):
-    return alone(["-m", "stayfinite", "ladder", *args], cwd)
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""The broken trainings of the examples: the ladder finds the change that their authors found."""
+
+import pathlib
+
+import pytest
+from tests.ladder.helpers import ladder, tree
+
+from stayfinite.ladder import LadderReport
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.slow
+
+
+def sources(name):
+    """The example's own files; bytecode and caches are nobody's."""
+    return {k: v[0] for k, v in tree(EXAMPLES / name).items() if "__pycache__" not in k}
+
+
+def climb(tmp_path, name, *tries):
+    before = sources(name)
+    words = [w for t in tries for w in ("--try", t)]
+    script = str(EXAMPLES / name / "train.py")
+    done = ladder(tmp_path, "--json", *words, "--", script)
+    assert done.code == 0, done.err
+    assert sources(name) == before
+    assert list(tmp_path.iterdir()) == []
+    return LadderReport.from_json(done.out)
+
+
+def test_mmgcn_survives_without_mixed_precision_by_the_usual_ladder(tmp_path):
+    """Seed 000: mixed precision off; neither the learning rate nor clipping helps."""
+    report = climb(tmp_path, "mmgcn")
+    outcomes = {r.label: r.status for r in report.rungs}
+    assert [c.label for c in report.smallest] == ["use_amp=false"]
+    assert outcomes["lr=0.1x"] == outcomes["stayfinite:clip=1"] == "failed"
+    assert next(iter(outcomes)) == "use_amp=false"
+
+
+def test_lstm_market_survives_without_mixed_precision_only(tmp_path):
+    """Seed 004: of its six steps the first one, mixed precision off, is the one that helps."""
+    tries = ("use_amp=false", "focal_gamma=0", "lr=0.1x", "mixup_alpha=0")
+    report = climb(tmp_path, "lstm_market", *tries)
+    assert [(r.label, r.status) for r in report.rungs] == [
+        ("use_amp=false", "survived"),
+        ("focal_gamma=0", "failed"),
+        ("lr=0.1x", "failed"),
+        ("mixup_alpha=0", "failed"),
+    ]
+    assert report.baseline.cause == "low_precision_overflow"
