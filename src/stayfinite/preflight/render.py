@@ -34,9 +34,10 @@ def describe(report: CheckReport, is_quiet: bool = False) -> Iterator[str]:
         yield _heading(report, group, findings)
         if group in reasons:
             yield f"  skip  {reasons[group]}"
+        width = max((len(_name(f)) for f in findings), default=0)
         for f in findings:
             if not is_quiet or f.is_problem:
-                yield from _rows(f)
+                yield from _rows(f, width)
     yield ""
     yield from _verdict(report)
 
@@ -53,14 +54,18 @@ def _counts(findings: tuple[Finding, ...]) -> str:
     return ", ".join(said) or "nothing to say"
 
 
-def _rows(f: Finding) -> Iterator[str]:
-    name = f.check.partition("/")[2] if f.check.startswith(f"{f.group}/") else f.check
+def _name(f: Finding) -> str:
+    """The check without its group, where it is in that group's table anyway."""
+    return f.check.partition("/")[2] if f.check.startswith(f"{f.group}/") else f.check
+
+
+def _rows(f: Finding, width: int) -> Iterator[str]:
     about = f"{f.subject}: {f.value}" if f.subject and f.value else f.subject or f.value
-    yield f"  {f.status}  {name:<16} {about}".rstrip()
+    yield f"  {f.status}  {_name(f):<{width}}  {about}".rstrip()
     if f.is_problem:
-        yield f"  {'':<22} do: {f.action}"
+        yield f"  {'':<{width + 6}}  do: {f.action}"
         if f.why:
-            yield f"  {'':<22} why: {f.why}"
+            yield f"  {'':<{width + 6}}  why: {f.why}"
 
 
 def _verdict(report: CheckReport) -> Iterator[str]:
