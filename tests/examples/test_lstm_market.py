@@ -1,0 +1,128 @@
+"""The market example: one feature beyond fp16, a poisoned batch norm; caught, and trained once fixed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stayfinite.checkpoint import scan_file
+from stayfinite.records import Incident
+
+HERE = Path(__file__).parents[2] / "examples" / "lstm_market"
+FAILING_STEP = 15
+LINE = "x = torch.tanh(self.project(sequence))"
+
+
+def run(folder, *command):
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folders and outputs of the three runs, three epochs of the broken one."""
+    base = tmp_path_factory.mktemp("lstm_market")
+    data = ("--data-dir", base / "data")
+    broken = (HERE / "train.py", "--epochs", 3, *data)
+    guarded = ("-m", "stayfinite", "run", "--run-dir", "run", *broken)
+    outputs = {
+        "plain": run(base / "plain", *broken),
+        "guarded": run(base / "guarded", *guarded),
+        "fixed": run(base / "fixed", HERE / "train_fixed.py", *data),
+    }
+    return base, outputs
+
+
+@pytest.fixture(scope="module")
+def incidents(runs):
+    paths = sorted((runs[0] / "guarded" / "run" / "incidents").glob("*/incident.json"))
+    return [Incident.from_json(path.read_text()) for path in paths]
+
+
+def figures(output):
+    """Accuracy, that of the majority class, and balanced accuracy, from the last line."""
+    last = output.stdout.strip().splitlines()[-1]
+    found = re.match(
+        r"accuracy ([\d.]+) \(majority class ([\d.]+)\)  balanced accuracy ([\d.]+)", last
+    )
+    assert found, last
+    return tuple(map(float, found.groups()))
+
+
+@pytest.mark.slow
+def test_plainly_one_batch_spoils_every_validation(runs):
+    base, outputs = runs
+    lines = outputs["plain"].stdout.splitlines()
+    is_nan = [line.endswith("loss=nan") for line in lines if line.startswith("Train")]
+    assert is_nan.index(True) == FAILING_STEP // 2, "the losses before it are numbers"
+    assert sum(is_nan) < len(is_nan) / 4, "the weights stay finite: the GradScaler skips"
+    assert sum("Val" in line and "loss=nan" in line for line in lines) == 3
+    assert figures(outputs["plain"])[2] == pytest.approx(1 / 3, abs=0.01)
+    report = scan_file(base / "plain" / "lstm_market.pt")
+    bad = {f.tensor for f in report.findings if f.code == "nonfinite_tensor"}
+    assert bad == {"model.norm.running_mean", "model.norm.running_var"}
+
+
+@pytest.mark.slow
+def test_caught_at_that_step_with_the_line_and_the_cause(incidents):
+    first = incidents[0]
+    assert first.event.step == FAILING_STEP
+    assert first.event.symptom == "loss"
+    assert (first.location.op, first.location.module) == ("aten._to_copy", "project")
+    assert first.location.source == LINE
+    assert Path(first.location.file) == HERE / "model.py"
+    assert first.diagnosis.cause == "low_precision_overflow"
+    assert [(e.name, e.outcome) for e in first.diagnosis.experiments] == [
+        ("higher_precision", "finite")
+    ]
+    birth = next(link for link in first.location.chain if link.role == "birth")
+    assert birth.inputs[0].stats.max > 65504
+    assert {i.diagnosis.cause for i in incidents} == {"low_precision_overflow"}
+
+
+@pytest.mark.slow
+def test_the_state_stays_clean_and_the_same_script_learns(runs, incidents):
+    base, outputs = runs
+    assert all(i.action.kind == "skipped" for i in incidents)
+    assert scan_file(base / "guarded" / "lstm_market.pt").verdict == "healthy"
+    vals = [line for line in outputs["guarded"].stdout.splitlines() if line.startswith("Val")]
+    assert len(vals) == 3
+    assert not any("nan" in line for line in vals)
+    assert figures(outputs["guarded"])[2] > 0.7
+
+
+@pytest.mark.slow
+def test_fixed_it_learns_and_half_precision_comes_back(runs):
+    output = runs[1]["fixed"]
+    assert "nan" not in output.stdout
+    accuracy, majority, balanced = figures(output)
+    assert accuracy > majority + 0.03
+    assert balanced > 0.8
+    vals = [line for line in output.stdout.splitlines() if line.startswith("Val")]
+    assert vals[-1].endswith("(float16 at scale 4096)")
+    assert "fp32 -> float16 at scale 1024" in output.stderr
+
+
+def test_the_demo_names_a_line_of_the_model():
+    demo = yaml.safe_load((HERE / "demo.yaml").read_text())
+    assert demo["expect"]["line"] in (HERE / "model.py").read_text()
+
+
+def test_the_config_keys_of_the_ladder_are_there():
+    config = yaml.safe_load((HERE / "config.yaml").read_text())
+    script = "".join((HERE / name).read_text() for name in ("train.py", "model.py"))
+    for key in config:
+        assert f'"{key}"' in script, f"{key} controls nothing"

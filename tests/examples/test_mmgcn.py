@@ -1,0 +1,132 @@
+"""The MMGCN example: broken in fp16, caught at the line that breaks it, and trained once fixed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from stayfinite.checkpoint import scan_file
+from stayfinite.records import Incident
+
+HERE = Path(__file__).parents[2] / "examples" / "mmgcn"
+FAILING_STEP = 5
+LINE = "loss = -torch.mean(torch.log(torch.sigmoid(score)))"
+
+
+def run(folder, *command):
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The folders and outputs of the three runs, two epochs of the broken one."""
+    base = tmp_path_factory.mktemp("mmgcn")
+    data = ("--data-dir", base / "data")
+    broken = (HERE / "train.py", "--epochs", 2, *data)
+    guarded = ("-m", "stayfinite", "run", "--run-dir", "run", *broken)
+    outputs = {
+        "plain": run(base / "plain", *broken),
+        "guarded": run(base / "guarded", *guarded),
+        "fixed": run(base / "fixed", HERE / "train_fixed.py", *data),
+    }
+    return base, outputs
+
+
+@pytest.fixture(scope="module")
+def incidents(runs):
+    paths = sorted((runs[0] / "guarded" / "run" / "incidents").glob("*/incident.json"))
+    return [Incident.from_json(path.read_text()) for path in paths]
+
+
+def recalls(output):
+    """Recall of the model and of the popularity baseline, from the last line."""
+    last = output.stdout.strip().splitlines()[-1]
+    found = re.match(r"recall@20 ([\d.]+) \(popularity ([\d.]+)\)", last)
+    assert found, last
+    return float(found[1]), float(found[2])
+
+
+@pytest.mark.slow
+def test_plainly_the_loss_is_inf_and_its_mean_nan(runs):
+    lines = runs[1]["plain"].stdout.splitlines()
+    assert "loss 2.3025" in lines[0]
+    assert re.search(r"batch +5/\d+  loss inf  mean inf", lines[1])
+    assert "mean nan" in lines[2]
+    assert any(line.startswith("epoch 0 train loss nan") for line in lines)
+    recall, popularity = recalls(runs[1]["plain"])
+    assert recall < popularity * 1.15
+
+
+@pytest.mark.slow
+def test_caught_at_that_step_with_the_line_and_the_cause(incidents):
+    first = incidents[0]
+    assert first.event.step == FAILING_STEP
+    assert (first.event.symptom, first.event.phase) == ("loss", "loss")
+    assert first.location.op == "aten.log"
+    assert first.location.source == LINE
+    assert Path(first.location.file) == HERE / "train.py"
+    assert first.diagnosis.cause == "low_precision_underflow"
+    assert {i.location.source for i in incidents} == {LINE}
+
+
+@pytest.mark.slow
+def test_the_proof_and_the_fix_of_the_line(incidents):
+    diagnosis = incidents[0].diagnosis
+    experiment = diagnosis.experiments[0]
+    assert (experiment.name, experiment.outcome) == ("higher_precision", "finite")
+    fixes = {fix.after for fix in diagnosis.fixes}
+    assert "loss = -torch.mean(F.logsigmoid(score))" in fixes
+    assert any(fix.status == "verified" for fix in diagnosis.fixes)
+
+
+@pytest.mark.slow
+def test_the_state_stays_clean_and_the_run_goes_on(runs, incidents):
+    base, outputs = runs
+    assert all(i.action.kind == "skipped" for i in incidents)
+    assert 1 <= len(incidents) < 20
+    assert scan_file(base / "guarded" / "mmgcn.pt").verdict == "healthy"
+    assert re.search(r"epoch 1 train loss 0\.\d+", outputs["guarded"].stdout)
+    scale = [
+        float(re.findall(r"scale ([\d.e-]+)", outputs[which].stdout)[-1])
+        for which in ("plain", "guarded")
+    ]
+    assert scale[1] > scale[0], "the bad batches did not cost the loss scale anything"
+
+
+@pytest.mark.slow
+def test_fixed_it_beats_popularity_by_far(runs):
+    output = runs[1]["fixed"]
+    assert "nan" not in output.stdout
+    assert "inf" not in output.stdout
+    recall, popularity = recalls(output)
+    assert recall > 1.4 * popularity
+    saved = torch.load(runs[0] / "fixed" / "mmgcn.pt", weights_only=True)["model"]
+    assert "id_embedding" in saved
+
+
+@pytest.mark.slow
+def test_what_is_not_registered_is_not_saved(runs):
+    saved = torch.load(runs[0] / "plain" / "mmgcn.pt", weights_only=True)["model"]
+    assert "id_embedding" not in saved
+    assert not any("preference" in name for name in saved)
+
+
+def test_the_demo_names_a_line_of_the_script():
+    demo = yaml.safe_load((HERE / "demo.yaml").read_text())
+    assert demo["expect"]["line"] in (HERE / "train.py").read_text()
+    assert demo["expect"]["line"] not in (HERE / "train_fixed.py").read_text()
