@@ -437,11 +437,78 @@ def contrastive() -> Target:
     return model, loss_fn, loader(a, b), torch.optim.Adam(model.parameters(), lr=1e-3)
 
 
+def fp16_scaler() -> dict[str, Any]:
+    torch.manual_seed(17)
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def loss_fn(m: nn.Module, batch: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            logits = m(batch[0])
+        return F.cross_entropy(logits.float(), batch[1])
+
+    return {
+        "model": model,
+        "loss_fn": loss_fn,
+        "loader": loader(*clusters()),
+        "optimizer": torch.optim.Adam(model.parameters(), lr=1e-3),
+        "scaler": torch.amp.GradScaler("cpu"),
+    }
+
+
+def derivatives() -> Target:
+    """A differential equation as the loss: gradients of gradients."""
+    torch.manual_seed(18)
+    model = nn.Sequential(nn.Linear(1, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh())
+    model.append(nn.Linear(24, 1))
+
+    def loss_fn(m: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].clone().requires_grad_(True)
+        u = m(x)
+        (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        return (second + u).square().mean() + (u - torch.sin(x)).square().mean()
+
+    return model, loss_fn, loader(torch.rand(96, 1)), torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
+def critic() -> Target:
+    """A Wasserstein critic: a loss below zero, a penalty on the gradient at a fresh leaf."""
+    torch.manual_seed(19)
+    model = nn.Sequential(nn.Linear(4, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+
+    def loss_fn(m: nn.Module, batch: Any) -> Tensor:
+        real, fake = batch[0], torch.randn_like(batch[0])
+        share = torch.rand(len(real), 1)
+        between = (share * real + (1 - share) * fake).requires_grad_(True)
+        (slope,) = torch.autograd.grad(m(between).sum(), between, create_graph=True)
+        penalty = (slope.norm(dim=1) - 1).square().mean()
+        return m(fake).mean() - m(real).mean() + 10 * penalty
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.0, 0.9))
+    return model, loss_fn, loader(torch.randn(96, 4) + 1), optimizer
+
+
+class Spectral(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(1 + 0.3 * torch.randn(9, dtype=torch.cfloat))
+        self.head = nn.LazyLinear(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.fft.irfft(torch.fft.rfft(x) * self.filter, n=16))
+
+
+def complex_and_lazy() -> Target:
+    torch.manual_seed(20)
+    model = Spectral()
+    return model, classify, loader(*clusters()), torch.optim.Adam(model.parameters(), lr=1e-3)
+
+
 TARGETS = {
     f.__name__: f
     for f in (
         mlp, cnn_batchnorm, lstm_classifier, transformer_lm, vae, gcn, ctc, autoencoder,
         embedding_bag, unet, moe, resnet_zero_init, vit_layerscale, padded_encoder, lora,
-        bf16_mlp, contrastive,
+        bf16_mlp, contrastive, fp16_scaler, derivatives, critic, complex_and_lazy,
     )
 }  # fmt: skip

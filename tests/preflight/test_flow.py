@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.preflight.healthy import classify, clusters, loader
 from tests.preflight.planted_probes import assert_found, of_group
 from torch.nn import functional as F
 
@@ -14,7 +15,9 @@ from stayfinite.preflight.flow_scale import (
     leaves_of,
 )
 from stayfinite.preflight.flow_start import judge_loss
-from stayfinite.preflight.probes import LayerSeen, LossCall, Seen, Subject
+from stayfinite.preflight.layers import ask
+from stayfinite.preflight.probes import LayerSeen, LossCall, Probe, Seen, Subject
+from stayfinite.preflight.runner_check import check
 from stayfinite.records import Link, Location
 
 
@@ -176,3 +179,33 @@ def test_step_that_raises_is_a_failure_with_its_line():
     seen = Seen("x", error="ValueError: no", error_at="/a/train.py:3 loss = f(x)")
     (found,) = run(forward(subject), [seen])
     assert (found.check, found.status, found.subject) == ("forward/runs", "fail", "train.py:3")
+
+
+def asked(checks, answers):
+    """The loss scales that were asked for, and what came out."""
+    scales = [next(checks).scale]
+    try:
+        for seen in answers:
+            scales.append(checks.send(seen).scale)
+    except StopIteration as stop:
+        return scales, stop.value
+    raise AssertionError("one more answer is wanted")
+
+
+def test_overflow_under_a_grad_scaler_is_tried_at_lower_scales():
+    bad, good = Seen("x", loss=1.0, is_finite=False), Seen("x", loss=1.0)
+    scaled = Subject(models={}, scalers=[torch.amp.GradScaler("cpu")])
+    probe = Probe(batch=None, name="x")
+    assert asked(ask(scaled, probe), [good]) == ([None], good)
+    assert asked(ask(scaled, probe), [bad, good]) == ([None, 256.0], good)
+    assert asked(ask(scaled, probe), [bad, bad, bad]) == ([None, 256.0, 1.0], bad)
+    assert asked(ask(Subject(models={}), probe), [bad]) == ([None], bad)
+
+
+@pytest.mark.slow
+def test_compiled_model_is_watched_eagerly():
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    parts = torch.compile(model, backend="eager"), classify, loader(*clusters())
+    report = check((*parts, torch.optim.Adam(model.parameters())), only=["forward"])
+    assert report.verdict == "ready"
+    assert any(f.check == "forward/dead" for f in report.findings)

@@ -60,3 +60,17 @@ def test_steps_go_on_from_each_other_and_stop_at_the_first_rate_that_breaks():
     assert found.subject == "lr 0.1"
     assert found.value == "3 steps, loss: x1 1 → 1; x3 is not finite at step 1"
     assert found.action.startswith("lower lr to 0.03")
+
+
+def test_step_that_the_grad_scaler_leaves_out_is_no_divergence():
+    subject = Subject(
+        models={}, optimizers=[object()], scalers=[torch.amp.GradScaler("cpu")],
+        batches=[torch.zeros(1)], num_steps=2,
+    )  # fmt: skip
+    checks = stability(subject)
+    next(checks)
+    try:
+        while True:
+            checks.send(Seen("x", loss=1.0, is_finite=False, lrs=(0.1,)))
+    except StopIteration as stop:
+        assert [f.status for f in stop.value] == ["pass"]

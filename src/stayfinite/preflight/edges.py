@@ -7,6 +7,7 @@ from collections.abc import Generator
 
 from .edges_batches import Edge, edges_of
 from .flow import at_location
+from .layers import ask, has_scaler
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped, warned
 
@@ -32,23 +33,24 @@ def edges(subject: Subject) -> Checks:
     """Batch of one, blank, constant, huge, tiny, repeated, masked and short samples."""
     if not subject.batches:
         return [skipped(GROUP, "edges/any", "no batch was seen")]
-    plain = yield Probe(batch=subject.batches[0], name="the batch as it is")
+    plain = yield from ask(subject, Probe(batch=subject.batches[0], name="the batch as it is"))
     if plain.error is not None or not plain.is_finite:
         return [skipped(GROUP, "edges/any", "the training's own first batch breaks: see forward")]
     found: list[Finding] = []
     for edge in edges_of(subject):
-        found.append((yield from _try(edge)))
+        found.append((yield from _try(subject, edge)))
     if not found:
         return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]
     return found
 
 
-def _try(edge: Edge) -> Generator[Probe, Seen, Finding]:
-    seen = yield Probe(batch=edge.batch, name=edge.what)
+def _try(subject: Subject, edge: Edge) -> Generator[Probe, Seen, Finding]:
+    seen = yield from ask(subject, Probe(batch=edge.batch, name=edge.what))
     if not _broke(seen):
         return passed(GROUP, edge.check, edge.what, data=_data(seen))
     if edge.milder is not None:
-        milder = yield Probe(batch=edge.milder.batch, name=edge.milder.what)
+        probe = Probe(batch=edge.milder.batch, name=edge.milder.what)
+        milder = yield from ask(subject, probe)
         if not _broke(milder):
             note = f"{edge.milder.what}; {edge.what} breaks it ({_short(seen)})"
             return passed(GROUP, edge.check, note, data=_data(seen))
@@ -57,7 +59,9 @@ def _try(edge: Edge) -> Generator[Probe, Seen, Finding]:
         note = f"{edge.what} breaks it ({_short(seen)}), {edge.note}"
         return passed(GROUP, edge.check, note, data=_data(seen))
     if seen.error is None:
-        seen = yield Probe(batch=edge.batch, name=f"{edge.what}, traced", trace=True)
+        scale = 1.0 if has_scaler(subject) else None
+        name = f"{edge.what}, traced"
+        seen = yield Probe(batch=edge.batch, name=name, trace=True, scale=scale)
     return _finding(edge, seen)
 
 

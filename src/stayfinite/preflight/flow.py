@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator
 
@@ -9,6 +10,7 @@ from ..records import Location
 from .flow_gradients import judge_gradients, judge_updates
 from .flow_scale import judge_activations, judge_dead, judge_saturated
 from .flow_start import judge_loss
+from .layers import ask, has_scaler
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped
 
@@ -24,21 +26,18 @@ def forward(subject: Subject) -> Checks:
     """Activations, the loss and gradients: their scale, layer by layer."""
     if not subject.batches:
         return [skipped(GROUP, "forward/runs", "no batch was seen")]
-    first = yield Probe(batch=subject.batches[0], name="first batch", watch=True)
-    if first.error is not None:
-        return [_raised(first)]
-    if not first.is_finite:
-        traced = yield Probe(batch=subject.batches[0], name="first batch, traced", trace=True)
-        return [_nonfinite(first, traced)]
-    watched = [first]
-    for i, batch in enumerate(subject.batches[1:WATCHED_BATCHES], 1):
-        seen = yield Probe(batch=batch, name=f"batch {i}", watch=True)
+    watched: list[Seen] = []
+    for i, batch in enumerate(subject.batches[:WATCHED_BATCHES]):
+        seen = yield from ask(subject, Probe(batch=batch, name=f"batch {i}", watch=True))
         if seen.error is not None:
             return [_raised(seen)]
         if not seen.is_finite:
-            traced = yield Probe(batch=batch, name=f"batch {i}, traced", trace=True)
+            scale = 1.0 if has_scaler(subject) else None
+            name = f"batch {i}, traced"
+            traced = yield Probe(batch=batch, name=name, trace=True, scale=scale)
             return [_nonfinite(seen, traced)]
         watched.append(seen)
+    first = watched[0]
     found = [passed(GROUP, "forward/finite", _summary(watched))]
     found += judge_activations(first.layers)
     found += judge_dead([s.layers for s in watched])
@@ -56,12 +55,23 @@ def _warm(subject: Subject) -> Generator[Probe, Seen, tuple[list[Seen], Seen | N
     for i in range(WARM_STEPS):
         batch = subject.batches[i % len(subject.batches)]
         seen = yield Probe(batch=batch, name=f"step {i}", apply=True, keep=True)
-        if seen.error is not None or not seen.is_finite:
+        if seen.error is not None or _is_lost(subject, seen):
             return steps, None
-        steps.append(seen)
-    later = yield Probe(batch=subject.batches[0], name="after the steps", watch=True)
+        if seen.is_finite:
+            steps.append(seen)
+    probe = Probe(batch=subject.batches[0], name="after the steps", watch=True)
+    later = yield from ask(subject, probe)
     is_sound = later.error is None and later.is_finite
     return steps, later if is_sound else None
+
+
+def _is_lost(subject: Subject, seen: Seen) -> bool:
+    """Not finite, and not merely a step that the GradScaler leaves out."""
+    return not seen.is_finite and not (has_scaler(subject) and _is_number(seen.loss))
+
+
+def _is_number(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
 
 
 def _summary(watched: list[Seen]) -> str:
@@ -82,7 +92,7 @@ def _raised(seen: Seen) -> Finding:
 def _nonfinite(seen: Seen, traced: Seen) -> Finding:
     """The training's own batch gives a NaN or Inf, in the loss or only in the gradients."""
     location = traced.location or seen.location
-    is_loss = seen.loss is None or seen.loss != seen.loss or abs(seen.loss) == float("inf")
+    is_loss = not _is_number(seen.loss)
     check = "forward/finite" if is_loss else "gradients/finite"
     what = f"the loss is {seen.loss}" if is_loss else f"loss {seen.loss:.4g}, gradients not finite"
     subject, value = at_location(location)

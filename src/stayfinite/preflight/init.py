@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ..numerics.health import is_finite, stats
 from .init_owners import ownership
@@ -113,7 +114,7 @@ def _by_rebuilding(subject: Subject) -> set[str] | None:
             return None  # the target builds only once; the look of the values must do
     fresh = Subject(models=models)
     now = {n: is_finite(p) for n, p in subject.parameters() if p.device.type != "meta"}
-    return {n for n, p in fresh.parameters() if now.get(n) and not is_finite(p)}
+    return {n for n, p in fresh.parameters() if now.get(n) and not is_lazy(p) and not is_finite(p)}
 
 
 @contextlib.contextmanager

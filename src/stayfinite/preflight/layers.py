@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from .probes import Subject
+from .probes import Probe, Seen, Subject
 from .records import Finding
 
-__all__ = ["Role", "few", "is_norm", "plain_values", "roles"]
+__all__ = ["Role", "ask", "few", "has_scaler", "is_norm", "plain_values", "roles"]
 
 _CONVS = (nn.modules.conv._ConvNd,)
 _TRANSPOSED = (nn.modules.conv._ConvTransposeNd,)
@@ -67,13 +68,28 @@ def _role(name: str, p: nn.Parameter, module: nn.Module) -> Role:
     return Role(name, p, module, "plain")
 
 
+def has_scaler(subject: Subject) -> bool:
+    """Whether a GradScaler is at work: then an overflow in a gradient is its ordinary business."""
+    return any(s.is_enabled() for s in subject.scalers)
+
+
+def ask(subject: Subject, probe: Probe) -> Generator[Probe, Seen, Seen]:
+    """One probe; where a GradScaler would lower its scale and try again, so is it done here."""
+    seen = yield probe
+    for scale in (256.0, 1.0) if has_scaler(subject) else ():
+        if seen.error is not None or seen.is_finite:
+            break
+        seen = yield replace(probe, scale=scale)
+    return seen
+
+
 def plain_values(tensor: Tensor) -> Tensor | None:
     """The tensor's values as one dense tensor in float32; None where there are none to look at."""
-    if tensor.device.type == "meta" or not tensor.is_floating_point() or not tensor.numel():
+    if tensor.device.type == "meta" or is_lazy(tensor) or not tensor.is_floating_point():
         return None
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    if tensor.layout != torch.strided:
+    if tensor.layout != torch.strided or not tensor.numel():
         return None
     return tensor.detach().float()
 

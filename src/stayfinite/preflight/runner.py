@@ -109,7 +109,7 @@ class Attempt:
             self._weights = [(n, p, p.detach().clone()) for n, p in self.state.parameters()]
         if probe.lr_factor != 1.0:
             self._stack.enter_context(changes.scaled_lr(probe.lr_factor))
-        if probe.trace:
+        if probe.trace or probe.watch:
             self._stack.enter_context(eager_stance())
         if probe.scale is not None:
             self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))
@@ -204,7 +204,7 @@ class Attempt:
             for name, p, before in self._weights:
                 size = _norm(before)
                 if p.requires_grad and size > 0 and p.dtype == before.dtype:
-                    found[name] = _norm(p.detach().float() - before.float()) / size
+                    found[name] = _norm(_wide(p.detach()) - _wide(before)) / size
         return found
 
 
@@ -252,6 +252,10 @@ def _norm(t: Tensor) -> float:
     return float(
         torch.linalg.vector_norm(t, dtype=torch.float64 if t.is_floating_point() else None)
     )
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t if t.is_complex() else t.float()
 
 
 def _unwatched() -> Any:

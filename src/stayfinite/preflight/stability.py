@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from statistics import median
 
+from .layers import has_scaler
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped, warned
 
@@ -75,9 +76,10 @@ def _course(subject: Subject, factor: float) -> Generator[Probe, Seen, Course]:
         lr = max(seen.lrs, default=lr)
         if seen.error is not None:
             return Course(factor, tuple(losses), error=seen.error, lr=lr)
-        if not seen.is_finite:
+        is_number = seen.loss is not None and math.isfinite(seen.loss)
+        if not seen.is_finite and not (has_scaler(subject) and is_number):
             return Course(factor, tuple(losses), is_finite=False, lr=lr)
-        if seen.loss is not None and math.isfinite(seen.loss):
+        if seen.loss is not None:
             losses.append(seen.loss)
     return Course(factor, tuple(losses), lr=lr)
 
