@@ -178,3 +178,21 @@ def test_who_made_the_sample_bad(how, cause):
     assert incident.diagnosis.dataset_indices == (5,)
     if cause == "bad_preprocessing":
         assert incident.location.source.startswith(("x = x / np", "return (self.table[i] * 0).log"))
+
+
+def test_a_saturating_exp_is_no_remedy_where_it_is_added_up():
+    """Two values at the limit of float32 have no finite sum; and the proof never tried that form."""
+
+    def normalized(m, x):
+        e = m(x).exp()
+        return (e / e.sum()).square().sum()
+
+    def weighed(m, x):
+        return (m(x).exp() * 1e-30).tanh().mean()
+
+    found = diagnosis(normalized, [ONES, zero_at(95.0)])
+    assert (found.cause, found.fixes[0].status) == ("exp_overflow", "verified")
+    assert not any("safe_exp" in fix.title for fix in found.fixes)
+    found = diagnosis(weighed, [ONES, zero_at(95.0)])
+    (saturating,) = [fix for fix in found.fixes if "safe_exp" in fix.title]
+    assert (found.cause, saturating.status) == ("exp_overflow", "untried")

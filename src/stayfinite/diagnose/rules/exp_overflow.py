@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
 from ..words import here, line_fix, num, safe_fix
@@ -34,6 +36,8 @@ def exponential(e: Evidence) -> Finding | None:
         confidence = 0.55
     elif e.has_diverged >= 0.9:
         confidence = 0.7
+    # Two values at the dtype's limit have no finite sum: there the saturating form helps nobody.
+    saturating = () if _is_added_up(e) else (_saturating(e),)
     return Finding(
         confidence=confidence,
         sentence=f"exp {here(e)} was given up to {num(x.abs_max)}; {e.dtype or 'float32'} holds the "
@@ -45,7 +49,7 @@ def exponential(e: Evidence) -> Finding | None:
                 "stayfinite.numerics.info_nce, log_sinkhorn; subtract the maximum in a softmax by hand",
                 "a ratio or a sum of exponentials never needs the exponentials themselves",
             ),
-            safe_fix(e, "exp", "it saturates below the dtype's limit instead of overflowing"),
+            *saturating,
             line_fix(
                 e,
                 "or bound what goes in: stayfinite.numerics.bound(x, low, high) for a log-variance, "
@@ -54,3 +58,15 @@ def exponential(e: Evidence) -> Finding | None:
             ),
         ),
     )
+
+
+def _is_added_up(e: Evidence) -> bool:
+    """Whether the first operator that the exponential goes to is a sum."""
+    after = [link for link in e.location.chain if link.role in ("carrier", "symptom")]
+    return bool(after) and (after[0].op or "").split(".")[-1] in ("sum", "mean", "cumsum")
+
+
+def _saturating(e: Evidence) -> Fix:
+    # Not what the experiment has tried: that one puts a much smaller number in its place.
+    fix = safe_fix(e, "exp", "it saturates below the dtype's limit instead of overflowing")
+    return replace(fix, experiment=None)
