@@ -67,10 +67,12 @@ _MASK = re.compile(
 def file_hint(stem: str) -> str:
     """The part of a training that a file's name announces, "" when it announces none.
 
-    >>> file_hint("optimizer"), file_hint("model-00001-of-00002")
-    ('optimizer', '')
+    >>> file_hint("optimizer"), file_hint("model-00001-of-00002"), file_hint("embeddings_train")
+    ('optimizer', '', 'data')
     """
     name = stem.lower()
+    if name.startswith(("embeddings", "features", "dataset")):
+        return "data"
     if name.startswith(("optim", "opt.")) or "optim_states" in name:
         return "optimizer"
     for part, hint in (
