@@ -27,6 +27,7 @@ __all__ = ["check_script"]
 
 _FIRST_STEPS = 3
 _MAX_STARTS = 30
+_FEW_STARTS = 8
 _PATIENCE_S = 900.0
 """Without any news from the script for so long, it is taken for hung."""
 _QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "TQDM_DISABLE": "1"}
@@ -90,10 +91,15 @@ class _Session:
                     raise UsageError(self._ended_early(outcome))
                 self.job["num_first"] = min(outcome["num_steps"], self.job["num_first"]) - 1
                 continue
-            if not has_progress or self.num_starts >= _MAX_STARTS:
+            if not has_progress or self._is_too_slow():
                 self.reason = self._gave_up(outcome)
                 break
         return self._notes(outcome)
+
+    def _is_too_slow(self) -> bool:
+        """A script that takes one step in a run would have to be started for every probe."""
+        is_slow = self.num_starts >= _FEW_STARTS and self._num_answers() < 3 * self.num_starts
+        return is_slow or self.num_starts >= _MAX_STARTS
 
     def _num_answers(self) -> int:
         done = [*self.folder.glob("answer-*.pkl"), *self.folder.glob("group-*.json")]
@@ -175,33 +181,29 @@ class _Session:
 
     def _ended_early(self, outcome: dict[str, Any]) -> str:
         label = self.job["label"]
-        expected = (
-            "expected a loop that takes batches from a DataLoader, calls backward() and "
-            "optimizer.step()"
-        )
-        seen = self._what_was_seen(outcome)
         if outcome["kind"] == "raised":
             where = f"\nwhere: {outcome['where']}" if outcome.get("where") else ""
             return (
-                f"{label} raised {outcome['error']} before its first step{where}\n{seen}{expected}"
+                f"{label} raised {outcome['error']} before its first step{where}\n"
+                "try: run it by itself and mend that first"
             )
-        code = f" with exit code {outcome['code']}"
-        hint = "" if not outcome["code"] else self._tail()
-        return f"{label} ended{code} before any training step{hint}\n{seen}{expected}"
-
-    def _what_was_seen(self, outcome: dict[str, Any]) -> str:
-        if "num_batches" not in outcome:
-            return ""
-        counts = [
-            _count(outcome["num_models"], "model"),
+        hint = self._tail() if outcome["code"] else ""
+        seen = [
             _count(outcome["num_optimizers"], "optimizer"),
             _count(outcome["num_batches"], "batch"),
         ]
-        return f"seen: {', '.join(counts)}; "
+        return (
+            f"{label} ended with exit code {outcome['code']} before any training step{hint}\n"
+            f"seen: {', '.join(seen)}; expected a loop that takes batches from a DataLoader, calls "
+            "backward() and optimizer.step()"
+        )
 
     def _gave_up(self, outcome: dict[str, Any]) -> str:
-        if self.num_starts >= _MAX_STARTS:
-            return f"the script was started {_MAX_STARTS} times, and ended too early each time"
+        if self._is_too_slow():
+            return (
+                f"the script was started {self.num_starts} times, and its loop ended each time after "
+                "a few steps"
+            )
         if outcome["kind"] == "raised":
             return f"the script raised {outcome['error']}"
         return "the script's loop ended before this could be tried"

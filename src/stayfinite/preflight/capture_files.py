@@ -32,7 +32,9 @@ class Shadow:
         self._folder = folder
         self._known: dict[str, str] = {}
         self._made: list[str] = []
-        self.num_files = 0
+        self._number = 0
+        self.written: set[str] = set()
+        """The files that it would have written."""
         # Asked for now: tempfile looks for its folder by writing to it, under a lock.
         temporary = tempfile.gettempdir() + os.sep
         is_inside = os.getcwd().startswith(temporary)
@@ -87,8 +89,9 @@ class Shadow:
         if key is None:
             return path
         if key not in self._known:
-            self.num_files += 1
-            shadow = self._folder / f"{self.num_files}-{os.path.basename(key)}"
+            self._number += 1
+            self.written.add(key)
+            shadow = self._folder / f"{self._number}-{os.path.basename(key)}"
             if keeps and os.path.isfile(key):
                 shutil.copyfile(key, shadow)
             self._known[key] = str(shadow)

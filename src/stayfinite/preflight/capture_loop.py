@@ -87,6 +87,9 @@ class Captor(Listener):
             return None
         self._is_busy = True
         self.bench.reset()
+        if not self._owners:
+            self._owners = [o for o, _ in self._turn.items]
+            self._batches += [i for _, i in self._turn.items[:1]]
         self.subject = self._make_subject()
         return self._begin(self.subject)
 

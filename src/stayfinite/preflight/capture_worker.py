@@ -126,7 +126,7 @@ def main(folder: Path) -> None:
     outcome["num_batches"] = captor.num_batches
     outcome["num_optimizers"] = len(captor.state.optimizers)
     outcome["num_models"] = len(captor.state.roots)
-    outcome["num_held"] = shadow.num_files
+    outcome["num_held"] = len(shadow.written)
     outcome["vehicle"] = captor.subject.vehicle if captor.subject is not None else ""
     outcome["first_loss"] = captor.steps[0].loss if captor.steps else None
     _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
@@ -146,6 +146,8 @@ def _outcome(job: Job, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
     except Finished:
         return {"kind": "finished"}
     except SystemExit as e:
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
         return {"kind": "ended", "code": e.code if isinstance(e.code, int) else int(bool(e.code))}
     except BaseException as e:
         where = error_place(e)

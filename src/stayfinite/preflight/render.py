@@ -28,18 +28,33 @@ def describe(report: CheckReport, is_quiet: bool = False) -> Iterator[str]:
     reasons = {s.group: s.reason for s in report.skipped}
     for group in GROUPS:
         findings = report.of_group(group)
-        if group not in reasons and not findings:
+        if not findings:
             continue
-        yield ""
+        if not is_quiet:
+            yield ""
         yield _heading(report, group, findings)
-        if group in reasons:
-            yield f"  skip  {reasons[group]}"
-        width = max((len(_name(f)) for f in findings), default=0)
+        width = max(len(_name(f)) for f in findings)
         for f in findings:
             if not is_quiet or f.is_problem:
                 yield from _rows(f, width)
+        if group in reasons:
+            yield f"  skip  the rest: {reasons[group]}"
+    yield from _left_out(report)
     yield ""
     yield from _verdict(report)
+
+
+def _left_out(report: CheckReport) -> Iterator[str]:
+    """Groups that found nothing because they could not run, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for s in report.skipped:
+        if not report.of_group(s.group):
+            by_reason.setdefault(s.reason, []).append(_TITLES.get(s.group, s.group))
+    if by_reason:
+        yield ""
+    for reason, names in by_reason.items():
+        yield f"left out: {', '.join(names)}"
+        yield f"  skip  {reason}"
 
 
 def _heading(report: CheckReport, group: str, findings: tuple[Finding, ...]) -> str:
@@ -49,7 +64,7 @@ def _heading(report: CheckReport, group: str, findings: tuple[Finding, ...]) -> 
 
 
 def _counts(findings: tuple[Finding, ...]) -> str:
-    parts = [(s, sum(f.status == s for f in findings)) for s in ("fail", "warn", "pass")]
+    parts = [(s, sum(f.status == s for f in findings)) for s in ("fail", "warn", "pass", "skip")]
     said = [f"{n} {s}" for s, n in parts if n]
     return ", ".join(said) or "nothing to say"
 

@@ -176,10 +176,15 @@ def without_steps(
 
 def runs_finding(error: str, where: str) -> Finding:
     """The training as it is does not get through its first step."""
+    place, _, source = where.partition(" ")
     return failed(
-        "forward", "forward/runs", f"the first step raised {error}",
-        "run the script by itself and mend this first", subject=where, weight=100,
-    )  # fmt: skip
+        "forward",
+        "forward/runs",
+        f"the first step raised {error}" + (f" at `{source}`" if source else ""),
+        "run the training by itself and mend this first",
+        subject=place,
+        weight=100,
+    )
 
 
 def report_of(target: str, book: Book, start: float, notes: Iterable[str] = ()) -> CheckReport:

@@ -82,7 +82,10 @@ def parse_target(words: list[str], module: str | None = None) -> ScriptTarget | 
     home, colon, function = first.rpartition(":")
     if colon and home and function.isidentifier() and not Path(first).exists():
         if rest:
-            raise UsageError(f"{first}: a build function takes no arguments, got {' '.join(rest)}")
+            raise UsageError(
+                f"{first}: a build function takes no arguments, got {' '.join(rest)}\n"
+                "try: stayfinite's own options go before the target"
+            )
         return BuildTarget(home, function)
     if not Path(first).is_file():
         what = "is a folder" if Path(first).is_dir() else "is no file"
