@@ -687,6 +687,26 @@ def deviation_over_one_step() -> Target:
     return training(Deviation(), data=DataLoader(data, batch_size=15, collate_fn=collate))
 
 
+@planted("edges", "edges/random", "torch.log(u)", "warn")
+def logarithm_of_a_random_zero() -> Target:
+    def loss_fn(m: nn.Module, batch: Any) -> Tensor:
+        logits = m(batch[0])
+        u = torch.rand_like(logits)
+        return F.cross_entropy(logits - torch.log(u), batch[1])
+
+    return training(net(), loss_fn)
+
+
+@planted("edges", "edges/random", "1 / (1 - t)", "warn")
+def time_that_rounds_to_one() -> Target:
+    def loss_fn(m: nn.Module, batch: Any) -> Tensor:
+        t = torch.rand(len(batch[0])).bfloat16()
+        weight = 1 / (1 - t)
+        return (F.cross_entropy(m(batch[0]), batch[1], reduction="none") * weight).mean()
+
+    return training(net(), loss_fn)
+
+
 # -- precision -------------------------------------------------------------------------------------
 
 

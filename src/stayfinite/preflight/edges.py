@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator
 
 from .edges_batches import Edge, edges_of
+from .edges_random import ENDS, try_end
 from .flow import at_location
 from .layers import ask, has_scaler
 from .probes import Checks, Probe, Seen, Subject
@@ -24,6 +25,7 @@ _REMEDY = {
     "edges/no-label": "skip batches without any label, or divide by max(count, 1)",
     "edges/empty-mask": "guard this operation against a mask that keeps nothing",
     "edges/full-mask": "guard this operation against a mask that hides everything",
+    "edges/random": "keep the random number off its ends, in float32: clamp it to 1e-6 and 1 - 1e-6",
     "edges/shortest": "guard this operation against short sequences, or filter them out",
     "edges/longest": "guard this operation against long sequences, or filter them out",
 }
@@ -39,6 +41,13 @@ def edges(subject: Subject) -> Checks:
     found: list[Finding] = []
     for edge in edges_of(subject):
         found.append((yield from _try(subject, edge)))
+    for end in ENDS:
+        seen, num_calls = yield from try_end(subject, end)
+        what = f"the {end} random number (torch.rand)"
+        if _broke(seen):
+            found.append(_finding(Edge("edges/random", what, None), seen))
+        elif num_calls:
+            found.append(_survived(Edge("edges/random", what, None), seen))
     if not found:
         return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]
     return found
@@ -47,7 +56,7 @@ def edges(subject: Subject) -> Checks:
 def _try(subject: Subject, edge: Edge) -> Generator[Probe, Seen, Finding]:
     seen = yield from ask(subject, Probe(batch=edge.batch, name=edge.what))
     if not _broke(seen):
-        return passed(GROUP, edge.check, edge.what, data=_data(seen))
+        return _survived(edge, seen)
     if edge.milder is not None:
         probe = Probe(batch=edge.milder.batch, name=edge.milder.what)
         milder = yield from ask(subject, probe)
@@ -63,6 +72,11 @@ def _try(subject: Subject, edge: Edge) -> Generator[Probe, Seen, Finding]:
         name = f"{edge.what}, traced"
         seen = yield Probe(batch=edge.batch, name=name, trace=True, scale=scale)
     return _finding(edge, seen)
+
+
+def _survived(edge: Edge, seen: Seen) -> Finding:
+    loss = f": loss {seen.loss:.4g}" if seen.loss is not None else ""
+    return passed(GROUP, edge.check, f"{edge.what}{loss}", data=_data(seen))
 
 
 def _broke(seen: Seen) -> bool:

@@ -97,7 +97,7 @@ def edges_of(subject: Subject) -> Iterator[Edge]:
     total = num_rows(batch)
     if subject.can_change_rows and total is not None:
         yield from _sizes(subject, batch, total)
-    inputs = [p for p in parts if p.kind == "input"] or [p for p in parts if p.kind == "target"]
+    inputs = [p for p in parts if p.kind == "input"]
     if inputs:
         yield from _values(batch, inputs, total)
     if subject.can_change_rows and total is not None:
