@@ -6,10 +6,8 @@ whenever the loop asks for a batch it is handed the batch of a probe.
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from ..conductor.rows import num_rows
 from ..conductor.script import find_models, variable_name
 from ..conductor.state import TrainState
 from ..observe.wires import Listener
+from .capture_turn import NOTHING, Turn, criteria, first, heads, is_in
 from .layers_leaves import user_variables
 from .probes import Probe, Seen, Step, Subject
 from .runner import Attempt, Bench, loss_nodes
@@ -33,19 +32,6 @@ Conducted = Generator[Probe, Seen, None]
 
 class Finished(BaseException):
     """Everything is known: the script may end. No `except Exception` of the script stops it."""
-
-
-@dataclass
-class _Turn:
-    """What lies between two optimizer steps."""
-
-    items: list[tuple[Any, Any]] = field(default_factory=list)
-    num_serves: int = 0
-    num_backward: int = 0
-    num_steps: int = 0
-    losses: list[Tensor] = field(default_factory=list)
-    norm: Tensor | None = None
-    is_used: bool = False
 
 
 class Captor(Listener):
@@ -64,7 +50,7 @@ class Captor(Listener):
         self._begin = begin
         self._conducted: Conducted | None = None
         self._is_busy = False
-        self._turn = _Turn()
+        self._turn = Turn()
         self._aside: list[tuple[Any, Any]] = []
         self._owners: list[Any] = []
         self._batches: list[Any] = []
@@ -93,6 +79,11 @@ class Captor(Listener):
         self.subject = self._make_subject()
         return self._begin(self.subject)
 
+    def note_end(self) -> None:
+        """The script is through: its last step was one, though nobody asked for another batch."""
+        if self._conducted is None and self._turn.num_steps and self._turn.items:
+            self._close()
+
     # -- batches -----------------------------------------------------------------------------------
 
     def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]:
@@ -104,13 +95,13 @@ class Captor(Listener):
         while True:
             if self._conducted is None:
                 self._settle(owner)
-            if self._conducted is not None and _is_in(owner, self._owners):
+            if self._conducted is not None and is_in(owner, self._owners):
                 yield self._next_probe(owner)
                 continue
             if self._conducted is not None and num_served:
                 return  # validation and the like: one batch is enough for the body to go on
-            item = next(inner, _NOTHING)
-            if item is _NOTHING:
+            item = next(inner, NOTHING)
+            if item is NOTHING:
                 return
             self._register(owner, item)
             num_served += 1
@@ -128,7 +119,7 @@ class Captor(Listener):
         self._find_models()
         self.num_batches += 1
         turn = self._turn
-        if turn.num_steps and not _is_in(owner, [o for o, _ in turn.items]):
+        if turn.num_steps and not is_in(owner, [o for o, _ in turn.items]):
             self._aside = [(o, i) for o, i in self._aside if o is not owner] + [(owner, item)]
             return
         if not turn.num_backward:
@@ -159,16 +150,16 @@ class Captor(Listener):
     def _settle(self, owner: Any) -> None:
         """Before each batch: is a step over, and have enough been seen?"""
         turn = self._turn
-        if turn.num_steps and _is_in(owner, [o for o, _ in turn.items]):
+        if turn.num_steps and is_in(owner, [o for o, _ in turn.items]):
             self._close()
-        if len(self.steps) >= self._num_first > 0 and _is_in(owner, self._owners):
+        if len(self.steps) >= self._num_first > 0 and is_in(owner, self._owners):
             self._start()
 
     def _close(self) -> None:
         """One real step is over."""
-        turn, self._turn = self._turn, _Turn()
+        turn, self._turn = self._turn, Turn()
         self._turn.items, self._aside = [], []
-        self._owners = [o for i, (o, _) in enumerate(turn.items) if not _is_in(o, _heads(turn, i))]
+        self._owners = [o for i, (o, _) in enumerate(turn.items) if not is_in(o, heads(turn, i))]
         per_turn = max(sum(o is self._owners[0] for o, _ in turn.items), 1)
         if not self.steps:
             self._lag = max(turn.num_serves // max(len(self._owners), 1) - per_turn, 0)
@@ -193,20 +184,20 @@ class Captor(Listener):
 
     def _make_subject(self) -> Subject:
         half = next((str(d).removeprefix("torch.") for d in self.dtypes), None)
-        first = self._batches[0] if self._batches else None
         return Subject(
             models=dict(self.state.roots),
             optimizers=list(self.state.optimizers),
             schedulers=list(self.state.schedulers),
             scalers=list(self.state.scalers),
-            criteria=_criteria(),
+            criteria=criteria(),
             clip_norm=self.clip_norm,
             autocast_dtype=half,
             batches=list(self._batches),
             loaders=list(self._owners),
             steps=list(self.steps),
             loss_ops=self._loss_ops,
-            batch_size=num_rows(first) or getattr(_first(self._owners), "batch_size", None),
+            batch_size=num_rows(first(self._batches))
+            or getattr(first(self._owners), "batch_size", None),
             device=self.bench.device,
             vehicle="call" if self._is_free else "loader",
             roots=user_variables(),
@@ -254,6 +245,13 @@ class Captor(Listener):
         if attempt.seen.loss is None and attempt.seen.error is None:
             attempt.seen.error = "the loop went on to the next batch without a backward pass"
         self._advance(self.bench.end(attempt))
+
+    def ended(self) -> Seen | None:
+        """The script ended by itself while a probe was running: what that had shown by then."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is None or attempt.seen.loss is None or self._repeats:
+            return None
+        return attempt.finish()
 
     def raised(self, error: BaseException, where: str) -> Seen | None:
         """The script did not survive the probe that is running."""
@@ -371,7 +369,7 @@ class Captor(Listener):
             return
         if self._call is not None:
             self._batches.append(self._call)
-        turn, self._turn = self._turn, _Turn()
+        turn, self._turn = self._turn, Turn()
         loss = float(turn.losses[-1]) if turn.losses else None
         norm = float(turn.norm) if turn.norm is not None else None
         self.steps.append(Step(loss, norm, self.state.lrs()))
@@ -388,24 +386,3 @@ class Captor(Listener):
                 self._call = (args, kwargs)
             return None
         return self.attempt.probe.batch if torch.is_grad_enabled() else None
-
-
-_NOTHING = object()
-
-
-def _criteria() -> list[nn.Module]:
-    """Loss modules that the script has made."""
-    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
-    return [m for m in modules if "loss" in type(m).__name__.lower()]
-
-
-def _is_in(owner: Any, owners: list[Any]) -> bool:
-    return any(o is owner for o in owners)
-
-
-def _heads(turn: _Turn, number: int) -> list[Any]:
-    return [o for o, _ in turn.items[:number]]
-
-
-def _first(values: list[Any]) -> Any:
-    return values[0] if values else None

@@ -120,6 +120,8 @@ def main(folder: Path) -> None:
             outcome = _outcome(job, captor, ledger)
         finally:
             wires.close()
+    if outcome["kind"] == "ended":
+        captor.note_end()
     if outcome["kind"] == "raised":
         _without_steps(job, captor, ledger, outcome)
     outcome["num_steps"] = len(captor.steps)
@@ -143,23 +145,30 @@ def _outcome(job: Job, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
     """How the script ended."""
     try:
         _run(job)
+        code = 0
     except Finished:
         return {"kind": "finished"}
     except SystemExit as e:
         if isinstance(e.code, str):
             print(e.code, file=sys.stderr)
-        return {"kind": "ended", "code": e.code if isinstance(e.code, int) else int(bool(e.code))}
+        code = e.code if isinstance(e.code, int) else int(bool(e.code))
     except BaseException as e:
         where = error_place(e)
-        current = ledger.current
-        seen = captor.raised(e, where)
-        if seen is not None and current is not None:
-            ledger.note_answer(*current, seen)
+        if _note(ledger, captor.raised(e, where)):
             return {"kind": "probe"}
         text = str(e).strip().splitlines()
         error = f"{type(e).__name__}: {text[0] if text else ''}".rstrip(": ")
         return {"kind": "raised", "error": error, "where": where}
-    return {"kind": "ended", "code": 0}
+    _note(ledger, captor.ended())
+    return {"kind": "ended", "code": code}
+
+
+def _note(ledger: FolderLedger, seen: Seen | None) -> bool:
+    """The probe that was running when the script ended has its answer, if it has one."""
+    if seen is None or ledger.current is None:
+        return False
+    ledger.note_answer(*ledger.current, seen)
+    return True
 
 
 def _run(job: Job) -> None:

@@ -118,7 +118,7 @@ class CheckReport:
         """
         if self.count("fail"):
             return "do not start"
-        return "look first" if self.count("warn") else "ready"
+        return "look first" if self.count("warn") or self.skipped else "ready"
 
     @property
     def exit_code(self) -> int:

@@ -95,8 +95,14 @@ def _verdict(report: CheckReport) -> Iterator[str]:
     for note in report.notes:
         yield f"note: {note}"
     counts = [f"{report.count(s)} {s}" for s in ("fail", "warn", "pass")]
-    yield f"verdict: {_VERDICTS[report.verdict]}"
+    yield f"verdict: {_said(report)}"
     yield f"{', '.join(counts)} in {report.duration_s:.1f} s"
+
+
+def _said(report: CheckReport) -> str:
+    if report.verdict == "look first" and not report.count("warn"):
+        return "look first: nothing is wrong so far, but not everything could be looked at"
+    return _VERDICTS[report.verdict]
 
 
 def page(report: CheckReport) -> str:
@@ -118,7 +124,7 @@ def page(report: CheckReport) -> str:
     return template.render(
         report=report,
         groups=groups,
-        verdict=_VERDICTS[report.verdict],
+        verdict=_said(report),
         title=Path(report.target.split()[0]).name if report.target else "check",
         version=__version__,
     )

@@ -183,7 +183,7 @@ def runs_finding(error: str, where: str) -> Finding:
         f"the first step raised {error}" + (f" at `{source}`" if source else ""),
         "run the training by itself and mend this first",
         subject=place,
-        weight=100,
+        weight=4,
     )
 
 
