@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import glob
 import importlib.machinery
 import importlib.util
 import io
@@ -18,8 +19,10 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+from .listing import Entries, Entry
 
 __all__ = ["Aside", "free_places"]
 
@@ -43,10 +46,9 @@ def free_places() -> tuple[str, ...]:
 class Aside:
     """Leads writing into `folder`; `install` is for good, the process must be a throwaway."""
 
-    def __init__(self, folder: str, own: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: str) -> None:
         self._root = os.path.abspath(folder)
-        self._own = (*(os.path.abspath(p) for p in own), self._root)
-        self._free = (*self._own, *free_places())
+        self._free = (self._root, *free_places())
         self._gone: set[str] = set()
         """Paths of the user's that the script believes to have removed."""
         self._cwd = os.getcwd()
@@ -221,7 +223,7 @@ class Aside:
                     found.setdefault(entry.name, entry)
         elif place == full:
             found = {n: e for n, e in found.items() if os.path.join(full, n) not in self._gone}
-        return _Entries(list(found.values()))
+        return Entries([Entry(e, os.fspath(path)) for e in found.values()])
 
     def chdir(self, path: Any) -> None:
         full = self._full(path) if not isinstance(path, int) else ""
@@ -265,6 +267,9 @@ class Aside:
                 setattr(accessor, name, staticmethod(self.open if name == "open" else wrapper))
         for flagged in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
             flagged.update(w for n, w in wrappers.items() if self.real[n] in flagged)
+        globber: Any = vars(glob).get("_StringGlobber")  # Python 3.13 too, of one function
+        if globber is not None and globber.__dict__.get("scandir") is not None:
+            globber.scandir = staticmethod(self.scandir)
         builtins.open = self.open
         io.open = self.open
         for module, name in _KEEPERS:
@@ -297,6 +302,7 @@ class Aside:
                 if source is not None and self._has(self.place(source)):
                     raise OSError(errno.ENOENT, "changed for this run", path)
             elif self._has(self.place(path)):
+                self.on_read(path)
                 path = self.place(path)
             data: bytes = original(this, path)
             return data
@@ -330,28 +336,6 @@ class Aside:
             raise PermissionError(
                 errno.EACCES, "kept from being changed while the ladder runs", name
             )
-
-
-class _Entries:
-    """What `os.scandir` gives: an iterator that is a context manager."""
-
-    def __init__(self, found: list[Any]) -> None:
-        self._left = iter(found)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._left
-
-    def __next__(self) -> Any:
-        return next(self._left)
-
-    def __enter__(self) -> _Entries:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._left = iter(())
 
 
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"

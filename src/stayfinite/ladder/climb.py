@@ -131,11 +131,11 @@ class _Climber:
 
     def survey(self, wanted: Sequence[Try]) -> Resolver:
         """What the script has, without training."""
-        self.watcher.say(f"looking at {self.plan.command} (nothing is trained yet)")
         keys = [t.text for t in wanted if not t.space]
-        job = self._job((), {"mode": "survey", "wanted": keys}, "survey")
         if wanted and not keys:
             return Resolver(Survey(), self.plan.args, self.plan.config)
+        self.watcher.say(f"looking at {self.plan.command} (nothing is trained yet)")
+        job = self._job((), {"mode": "survey", "wanted": keys}, "survey")
         Pool(1, min(self.plan.timeout_s, _SURVEY_S)).run([job])
         if job.answer is None:
             raise UsageError(_no_survey(self.plan, job))
@@ -298,6 +298,7 @@ class _Climber:
             "failing_step": self.failing_step or 0,
             "has_margin": self.failing_step is not None,
             "diagnose_seconds": 3.0 if changes else 15.0,
+            "changed": sorted({c.file for c in changes if c.file is not None}),
         }
         label = " + ".join(c.label for c in changes) or "unchanged"
         return self._job(changes, more, label)
@@ -343,9 +344,10 @@ def _place_configs(folder: Path, changes: Sequence[Change]) -> None:
             texts[c.file] = changed_file(c.file, text, c)
     aside = Aside(str(folder))
     for file, text in texts.items():
-        place = Path(aside.place(file))
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+        for name in {file, os.path.realpath(file)}:  # whichever way the script comes to it
+            place = Path(aside.place(name))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text, encoding="utf-8")
 
 
 def _outcome(changes: tuple[Change, ...], job: Job) -> Outcome:

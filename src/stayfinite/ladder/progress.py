@@ -35,9 +35,9 @@ class Progress:
 
         self._bars = Bars(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[news]}"),
+            TextColumn("{task.fields[news]}", markup=False),
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
@@ -72,7 +72,10 @@ class Progress:
         if self._bars is None:
             self.say(text)
         else:
-            self._bars.console.print(f"stayfinite ladder: {text}", markup=False, highlight=False)
+            console = self._bars.console
+            console.print(
+                f"stayfinite ladder: {text}", markup=False, highlight=False, soft_wrap=True
+            )
 
     def end(self) -> None:
         """All of these are over, or given up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,9 @@ class RungRun(ScriptRun):
     def __init__(self, spec: dict[str, Any], index: int = 0) -> None:
         self._spec = spec
         self._prepared = prepare(spec)
+        self._unread: set[str] = set(spec["changed"])
+        """Changed files that the script has not looked at yet."""
+        self._prepared["aside"].on_read = self._note_read
         self._goal: int | None = spec["goal"]
         self._told_at = 0.0
         self._loss: float | None = None
@@ -51,7 +55,13 @@ class RungRun(ScriptRun):
         )
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
-        return functools.partial(RungRun, self._spec, index)
+        # What this process has read may be handed on, so nobody asks the others about it.
+        return functools.partial(RungRun, self._spec | {"changed": []}, index)
+
+    def _note_read(self, path: str) -> None:
+        if self._unread:
+            real = os.path.realpath(path)
+            self._unread = {f for f in self._unread if os.path.realpath(f) != real}
 
     def _set_up(self, folder: Path, name: str) -> None:
         super()._set_up(folder, name)
@@ -130,6 +140,9 @@ class RungRun(ScriptRun):
 
     def answer(self, status: str, **more: Any) -> None:
         """Tell how it ended, and end."""
+        if self._unread:
+            names = ", ".join(os.path.basename(f) for f in sorted(self._unread))
+            status, more = "idle", {"text": f"the script never read {names}"}
         finish(
             self._spec["folder"],
             {
