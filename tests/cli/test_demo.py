@@ -17,6 +17,7 @@ fixed: {script: train_fixed.py, args: [--epochs, 3]}
 expect: {cause: log_of_zero, line: torch.log(p)}
 metric: accuracy
 looks: [[scan, results]]
+options: [--policy, rollback]
 """
 
 
@@ -68,6 +69,7 @@ def test_a_demo_file_is_read(toy):
     assert (case.args, case.fixed_args) == (("--epochs", "2"), ("--epochs", "3"))
     assert (case.cause, case.line, case.metric) == ("log_of_zero", "torch.log(p)", "accuracy")
     assert case.looks == (("scan", "results"),)
+    assert case.options == ("--policy", "rollback")
     names = [path.name for path in case.sources()]
     assert names == ["demo.yaml", "train.py", "train_fixed.py"], "no results of earlier runs"
 
@@ -125,6 +127,7 @@ def test_what_does_not_come_true_is_said(toy, tmp_path, monkeypatch):
     )
     assert third == "the last line of the repaired run does not show 'accuracy': 'loss 0.1'"
     assert "scan results" in said
+    assert "run --run-dir run --policy rollback train.py --epochs 2" in said
     assert "$ python train.py --epochs 2" in said
 
 

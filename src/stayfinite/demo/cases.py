@@ -21,6 +21,8 @@ class Case:
     title: str
     script: Path
     args: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    """Of `stayfinite run`, where its defaults are not the remedy."""
     fixed: Path
     fixed_args: tuple[str, ...] = ()
     cause: str
@@ -91,6 +93,7 @@ def read_case(path: Path) -> Case:
         title=data["title"].strip(),
         script=path.parent / "train.py",
         args=_words(data.get("plain")),
+        options=_words(data.get("options")),
         fixed=path.parent / fixed["script"],
         fixed_args=_words(fixed.get("args")),
         cause=expect["cause"],
@@ -108,7 +111,7 @@ def _problems(data: Any, folder: Path) -> list[str]:
     if not isinstance(data, dict):
         return ["a mapping is wanted"]
     found = []
-    unknown = set(data) - {"title", "plain", "fixed", "expect", "metric", "looks"}
+    unknown = set(data) - {"title", "plain", "fixed", "expect", "metric", "looks", "options"}
     found += [f"unknown key {key!r}" for key in sorted(unknown, key=str)]
     fixed, expect = (data.get(key) or {} for key in ("fixed", "expect"))
     for name, value in (
