@@ -78,7 +78,7 @@ def test_no_survivor_is_exit_code_one():
     found = report(rungs=(failed(LR), idle, late))
     assert found.exit_code == 1
     text = render(found)
-    assert "not run: it is false already" in text
+    assert "no effect: it is false already" in text
     assert "timed out at step 4: no answer after 9 s" in text
     assert "no change survives step 17\n" in text
 

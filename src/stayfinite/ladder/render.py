@@ -60,8 +60,10 @@ def ended(outcome: Outcome, base: Outcome | None = None) -> str:
         return f"failed at step {outcome.step}: {told}{cause}"
     if outcome.status == "diverging":
         return f"diverging, still finite at step {outcome.step}: {outcome.text}"
+    if outcome.status == "idle":
+        return f"no effect: {outcome.text}"
     at = f" at step {outcome.step}" if outcome.step is not None else ""
-    word = {"crashed": "crashed", "timeout": "timed out", "idle": "not run"}[outcome.status]
+    word = {"crashed": "crashed", "timeout": "timed out"}[outcome.status]
     return f"{word}{at}: {outcome.text}"
 
 

@@ -67,7 +67,9 @@ look("moved")
 print("walk", [(d, sorted(s), sorted(f)) for d, s, f in sorted(os.walk("."))])
 print("glob", sorted(glob.glob("*.txt")), sorted(P(".").glob("t*")))
 with os.scandir(".") as entries:
-    print("scan", sorted((e.name, e.path, e.is_dir()) for e in entries if not e.name.endswith(".log")))
+    print(
+        "scan", sorted((e.name, e.path, e.is_dir()) for e in entries if not e.name.endswith(".log"))
+    )
 
 with gzip.open("z.gz", "wt") as f:
     f.write("zip")
