@@ -8,9 +8,10 @@ import yaml
 from data import NUM_CLASSES, NeighborPairs, load_embeddings
 from metrics import accuracy, nmi
 from model import StudentTeacher
-from stayfinite.numerics import beta_mi
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+
+from stayfinite.numerics import beta_mi
 
 
 class TemiLoss(nn.Module):
