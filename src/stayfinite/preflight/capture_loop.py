@@ -61,6 +61,8 @@ class Captor(Listener):
         self._repeats = 0
         self._raw: tuple[Any, Tensor, Tensor] | None = None
         self._num_known = 0
+        self._asked: Any = None
+        """The loader that was asked last."""
         self._is_free = False
         self._call: Any = None
         self._hooks: list[Any] = []
@@ -74,7 +76,7 @@ class Captor(Listener):
         self._is_busy = True
         self.bench.reset()
         if not self._owners:
-            self._owners = [o for o, _ in self._turn.items]
+            self._owners = [o for o, _ in self._turn.items] or [self._asked]
             self._batches += [i for _, i in self._turn.items[:1]]
         self.subject = self._make_subject()
         return self._begin(self.subject)
@@ -100,6 +102,7 @@ class Captor(Listener):
                 continue
             if self._conducted is not None and num_served:
                 return  # validation and the like: one batch is enough for the body to go on
+            self._asked = owner
             item = next(inner, NOTHING)
             if item is NOTHING:
                 return

@@ -51,13 +51,16 @@ class BuildRunner:
         self._rebuild = rebuild
         self.first_error: Seen | None = None
         """What the first real step raised, if it did."""
+        self.loader_error: Seen | None = None
+        """What the loader raised among the first batches."""
 
     def prepare(self) -> Subject:
         """Take the first steps, go back, and say what there is."""
         torch.manual_seed(self._seed)
         built, state = self._built, self.state
         batches = self._first_batches()
-        self._materialize(batches[0])
+        if batches:
+            self._materialize(batches[0])
         self.bench.take_baseline()
         state.note_initial()
         dtypes: set[torch.dtype] = set()
@@ -85,7 +88,7 @@ class BuildRunner:
             loaders=[built.loader],
             steps=steps,
             loss_ops=loss_ops,
-            batch_size=num_rows(batches[0]) or getattr(built.loader, "batch_size", None),
+            batch_size=_batch_size(batches, built.loader),
             device=self.bench.device,
             source=self._label,
             vehicle="build",
@@ -105,12 +108,17 @@ class BuildRunner:
         return self.bench.end(attempt)
 
     def _first_batches(self) -> list[Any]:
+        """The first batches; where the loader raises, those before it."""
+        batches: list[Any] = []
         try:
-            batches = list(itertools.islice(iter(self._built.loader), self._num_first))
+            for batch in itertools.islice(iter(self._built.loader), self._num_first):
+                batches.append(batch)
         except Exception as e:
-            raise UsageError(
-                f"{self._label}: the loader raised {type(e).__name__}: {e}\nwhere: {error_place(e)}"
-            ) from e
+            text = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
+            self.loader_error = Seen("loader", error=text, error_at=error_place(e))
+            if not batches:
+                self.first_error = self.loader_error
+            return batches
         if not batches:
             raise UsageError(f"{self._label}: the loader is empty; expected at least one batch")
         return batches
@@ -162,6 +170,11 @@ class BuildRunner:
                 scaler.unscale_(optimizer)
         params = [p for o in self._built.optimizers for g in o.param_groups for p in g["params"]]
         torch.nn.utils.clip_grad_norm_(params, self._built.clip_norm)
+
+
+def _batch_size(batches: list[Any], loads: Any) -> int | None:
+    rows = num_rows(batches[0]) if batches else None
+    return rows or getattr(loads, "batch_size", None)
 
 
 def _criteria(loss_fn: Any) -> list[nn.Module]:

@@ -15,6 +15,7 @@ from .runner_groups import (
     conduct,
     drive,
     load_groups,
+    loader_finding,
     report_of,
     runs_finding,
     selected,
@@ -62,9 +63,12 @@ def check(
     if tell is not None:
         subject.tell = tell
     book = Book(progress=progress)
+    if runner.loader_error is not None:
+        book.findings.append(loader_finding(runner.loader_error, len(subject.batches)))
     if runner.first_error is not None:
         error = runner.first_error.error or ""
-        book.findings.append(runs_finding(error, runner.first_error.error_at))
+        if runner.first_error is not runner.loader_error:
+            book.findings.append(runs_finding(error, runner.first_error.error_at))
         names = without_steps(names, book.skipped, error)
     try:
         drive(conduct(subject, load_groups(names), book), runner.run)

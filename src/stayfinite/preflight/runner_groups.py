@@ -15,7 +15,7 @@ from .probes import Group, Probe, Seen, Subject
 from .records import GROUPS, CheckReport, Finding, SkippedGroup, failed
 
 __all__ = [
-    "Book", "Ledger", "conduct", "drive", "load_groups", "report_of", "runs_finding", "selected",
+    "Book", "Ledger", "conduct", "drive", "load_groups", "loader_finding", "report_of", "runs_finding", "selected",
     "without_steps",
 ]  # fmt: skip
 
@@ -184,6 +184,19 @@ def runs_finding(error: str, where: str) -> Finding:
         "run the training by itself and mend this first",
         subject=place,
         weight=4,
+    )
+
+
+def loader_finding(seen: Seen, num_batches: int) -> Finding:
+    """The loader does not get through its first batches."""
+    place, _, source = seen.error_at.partition(" ")
+    return failed(
+        "data",
+        "data/loader",
+        f"batch {num_batches} raised {seen.error}" + (f" at `{source}`" if source else ""),
+        "mend the dataset or its collate_fn for this batch",
+        subject=place,
+        weight=6,
     )
 
 
