@@ -1,6 +1,7 @@
 """Every defect that is planted in environment, config and data is found, and named."""
 
 import pytest
+import tests.preflight.planted_data  # noqa: F401 - plants more
 from tests.preflight.healthy import TARGETS
 from tests.preflight.planted_core import PLANTED
 
