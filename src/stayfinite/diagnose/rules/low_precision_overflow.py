@@ -5,7 +5,8 @@ from __future__ import annotations
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import here, line_fix, num
+from ..rewrite import log_space_form
+from ..words import here, line_fix, log_space_fix, num
 
 
 @rule("low_precision_overflow")
@@ -39,14 +40,20 @@ def beyond_half(e: Evidence) -> Finding | None:
                 "the same step in float32 is finite",
                 experiment="higher_precision",
             ),
-            Fix(
-                title="scale before the product instead of after it, or normalize the inputs",
-                why="attention scores divided first, features of ordinary size and means instead of "
-                "sums stay within the range",
-            ),
+            _second_fix(e),
         ),
         wants=("higher_precision",),
         proof="higher_precision",
+    )
+
+
+def _second_fix(e: Evidence) -> Fix:
+    if e.is_backward and log_space_form(e.location.source) is not None:
+        return log_space_fix(e)  # the 1/p of log(p) cancels there
+    return Fix(
+        title="scale before the product instead of after it, or normalize the inputs",
+        why="attention scores divided first, features of ordinary size and means instead of "
+        "sums stay within the range",
     )
 
 
