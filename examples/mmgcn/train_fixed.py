@@ -1,6 +1,8 @@
 """MMGCN: a recommender over a user-item graph, with one graph network for each modality.
 
-python train.py --config config.yaml
+Usage: python train_fixed.py --config config.yaml
+
+What differs from train.py: the embeddings are parameters, and the loss stays in log space.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from stayfinite.checkpoint import scan_file
+from stayfinite.numerics import safe_sqrt
 from stayfinite.records import Incident
 
 HERE = Path(__file__).parents[2] / "examples" / "mmgcn"
@@ -124,6 +125,27 @@ def test_what_is_not_registered_is_not_saved(runs):
     saved = torch.load(runs[0] / "plain" / "mmgcn.pt", weights_only=True)["model"]
     assert "id_embedding" not in saved
     assert not any("preference" in name for name in saved)
+
+
+def test_the_epsilon_of_the_guide_changes_nothing_in_half_precision():
+    score = torch.tensor([-18.0, 0.0], dtype=torch.float16, requires_grad=True)
+    plain = torch.log(torch.sigmoid(score))
+    with_epsilon = torch.log(torch.sigmoid(score) + 1e-8)
+    assert plain[0] == -torch.inf
+    assert torch.equal(with_epsilon, plain)
+    fixed = torch.nn.functional.logsigmoid(score)
+    fixed.sum().backward()
+    assert fixed[0] == -18
+    assert score.grad[0] == 1
+
+
+def test_in_half_precision_the_epsilon_under_a_root_is_zero():
+    x = torch.zeros(1, dtype=torch.float16, requires_grad=True)
+    torch.sqrt(x * x + 1e-8).backward()
+    assert x.grad.isnan()
+    x.grad = None
+    safe_sqrt(x * x).backward()
+    assert x.grad == 0
 
 
 def test_the_demo_names_a_line_of_the_script():
