@@ -121,10 +121,11 @@ class _Session:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env={**os.environ, **_QUIET}, start_new_session=True,
             )  # fmt: skip
+            is_hung = True
             try:
                 is_hung = self._follow(process)
             finally:
-                _stop(process)
+                _stop(process, patience_s=0 if is_hung else 10)
         path = self.folder / "outcome.json"
         if path.exists():
             outcome: dict[str, Any] = json.loads(path.read_text())
@@ -240,10 +241,10 @@ def _how_ended(code: int) -> str:
     return f"exit code {code}"
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
     """It is through: DataLoader workers and other children go with it."""
     try:
-        process.wait(timeout=10)
+        process.wait(timeout=patience_s)
     except subprocess.TimeoutExpired:
         pass
     except KeyboardInterrupt:

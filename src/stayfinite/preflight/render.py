@@ -33,10 +33,10 @@ def describe(report: CheckReport, is_quiet: bool = False) -> Iterator[str]:
         if not is_quiet:
             yield ""
         yield _heading(report, group, findings)
-        width = max(len(_name(f)) for f in findings)
-        for f in findings:
-            if not is_quiet or f.is_problem:
-                yield from _rows(f, width)
+        shown = [f for f in findings if f.is_problem or not is_quiet]
+        width = max((len(_name(f)) for f in shown), default=0)
+        for f in shown:
+            yield from _rows(f, width)
         if group in reasons:
             yield f"  skip  the rest: {reasons[group]}"
     yield from _left_out(report)

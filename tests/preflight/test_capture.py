@@ -1,0 +1,196 @@
+"""An unmodified script's loop runs the probes, whatever it looks like, and nothing of it remains."""
+
+import os
+import textwrap
+
+import pytest
+
+from stayfinite.preflight import capture
+from stayfinite.preflight.capture import check_script
+from stayfinite.preflight.capture_files import Shadow
+from stayfinite.preflight.target import ScriptTarget
+
+HEAD = """
+import os, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+X = torch.randn(96, 8); Y = (X.sum(1) > 0).long()
+m = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+o = torch.optim.Adam(m.parameters(), lr=1e-3)
+ce = nn.CrossEntropyLoss()
+loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True)
+def step(x, y):
+    loss = ce(m(x), y); o.zero_grad(); loss.backward(); o.step(); return loss
+"""
+
+
+@pytest.fixture
+def checked(tmp_path, monkeypatch):
+    """Check a script with this body."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(body, only="forward,edges", head=HEAD, **more):
+        (tmp_path / "train.py").write_text(head + textwrap.dedent(body))
+        return check_script(ScriptTarget("train.py"), only=[only], **more)
+
+    return run
+
+
+def value_of(report, check):
+    return next(f.value for f in report.findings if f.check == check)
+
+
+def problems(report):
+    return [f"{f.status} {f.check} {f.subject}: {f.value}" for f in report.findings if f.is_problem]
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_plain_loop_is_probed_from_before_its_first_step(checked):
+    report = checked("for x, y in loader: loss = step(x, y)", only="init,forward,edges")
+    assert report.verdict == "ready", problems(report)
+    assert report.notes[0].startswith("3 real steps taken and undone; loss 0.6956")
+    assert "loss 0.6957" in value_of(report, "forward/finite")  # the same first batch again
+
+
+def test_gradient_accumulation_gets_as_many_batches_as_it_takes(checked):
+    report = checked("""
+        for epoch in range(9):
+            for i, (x, y) in enumerate(loader):
+                (ce(m(x), y) / 2).backward()
+                if i % 2:
+                    torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0); o.step(); o.zero_grad()
+        """, only="config,forward,edges")  # fmt: skip
+    assert report.verdict == "ready", problems(report)
+    assert value_of(report, "config/clip") == "clip_grad_norm_ 1"
+
+
+def test_a_loop_that_fetches_ahead_runs_the_batch_that_was_meant(checked):
+    report = checked("""
+        for epoch in range(99):
+            it = iter(loader); batch = next(it)
+            while batch is not None:
+                ahead = next(it, None)
+                step(*batch)
+                batch = ahead
+        """, only="edges")  # fmt: skip
+    assert report.verdict == "ready", problems(report)
+
+
+def test_a_loop_without_a_loader_is_probed_through_its_model(checked):
+    report = checked("""
+        for i in range(300):
+            rows = torch.randint(96, (16,))
+            step(X[rows], Y[rows])
+        """, only="data,forward,edges")  # fmt: skip
+    assert report.count("fail") == 0, problems(report)
+    assert any("no batches from a DataLoader" in n for n in report.notes)
+    assert value_of(report, "data/coverage") == "the training takes its batches from no loader"
+    assert {f.check for f in report.findings if f.status == "pass"} >= {
+        "forward/finite",
+        "edges/zero",
+    }
+
+
+def test_a_probe_that_kills_the_script_is_answered_and_the_others_go_on(checked):
+    report = checked("""
+        m.insert(1, nn.BatchNorm1d(16)); o = torch.optim.Adam(m.parameters(), lr=1e-3)
+        for epoch in range(9):
+            for x, y in loader:
+                if not bool((x != 0).any()): os.abort()
+                step(x, y)
+        """, only="edges")  # fmt: skip
+    assert "the script was started" in report.notes[1]
+    said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/zero")
+    assert "SIGABRT" in said
+    assert any(f.check == "edges/repeated" for f in report.findings)
+
+
+def test_a_loop_of_few_steps_is_started_again_for_the_rest(checked):
+    report = checked("""
+        it = iter(loader)
+        for i in range(9):
+            step(*next(it))
+        """, only="edges")  # fmt: skip
+    assert report.verdict == "ready", problems(report)
+    assert not report.skipped
+
+
+def test_nothing_of_the_users_is_written_made_or_removed(checked, tmp_path):
+    (tmp_path / "log.txt").write_text("mine")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "best.pt").write_text("mine too")
+    report = checked("""
+        import json, shutil, pathlib
+        os.makedirs("out/run", exist_ok=False)
+        shutil.rmtree("old", ignore_errors=True)
+        log = open("log.txt", "w")
+        for epoch in range(9):
+            for x, y in loader:
+                print(step(x, y).item(), file=log, flush=True)
+                torch.save(m.state_dict(), "out/run/last.pt"); torch.load("out/run/last.pt")
+                pathlib.Path("state.json").write_text(json.dumps({"a": 1}))
+                os.replace("state.json", "log.json")
+                assert json.loads(open("log.json").read()) == {"a": 1}
+        """, only="init")  # fmt: skip
+    assert report.verdict == "ready", problems(report)
+    assert sorted(os.listdir(tmp_path)) == ["log.txt", "old", "train.py"]
+    assert (tmp_path / "log.txt").read_text() == "mine"
+    assert (tmp_path / "old" / "best.pt").read_text() == "mine too"
+    assert any("held back" in n for n in report.notes)
+
+
+def test_a_first_step_that_raises_still_shows_data_and_config(checked):
+    body = "m[2] = nn.Linear(16, 1); o.add_param_group({'params': m[2].parameters()})\n"
+    report = checked(body + "for x, y in loader: step(x, y)\n", only="config,data,forward,edges")
+    assert report.verdict == "do not start"
+    runs = next(f for f in report.findings if f.check == "forward/runs")
+    assert runs.subject == "train.py:12"
+    assert "IndexError" in runs.value
+    labels = next(f for f in report.findings if f.check == "data/labels")
+    assert "label 1, but the model gives 1 classes" in labels.value
+    assert [s.group for s in report.skipped] == ["forward", "edges"]
+    assert report.first_things()[0].check == "data/labels"
+
+
+def test_what_the_loop_enters_and_clips_is_seen(checked):
+    report = checked("""
+        scaler = torch.amp.GradScaler("cpu", growth_interval=1)
+        for epoch in range(9):
+            for x, y in loader:
+                with torch.autocast("cpu", dtype=torch.float16):
+                    loss = ce(m(x), y)
+                o.zero_grad(); scaler.scale(loss).backward(); scaler.unscale_(o)
+                torch.nn.utils.clip_grad_norm_(m.parameters(), 1e6)
+                scaler.step(o); scaler.update()
+        """, only="config,forward")  # fmt: skip
+    found = {f.check: f.status for f in report.findings}
+    assert found["config/grad-scaler"] == "pass"
+    assert found["config/growth-interval"] == found["config/clip"] == "warn"
+    assert report.count("fail") == 0, problems(report)
+
+
+def test_a_silent_script_is_taken_for_hung(checked, monkeypatch):
+    monkeypatch.setattr(capture, "_PATIENCE_S", 4.0)
+    with pytest.raises(Exception, match="gave no sign for 4 s"):
+        checked("import time; time.sleep(600)", only="init")
+
+
+def test_shadow_reads_back_what_was_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("old")
+    folder = tmp_path / "shadow"
+    folder.mkdir()
+    shadow = Shadow(folder)
+    with shadow.held():
+        with open("a.txt", "a") as f:
+            f.write(" and new")
+        assert (tmp_path / "a.txt").read_text() == "old and new"
+        os.remove("a.txt")
+        (tmp_path / "b").mkdir()
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert not (tmp_path / "b").exists()
+    assert shadow.written == {str(tmp_path / "a.txt")}
