@@ -52,3 +52,15 @@ def test_bad_batches_in_a_row_use_no_random_number_up(form):
     assert [i.event.step for i in guard.incidents] == [7, 8, 9]
     _, without = train(form, share=0.0, bad=(7, 8, 9), left_out=(7, 8, 9))
     assert torch.equal(weights, without)
+
+
+def test_a_rollback_does_not_draw_the_bad_numbers_for_ever():
+    torch.manual_seed(0)
+    batches = [torch.randn(4, 3) for _ in range(80)]
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with Guard(model, optimizer, policy="rollback", settings={"diagnose": False}) as guard:
+        for batch in batches:
+            guard.step(lambda m, b: unlucky_loss(m, b, 0.05), batch)
+    assert 2 <= len(guard.incidents) < 20
+    assert all(p.isfinite().all() for p in model.parameters())

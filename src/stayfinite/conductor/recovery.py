@@ -180,7 +180,7 @@ class Recovery:
         state.clear_grads()
         state.snapshot.restore()
         first = since[0] if since else None
-        if first is not None and first.rng is not None:
+        if first is not None and first.rng is not None and not verdict.is_unlucky:
             first.rng.restore()
         if decision.lr_factor != 1.0:
             # The snapshot learns the new rate too: a second rollback lowers it further.

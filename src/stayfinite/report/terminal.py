@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 from ..records import Incident
@@ -10,7 +11,8 @@ from .text import headline, render, short_path
 
 __all__ = ["say_incident", "say_summary"]
 
-_told: set[tuple[object, ...]] = set()
+_told: Counter[tuple[object, ...]] = Counter()
+_NUM_REPEATS = 3
 _HEADINGS = ("where", "chain", "values", "this step", "why", "proof", "try", "done", "saved")
 
 
@@ -24,10 +26,16 @@ def say_incident(incident: Incident) -> None:
         incident.event.symptom,
     )
     sys.stdout.flush()
-    if key in _told:
-        print(f"stayfinite: {headline(incident)} (as before)", file=sys.stderr, flush=True)
+    _told[key] += 1
+    count = _told[key] - 1
+    if count:
+        # The same thing at every step is a flood: three times, then at 4, 8, 16, …
+        if count <= _NUM_REPEATS:
+            print(f"stayfinite: {headline(incident)} (as before)", file=sys.stderr, flush=True)
+        elif count & (count - 1) == 0:
+            note = f"(as before, {count} times by now)"
+            print(f"stayfinite: {headline(incident)} {note}", file=sys.stderr, flush=True)
         return
-    _told.add(key)
     text = render(incident)
     if sys.stderr.isatty():
         _say_in_color(text)
