@@ -114,9 +114,7 @@ def train_epoch(run: Run, loader: DataLoader, config: dict[str, Any], device: st
             log_probs = run.model(frames)
         columns = torch.full((len(frames),), log_probs.shape[1])
         lengths = torch.full((len(frames),), LENGTH)
-        loss = nn.functional.ctc_loss(
-            log_probs.float().transpose(0, 1), targets, columns, lengths
-        )
+        loss = nn.functional.ctc_loss(log_probs.float().transpose(0, 1), targets, columns, lengths)
         run.scaler.scale(loss).backward()
         run.scaler.unscale_(run.optimizer)
         nn.utils.clip_grad_norm_(run.model.parameters(), config["grad_clip"])

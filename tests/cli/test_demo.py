@@ -92,6 +92,12 @@ def test_every_problem_of_a_demo_file_is_told_at_once(toy):
         assert problem in str(e.value)
 
 
+def test_a_metric_that_is_no_pattern(toy):
+    (toy / "demo.yaml").write_text(GOOD.replace("metric: accuracy", "metric: accuracy (0"))
+    with pytest.raises(UsageError, match="`metric` is no regular expression"):
+        read_case(toy / "demo.yaml")
+
+
 def test_a_file_that_is_no_yaml(toy):
     (toy / "demo.yaml").write_text("title: [")
     with pytest.raises(UsageError, match="is not YAML"):

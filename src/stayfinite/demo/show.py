@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -50,7 +51,7 @@ class Show:
         self._say("\n3. with the fix\n")
         lines = self._python(case.fixed, case.fixed_args, "fixed")
         self.last_line = next((line for line in reversed(lines) if line.strip()), "").strip()
-        if case.metric not in self.last_line:
+        if not re.search(case.metric, self.last_line):
             self.disappointments.append(
                 f"the last line of the repaired run does not show {case.metric!r}: "
                 f"{self.last_line!r}"
