@@ -822,3 +822,22 @@ def near_the_edge() -> Target:
 @planted("stability", "stability/lr", "lr 5", "fail")
 def absurd_rate_of_adam() -> Target:
     return training(net(), lr=5.0)
+
+
+@planted("edges", "edges/only-padding", "softmax")
+def attention_over_an_empty_document() -> Target:
+    class Reads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(32, 8, padding_idx=0)
+            self.score = nn.Linear(8, 1)
+            self.head = nn.Linear(8, 4)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.embed(tokens)
+            scores = self.score(x)[..., 0].masked_fill(tokens == 0, float("-inf"))
+            return self.head((scores.softmax(-1)[..., None] * x).sum(1))
+
+    tokens = torch.randint(1, 32, (64, 10))
+    tokens[torch.arange(10) >= torch.randint(2, 11, (64, 1))] = 0
+    return training(Reads(), data=loader(tokens, torch.arange(64) % 4))

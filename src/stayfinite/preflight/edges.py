@@ -27,6 +27,7 @@ _REMEDY = {
     "edges/full-mask": "guard this operation against a mask that hides everything",
     "edges/random": "keep the random number off its ends, in float32: clamp it to 1e-6 and 1 - 1e-6",
     "edges/shortest": "guard this operation against short sequences, or filter them out",
+    "edges/only-padding": "guard this operation against an empty sequence, or filter empty ones out",
     "edges/longest": "guard this operation against long sequences, or filter them out",
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..conductor.rows import map_tensors, num_rows, take_rows
 from ..observe.batches import named_tensors
+from .edges_padding import padding_of
 from .probes import Subject
 
 __all__ = ["Edge", "Part", "edges_of", "parts_of"]
@@ -104,6 +105,12 @@ def edges_of(subject: Subject) -> Iterator[Edge]:
         yield from _repeats(subject, parts, total)
     yield from _masks(batch, [p for p in parts if p.kind == "mask"], total)
     yield from _sequences(subject, batch, parts, total)
+    for part in parts:
+        padding = padding_of(part.name, subject.batches) if part.kind == "tokens" else None
+        if padding is not None:
+            changed = change(batch, [part], _first_row(_filled(padding), total))
+            what = f"one sequence of {part.name} with nothing but padding ({padding})"
+            yield Edge("edges/only-padding", what, changed)
 
 
 def change(batch: Any, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -> Any:
