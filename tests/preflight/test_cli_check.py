@@ -124,8 +124,8 @@ def test_a_page_is_one_file_with_everything_escaped(run, tmp_path):
          "  - loader must be iterable (a DataLoader), got an int\n"
          "  - optimizer must be a torch.optim.Optimizer (or a list of them), got a Linear"),
         (("good.py:hollow",), "good.py:hollow: the loader is empty; expected at least one batch"),
-        (("good.py:build", "--json"), "good.py:build: a build function takes no arguments, got "
-         "--json\ntry: stayfinite's own options go before the target"),
+        (("good.py:build", "--lr"), "good.py:build: a build function takes no arguments, got "
+         "--lr\ntry: stayfinite's own options go before the target"),
         (("--only", "dat", "good.py:build"), "there is no group 'dat'; groups: environment, config, "
          "data, init, forward, edges, precision, stability"),
         (("--steps", "0", "good.py:build"), "`--steps` must be at least 1, got 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _INTERRUPTED = 130
+_CONFIGS = (".yaml", ".yml", ".json", ".toml", ".py")
 _COLORS = (
     (r"^  (fail) ", "bold red"),
     (r"^  (warn) ", "bold yellow"),
@@ -32,7 +34,7 @@ _COLORS = (
 
 
 def register(app: typer.Typer) -> None:
-    # Everything after TARGET is the script's own.
+    # What stands after TARGET is sorted out in `late_options`.
     app.command("check", context_settings={"allow_interspersed_args": False})(check)
 
 
@@ -82,19 +84,53 @@ def check(
     files that it writes are held back. Exit code: 0 no check failed, 1 one did, 2 wrong usage.
     """
     with _plain_errors():
+        late, words = late_options(target or [])
+        target = words
+        only, skip = [*(only or []), *late.only], [*(skip or []), *late.skip]
+        as_json, html, preset = as_json or late.json, html or late.html, preset or late.preset
+        config = config or late.config
         _validate(steps, seed)
         if preset is not None:
             _write_preset(config, preset, quiet=as_json)
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
-            target or [], module, config, data, only or [], skip or [], steps, seed,
+            target, module, config, data, only, skip, steps, seed,
             _num_samples(data_samples),
         )  # fmt: skip
         if html is not None:
             _write_page(report, html)
         _print(report, as_json, quiet)
         raise typer.Exit(report.exit_code)
+
+
+def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Options of ours that stand after TARGET, and what is the script's own.
+
+    `--` ends ours. A config that the script is given is the one to check, too.
+
+    >>> late, words = late_options(["train.py", "--lr", "0.1", "--only", "data", "--json"])
+    >>> late.only, late.json, words
+    (['data'], True, ['train.py', '--lr', '0.1'])
+    >>> late_options(["train.py", "--", "--json"])[1]
+    ['train.py', '--json']
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--skip", action="append", default=[])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--html", type=Path)
+    parser.add_argument("--preset")
+    end = words.index("--") if "--" in words else len(words)
+    late, rest = parser.parse_known_args(words[1:end])
+    seen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    seen.add_argument("--config", type=Path)
+    given, others = seen.parse_known_args(rest)
+    is_file = given.config is not None and given.config.suffix in _CONFIGS
+    late.config = given.config if is_file and given.config.is_file() else None
+    if words and ":" in words[0] and is_file:
+        rest, late.config = others, given.config  # a build function takes no arguments
+    return late, [*words[:1], *rest, *words[end + 1 :]]
 
 
 def _validate(steps: int, seed: int) -> None:
