@@ -174,6 +174,7 @@ def main() -> None:
     for key in ("epochs", "seed"):
         if getattr(args, key) is not None:
             config[key] = getattr(args, key)
+    torch.set_num_threads(1)  # with tensors this small a second thread only waits
     train(config, args)
 
 
