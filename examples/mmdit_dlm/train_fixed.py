@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # tensors this small are faster without threads
     config = yaml.safe_load(args.config.read_text())
     if args.num_steps is not None:
         config["training"]["num_steps"] = args.num_steps
