@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +33,7 @@ class MappedFile:
         self.view = memoryview(b"")
         if self.size:
             try:
-                self._map = mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
+                self._map = _mapped(self._fd, self.size)
             except (OSError, ValueError):
                 os.close(self._fd)
                 raise
@@ -61,6 +63,18 @@ class MappedFile:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.11 does not name it
+
+
+def _mapped(fd: int, size: int) -> mmap.mmap:
+    """Copy-on-write. Nobody writes, so no memory is set aside for it: a file larger than the
+    machine's memory can be mapped, too."""
+    if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
+        flags = mmap.MAP_PRIVATE | _NO_RESERVE
+        return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
 
 
 class Blob:
