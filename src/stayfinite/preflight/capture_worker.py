@@ -13,6 +13,8 @@ import pickle
 import random
 import runpy
 import sys
+import threading
+import time
 import types
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -103,6 +105,7 @@ def _write(path: Path, content: bytes) -> None:
 def main(folder: Path) -> None:
     """Run the job in `folder` and leave an outcome there."""
     job: Job = json.loads((folder / "job.json").read_text())
+    _end_with_the_parent()
     ledger = FolderLedger(folder)
     ledger.say("", "starting the script")
 
@@ -132,6 +135,18 @@ def main(folder: Path) -> None:
     outcome["vehicle"] = captor.subject.vehicle if captor.subject is not None else ""
     outcome["first_loss"] = captor.steps[0].loss if captor.steps else None
     _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
+
+
+def _end_with_the_parent() -> None:
+    """If the command is killed, nobody is left to stop the script: it must not train on."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:

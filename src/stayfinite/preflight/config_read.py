@@ -181,6 +181,8 @@ def _read_toml(path: Path, text: str) -> Iterator[Entry]:
 
 _TOML_LINE = re.compile(r"^[ \t]*([\w.\"'-]+)[ \t]*=[ \t]*([^#\n\[{]+?)[ \t]*(?:#.*)?$", re.M)
 _TOML_LIST = re.compile(r"^[ \t]*([\w.\"'-]+)[ \t]*=[ \t]*\[([^\[\]{}\"'\n]*)\]", re.M)
+_TOML_INLINE = re.compile(r"^[ \t]*([\w.\"'-]+)[ \t]*=[ \t]*\{([^\[\]{}\"'\n]*)\}", re.M)
+_TOML_PAIR = re.compile(r"([\w.-]+)\s*=\s*([^,\s]+)")
 _TOML_TABLE = re.compile(r"^[ \t]*\[([^\[\]\n]+)\]", re.M)
 
 
@@ -194,6 +196,12 @@ def _toml_places(text: str) -> Iterator[tuple[tuple[str, ...], tuple[int, int]]]
         for i, item in enumerate(re.finditer(r"[^,\s]+", match[2])):
             start = match.start(2)
             yield (*path, str(i)), (start + item.start(), start + item.end())
+
+    for match in _TOML_INLINE.finditer(text):
+        path = (*_table_at(tables, match.start()), *_toml_key(match[1]))
+        for item in _TOML_PAIR.finditer(match[2]):
+            start = match.start(2)
+            yield (*path, *_toml_key(item[1])), (start + item.start(2), start + item.end(2))
 
 
 def _table_at(tables: list[tuple[int, tuple[str, ...]]], at: int) -> tuple[str, ...]:

@@ -22,8 +22,6 @@ from .data_source import BLOCK_ELEMENTS, BLOCK_SAMPLES, BUDGET_S, Scan, Tell
 
 __all__ = ["scan_file"]
 
-_TRIAL_BLOCKS = 4
-
 
 def scan_file(path: Path, num_samples: int | None, tell: Tell) -> Scan:
     """A data file: npy, npz, safetensors, pt (never unpickled) or csv; rows are samples."""
@@ -68,13 +66,16 @@ def _spread_blocks(
     """All of them where the time allows it, else evenly spread ones: a skipped one is not read."""
     begin = time.perf_counter()
     number = math.ceil(math.prod(tensor.ref.size) / BLOCK_ELEMENTS)
-    every = 1
+    next_one, num_done = 0, 0
     for i, block in enumerate(blocks):
-        if i == _TRIAL_BLOCKS:
-            each = (time.perf_counter() - begin) / _TRIAL_BLOCKS
-            every = max(1, math.ceil(each * number / budget))
-        if i % every == 0:
-            yield block
+        if i < next_one:
+            continue
+        yield block
+        num_done += 1
+        spent = time.perf_counter() - begin
+        left = max(budget - spent, budget / 100)
+        every = (spent / num_done) * (number - i) / left if math.isfinite(budget) else 1
+        next_one = i + max(1, math.ceil(every))
 
 
 def _stored_blocks(tensor: NamedTensor, num_samples: int | None) -> Iterator[tuple[int, Tensor]]:

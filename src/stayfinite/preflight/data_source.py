@@ -22,7 +22,7 @@ from .data_stats import PartStats
 __all__ = ["Scan", "Tell", "scan_batches", "scan_loader"]
 
 BUDGET_S = 20.0
-BLOCK_ELEMENTS = 1 << 20
+BLOCK_ELEMENTS = 1 << 18
 BLOCK_SAMPLES = 512
 _TRIAL = 32
 _MAX_ERRORS = 20

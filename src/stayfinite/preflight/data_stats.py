@@ -250,16 +250,16 @@ class PartStats:
 def _by_feature(block: Tensor) -> Tensor:
     """(samples, places, features): what a feature is depends on the shape of a sample.
 
-    One dimension: every element. Two (time, features): the last. Three and more: channels first,
-    or last where the first is long.
+    One dimension: every element. Two (time, features): the last. Three and more: channels, which
+    are the shorter of the first and the last.
     """
     n = len(block)
     if block.dim() == 1:
         return block.view(n, 1, 1)
     if block.dim() in (2, 3) and block.shape[-1] <= _MAX_FEATURES:
         return block.reshape(n, -1, block.shape[-1])
-    if block.dim() >= 4 and block.shape[1] <= _MAX_CHANNELS:
-        return block.movedim(1, -1).reshape(n, -1, block.shape[1])
-    if block.dim() >= 4 and block.shape[-1] <= _MAX_CHANNELS:
+    if block.dim() >= 4 and min(block.shape[1], block.shape[-1]) <= _MAX_CHANNELS:
+        if block.shape[1] <= block.shape[-1]:
+            block = block.movedim(1, -1)
         return block.reshape(n, -1, block.shape[-1])
     return block.reshape(n, -1, 1)
