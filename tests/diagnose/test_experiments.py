@@ -99,7 +99,16 @@ def drive(form, defect, diagnose):
 
 
 @pytest.mark.parametrize("form", ["step", "loop"])
-@pytest.mark.parametrize("defect", ["log", "sqrt", "half", "nan", "rate"])
+@pytest.mark.parametrize(
+    "defect",
+    [
+        "log",
+        "sqrt",
+        "nan",
+        pytest.param("half", marks=pytest.mark.slow),
+        pytest.param("rate", marks=pytest.mark.slow),
+    ],
+)
 def test_a_diagnosis_leaves_no_trace(form, defect):
     """The same run with and without experiments ends bitwise equal."""
     with_, incidents = drive(form, defect, True)

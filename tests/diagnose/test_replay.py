@@ -1,6 +1,7 @@
 """An incident on disk fails again in a new process, and its file runs no code."""
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -48,10 +49,17 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture(scope="session")
+def broken_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
+    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
 @pytest.fixture
-def incident(tmp_path, monkeypatch):
-    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True)
+def incident(broken_run, tmp_path, monkeypatch):
+    shutil.copytree(broken_run, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     (found,) = (tmp_path / "run" / "incidents").iterdir()
     return found
@@ -118,6 +126,7 @@ LOOP = SCRIPT.replace(
 )
 
 
+@pytest.mark.slow
 def test_a_script_is_replayed_by_itself(tmp_path):
     (tmp_path / "loop.py").write_text(textwrap.dedent(LOOP))
 

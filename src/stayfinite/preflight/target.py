@@ -67,8 +67,8 @@ class Built:
 def parse_target(words: list[str], module: str | None = None) -> ScriptTarget | BuildTarget:
     """What the words of the command line mean.
 
-    >>> parse_target(["train.py", "--lr", "1"])
-    ScriptTarget(name='train.py', args=('--lr', '1'), is_module=False)
+    >>> parse_target(["--lr", "1"], module="pkg.train")
+    ScriptTarget(name='pkg.train', args=('--lr', '1'), is_module=True)
     >>> parse_target(["pkg.train:build"])
     BuildTarget(home='pkg.train', function='build')
     """
