@@ -140,9 +140,13 @@ class CheckReport:
         """
         chosen: list[Finding] = []
         for f in sorted(self._problems(), key=lambda f: (_RANK[f.status], -f.weight)):
-            if not any((c.action, c.subject) == (f.action, f.subject) for c in chosen):
+            if not any(_is_same(c, f) for c in chosen):
                 chosen.append(f)
         return tuple(chosen[:number])
+
+    def also(self, first: Finding) -> int:
+        """How many more findings are the same thing elsewhere."""
+        return sum(_is_same(f, first) for f in self.findings) - 1
 
     def _problems(self) -> Iterable[Finding]:
         return (f for f in self.findings if f.is_problem)
@@ -169,3 +173,8 @@ class CheckReport:
         for key in ("kind", "verdict", "exit_code"):
             data.pop(key, None)
         return from_plain(cls, data)
+
+
+def _is_same(a: Finding, b: Finding) -> bool:
+    """The same thing to do: here and elsewhere, or here for two reasons."""
+    return a.action == b.action and (a.check == b.check or a.subject == b.subject)

@@ -88,7 +88,8 @@ def _verdict(report: CheckReport) -> Iterator[str]:
     if first:
         yield "do first:" if len(first) > 1 else "do this:"
         for i, f in enumerate(first, 1):
-            about = f"{f.subject}: " if f.subject else ""
+            more = f" and {report.also(f)} more" if report.also(f) else ""
+            about = f"{f.subject}{more}: " if f.subject else ""
             yield f"  {i}. {about}{f.action}"
             yield f"     ({f.status} {f.check}: {f.value})"
         yield ""
