@@ -17,8 +17,9 @@ __all__ = ["Show"]
 
 Say = Callable[[str], None]
 
-# What a script prints and what stayfinite says of it must come in the order in which it happened.
-_UNBUFFERED = {**os.environ, "PYTHONUNBUFFERED": "1"}
+# Unbuffered: what a script prints and what stayfinite says of it come in the order in which it
+# happened. One thread: the models are small, and on a busy machine two threads wait for each other.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"}
 
 
 class Show:
@@ -80,7 +81,7 @@ class Show:
         with subprocess.Popen(
             [sys.executable, script.name, *args],
             cwd=self._room(room),
-            env=_UNBUFFERED,
+            env=_ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -100,7 +101,7 @@ class Show:
         done = subprocess.run(
             [sys.executable, "-m", "stayfinite", *words],
             cwd=self._room(room),
-            env=_UNBUFFERED,
+            env=_ENVIRONMENT,
             check=False,
         )
         if done.returncode:
