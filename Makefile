@@ -7,7 +7,7 @@ JOBS ?= 2
 .PHONY: demo test test-fast check bench clinic clean
 .venv/core.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -qq -c constraints.txt -e .
+	$(PIP) install -qq -c constraints.txt -e ".[numpy]"
 	touch $@
 .venv/test.stamp: .venv/core.stamp
 	$(PIP) install -qq -c constraints.txt -e ".[test,peers,sinks,plots]"

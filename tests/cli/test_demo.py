@@ -167,3 +167,19 @@ def test_a_wheel_brings_the_examples(toy, tmp_path):
     assert built.code == 0, built.err
     brought = sorted(path.name for path in (tmp_path / "lib/stayfinite/examples/toy").iterdir())
     assert brought == ["demo.yaml", "train.py", "train_fixed.py"]
+
+
+def test_a_package_that_a_case_needs_is_named(monkeypatch, capsys):
+    from typer.testing import CliRunner
+
+    from stayfinite.cli.app import app
+    from stayfinite.demo import cases
+
+    known = cases.importlib.util.find_spec
+    monkeypatch.setattr(
+        cases.importlib.util, "find_spec", lambda n: None if n == "numpy" else known(n)
+    )
+    result = CliRunner().invoke(app, ["demo", "mmgcn"])
+    assert result.exit_code == 2
+    assert "mmgcn needs numpy, not installed here" in result.output
+    assert "pip install numpy" in result.output

@@ -37,6 +37,12 @@ def demo(
             _list([(case.name, case.title) for case in cases().values()])
             return
         case = find(name)
+        missing = case.missing()
+        if missing:
+            needed = " and ".join(missing)
+            raise UsageError(
+                f"{name} needs {needed}, not installed here\n  try: pip install {' '.join(missing)}"
+            )
     except UsageError as e:
         typer.echo(f"stayfinite demo: {e}", err=True)
         raise typer.Exit(2) from e

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +42,20 @@ class Case:
         if self.script.name != "train.py":
             return [self.script, self.fixed]
         return [p for p in sorted(self.script.parent.iterdir()) if p.is_file()]
+
+    def missing(self) -> list[str]:
+        """Packages that its scripts import and that are not installed."""
+        own = {p.stem for p in self.sources()}
+        wanted: set[str] = set()
+        for path in self.sources():
+            if path.suffix != ".py":
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    wanted.update(alias.name.partition(".")[0] for alias in node.names)
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    wanted.add(node.module.partition(".")[0])
+        return [n for n in sorted(wanted - own) if importlib.util.find_spec(n) is None]
 
 
 def cases() -> dict[str, Case]:
