@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -163,3 +164,11 @@ def test_looking_ahead_leaves_the_schedule_where_it_was():
     assert json.dumps([scheduler.state_dict(), optimizer.state_dict()], default=str) == before
     (found,) = [f for f in report.findings if f.check == "config/schedule"]
     assert (found.status, found.subject) == ("pass", "OneCycleLR")
+
+
+def test_the_manual_has_every_rule():
+    manual = (Path(__file__).parents[2] / "docs" / "CHECK.md").read_text(encoding="utf-8")
+    for rule in RULES:
+        row = f"| {expected_range(rule)} | {rule.status}: {rule.action} | {rule.source} |"
+        assert f"| `{rule.name}` | {rule.quantity} |" in manual
+        assert row in manual, row

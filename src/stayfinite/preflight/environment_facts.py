@@ -104,7 +104,7 @@ def gather(subject: Subject) -> Facts:
         num_workers=max([w for w in workers if isinstance(w, int)], default=0),
         free_shm_bytes=_free_shm(),
         needed_bytes=4 * size,
-        free_bytes=float(torch.cuda.mem_get_info()[0]) if on_gpu else free_memory(),
+        free_bytes=float(torch.cuda.mem_get_info()[0]) if on_gpu else _available(),
         free_disk_bytes=float(shutil.disk_usage(Path.cwd()).free),
         parameter_bytes=size,
     )
@@ -146,6 +146,17 @@ def _varying(batches: list[Any]) -> bool:
     """Whether batches differ in more than the number of samples."""
     shapes = {tuple(tuple(t.shape[1:]) for _, t in named_tensors(b)) for b in batches}
     return len(shapes) > 1
+
+
+def _available() -> float:
+    """Memory that a process can have; what the system only caches counts."""
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass
+    return free_memory()
 
 
 def _free_shm() -> float | None:
