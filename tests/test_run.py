@@ -319,7 +319,10 @@ def test_too_many_skips_stop_the_script(nursery, tmp_path):
         "stayfinite: 2 steps in a row were skipped (limit 1); the training cannot go on by skipping"
     )
     assert lines[at + 1].startswith("  where: step 1: the loss is nan")
-    assert lines[at + 2] == "  try: fix the cause, or roll back to the last good checkpoint"
+    assert lines[at + 2] == (
+        "  try: fix the cause, or let it go back and slow down: the policy rollback:6:lr=0.2 returns "
+        "to the last snapshot with a fifth of the learning rate"
+    )
 
 
 def test_incidents_go_to_a_folder_named_after_the_script(nursery, tmp_path):

@@ -98,18 +98,17 @@ class Recovery:
             raise BudgetExceededError(
                 f"{decision.reason}; the training cannot go on by {_doing(self.policy)}\n"
                 f"  where: {headline(incident)}\n"
-                f"  try: {self._way_out(incident)}",
+                f"  try: {self._way_out()}",
                 incident,
             )
         return incident
 
-    def _way_out(self, incident: Incident) -> str:
+    def _way_out(self) -> str:
         """What is left when no batch can be applied any more."""
-        tried = {x.name: x.outcome for x in incident.diagnosis.experiments}
-        if tried.get("smaller_lr") == "finite" and self.policy.name == "skip":
+        if self.policy.name == "skip":
             return (
-                "fix the cause, or go on from the last snapshot at a smaller learning rate, which "
-                "was finite when tried: --policy rollback:6:lr=0.2"
+                "fix the cause, or let it go back and slow down: the policy rollback:6:lr=0.2 returns "
+                "to the last snapshot with a fifth of the learning rate"
             )
         return "fix the cause, or roll back to the last good checkpoint"
 
