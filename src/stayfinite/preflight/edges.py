@@ -111,6 +111,7 @@ def _finding(edge: Edge, seen: Seen) -> Finding:
         f"{edge.what} gives {_short(seen)}{words}",
         edge.action or _REMEDY[edge.check],
         subject=where,
-        weight=6 if edge.is_certain else 3,
+        # A NaN that was seen outranks a rule of thumb.
+        weight=6 if edge.is_certain else 5.5,
         data={**_data(seen), "op": seen.location.op if seen.location else None},
     )

@@ -106,7 +106,7 @@ RULES: tuple[Rule, ...] = (
          action="set 1.0, or leave clipping out", source="a norm of 0 zeroes every gradient", weight=8),
     Rule(name="clip", quantity="clip", status="warn", at_most=1000.0,
          action="set 1.0: a limit that is never reached does nothing",
-         source="Pascanu et al. 2013; seed project 3 clipped at 1e6 and lost its run", weight=3),
+         source="Pascanu et al. 2013; one public run clipped at 1e6 and was lost", weight=3),
     Rule(name="clip", quantity="clip", status="warn", at_least=1e-3,
          action="set 0.1 or more, and lower the learning rate instead",
          source="Pascanu et al. 2013: about the typical norm", weight=2),
