@@ -21,7 +21,7 @@ from ..observe.wires import Listener
 from .capture_turn import NOTHING, Turn, criteria, first, heads, is_in
 from .layers_leaves import user_variables
 from .probes import Probe, Seen, Step, Subject
-from .runner import Attempt, Bench, loss_nodes
+from .runner import Attempt, Bench, loss_nodes, step_schedule
 from .runner_build import model_device
 from .runner_casts import autocast_off
 
@@ -337,7 +337,9 @@ class Captor(Listener):
 
     def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any:
         self.on_scheduler(scheduler)
-        return call() if self._moves else None
+        if self.attempt is None:
+            return call()
+        return step_schedule(call) if self._moves else None
 
     def on_average(self, call: Callable[[], Any]) -> Any:
         return call() if self._moves else None

@@ -11,7 +11,7 @@ from .data_stats import PartStats
 from .probes import Seen, Subject
 from .records import Finding, failed, passed, warned
 
-__all__ = ["label_checks"]
+__all__ = ["label_checks", "label_part"]
 
 _GROUP = "data"
 _IGNORED = (-100, -1)
@@ -22,8 +22,8 @@ _RARE = 0.95
 
 def label_checks(scan: Scan, subject: Subject | None, seen: Seen | None) -> list[Finding]:
     """The range of labels and word numbers, and the balance of classes."""
-    whole = [p for p in scan.parts.values() if not p.is_float and p.low_int is not None]
-    label = _label(whole, scan, subject)
+    whole = _whole(scan)
+    label = label_part(scan, subject)
     found: list[Finding] = []
     if label is not None:
         num_classes = _num_classes(label, subject, seen)
@@ -37,8 +37,13 @@ def label_checks(scan: Scan, subject: Subject | None, seen: Seen | None) -> list
     return found
 
 
-def _label(whole: list[PartStats], scan: Scan, subject: Subject | None) -> PartStats | None:
+def _whole(scan: Scan) -> list[PartStats]:
+    return [p for p in scan.parts.values() if not p.is_float and p.low_int is not None]
+
+
+def label_part(scan: Scan, subject: Subject | None) -> PartStats | None:
     """The part that says the class: by its name, or the last whole number of a sample."""
+    whole = _whole(scan)
     named = [p for p in whole if _NAMES.search(p.name)]
     if named:
         return named[0]

@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data.dataloader import default_collate
 
+from .data_labels import label_part
 from .data_source import Scan
 from .data_stats import PartStats
 from .probes import Subject
@@ -22,7 +23,7 @@ def loader_checks(scan: Scan, loader: Any, subject: Subject) -> list[Finding]:
     """Shapes that do not stack, a last batch of one, an order that nobody shuffles, doubles."""
     if not isinstance(loader, DataLoader):
         return []
-    found = [*_ragged(scan, loader), *_last_batch(loader, subject), *_order(scan, loader)]
+    found = [*_ragged(scan, loader), *_last_batch(loader, subject), *_order(scan, loader, subject)]
     return found + _doubles(scan, subject)
 
 
@@ -77,25 +78,26 @@ def _last_batch(loader: DataLoader[Any], subject: Subject) -> list[Finding]:
     ]
 
 
-def _order(scan: Scan, loader: DataLoader[Any]) -> list[Finding]:
+def _order(scan: Scan, loader: DataLoader[Any], subject: Subject) -> list[Finding]:
     if not isinstance(loader.sampler, SequentialSampler) or not scan.by_sample:
         return []
+    p = label_part(scan, subject)
+    if p is None or not p.is_sorted or p.sample_shape not in ((), (1,)):
+        return []
     size = loader.batch_size or 1
-    for p in scan.parts.values():
-        is_classes = not p.is_float and p.sample_shape in ((), (1,)) and 1 < len(p.classes) <= 1000
-        if is_classes and p.is_sorted and p.num_samples > 2 * size:
-            return [
-                warned(
-                    _GROUP,
-                    "data/order",
-                    "the labels come sorted, and nobody shuffles",
-                    "DataLoader(…, shuffle=True)",
-                    subject=p.name,
-                    weight=6,
-                    why="every batch has one class only",
-                )
-            ]
-    return []
+    if not 1 < len(p.classes) <= p.num_samples // 4 or p.num_samples <= 2 * size:
+        return []
+    return [
+        warned(
+            _GROUP,
+            "data/order",
+            "the labels come sorted, and nobody shuffles",
+            "DataLoader(…, shuffle=True)",
+            subject=p.name,
+            weight=6,
+            why="every batch has one class only",
+        )
+    ]
 
 
 def _doubles(scan: Scan, subject: Subject) -> list[Finding]:

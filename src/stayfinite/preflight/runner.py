@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from .probes import Probe, Seen
 from .runner_casts import in_precision
 from .runner_watch import LayerWatch
 
-__all__ = ["Attempt", "Bench", "loss_nodes"]
+__all__ = ["Attempt", "Bench", "loss_nodes", "step_schedule"]
 
 _NODES = 40
 
@@ -226,6 +226,17 @@ def _with_scale(state: TrainState, scale: float, device: str) -> Iterator[None]:
     finally:
         for s, value, tracker in kept:
             s._scale, s._growth_tracker = value, tracker
+
+
+def step_schedule(call: Callable[[], Any]) -> Any:
+    """One step of a schedule; one that is through (we may take more steps than it was made for)
+    leaves the rate as it is."""
+    try:
+        return call()
+    except ValueError as e:
+        if "Tried to step" not in str(e):
+            raise
+        return None
 
 
 def loss_nodes(loss: Tensor) -> tuple[str, ...]:

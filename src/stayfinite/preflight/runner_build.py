@@ -16,7 +16,7 @@ from ..conductor.state import TrainState
 from ..errors import UsageError
 from ..locate.frames import is_user_file
 from .probes import Probe, Seen, Step, Subject
-from .runner import Attempt, Bench
+from .runner import Attempt, Bench, step_schedule
 from .runner_casts import autocast_off, noting_autocast
 from .target import Built
 
@@ -160,7 +160,7 @@ class BuildRunner:
         if scaler is not None:
             scaler.update()
         if built.scheduler is not None:
-            built.scheduler.step()
+            step_schedule(built.scheduler.step)
 
     def _clip(self, scaler: Any) -> None:
         if self._built.clip_norm is None:
