@@ -12,6 +12,7 @@ import os
 import pickle
 import random
 import runpy
+import shutil
 import sys
 import threading
 import time
@@ -105,7 +106,7 @@ def _write(path: Path, content: bytes) -> None:
 def main(folder: Path) -> None:
     """Run the job in `folder` and leave an outcome there."""
     job: Job = json.loads((folder / "job.json").read_text())
-    _end_with_the_parent()
+    _end_with_the_parent(folder)
     ledger = FolderLedger(folder)
     ledger.say("", "starting the script")
 
@@ -137,13 +138,14 @@ def main(folder: Path) -> None:
     _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
 
 
-def _end_with_the_parent() -> None:
+def _end_with_the_parent(folder: Path) -> None:
     """If the command is killed, nobody is left to stop the script: it must not train on."""
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
