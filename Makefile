@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 JOBS ?= 2
+# Each of the parallel test processes computes on one core; two threads each would starve one another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo test test-fast check bench clinic clean
 .venv/core.stamp: pyproject.toml constraints.txt
@@ -20,13 +22,13 @@ check: .venv/test.stamp
 	$(BIN)/ruff format --check src tests benchmarks clinic examples setup.py
 	$(BIN)/ruff check src tests benchmarks clinic examples setup.py
 	$(BIN)/mypy src
-	$(BIN)/python -m pytest tests/test_imports.py
+	$(PYTEST) tests/test_imports.py
 
 test: check
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(PYTEST) -n $(JOBS)
 
 test-fast: .venv/test.stamp
-	$(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(PYTEST) -n $(JOBS) -m "not slow"
 
 bench: .venv/test.stamp
 	$(BIN)/python -m benchmarks

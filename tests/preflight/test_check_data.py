@@ -127,7 +127,7 @@ def test_a_file_larger_than_memory_is_sampled_in_bounded_memory(tmp_path, monkey
     growth, scan = peak_growth(monkeypatch, lambda: scan_file(path, None, quiet))
     assert path.stat().st_size > memory
     assert scan.num_total == rows
-    assert 1000 < scan.num_seen < rows
+    assert 0 < scan.num_seen < rows
     assert growth < 200e6
 
 
