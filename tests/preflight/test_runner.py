@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from stayfinite.errors import UsageError
 from stayfinite.preflight.probes import Probe, Seen, Subject
-from stayfinite.preflight.records import CheckReport, Finding, failed, passed, warned
+from stayfinite.preflight.records import GROUPS, CheckReport, Finding, failed, passed, warned
 from stayfinite.preflight.runner_build import BuildRunner
 from stayfinite.preflight.runner_check import check
 from stayfinite.preflight.runner_groups import Book, conduct, drive
@@ -250,3 +251,25 @@ def test_records_refuse_what_they_cannot_mean():
         understand(Built(nn.Linear(1, 1), len, [], [torch.optim.SGD([torch.zeros(1)], lr=1)])),
         Built,
     )
+
+
+@pytest.mark.slow
+def test_the_six_layer_transformer_is_checked_within_a_minute():
+    from benchmarks.models import transformer
+
+    def build():
+        w = transformer()
+        return w.model, w.loss_fn, w.batches, w.optimizer()
+
+    shown = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # counted in processor time: other work on the machine does not matter
+    try:
+        start = time.process_time()
+        report = check(build, progress=lambda group, what: shown.append(group))
+        seconds = time.process_time() - start
+    finally:
+        torch.set_num_threads(threads)
+    assert report.count("fail") == 0 and report.count("warn") <= 1
+    assert list(dict.fromkeys(shown)) == list(GROUPS)
+    assert seconds < 60
