@@ -2,6 +2,7 @@
 
 import pytest
 import tests.preflight.planted_data  # noqa: F401 - plants more
+import torch
 from tests.preflight.healthy import TARGETS
 from tests.preflight.planted_core import PLANTED
 
@@ -30,3 +31,16 @@ def test_a_healthy_training_passes_the_same_groups():
     assert not [f for f in report.findings if f.is_problem]
     assert not report.skipped
     assert {f.group for f in report.findings} == set(GROUPS)
+
+
+def test_switches_that_are_really_on_are_seen():
+    anomaly, precision = torch.is_anomaly_enabled(), torch.get_float32_matmul_precision()
+    torch.autograd.set_detect_anomaly(True)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        report = check(TARGETS["mlp"], only=["environment"])
+    finally:
+        torch.autograd.set_detect_anomaly(anomaly)
+        torch.set_float32_matmul_precision(precision)
+    warned = {f.check for f in report.findings if f.is_problem}
+    assert warned == {"environment/anomaly", "environment/tf32"}
