@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
+from .plain import plain_errors
+
 if TYPE_CHECKING:
     from ..preflight.records import CheckReport
 
 __all__ = ["register"]
 
-_INTERRUPTED = 130
 _CONFIGS = (".yaml", ".yml", ".json", ".toml", ".py")
 _COLORS = (
     (r"^  (fail) ", "bold red"),
@@ -86,7 +87,7 @@ def check(
     # Read when torch is loaded: threads that wait without spinning are several times faster where
     # the machine has other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with _plain_errors():
+    with plain_errors("nothing was changed"):
         late, words = late_options(target or [])
         target = words
         only, skip = [*(only or []), *late.only], [*(skip or []), *late.skip]
@@ -314,22 +315,3 @@ def _write_preset(config: Path | None, preset: str, quiet: bool) -> None:
     for change in changed:
         by_hand = "" if change.is_applied else "  (by hand: its place in the file is not known)"
         typer.echo(f"  {change.entry.key}: {change.value}  {change.note}{by_hand}", err=quiet)
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What goes wrong is said in words on stderr; never a traceback."""
-    from ..errors import StayfiniteError
-
-    try:
-        yield
-    except StayfiniteError as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted: nothing was changed", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
-    except OSError as e:
-        where = f" {e.filename}" if e.filename else ""
-        typer.echo(f"error: {e.strerror or e}{where}", err=True)
-        raise typer.Exit(2) from None

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .plain import plain_errors
+
 if TYPE_CHECKING:
     from ..checkpoint import Progress, ScanReport
 
@@ -23,7 +25,6 @@ _COLORS = (
     (r"^ *try:", "cyan"),
     (r"^  (last good|broke at):", "bold"),
 )
-_INTERRUPTED = 130
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +77,7 @@ def scan_command(
 
     Exit code: 0 clean, 1 something was found, 2 wrong usage.
     """
-    with _plain_errors():
+    with plain_errors("no checkpoint is half moved", checkpoint_code=1):
         if undo is not None:
             _undo(undo)
             return
@@ -104,7 +105,7 @@ def diff_command(
 
     Exit code: 0 no difference, 1 they differ, 2 wrong usage.
     """
-    with _plain_errors():
+    with plain_errors("no checkpoint is half moved", checkpoint_code=1):
         from ..checkpoint import diff
         from ..checkpoint.text import describe_diff
 
@@ -114,31 +115,6 @@ def diff_command(
         else:
             _print_lines(describe_diff(report, verbose=verbose))
         raise typer.Exit(0 if report.is_same else 1)
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """What goes wrong is said in words on stderr; never a traceback."""
-    from ..errors import CheckpointError, StayfiniteError, UsageError
-
-    try:
-        yield
-    except UsageError as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(2) from None
-    except CheckpointError as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(1) from None
-    except StayfiniteError as e:
-        typer.echo(f"error: {e}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted: no checkpoint is half moved", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
-    except OSError as e:
-        where = f" {e.filename}" if e.filename else ""
-        typer.echo(f"error: {e.strerror or e}{where}", err=True)
-        raise typer.Exit(2) from None
 
 
 def _wanted_rate(config: Path | None, lr: float | None) -> tuple[float | None, str]:

@@ -1,0 +1,31 @@
+"""How a command ends when something goes wrong: in words on stderr, never with a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import typer
+
+__all__ = ["plain_errors"]
+
+_INTERRUPTED = 130
+
+
+@contextlib.contextmanager
+def plain_errors(when_interrupted: str, checkpoint_code: int = 2) -> Iterator[None]:
+    """Exit code 2 for whatever can be told in words; `checkpoint_code` for a bad checkpoint."""
+    from ..errors import CheckpointError, StayfiniteError
+
+    try:
+        yield
+    except StayfiniteError as e:
+        typer.echo(f"error: {e}", err=True)
+        raise typer.Exit(checkpoint_code if isinstance(e, CheckpointError) else 2) from None
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted: {when_interrupted}", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    except OSError as e:
+        where = f" {e.filename}" if e.filename else ""
+        typer.echo(f"error: {e.strerror or e}{where}", err=True)
+        raise typer.Exit(2) from None
