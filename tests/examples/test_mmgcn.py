@@ -1,57 +1,31 @@
 """The MMGCN example: broken in fp16, caught at the line that breaks it, and trained once fixed."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from tests.examples.runs import EXAMPLES, incidents_of, three_runs
 
 from stayfinite.checkpoint import scan_file
 from stayfinite.numerics import safe_sqrt
-from stayfinite.records import Incident
 
-HERE = Path(__file__).parents[2] / "examples" / "mmgcn"
+HERE = EXAMPLES / "mmgcn"
 FAILING_STEP = 5
 LINE = "loss = -torch.mean(torch.log(torch.sigmoid(score)))"
-
-
-def run(folder, *command):
-    folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The folders and outputs of the three runs, two epochs of the broken one."""
     base = tmp_path_factory.mktemp("mmgcn")
-    data = ("--data-dir", base / "data")
-    broken = (HERE / "train.py", "--epochs", 2, *data)
-    guarded = ("-m", "stayfinite", "run", "--run-dir", "run", *broken)
-    outputs = {
-        "plain": run(base / "plain", *broken),
-        "guarded": run(base / "guarded", *guarded),
-        "fixed": run(base / "fixed", HERE / "train_fixed.py", *data),
-    }
-    return base, outputs
+    return base, three_runs("mmgcn", 2, base)
 
 
 @pytest.fixture(scope="module")
 def incidents(runs):
-    paths = sorted((runs[0] / "guarded" / "run" / "incidents").glob("*/incident.json"))
-    return [Incident.from_json(path.read_text()) for path in paths]
+    return incidents_of(runs[0])
 
 
 def recalls(output):

@@ -1,0 +1,41 @@
+"""The three runs of an example: as it is, under stayfinite, and repaired."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from stayfinite.records import Incident
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(folder, *command):
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def three_runs(name, epochs, base):
+    """The outputs by kind of run, each in its folder below `base`."""
+    data = ("--data-dir", base / "data")
+    broken = (EXAMPLES / name / "train.py", "--epochs", epochs, *data)
+    guarded = ("-m", "stayfinite", "run", "--run-dir", "run", *broken)
+    return {
+        "plain": run(base / "plain", *broken),
+        "guarded": run(base / "guarded", *guarded),
+        "fixed": run(base / "fixed", EXAMPLES / name / "train_fixed.py", *data),
+    }
+
+
+def incidents_of(base):
+    paths = sorted((base / "guarded" / "run" / "incidents").glob("*/incident.json"))
+    return [Incident.from_json(path.read_text()) for path in paths]
