@@ -3,6 +3,11 @@
 import sys
 
 import pytest
+import torch
+
+# A notice that torch gives once in a process would fail whichever test comes first: here each
+# gives it always, so that a test's result does not depend on the others'.
+torch.set_warn_always(True)
 
 # Scripts are run, never imported: importing one would train.
 collect_ignore_glob = ["scripts/*", "peers/scripts/*"]

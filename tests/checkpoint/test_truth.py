@@ -39,6 +39,7 @@ def findings(target):
 
 
 @pytest.mark.parametrize(("kind", "dtype"), COMBINATIONS)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")  # torch's own, from making the tensor
 def test_one_bad_value_is_found_and_located(tmp_path, kind, dtype):
     writer, _ = WRITERS[kind]
     rnd = random.Random(f"{kind}{dtype}")

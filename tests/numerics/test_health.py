@@ -206,6 +206,7 @@ def test_channels_last_and_negative_bit():
 
 
 @pytest.mark.parametrize("dtype", [*PLAIN, *FLOAT8, *COMPLEX, *WHOLE])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_empty(dtype):
     x = torch.empty(0, 3, dtype=dtype)
     assert_judged(x, True)
