@@ -26,9 +26,10 @@ ALLOWED = {
     "conductor": BASE
     | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
+    "aside": set(),
     "preflight": BASE
-    | {"conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
-    "ladder": BASE | {"conductor", "preflight", "recover", "report"},
+    | {"aside", "conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
+    "ladder": BASE | {"aside", "conductor", "preflight", "recover", "report"},
     "lint": {"records", "errors", "codes"},
     "integrations": BASE | {"guard", "conductor"},
     "demo": {"records", "errors", "numerics"},

@@ -1,13 +1,14 @@
 """An unmodified script's loop runs the probes, whatever it looks like, and nothing of it remains."""
 
-import os
+import contextlib
+import sqlite3
 import textwrap
 
 import pytest
+from tests.ladder.helpers import tree
 
 from stayfinite.preflight import capture
 from stayfinite.preflight.capture import check_script
-from stayfinite.preflight.capture_files import Shadow
 from stayfinite.preflight.target import ScriptTarget
 
 HEAD = """
@@ -119,28 +120,65 @@ def test_a_loop_of_few_steps_is_started_again_for_the_rest(checked):
     assert not report.skipped
 
 
+WRITERS = """
+import json, numpy as np, pathlib, shutil, sqlite3
+import helper
+from torch import nn
+os.makedirs("out/run", exist_ok=False)
+shutil.rmtree("old", ignore_errors=True)
+assert not os.path.exists("old/best.pt")
+shutil.move("kept.txt", "out/kept.txt")
+shutil.copytree("tree", "out/tree")
+log = open("log.txt", "w")
+base = sqlite3.connect("runs.db")
+base.execute("create table if not exists runs (loss)")
+torch.save(m.state_dict(), helper.BEST)
+for epoch in range(9):
+    for x, y in loader:
+        print(step(x, y).item(), file=log, flush=True)
+        torch.save(m.state_dict(), "out/run/last.pt"); torch.load("out/run/last.pt")
+        pathlib.Path("state.json").write_text(json.dumps({"a": 1}))
+        os.replace("state.json", "log.json")
+        assert json.loads(open("log.json").read()) == {"a": 1}
+        np.save("features.npy", X.numpy()); assert np.load("features.npy").shape == (96, 8)
+        np.memmap("data.bin", dtype=np.uint8, mode="r+")[:] = 9
+        base.execute("insert into runs values (1)"); base.commit()
+        pathlib.Path("tree/a.txt").unlink(missing_ok=True)
+        os.chmod("script.sh", 0o700)
+"""
+
+
 def test_nothing_of_the_users_is_written_made_or_removed(checked, tmp_path):
-    (tmp_path / "log.txt").write_text("mine")
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "best.pt").write_text("mine too")
-    report = checked("""
-        import json, shutil, pathlib
-        os.makedirs("out/run", exist_ok=False)
-        shutil.rmtree("old", ignore_errors=True)
-        log = open("log.txt", "w")
-        for epoch in range(9):
-            for x, y in loader:
-                print(step(x, y).item(), file=log, flush=True)
-                torch.save(m.state_dict(), "out/run/last.pt"); torch.load("out/run/last.pt")
-                pathlib.Path("state.json").write_text(json.dumps({"a": 1}))
-                os.replace("state.json", "log.json")
-                assert json.loads(open("log.json").read()) == {"a": 1}
-        """, only="init")  # fmt: skip
+    for name in ("log.txt", "old/best.pt", "kept.txt", "tree/a.txt", "data.bin", "script.sh"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"mine: {name}")
+    with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as base:
+        base.execute("create table runs (loss)")
+    elsewhere = tmp_path.parent / f"{tmp_path.name}-best.pt"
+    (tmp_path / "helper.py").write_text(f"BEST = {str(elsewhere)!r}")
+    (tmp_path / "train.py").write_text(HEAD + WRITERS)
+    before = tree(tmp_path)
+
+    report = checked(WRITERS, only="init")
+
+    del before["train.py"], (after := tree(tmp_path))["train.py"]
     assert report.verdict == "ready", problems(report)
-    assert sorted(os.listdir(tmp_path)) == ["log.txt", "old", "train.py"]
-    assert (tmp_path / "log.txt").read_text() == "mine"
-    assert (tmp_path / "old" / "best.pt").read_text() == "mine too"
+    assert after == before
+    assert not elsewhere.exists()
     assert any("held back" in n for n in report.notes)
+
+
+def test_each_start_finds_what_the_user_has(checked, tmp_path):
+    """What the start before it left would make a script that resumes another training."""
+    report = checked("""
+        assert not os.path.exists("last.pt")
+        it = iter(loader)
+        for i in range(9):
+            step(*next(it))
+            torch.save(m.state_dict(), "last.pt")
+        """, only="edges")  # fmt: skip
+    assert report.verdict == "ready", problems(report)
+    assert any("the script was started" in n for n in report.notes)
 
 
 def test_a_first_step_that_raises_still_shows_data_and_config(checked):
@@ -177,20 +215,3 @@ def test_a_silent_script_is_taken_for_hung(checked, monkeypatch):
     monkeypatch.setattr(capture, "_PATIENCE_S", 4.0)
     with pytest.raises(Exception, match="gave no sign for 4 s"):
         checked("import time; time.sleep(600)", only="init")
-
-
-def test_shadow_reads_back_what_was_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("old")
-    folder = tmp_path / "shadow"
-    folder.mkdir()
-    shadow = Shadow(folder)
-    with shadow.held():
-        with open("a.txt", "a") as f:
-            f.write(" and new")
-        assert (tmp_path / "a.txt").read_text() == "old and new"
-        os.remove("a.txt")
-        (tmp_path / "b").mkdir()
-    assert (tmp_path / "a.txt").read_text() == "old"
-    assert not (tmp_path / "b").exists()
-    assert shadow.written == {str(tmp_path / "a.txt")}

@@ -42,13 +42,10 @@ def prepare(spec: dict[str, Any]) -> dict[str, Any]:
         return _prepared
     import torch
 
+    from ..aside import keep_aside
     from .apply import Seen, turn_knobs
-    from .aside import Aside
-    from .natives import lead_aside
 
-    aside = Aside(spec["folder"])
-    aside.install()
-    lead_aside(aside)
+    aside = keep_aside(spec["folder"])
     random.seed(_SEED)
     torch.manual_seed(_SEED)
     if "numpy" in sys.modules:

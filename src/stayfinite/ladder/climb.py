@@ -335,7 +335,7 @@ class _Climber:
 
 def _place_configs(folder: Path, changes: Sequence[Change]) -> None:
     """Changed copies lie where the run will look first; the files themselves stay untouched."""
-    from .aside import Aside
+    from ..aside import Aside
 
     texts: dict[str, str] = {}
     for c in changes:

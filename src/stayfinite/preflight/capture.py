@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +31,13 @@ _MAX_STARTS = 30
 _FEW_STARTS = 8
 _PATIENCE_S = 900.0
 """Without any news from the script for so long, it is taken for hung."""
-_QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "TQDM_DISABLE": "1"}
+_QUIET = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "TQDM_DISABLE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 
 
 def check_script(
@@ -115,11 +122,17 @@ class _Session:
         (self.folder / "job.json").write_text(json.dumps(self.job))
         (self.folder / "outcome.json").unlink(missing_ok=True)
         (self.folder / "now.json").unlink(missing_ok=True)
+        for name in (
+            "files",
+            "tmp",
+        ):  # each start finds what the user has, not what the last one left
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / "tmp").mkdir()
         command = [sys.executable, "-m", "stayfinite.preflight.capture_worker", str(self.folder)]
         with open(self.folder / "output.txt", "wb") as output:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, **_QUIET}, start_new_session=True,
+                env=self._environment(), start_new_session=True,
             )  # fmt: skip
             is_hung = True
             try:
@@ -131,6 +144,15 @@ class _Session:
             outcome: dict[str, Any] = json.loads(path.read_text())
             return outcome
         return self._died(process.returncode, is_hung)
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled"),
+            **os.environ,
+            **_QUIET,
+            "MLFLOW_TRACKING_URI": (self.folder / "tmp" / "mlruns").as_uri(),
+            "TMPDIR": str(self.folder / "tmp"),
+        }
 
     def _follow(self, process: subprocess.Popen[bytes]) -> bool:
         """Until it ends; True if it was silent for too long."""
@@ -222,8 +244,9 @@ class _Session:
                 "the loop takes no batches from a DataLoader: what the model is called with was "
                 "changed, and the loop made the targets"
             )
-        if outcome.get("num_held"):
-            notes.append(f"{_count(outcome['num_held'], 'file')} that it wrote held back")
+        num_held = sum(p.is_file() for p in (self.folder / "files").rglob("*"))
+        if num_held:
+            notes.append(f"{_count(num_held, 'file')} that it wrote held back")
         return notes
 
 

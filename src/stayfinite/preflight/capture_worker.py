@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
+from ..aside import keep_aside
 from ..observe.wires import Wires
 from ..records import from_plain, to_plain
-from .capture_files import Shadow
 from .capture_loop import Captor, Finished
 from .probes import Probe, Seen, Subject
 from .records import Finding, SkippedGroup
@@ -37,7 +37,6 @@ from .runner_groups import Book, conduct, drive, load_groups, runs_finding, with
 __all__ = ["FolderLedger", "Job", "main", "read_groups"]
 
 Job = dict[str, Any]
-_replace = os.replace
 
 
 class FolderLedger:
@@ -97,10 +96,8 @@ def read_groups(folder: Path, names: list[str], book: Book) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     part = path.with_suffix(".part")
-    # The plain calls: the shadow takes over the ones that a script uses, os.replace among them.
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as f:
-        f.write(content)
-    _replace(part, path)
+    part.write_bytes(content)
+    part.replace(path)
 
 
 def main(folder: Path) -> None:
@@ -115,10 +112,9 @@ def main(folder: Path) -> None:
         return conduct(subject, load_groups(job["groups"]), ledger)
 
     captor = Captor(job["num_first"], begin)
-    shadow = Shadow(folder / "shadow")
-    (folder / "shadow").mkdir(exist_ok=True)
+    keep_aside(str(folder))
     _seed(job["seed"])
-    with shadow.held(), noting_autocast(captor.dtypes), _noting_clip(captor):
+    with noting_autocast(captor.dtypes), _noting_clip(captor):
         wires = Wires(captor, with_loaders=True)
         try:
             outcome = _outcome(job, captor, ledger)
@@ -132,7 +128,6 @@ def main(folder: Path) -> None:
     outcome["num_batches"] = captor.num_batches
     outcome["num_optimizers"] = len(captor.state.optimizers)
     outcome["num_models"] = len(captor.state.roots)
-    outcome["num_held"] = len(shadow.written)
     outcome["vehicle"] = captor.subject.vehicle if captor.subject is not None else ""
     outcome["first_loss"] = captor.steps[0].loss if captor.steps else None
     _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())

@@ -334,7 +334,7 @@ class Aside:
             name = os.path.join(self.real["getcwd"](), name)
         if not self._is_free(os.path.normpath(name)):
             raise PermissionError(
-                errno.EACCES, "kept from being changed while the ladder runs", name
+                errno.EACCES, "kept from being changed in a run that is only a trial", name
             )
 
 

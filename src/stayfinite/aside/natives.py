@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sqlite3
+import os
+import urllib.parse
 from typing import Any
 
 import torch
 
-from .aside import Aside
+from .files import Aside
 
 __all__ = ["lead_aside"]
+
+_LARGE_DATABASE = 1 << 28
 
 
 def lead_aside(aside: Aside) -> None:
@@ -19,7 +22,7 @@ def lead_aside(aside: Aside) -> None:
     core: Any = torch._C
     core.PyTorchFileWriter = _first_argument(core.PyTorchFileWriter, aside, is_written=True)
     core.PyTorchFileReader = _first_argument(core.PyTorchFileReader, aside, is_written=False)
-    sqlite3.connect = _database(sqlite3.connect, aside)
+    _databases(aside)
     _stores(aside)
     _scripted(aside)
     _safetensors(aside)
@@ -36,16 +39,41 @@ def _first_argument(original: Any, aside: Aside, is_written: bool) -> Any:
     return make
 
 
-def _database(original: Any, aside: Aside) -> Any:
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-        is_named = str(database) not in ("", ":memory:") and not kwargs.get("uri")
-        return original(aside.to_write(database) if is_named else database, *args, **kwargs)
+def _databases(aside: Aside) -> None:
+    """SQLite files: copied before they are opened, since whoever opens one may write to it.
 
-    return connect
+    A large one is most likely the data; it is opened for reading only.
+    """
+    if importlib.util.find_spec("_sqlite3") is None:
+        return
+    import sqlite3
+
+    original: Any = sqlite3.connect
+
+    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+        name = os.fsdecode(database)
+        query = ""
+        if kwargs.get("uri") and name.startswith("file:"):
+            address = urllib.parse.urlsplit(name)
+            name, query = urllib.parse.unquote(address.path), address.query
+        if name in ("", ":memory:") or "mode=memory" in query:
+            return original(database, *args, **kwargs)
+        is_large = aside.is_users(name) and os.stat(name).st_size > _LARGE_DATABASE
+        if is_large or "mode=ro" in query or "immutable=1" in query:
+            query = query or "mode=ro"
+            place = aside.to_read(name)
+        else:
+            place = aside.to_write(name)
+        if query:
+            kwargs["uri"] = True
+            place = f"file:{urllib.parse.quote(place)}?{query}"
+        return original(place, *args, **kwargs)
+
+    sqlite3.connect = connect
 
 
 def _stores(aside: Aside) -> None:
-    """The file by which several ranks meet; each run of the ladder has one of its own."""
+    """The file by which several ranks meet; each run has one of its own."""
     if not torch.distributed.is_available():
         return
     meeting: Any = importlib.import_module("torch.distributed.rendezvous")

@@ -15,7 +15,7 @@ SRC = pathlib.Path(__file__).parents[2] / "src"
 RUN = """
 import sqlite3, sys, tempfile
 sys.path.insert(0, {src!r})
-from stayfinite.ladder.aside import Aside
+from stayfinite.aside import Aside
 aside = Aside({folder!r})
 aside.install()
 connect = sqlite3.connect
@@ -88,7 +88,7 @@ def test_what_cannot_be_led_aside_is_refused(users, tmp_path):
     )
     before = tree(users)
     done = aside_run(users, tmp_path, script)
-    assert done.stdout == 2 * "kept from being changed while the ladder runs\n", done.stderr
+    assert done.stdout == 2 * "kept from being changed in a run that is only a trial\n", done.stderr
     assert tree(users) == before
 
 

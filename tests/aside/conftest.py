@@ -1,0 +1,3 @@
+"""Scripts are run, never imported: importing one would train."""
+
+collect_ignore_glob = ["scripts/*"]
