@@ -95,7 +95,7 @@ def test_after_an_incident_with_flags_and_our_own_knob(home, tmp_path):
 
 
 def test_a_healthy_module_has_nothing_to_get_past(home):
-    done = ladder(home, "--until-step", "3", "--try", KNOB, "--", "-m", "amp", "--epochs", "1")
+    done = ladder(home, "--until-step", "3", "--try", KNOB, "-m", "amp", "--epochs", "1")
     assert done.code == 0, done.err
     assert "unchanged: survived to step 3, loss " in done.out
     assert "the unchanged run does not fail (to step 3): nothing to get past" in done.out

@@ -7,7 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from stayfinite.cli.app import app
+from stayfinite.errors import UsageError
 from stayfinite.preflight.records import CheckReport
+from stayfinite.preflight.target import ScriptTarget
 
 GOOD = """
 import torch
@@ -219,6 +221,29 @@ def test_a_data_file_alone_is_checked(run, tmp_path):
     out = run("--data", "e.csv")
     assert out.exit_code == 1
     assert "  fail  finite    a, sample 1: 1 NaN in 1 of 3 samples" in out.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "own", "only"),
+    [
+        ("-m pkg.train --lr 3", ("--lr", "3"), ()),
+        ("--only data -m pkg.train --lr 3", ("--lr", "3"), ("data",)),
+        ("-m pkg.train --lr 3 --only data", ("--lr", "3"), ("data",)),
+        ("-m pkg.train -- --lr 3 --only data", ("--lr", "3", "--only", "data"), ()),
+        ("-q --module=pkg.train --seed 1", ("--seed", "1"), ()),
+        ("-mpkg.train", (), ()),
+    ],
+)
+def test_what_follows_a_module_is_its_own(run, monkeypatch, args, own, only):
+    called = []
+
+    def note(target, **more):
+        called.append((target, tuple(more["only"])))
+        raise UsageError("seen")
+
+    monkeypatch.setattr("stayfinite.preflight.capture.check_script", note)
+    assert run(*args.split()).stderr.endswith("error: seen\n")
+    assert called == [(ScriptTarget("pkg.train", own, is_module=True), only)]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from .plain import plain_errors
+from .words import ScriptCommand
 
 if TYPE_CHECKING:
     from ..preflight.records import CheckReport
@@ -36,7 +37,8 @@ _COLORS = (
 
 def register(app: typer.Typer) -> None:
     # What stands after TARGET is sorted out in `late_options`.
-    app.command("check", context_settings={"allow_interspersed_args": False})(check)
+    settings = {"allow_interspersed_args": False}
+    app.command("check", cls=ScriptCommand, context_settings=settings)(check)
 
 
 def check(
@@ -88,8 +90,8 @@ def check(
     # the machine has other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with plain_errors("nothing was changed"):
-        late, words = late_options(target or [])
-        target = words
+        late, words = late_options([*([module] if module else []), *(target or [])])
+        target = words[1:] if module else words
         only, skip = [*(only or []), *late.only], [*(skip or []), *late.skip]
         as_json, html, preset = as_json or late.json, html or late.html, preset or late.preset
         config = config or late.config

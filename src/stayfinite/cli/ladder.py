@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import StayfiniteError, UsageError
+from .words import ScriptCommand
 
 __all__ = ["register"]
 
@@ -18,7 +19,8 @@ _INTERRUPTED = 130
 def register(app: typer.Typer) -> None:
     """Add `ladder` to the command line."""
     # The first word that is no option is the script; whatever follows is the script's own.
-    app.command(name="ladder", context_settings={"allow_interspersed_args": False})(ladder_command)
+    settings = {"allow_interspersed_args": False}
+    app.command(name="ladder", cls=ScriptCommand, context_settings=settings)(ladder_command)
 
 
 def ladder_command(
@@ -26,9 +28,13 @@ def ladder_command(
         list[str] | None,
         typer.Argument(
             metavar="[--] SCRIPT [ARGS]...",
-            help="The training script, or -- -m MODULE, and its own arguments.",
+            help="The training script and its own arguments.",
             show_default=False,
         ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", "--module", help="Run a module instead, as `python -m` does."),
     ] = None,
     tries: Annotated[
         list[str] | None,
@@ -87,7 +93,7 @@ def ladder_command(
     from ..ladder.render import render
 
     try:
-        known, words = _incident(after_incident, list(target or []))
+        known, words = _incident(after_incident, _script_words(target or [], module))
         is_module = words[:1] == ["-m"]
         words = words[is_module:]
         if not words:
@@ -116,6 +122,17 @@ def ladder_command(
         raise typer.Exit(_INTERRUPTED) from None
     typer.echo(report.to_json() if as_json else render(report))
     raise typer.Exit(report.exit_code)
+
+
+def _script_words(words: list[str], module: str | None) -> list[str]:
+    """The script's command line as `python` would be given it.
+
+    >>> _script_words(["--", "--lr", "3"], "pkg.train")
+    ['-m', 'pkg.train', '--lr', '3']
+    """
+    if module is None:
+        return words
+    return ["-m", module, *words[words[:1] == ["--"] :]]
 
 
 def _incident(folder: Path | None, words: list[str]) -> tuple[int | None, list[str]]:
