@@ -824,6 +824,59 @@ def absurd_rate_of_adam() -> Target:
     return training(net(), lr=5.0)
 
 
+def unscaled(lr: float = 0.1, scale: float = 1.0) -> Target:
+    """A regression with one sample whose inputs somebody forgot to scale."""
+    torch.manual_seed(0)
+    x = torch.randn(48, 8)
+    y = x @ torch.randn(8, 1)
+    x[20] *= scale
+
+    def loss_fn(m: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(m(batch[0]), batch[1])
+
+    model = nn.Linear(8, 1)
+    data = DataLoader(TensorDataset(x, y), batch_size=16)
+    return model, loss_fn, data, torch.optim.SGD(model.parameters(), lr=lr)
+
+
+@planted("stability", "stability/batch", "batch 1 (from 0)", "fail")
+def one_batch_far_out() -> Target:
+    return unscaled(scale=1e3)
+
+
+@planted("stability", "stability/batch", "batch 1 (from 0)", "fail")
+def one_batch_so_far_out_that_it_overflows() -> Target:
+    return unscaled(scale=1e12)
+
+
+@planted("stability", "stability/batch", "row 4 (batch[0] holds NaN or Inf", "fail")
+def one_batch_with_a_nan() -> Target:
+    return unscaled(scale=float("nan"))
+
+
+@planted("stability", "stability/batch", "row 4 (batch[0] up to 0", "fail")
+def one_batch_with_a_norm_of_zero() -> Target:
+    model, _, data, optimizer = unscaled(scale=0.0)
+
+    def loss_fn(m: nn.Module, batch: Any) -> Tensor:
+        return F.mse_loss(m(batch[0] / batch[0].norm(dim=1, keepdim=True)), batch[1])
+
+    return model, loss_fn, data, optimizer
+
+
+@planted("stability", "stability/batch", "every batch", "fail")
+def every_batch_divides_by_zero() -> Target:
+    model, _, data, optimizer = unscaled()
+    return model, lambda m, b: (m(b[0]) / 0.0).mean(), data, optimizer
+
+
+@planted("stability", "stability/step", "addcdiv", "fail")
+def an_optimizer_that_divides_by_zero() -> Target:
+    model, _, data, _ = unscaled()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=0.0)
+    return model, lambda m, b: m(b[0]).relu().mean() * 0.0, data, optimizer
+
+
 @planted("edges", "edges/only-padding", "softmax")
 def attention_over_an_empty_document() -> Target:
     class Reads(nn.Module):

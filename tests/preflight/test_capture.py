@@ -215,3 +215,16 @@ def test_a_silent_script_is_taken_for_hung(checked, monkeypatch):
     monkeypatch.setattr(capture, "_PATIENCE_S", 4.0)
     with pytest.raises(Exception, match="gave no sign for 4 s"):
         checked("import time; time.sleep(600)", only="init")
+
+
+def test_a_later_step_that_raises_by_itself_is_told(checked):
+    report = checked("""
+        loader = DataLoader(TensorDataset(X, Y), batch_size=16)
+        for i, (x, y) in enumerate(loader):
+            if i == 1: raise ValueError("corrupt image")
+            step(x, y)
+        """, only="forward,stability")  # fmt: skip
+    (runs,) = (f for f in report.findings if f.check == "forward/runs")
+    assert runs.status == "fail"
+    assert runs.value.startswith("step 1 (from 0) raised ValueError: corrupt image at `if i == 1")
+    assert report.skipped[1].reason == "step 1 (from 0) raised ValueError: corrupt image"

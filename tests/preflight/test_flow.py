@@ -154,7 +154,7 @@ def test_location_is_told_in_words():
     place = Location(op="aten.log", module="head", file="/a/b/net.py", line=7, source="x.log()")
     assert at_location(place) == ("head", ", born in aten.log at net.py:7: x.log()")
     batch = Location(chain=(Link(op=None, role="source", label="batch['x']"),))
-    assert at_location(batch) == ("batch['x']", ", born in batch['x']")
+    assert at_location(batch) == ("batch['x']", ", which came in with batch['x']")
 
 
 def test_without_a_batch_nothing_is_asked():

@@ -51,9 +51,8 @@ def test_steps_go_on_from_each_other_and_stop_at_the_first_rate_that_breaks():
         while True:
             asked.append((probe.lr_factor, probe.keep, probe.apply))
             is_bad = probe.lr_factor == 3
-            probe = checks.send(
-                Seen("x", loss=1.0, is_finite=not is_bad, lrs=(0.1 * probe.lr_factor,))
-            )
+            lrs = (0.1 * probe.lr_factor,)
+            probe = checks.send(Seen("x", loss=1.0, is_finite=not is_bad, lrs=lrs))
     except StopIteration as stop:
         (found,) = stop.value
     assert asked == [(1, True, True), (1, True, True), (1, False, True), (3, True, True)]
@@ -74,3 +73,63 @@ def test_step_that_the_grad_scaler_leaves_out_is_no_divergence():
             checks.send(Seen("x", loss=1.0, is_finite=False, lrs=(0.1,)))
     except StopIteration as stop:
         assert [f.status for f in stop.value] == ["pass"]
+
+
+def findings_of(breaks, num_steps=4):
+    """What the group says of a training whose steps break as `breaks(batch, moved)` says.
+
+    `moved` is how far the steps before this one have moved the weights.
+    """
+    subject = Subject(
+        models={}, optimizers=[object()], batches=list(torch.arange(3)), num_steps=num_steps
+    )
+    checks = stability(subject)
+    moved = 0.0
+    try:
+        probe = next(checks)
+        while True:
+            moved = 0.0 if probe.fresh else moved
+            error = breaks(int(probe.batch), moved)
+            lr = 0.1 * probe.lr_factor
+            moved += lr if probe.apply else 0.0
+            where = "train.py:3 step(batch)" if error else ""
+            seen = Seen("x", 1.0, None, error is None, error, where, lrs=(lr,))
+            moved = moved if probe.keep else 0.0
+            probe = checks.send(seen)
+    except StopIteration as stop:
+        return stop.value
+
+
+def test_batch_that_raises_by_itself_is_named_and_the_rate_judged_without_it():
+    batch, rate = findings_of(lambda batch, moved: "ValueError: bad" if batch == 1 else None)
+    assert (batch.status, batch.check, batch.subject) == (
+        "fail",
+        "stability/batch",
+        "batch 1 (from 0)",
+    )
+    assert batch.value == (
+        "breaks before any step: ValueError: bad at train.py:3: step(batch); the learning rate is "
+        "not to blame"
+    )
+    assert (rate.status, rate.check) == ("pass", "stability/lr")
+
+
+def test_step_that_raises_because_the_weights_have_moved_is_blamed_on_the_rate():
+    (rate,) = findings_of(lambda batch, moved: "ValueError: loss is nan" if moved > 0.15 else None)
+    assert (rate.status, rate.check, rate.subject) == ("fail", "stability/lr", "lr 0.1")
+    assert rate.value == "4 steps, loss: x1 raises ValueError: loss is nan"
+
+
+def test_step_that_breaks_at_any_rate_is_no_matter_of_the_rate():
+    (step,) = findings_of(lambda batch, moved: "ValueError: stale" if moved > 0 else None)
+    assert (step.status, step.check, step.subject) == (
+        "fail",
+        "stability/step",
+        "step 1 (from 0, batch 1)",
+    )
+    assert step.value.startswith("breaks at a learning rate of 1e-09, too: ValueError: stale")
+
+
+def test_training_that_breaks_on_every_batch_has_one_finding():
+    (batch,) = findings_of(lambda batch, moved: "ValueError: bad")
+    assert (batch.status, batch.subject) == ("fail", "every batch")

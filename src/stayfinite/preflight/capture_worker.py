@@ -203,12 +203,12 @@ def _without_steps(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict
     """The script's own first step raised: what can be looked at without any step, still is."""
     if captor.start_where_it_stands() is None or captor.subject is None:
         return
-    error, where = outcome["error"], outcome["where"]
+    error, where, step = outcome["error"], outcome["where"], len(captor.steps)
     skipped: list[SkippedGroup] = []
-    names = without_steps(tuple(job["groups"]), skipped, error)
+    names = without_steps(tuple(job["groups"]), skipped, error, step)
     drive(conduct(captor.subject, load_groups(names), ledger), _refuse)
     for s in skipped:
-        found = [runs_finding(error, where)] if s.group == "forward" else []
+        found = [runs_finding(error, where, step)] if s.group == "forward" else []
         ledger.done(s.group, found, s.reason, 0.0)
     outcome["kind"] = "broken"
 

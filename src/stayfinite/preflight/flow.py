@@ -10,7 +10,7 @@ from ..records import Location
 from .flow_gradients import judge_gradients, judge_updates
 from .flow_scale import judge_activations, judge_dead, judge_saturated
 from .flow_start import judge_loss
-from .layers import ask, has_scaler
+from .layers import ask, has_scaler, is_lost
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped
 
@@ -55,7 +55,7 @@ def _warm(subject: Subject) -> Generator[Probe, Seen, tuple[list[Seen], Seen | N
     for i in range(WARM_STEPS):
         batch = subject.batches[i % len(subject.batches)]
         seen = yield Probe(batch=batch, name=f"step {i}", apply=True, keep=True)
-        if seen.error is not None or _is_lost(subject, seen):
+        if seen.error is not None or is_lost(subject, seen):
             return steps, None
         if seen.is_finite:
             steps.append(seen)
@@ -63,11 +63,6 @@ def _warm(subject: Subject) -> Generator[Probe, Seen, tuple[list[Seen], Seen | N
     later = yield from ask(subject, probe)
     is_sound = later.error is None and later.is_finite
     return steps, later if is_sound else None
-
-
-def _is_lost(subject: Subject, seen: Seen) -> bool:
-    """Not finite, and not merely a step that the GradScaler leaves out."""
-    return not seen.is_finite and not (has_scaler(subject) and _is_number(seen.loss))
 
 
 def _is_number(loss: float | None) -> bool:
@@ -115,8 +110,10 @@ def at_location(location: Location | None) -> tuple[str, str]:
     if location.file:
         where = f"{os.path.basename(location.file)}:{location.line}"
     label = next((k.label for k in location.chain if k.label), None)
-    what = location.op or label or "a value that came in"
-    words = f", born in {what}" + (f" at {where}" if where else "")
+    what = f"born in {location.op}" if location.op else "a value that came in"
+    if not location.op and label:
+        what = f"which came in with {label.replace('batch batch', 'batch')}"
+    words = f", {what}" + (f" at {where}" if where else "")
     if location.source:
         words += f": {location.source}"
     return location.module or where or (label or ""), words

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from .probes import Probe, Seen, Subject
 from .records import Finding
 
-__all__ = ["Role", "ask", "few", "has_scaler", "is_norm", "plain_values", "roles"]
+__all__ = ["Role", "ask", "few", "has_scaler", "is_lost", "is_norm", "plain_values", "roles"]
 
 _CONVS = (nn.modules.conv._ConvNd,)
 _TRANSPOSED = (nn.modules.conv._ConvTransposeNd,)
@@ -71,6 +71,12 @@ def _role(name: str, p: nn.Parameter, module: nn.Module) -> Role:
 def has_scaler(subject: Subject) -> bool:
     """Whether a GradScaler is at work: then an overflow in a gradient is its ordinary business."""
     return any(s.is_enabled() for s in subject.scalers)
+
+
+def is_lost(subject: Subject, seen: Seen) -> bool:
+    """Not finite, and not merely a step that the GradScaler leaves out."""
+    is_number = seen.loss is not None and math.isfinite(seen.loss)
+    return not seen.is_finite and not (has_scaler(subject) and is_number)
 
 
 def ask(subject: Subject, probe: Probe) -> Generator[Probe, Seen, Seen]:

@@ -59,6 +59,8 @@ class Probe:
     apply: bool = False
     """Let the optimizer's step happen; else it is held back after the gradients are known."""
     keep: bool = False
+    fresh: bool = False
+    """Begin from before the first step, whatever the probe before this one kept."""
     lr_factor: float = 1.0
     scale: float | None = None
     """The loss scale of this step; None: what the training's GradScaler has, 1 without one."""

@@ -67,7 +67,7 @@ class Bench:
 
     def begin(self, probe: Probe) -> Attempt:
         """Ready for the step; call `Attempt.finish` when it is over."""
-        if not self._is_chained:
+        if probe.fresh or not self._is_chained:
             self.reset()
         attempt = Attempt(self, probe)
         attempt.enter()

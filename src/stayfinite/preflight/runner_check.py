@@ -68,8 +68,10 @@ def check(
     if runner.first_error is not None:
         error = runner.first_error.error or ""
         if runner.first_error is not runner.loader_error:
-            book.findings.append(runs_finding(error, runner.first_error.error_at))
-        names = without_steps(names, book.skipped, error)
+            book.findings.append(
+                runs_finding(error, runner.first_error.error_at, len(subject.steps))
+            )
+        names = without_steps(names, book.skipped, error, len(subject.steps))
     try:
         drive(conduct(subject, load_groups(names), book), runner.run)
     finally:

@@ -137,6 +137,7 @@ def _asked(
             probe = next(checks) if seen is None else checks.send(seen)
         except StopIteration as stop:
             return list(stop.value)
+        probe.fresh = probe.fresh or index == 0  # the group before may have ended amid its steps
         seen = ledger.answer(name, index)
         if seen is None:
             ledger.about_to_ask(name, index, probe)
@@ -165,22 +166,26 @@ FROM_PARTS_ALONE = ("environment", "config", "data", "init")
 
 
 def without_steps(
-    names: tuple[str, ...], skipped: list[SkippedGroup], error: str
+    names: tuple[str, ...], skipped: list[SkippedGroup], error: str, step: int = 0
 ) -> tuple[str, ...]:
-    """The training's own first step raised: only what needs no step can be looked at."""
+    """One of the training's own first steps raised: only what needs no step can be looked at."""
     for name in names:
         if name not in FROM_PARTS_ALONE:
-            skipped.append(SkippedGroup(group=name, reason=f"the first step raised {error}"))
+            skipped.append(SkippedGroup(group=name, reason=f"{_which(step)} raised {error}"))
     return tuple(n for n in names if n in FROM_PARTS_ALONE)
 
 
-def runs_finding(error: str, where: str) -> Finding:
-    """The training as it is does not get through its first step."""
+def _which(step: int) -> str:
+    return f"step {step} (from 0)" if step else "the first step"
+
+
+def runs_finding(error: str, where: str, step: int = 0) -> Finding:
+    """The training as it is does not get through its first steps."""
     place, _, source = where.partition(" ")
     return failed(
         "forward",
         "forward/runs",
-        f"the first step raised {error}" + (f" at `{source}`" if source else ""),
+        f"{_which(step)} raised {error}" + (f" at `{source}`" if source else ""),
         "run the training by itself and mend this first",
         subject=place,
         weight=4,

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from .layers import has_scaler
+from .layers import is_lost
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped, warned
+from .stability_batch import (
+    Numbered,
+    bad_batch,
+    broke_words,
+    every_batch,
+    odd_batch,
+    tiny_rate,
+)
 
 __all__ = ["Course", "judge_stability", "stability"]
 
@@ -31,6 +38,10 @@ class Course:
     is_finite: bool = True
     error: str | None = None
     lr: float = 0.0
+    failed_at: int | None = None
+    """The step, from 0, that raised or was not finite."""
+    seen: Seen | None = field(default=None, repr=False, compare=False)
+    """What that step showed."""
 
     @property
     def growth(self) -> float:
@@ -56,29 +67,101 @@ def stability(subject: Subject) -> Checks:
     """How far this learning rate is from the one at which the training diverges."""
     if not subject.batches or not subject.optimizers:
         return [skipped(GROUP, "stability/lr", "no batch or no optimizer was seen")]
-    courses: list[Course] = []
-    for factor in FACTORS:
-        course = yield from _course(subject, factor)
-        courses.append(course)
-        if course.is_broken:
+    batches: Numbered = list(enumerate(subject.batches))
+    own, batches, found = yield from _own_course(subject, batches)
+    if own is None:
+        return found
+    courses = [own]
+    for factor in FACTORS[1:]:
+        if courses[-1].is_broken:
             break  # a larger one would not do better
-    return judge_stability(courses, subject.num_steps)
+        courses.append((yield from _course(subject, batches, factor)))
+    return [*found, *judge_stability(courses, subject.num_steps)]
 
 
-def _course(subject: Subject, factor: float) -> Generator[Probe, Seen, Course]:
+def _own_course(
+    subject: Subject, batches: Numbered
+) -> Generator[Probe, Seen, tuple[Course | None, Numbered, list[Finding]]]:
+    """(the steps at the training's own rate, the batches they took, what was found wrong with others).
+
+    Batches that break by themselves are left out; no course where none is left, or where the steps
+    break at any rate.
+    """
+    found: list[Finding] = []
+    while True:
+        course = yield from _course(subject, batches, FACTORS[0])
+        if not course.is_broken:
+            return course, batches, found
+        if course.failed_at is not None:
+            number, batch = batches[course.failed_at % len(batches)]
+            bad = yield from bad_batch(subject, number, batch)
+            if bad is not None:
+                found.append(bad.finding)
+                batches = [b for b in batches if b[0] != number]
+                if batches:
+                    continue
+                return None, batches, [every_batch(bad, len(subject.batches))]
+            stuck = yield from _at_any_rate(subject, batches, course)
+            if stuck:
+                return None, batches, [*found, *stuck]
+        odd = yield from odd_batch(subject, batches)
+        if odd is not None:
+            rest = [b for b in batches if b[0] != odd.number]
+            without = yield from _course(subject, rest, FACTORS[0])
+            if not without.is_broken:
+                return without, rest, [*found, odd.finding]
+        return course, batches, found
+
+
+def _at_any_rate(
+    subject: Subject, batches: Numbered, course: Course
+) -> Generator[Probe, Seen, list[Finding]]:
+    """The same steps at a rate that moves nothing; if they break too, it is not the rate."""
+    factor = tiny_rate(course.lr)
+    if factor is None or course.failed_at is None:
+        return []
+    slow = yield from _course(subject, batches, factor, course.failed_at + 1, has_trace=True)
+    if slow.failed_at is None or slow.seen is None:
+        return []
+    number = batches[slow.failed_at % len(batches)][0]
+    finding = failed(
+        GROUP,
+        "stability/step",
+        f"breaks at a learning rate of {slow.lr:.1g}, too: {broke_words(slow.seen)}; the rate is "
+        "not to blame",
+        "mend what the message names; stayfinite run shows the step in full",
+        subject=f"step {slow.failed_at} (from 0, batch {number})",
+        weight=9,
+        data={"batch": number, "loss": slow.seen.loss, "error": slow.error},
+    )
+    return [finding]
+
+
+def _course(
+    subject: Subject,
+    batches: Numbered,
+    factor: float,
+    num_steps: int | None = None,
+    has_trace: bool = False,
+) -> Generator[Probe, Seen, Course]:
     losses: list[float] = []
     lr = 0.0
-    for i in range(subject.num_steps):
-        batch = subject.batches[i % len(subject.batches)]
-        is_last = i == subject.num_steps - 1
-        name = f"lr x{factor:g}, step {i + 1} of {subject.num_steps}"
-        seen = yield Probe(batch=batch, name=name, apply=True, keep=not is_last, lr_factor=factor)
+    num_steps = num_steps or subject.num_steps
+    for i in range(num_steps):
+        is_last = i == num_steps - 1
+        seen = yield Probe(
+            batch=batches[i % len(batches)][1],
+            name=f"lr x{factor:g}, step {i + 1} of {num_steps}",
+            apply=True,
+            keep=not is_last,
+            fresh=i == 0,
+            lr_factor=factor,
+            trace=has_trace and is_last,
+        )
         lr = max(seen.lrs, default=lr)
-        if seen.error is not None:
-            return Course(factor, tuple(losses), error=seen.error, lr=lr)
-        is_number = seen.loss is not None and math.isfinite(seen.loss)
-        if not seen.is_finite and not (has_scaler(subject) and is_number):
-            return Course(factor, tuple(losses), is_finite=False, lr=lr)
+        if seen.error is not None or is_lost(subject, seen):
+            is_finite = seen.error is not None
+            return Course(factor, tuple(losses), is_finite, seen.error, lr, i, seen)
         if seen.loss is not None:
             losses.append(seen.loss)
     return Course(factor, tuple(losses), lr=lr)
@@ -91,7 +174,7 @@ def judge_stability(courses: list[Course], num_steps: int) -> list[Finding]:
     data = {f"x{c.factor:g}": list(c.losses) for c in courses}
     more = {"data": data, "subject": f"lr {first.lr:g}"}
     if first.is_broken:
-        action = f"start with lr {first.lr / 10:.1g} and a warmup; clip the gradient norm to 1.0"
+        action = f"start with lr {min(first.lr / 10, 0.1):.1g} and a warmup; clip the gradient norm to 1.0"
         return [failed(GROUP, "stability/lr", text, action, weight=9, **more)]
     if first.growth > RISING:
         action = f"the loss rises from the start: try lr {first.lr / 10:.1g}, or a warmup"
