@@ -89,6 +89,9 @@ def check(
     # Read when torch is loaded: threads that wait without spinning are several times faster where
     # the machine has other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.environ.get("RANK", "0") != "0":
+        typer.echo(f"stayfinite check: rank {os.environ['RANK']} leaves it to rank 0", err=True)
+        raise typer.Exit(0)
     with plain_errors("nothing was changed"):
         late, words = late_options([*([module] if module else []), *(target or [])])
         target = words[1:] if module else words
@@ -192,8 +195,12 @@ def _of_target(words: list[str], module: str | None, more: dict[str, Any]) -> Ch
         from ..preflight.capture import check_script
 
         return check_script(target, **more)
+    from ..preflight.capture_launch import as_one_rank, num_ranks
     from ..preflight.runner_check import check as check_build
 
+    if num_ranks(os.environ):
+        os.environ.update(as_one_rank(os.environ))
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         return check_build(load_build(target), label=target.label, **more)
 

@@ -6,18 +6,20 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
 from .capture_worker import read_groups
 from .probes import Seen
 from .records import CheckReport, SkippedGroup
@@ -38,6 +40,14 @@ _QUIET = {
     "TQDM_DISABLE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
+
+_MEND = "try: run it by itself and mend that first"
+_NCCL = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
+_NO_NCCL = (
+    "the script asks for the nccl backend, which needs a GPU, and there is none here\n"
+    "try: check it on a machine with a GPU, or let it choose: "
+    "'nccl' if torch.cuda.is_available() else 'gloo'"
+)
 
 
 def check_script(
@@ -84,6 +94,11 @@ class _Session:
     reason: str = ""
     """Why the groups that are not done were left out."""
     num_starts: int = 0
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def __post_init__(self) -> None:
+        if num_ranks(self.environ):
+            self.environ = as_one_rank(self.environ)  # the other ranks leave it to this one
 
     def run(self) -> list[str]:
         while True:
@@ -92,6 +107,11 @@ class _Session:
             kind = outcome["kind"]
             if kind in ("finished", "broken"):
                 break
+            if kind == "elsewhere":
+                raise UsageError(self._trains_elsewhere(outcome["function"]))
+            if kind == "raised" and needs_launcher(outcome["error"], self.environ):
+                self.environ = as_one_rank(self.environ)
+                continue
             has_progress = self._num_answers() > before
             if kind in ("ended", "raised") and not self._has_begun():
                 if outcome["num_steps"] == 0 or self.job["num_first"] == 0:
@@ -140,6 +160,9 @@ class _Session:
             finally:
                 _stop(process, patience_s=0 if is_hung else 10)
         path = self.folder / "outcome.json"
+        note = self.folder / ELSEWHERE
+        if note.exists():
+            return {"kind": "elsewhere", **json.loads(note.read_text())}
         if path.exists():
             outcome: dict[str, Any] = json.loads(path.read_text())
             return outcome
@@ -148,7 +171,7 @@ class _Session:
     def _environment(self) -> dict[str, str]:
         return {
             "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled"),
-            **os.environ,
+            **(as_one_rank(self.environ) if "RANK" in self.environ else self.environ),
             **_QUIET,
             "MLFLOW_TRACKING_URI": (self.folder / "tmp" / "mlruns").as_uri(),
             "TMPDIR": str(self.folder / "tmp"),
@@ -164,7 +187,7 @@ class _Session:
             if now != shown:
                 shown, last = now, time.monotonic()
                 self._show(now)
-            if (self.folder / "outcome.json").exists():
+            if any((self.folder / name).exists() for name in ("outcome.json", ELSEWHERE)):
                 return False
             if time.monotonic() - last > _PATIENCE_S:
                 return True
@@ -206,9 +229,8 @@ class _Session:
         label = self.job["label"]
         if outcome["kind"] == "raised":
             where = f"\nwhere: {outcome['where']}" if outcome.get("where") else ""
-            return (
-                f"{label} raised {outcome['error']} before its first step{where}\n"
-                "try: run it by itself and mend that first"
+            return f"{label} raised {outcome['error']} before its first step{where}\n" + (
+                _NO_NCCL if _NCCL.search(outcome["error"]) else _MEND
             )
         hint = self._tail() if outcome["code"] else ""
         seen = [
@@ -219,6 +241,14 @@ class _Session:
             f"{label} ended with exit code {outcome['code']} before any training step{hint}\n"
             f"seen: {', '.join(seen)}; expected a loop that takes batches from a DataLoader, calls "
             "backward() and optimizer.step()"
+        )
+
+    def _trains_elsewhere(self, function: str) -> str:
+        return (
+            f"{self.job['label']} trains in processes that it starts itself, by {function}(); check "
+            "looks at one process\n"
+            "try: have it start one (nprocs=1), or start its ranks by torchrun, or check a function "
+            "that makes the training: stayfinite check FILE.py:build"
         )
 
     def _gave_up(self, outcome: dict[str, Any]) -> str:
@@ -237,6 +267,8 @@ class _Session:
             loss = outcome["first_loss"]
             said = f"; loss {loss:.6g} at first" if isinstance(loss, float) else ""
             notes.append(f"{_count(outcome['num_steps'], 'real step')} taken and undone{said}")
+        if "RANK" in self.environ:
+            notes.append("checked as the only process of a distributed training (world size 1)")
         if self.num_starts > 1:
             notes.append(f"the script was started {self.num_starts} times")
         if outcome.get("vehicle") == "call":

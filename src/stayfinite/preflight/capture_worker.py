@@ -27,6 +27,7 @@ from torch.nn.utils import clip_grad
 from ..aside import keep_aside
 from ..observe.wires import Wires
 from ..records import from_plain, to_plain
+from .capture_launch import Elsewhere, keep_children
 from .capture_loop import Captor, Finished
 from .probes import Probe, Seen, Subject
 from .records import Finding, SkippedGroup
@@ -113,6 +114,7 @@ def main(folder: Path) -> None:
 
     captor = Captor(job["num_first"], begin)
     keep_aside(str(folder))
+    keep_children(str(folder))
     _seed(job["seed"])
     with noting_autocast(captor.dtypes), _noting_clip(captor):
         wires = Wires(captor, with_loaders=True)
@@ -160,6 +162,8 @@ def _outcome(job: Job, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
         code = 0
     except Finished:
         return {"kind": "finished"}
+    except Elsewhere as e:
+        return {"kind": "elsewhere", "function": str(e)}
     except SystemExit as e:
         if isinstance(e.code, str):
             print(e.code, file=sys.stderr)
