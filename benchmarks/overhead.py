@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import itertools
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,9 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.models import WORKLOADS, Workload
 from stayfinite import Guard
 from stayfinite.conductor.core import Core
+from stayfinite.conductor.journaling import RunJournal
 from stayfinite.conductor.script import ScriptDriver
 from stayfinite.conductor.state import TrainState
 from stayfinite.config import Settings
+from stayfinite.observe.labels import drop_grads, unlabeled
 from stayfinite.observe.wires import Wires
 from stayfinite.recover.policy import Policy
 
@@ -89,6 +92,7 @@ def guard_loop(w: Workload, deferred: bool) -> Variant:
 def script(w: Workload, deferred: bool) -> Variant:
     """What `stayfinite run` does, without the process round it."""
     core = Core(TrainState(), Settings(deferred=deferred), Policy())
+    core.journal = RunJournal(tempfile.mkdtemp(), core.state)
     optimizer = w.optimizer()
     driver = ScriptDriver(core)
     driver.on_optimizer(optimizer)
@@ -103,6 +107,22 @@ def script(w: Workload, deferred: bool) -> Variant:
             _loop(w, optimizer, itertools.islice(streams[0], n))
         finally:
             wires.close()
+
+    return run
+
+
+def plain_unlabeled(w: Workload) -> Variant:
+    """The plain loop without torch's labels for profilers, which we leave out as well: what is left
+    of a ratio below this one's is ours."""
+    optimizer = w.optimizer()
+    step = unlabeled(type(optimizer).step)
+    assert step is not None
+
+    def run(n: int) -> None:
+        for batch in _cycle(w, n):
+            drop_grads(optimizer)
+            w.loss_fn(w.model, batch).backward()  # type: ignore[no-untyped-call]
+            step(optimizer)
 
     return run
 
@@ -190,6 +210,7 @@ def variants(w: Workload) -> dict[str, Variant]:
         "guard.step deferred": guard_step(w, True),
         "guard(loader)": guard_loop(w, False),
         "guard(loader) deferred": guard_loop(w, True),
+        "plain without labels": plain_unlabeled(w),
         "plain, DataLoader": plain_loader(w),
         "run": script(w, False),
         "run deferred": script(w, True),

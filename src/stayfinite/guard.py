@@ -185,15 +185,17 @@ class Guard:
 
     def _stream(self, loader: Iterable[Any]) -> Iterator[Any]:
         driver = self._listen()
-        is_empty = True
-        for batch in driver.stream(loader, iter(loader)):
-            is_empty = False
+        stream = driver.stream(loader, iter(loader))
+        for batch in stream:
             yield batch
-        if is_empty and iter(loader) is loader:
-            raise UsageError(
-                "the loader gave no batch: it is an iterator that is already exhausted; "
-                "pass the loader itself, not iter(loader)"
-            )
+            break
+        else:
+            if iter(loader) is loader:
+                raise UsageError(
+                    "the loader gave no batch: it is an iterator that is already exhausted; "
+                    "pass the loader itself, not iter(loader)"
+                )
+        yield from stream
 
     def _listen(self) -> LoopDriver:
         if self._driver is None:

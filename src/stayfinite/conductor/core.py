@@ -197,15 +197,14 @@ class Core(Sentinel):
                     self._log_bytes = (len(self.log) + 64) * size
                 self.log.append(window)
                 # A clock read every few steps is enough; the interval is in steps' worth of time.
-                if len(self.log) % 8 and not self._is_log_full() and not self._is_urgent():
+                if len(self.log) % 8 and not (
+                    self._is_deep_wanted or self.ranks.has_others or self._is_log_full()
+                ):
                     return None
         return self.deep_check(window.step) if self._is_deep_due() else None
 
     def _is_log_full(self) -> bool:
         return len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES
-
-    def _is_urgent(self) -> bool:
-        return self._is_deep_wanted or self.ranks.has_others
 
     def _is_deep_due(self) -> bool:
         if self.ranks.is_on:

@@ -192,7 +192,8 @@ class LoopDriver(FreeLoop):
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
     ) -> Any:
         self._step_called = True
-        self.state.add_optimizer(optimizer)
+        if optimizer not in self.state.optimizers:
+            self.state.add_optimizer(optimizer)
         if closure is not None:
             return self._closure_step(optimizer, closure, call)
         self._take_aside()

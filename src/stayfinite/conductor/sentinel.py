@@ -172,15 +172,17 @@ class Sentinel:
 
     def step_deferred(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Issue the step with the flag on the device; `collect` tells later how it went."""
-        grads = [local(g) for g in self._grads(optimizer)]
         window.losses = [(step, t.detach()) for step, t in window.losses]
-        losses = [local(t) for _, t in window.losses]
+        # The check writes what it reads: the loop keeps its loss and its norm as they are.
+        checked = [window.norm.clone()] if window.norm is not None else self._grads(optimizer)
+        checked += [t.clone() for _, t in window.losses]
+        if self._has_world:
+            checked = [local(t) for t in checked]
         if self._deferred is None:
-            device = grads[0].device if grads else losses[0].device
-            self._deferred = DeferredFlag(device)
-        checked = [window.norm.clone()] if window.norm is not None else grads
-        self._deferred.arm(optimizer, [*checked, *(t.clone() for t in losses)])
-        if self.is_shared(optimizer):
+            some: list[Tensor] = checked or optimizer.param_groups[0]["params"]
+            self._deferred = DeferredFlag(some[0].device)
+        self._deferred.arm(optimizer, checked)
+        if self._has_world and self.is_shared(optimizer):
             self._deferred.share(self.ranks, self.wish())
         result = call()
         window.num_applied += 1

@@ -6,7 +6,6 @@ original runs untouched. `Wires.close` puts every original back.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +17,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
+
+from .labels import drop_grads, needs_label, unlabeled
 
 __all__ = ["Listener", "Wires"]
 
@@ -92,6 +93,7 @@ class Wires:
         self._patch(torch.autograd, "backward", self._backward)
         self._patch_clip()
         self._patch(Optimizer, "__init__", self._optimizer_init)
+        self._patch(Optimizer, "zero_grad", self._zero_grad)
         self._patch(LRScheduler, "__init__", self._scheduler_init)
         for cls in _all_schedulers():
             self._patch(cls, "step", self._scheduler_step)
@@ -193,13 +195,16 @@ class Wires:
         return __init__
 
     def _optimizer_step(self, original: Any) -> Any:
+        short = unlabeled(original)
+
         def step(optimizer: Optimizer, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             if self._in_step:
                 return original(optimizer, closure, *args, **kwargs)
+            made = original if short is None or needs_label(optimizer) else short
             if closure is None and self.listener.before_step(optimizer):
                 self._in_step += 1
                 try:
-                    return original(optimizer, *args, **kwargs)
+                    return made(optimizer, *args, **kwargs)
                 except BaseException:
                     self.listener.step_raised()
                     raise
@@ -210,7 +215,7 @@ class Wires:
                 self._in_step += 1
                 try:
                     if actual is None:
-                        return original(optimizer, *args, **kwargs)
+                        return made(optimizer, *args, **kwargs)
                     return original(optimizer, actual, *args, **kwargs)
                 finally:
                     self._in_step -= 1
@@ -219,6 +224,15 @@ class Wires:
 
         step.hooked = True  # type: ignore[attr-defined]  # what torch.optim marks its own wrapper with
         return step
+
+    def _zero_grad(self, original: Any) -> Any:
+        def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
+            if not set_to_none or needs_label(optimizer):
+                original(optimizer, set_to_none)
+            else:
+                drop_grads(optimizer)
+
+        return zero_grad
 
     def _scheduler_init(self, original: Any) -> Any:
         def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -307,27 +321,24 @@ class Wires:
         """The stream over a loader; a second wrapper for the same loader underneath is passed by."""
 
         # The iterator is made now, as in the plain run: making it draws a random number.
-        with self._underneath():
+        self._fetching += 1
+        try:
             iterator = iter(original(loader))
+        finally:
+            self._fetching -= 1
 
         def inner() -> Iterator[Any]:
             while True:
-                with self._underneath():
-                    try:
-                        item = next(iterator)
-                    except StopIteration:
-                        return
+                self._fetching += 1
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+                finally:
+                    self._fetching -= 1
                 yield item
 
         return self.listener.stream(loader, inner())
-
-    @contextlib.contextmanager
-    def _underneath(self) -> Iterator[None]:
-        self._fetching += 1
-        try:
-            yield
-        finally:
-            self._fetching -= 1
 
 
 def _all_schedulers() -> list[type]:

@@ -62,8 +62,8 @@ class Witness:
         self.has_averages = False
         self.loader: weakref.ref[DataLoader[Any]] | None = None
         self._iterator: weakref.ref[Any] | None = None
-        self._indices: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
-        self._current: list[Any] | None = None
+        self.batch_indices: list[Any] | None = None
+        """The data set's indices of the batch that a DataLoader made last."""
         self._order = 0
         self._loaded: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
@@ -100,11 +100,6 @@ class Witness:
     def iterator(self) -> Any:
         """The DataLoader's iterator that made a batch last, while it lives."""
         return self._iterator() if self._iterator is not None else None
-
-    @property
-    def batch_indices(self) -> list[Any] | None:
-        """The data set's indices of the batch that a DataLoader made last."""
-        return self._current
 
 
 witness = Witness()
@@ -202,22 +197,22 @@ def _wrap_loader() -> None:
     @functools.wraps(init)
     def __init__(self: Any, loader: DataLoader[Any]) -> None:
         witness.loader = weakref.ref(loader)
-        witness._indices[self] = deque(maxlen=1024)
+        self._stayfinite_indices = deque(maxlen=1024)
         init(self, loader)
 
     @functools.wraps(next_index)
     def _next_index(self: Any) -> Any:
         index = next_index(self)  # type: ignore[no-untyped-call]
         if isinstance(index, list):
-            witness._indices.setdefault(self, deque(maxlen=1024)).append(index)
+            vars(self).setdefault("_stayfinite_indices", deque(maxlen=1024)).append(index)
         return index
 
     @functools.wraps(next_batch)
     def __next__(self: Any) -> Any:
         batch = next_batch(self)
         witness._iterator = weakref.ref(self)
-        waiting = witness._indices.get(self)
-        witness._current = waiting.popleft() if waiting else None
+        waiting = vars(self).get("_stayfinite_indices")
+        witness.batch_indices = waiting.popleft() if waiting else None
         return batch
 
     for wrapper in (__init__, _next_index, __next__):
