@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -41,45 +41,75 @@ def register(app: typer.Typer) -> None:
     app.command("check", cls=ScriptCommand, context_settings=settings)(check)
 
 
-def check(
-    target: Optional[list[str]] = typer.Argument(  # noqa: UP045 - typer reads it
-        None,
+Target = Annotated[
+    list[str] | None,
+    typer.Argument(
         metavar="TARGET [ARGS]...",
         help="A training script and its own arguments, or pkg.module:build (also file.py:build), a "
         "function that returns model, loss_fn, loader, optimizer.",
+        show_default=False,
     ),
-    module: Optional[str] = typer.Option(  # noqa: UP045
-        None, "-m", "--module", help="Check a module instead, as `python -m` runs it."
-    ),
-    only: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None, help="Only these groups: environment, config, data, init, forward, edges, precision, "
+]
+Module = Annotated[
+    str | None,
+    typer.Option("-m", "--module", help="Check a module instead, as `python -m` runs it."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GROUPS",
+        help="Only these groups: environment, config, data, init, forward, edges, precision, "
         "stability. Several: with commas, or again.",
     ),
-    skip: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None, help="Leave these groups out."
+]
+Skip = Annotated[list[str] | None, typer.Option(metavar="GROUPS", help="Leave these groups out.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The training's config (.yaml, .json, .toml, .py): checked, and compared with what is "
+        "really used. Python is parsed, never run.",
     ),
-    config: Optional[Path] = typer.Option(  # noqa: UP045
-        None, help="The training's config (.yaml, .json, .toml, .py): checked, and compared with "
-        "what is really used. Python is parsed, never run.",
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Write a safer config beside the one of --config: conservative or very-conservative.",
     ),
-    preset: Optional[str] = typer.Option(  # noqa: UP045
-        None, help="Write a safer config beside the one of --config: conservative or "
-        "very-conservative.",
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Also look at this data file: npy, npz, safetensors, pt or csv."
     ),
-    data: Optional[Path] = typer.Option(  # noqa: UP045
-        None, help="Also look at this data file: npy, npz, safetensors, pt or csv."
+]
+DataSamples = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all", help="How many samples to look at. Default: what fits 20 seconds."
     ),
-    data_samples: Optional[str] = typer.Option(  # noqa: UP045
-        None, metavar="N|all", help="How many samples to look at. Default: what fits 20 seconds."
-    ),
-    steps: int = typer.Option(10, help="How many real steps the stability group takes."),
-    seed: int = typer.Option(0, help="The random seed that the target is started with."),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
-    html: Optional[Path] = typer.Option(  # noqa: UP045
-        None, metavar="FILE", help="Also write the report as a page."
-    ),
-    quiet: bool = typer.Option(False, "-q", "--quiet", help="Do not show what passed."),
-) -> None:  # fmt: skip
+]
+Steps = Annotated[int, typer.Option(help="How many real steps the stability group takes.")]
+Seed = Annotated[int, typer.Option(help="The random seed that the target is started with.")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a page.")]
+
+
+def check(
+    target: Target = None,
+    module: Module = None,
+    only: Only = None,
+    skip: Skip = None,
+    config: Config = None,
+    preset: Preset = None,
+    data: Data = None,
+    data_samples: DataSamples = None,
+    steps: Steps = 10,
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    html: Html = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Do not show what passed.")] = False,
+) -> None:
     """Look at a training before it runs: environment, config, data, init, forward, edge cases,
     precision, stability. Ends with a verdict and the three things to do first.
 
@@ -89,9 +119,7 @@ def check(
     # Read when torch is loaded: threads that wait without spinning are several times faster where
     # the machine has other work to do.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if os.environ.get("RANK", "0") != "0":
-        typer.echo(f"stayfinite check: rank {os.environ['RANK']} leaves it to rank 0", err=True)
-        raise typer.Exit(0)
+    _leave_it_to_rank_0()
     with plain_errors("nothing was changed"):
         late, words = late_options([*([module] if module else []), *(target or [])])
         target = words[1:] if module else words
@@ -104,13 +132,20 @@ def check(
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
-            target, module, config, data, only, skip, steps, seed,
-            _num_samples(data_samples),
-        )  # fmt: skip
+            target, module, config, data, only, skip, steps, seed, _num_samples(data_samples)
+        )
         if html is not None:
             _write_page(report, html)
         _print(report, as_json, quiet)
         raise typer.Exit(report.exit_code)
+
+
+def _leave_it_to_rank_0() -> None:
+    """Under torchrun one process is enough: it checks the training as the only rank."""
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        typer.echo(f"stayfinite check: rank {rank} leaves it to rank 0", err=True)
+        raise typer.Exit(0)
 
 
 def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:

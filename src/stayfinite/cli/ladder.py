@@ -23,63 +23,72 @@ def register(app: typer.Typer) -> None:
     app.command(name="ladder", cls=ScriptCommand, context_settings=settings)(ladder_command)
 
 
+Script = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[--] SCRIPT [ARGS]...",
+        help="The training script and its own arguments.",
+        show_default=False,
+    ),
+]
+Module = Annotated[
+    str | None, typer.Option("-m", "--module", help="Run a module instead, as `python -m` does.")
+]
+Tries = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--try",
+        metavar="KEY=VALUE",
+        help="A change: a flag or config key of the script (lr=1e-4, lr=0.1x, use_amp=false), "
+        "env:NAME=VALUE, or a knob of ours (stayfinite:autocast=off). Give it once for each "
+        "change; without any, the usual ladder is made from what the script has.",
+    ),
+]
+UntilStep = Annotated[
+    int | None,
+    typer.Option(help="Stop if the unchanged run has not failed by this step (from 0)."),
+]
+AfterIncident = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="An incident of `stayfinite run`: its step is the one to get past; its script and "
+        "arguments are used where none are given.",
+    ),
+]
+Margin = Annotated[
+    int | None,
+    typer.Option(
+        help="Steps past the failing one that a change must finish. Default: 5, or a tenth of "
+        "the failing step if that is more."
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Look for config keys in this file only (.yaml .json .toml .py)."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", "-j", help="Runs side by side. Default: one a core, up to 4; 1 on a GPU."
+    ),
+]
+RunDir = Annotated[
+    Path | None, typer.Option(help="Keep what every run said and wrote in this new folder.")
+]
+
+
 def ladder_command(
-    target: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[--] SCRIPT [ARGS]...",
-            help="The training script and its own arguments.",
-            show_default=False,
-        ),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", help="Run a module instead, as `python -m` does."),
-    ] = None,
-    tries: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--try",
-            metavar="KEY=VALUE",
-            help="A change: a flag or config key of the script (lr=1e-4, lr=0.1x, use_amp=false), "
-            "env:NAME=VALUE, or a knob of ours (stayfinite:autocast=off). Give it once for each "
-            "change; without any, the usual ladder is made from what the script has.",
-        ),
-    ] = None,
-    until_step: Annotated[
-        int | None,
-        typer.Option(help="Stop if the unchanged run has not failed by this step (from 0)."),
-    ] = None,
-    after_incident: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="An incident of `stayfinite run`: its step is the one to get past; its script and "
-            "arguments are used where none are given.",
-        ),
-    ] = None,
-    margin: Annotated[
-        int | None,
-        typer.Option(
-            help="Steps past the failing one that a change must finish. Default: 5, or a tenth of "
-            "the failing step if that is more."
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Look for config keys in this file only (.yaml .json .toml .py)."),
-    ] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs", "-j", help="Runs side by side. Default: one a core, up to 4; 1 on a GPU."
-        ),
-    ] = None,
+    target: Script = None,
+    module: Module = None,
+    tries: Tries = None,
+    until_step: UntilStep = None,
+    after_incident: AfterIncident = None,
+    margin: Margin = None,
+    config: Config = None,
+    jobs: Jobs = None,
     timeout: Annotated[float, typer.Option(help="Seconds for each run.")] = 3600.0,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(help="Keep what every run said and wrote in this new folder."),
-    ] = None,
+    run_dir: RunDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
     """Run a failing training again with one change each: which one survives?
@@ -101,18 +110,10 @@ def ladder_command(
                 "give the script to run: stayfinite ladder --try lr=0.1x -- train.py [ARGS]..."
             )
         plan = Plan(
-            target=words[0],
-            args=tuple(words[1:]),
-            is_module=is_module,
-            tries=tuple(tries or ()),
-            config=str(config) if config is not None else None,
-            until_step=until_step,
-            failing_step=known,
-            margin=margin,
-            jobs=jobs,
-            timeout_s=timeout,
-            run_dir=run_dir,
-        )
+            target=words[0], args=tuple(words[1:]), is_module=is_module, tries=tuple(tries or ()),
+            config=str(config) if config is not None else None, until_step=until_step,
+            failing_step=known, margin=margin, jobs=jobs, timeout_s=timeout, run_dir=run_dir,
+        )  # fmt: skip
         report = climb(plan, Progress())
     except StayfiniteError as e:
         print(f"stayfinite ladder: {e}", file=sys.stderr)
