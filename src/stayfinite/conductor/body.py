@@ -3,7 +3,7 @@
 A script that raises on NaN by itself, or that takes no batches from a loader, is over or elsewhere
 when its bad step is to be explained. Its frames are still there: the batch and the model are in their
 variables, and the source says what was computed from them. Only statements that compute are run,
-on a copy of the variables: assignments to plain names, and `with` and `if` blocks of them.
+on a copy of the variables: assignments to plain names, and `with`, `if` and `for` blocks of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeGuard
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..locate.frames import is_user_file
 
@@ -68,7 +70,7 @@ def scenes_of_traceback(tb: TracebackType | None) -> list[Scene]:
 
 def run_body(scene: Scene) -> list[Tensor]:
     """Compute the loop's body up to where it stood; the scalars that it made."""
-    statements = list(_computing(_statements_before(scene)))
+    statements = list(_computing(_statements_before(scene), set()))
     if not statements:
         return []
     space = dict(scene.variables)
@@ -81,29 +83,76 @@ def run_body(scene: Scene) -> list[Tensor]:
 
 
 def _statements_before(scene: Scene) -> list[ast.stmt]:
-    """The statements of the innermost enclosing loop that come before the current one."""
+    """What the innermost loop, or the function, did since the optimizer step before the current one."""
     source = "".join(linecache.getlines(scene.file))
     try:
         tree = ast.parse(source, scene.file)
     except (SyntaxError, ValueError):
         return []
-    best: ast.For | ast.While | None = None
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.For, ast.While)) or not _holds(node, scene.line):
-            continue
-        if node.lineno >= scene.first_line and (best is None or node.lineno > best.lineno):
-            best = node
-    if best is None:
+    home = _home(tree, scene)
+    if home is None:
         return []
-    before = []
-    for statement in best.body:
+    before: list[ast.stmt] = []
+    for statement in home.body:
         if _holds(statement, scene.line):
             before += _entered(statement, scene.line)
             break
         if statement.lineno > scene.line:
             break
         before.append(statement)
+        if _is_optimizer_step(statement, scene.variables):
+            before.clear()  # another step's window: its numbers have been drawn and used
+    if isinstance(home, (ast.FunctionDef, ast.AsyncFunctionDef)) and _moves_arguments(home, before):
+        return []
     return before
+
+
+_Home = ast.For | ast.While | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _home(tree: ast.Module, scene: Scene) -> _Home | None:
+    """The innermost loop round the current line, inside its function; else the function itself."""
+    loop: ast.For | ast.While | None = None
+    function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.For, ast.While)) and _holds(node, scene.line):
+            if node.lineno >= scene.first_line and (loop is None or node.lineno > loop.lineno):
+                loop = node
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first == scene.first_line and node.name == scene.function:
+                function = node
+    return loop or function
+
+
+def _moves_arguments(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, body: list[ast.stmt]
+) -> bool:
+    """Whether an argument gets another value: the one that it began with is gone."""
+    arguments = {a.arg for a in ast.walk(function.args) if isinstance(a, ast.arg)}
+    written = [n for s in body for n in ast.walk(s) if isinstance(n, ast.Name)]
+    return any(isinstance(n.ctx, ast.Store) and n.id in arguments for n in written)
+
+
+def _is_optimizer_step(statement: ast.stmt, variables: dict[str, Any]) -> bool:
+    """`optimizer.step()`, `scaler.step(optimizer)`, also as `self.optimizer.step()`."""
+    call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    if call.func.attr != "step":
+        return False
+    owner = _value(call.func.value, variables)
+    return isinstance(owner, (Optimizer, torch.amp.GradScaler))
+
+
+def _value(node: ast.expr, variables: dict[str, Any]) -> Any:
+    """What a name or a dotted name stands for; None for anything else."""
+    if isinstance(node, ast.Name):
+        return variables.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = _value(node.value, variables)
+        return getattr(owner, "__dict__", {}).get(node.attr)
+    return None
 
 
 def _holds(node: ast.stmt, line: int) -> bool:
@@ -120,34 +169,68 @@ def _entered(statement: ast.stmt, line: int) -> list[ast.stmt]:
     return [ast.copy_location(ast.With(items=statement.items, body=inner), statement)]
 
 
-def _computing(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those that only compute; what the others made is in the variables already."""
+def _computing(statements: Iterable[ast.stmt], own: set[str]) -> Iterator[ast.stmt]:
+    """Those that only compute; what the others made is in the variables already.
+
+    `own`: names that these statements have given a value, so that adding to it harms nobody.
+    """
     for statement in statements:
         if isinstance(statement, ast.With):
-            inner = list(_computing(statement.body))
+            inner = list(_computing(statement.body, own))
             if inner:
                 yield ast.copy_location(ast.With(items=statement.items, body=inner), statement)
-        elif isinstance(statement, ast.If):
-            inner = list(_computing(statement.body))
-            other = list(_computing(statement.orelse))
+        elif isinstance(statement, (ast.If, ast.For)):
+            if isinstance(statement, ast.For) and not _is_harmless(statement.iter):
+                continue
+            inner = list(_computing(statement.body, own))
+            other = list(_computing(statement.orelse, own))
             if len(inner) == len(statement.body) and len(other) == len(statement.orelse):
                 yield statement
-        elif _is_assignment(statement):
+        elif _is_assignment(statement, own):
+            own.update(n.id for n in ast.walk(statement) if _is_stored(n))
+            yield statement
+        elif _adds_to(statement, own):
             yield statement
 
 
-def _is_assignment(statement: ast.stmt) -> bool:
+def _is_stored(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+
+
+def _is_assignment(statement: ast.stmt, own: set[str]) -> bool:
     if isinstance(statement, ast.Assign):
         targets = statement.targets
     elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
         targets = [statement.target]
+    elif isinstance(statement, ast.AugAssign):
+        target = statement.target
+        is_own = isinstance(target, ast.Name) and target.id in own
+        return is_own and _is_harmless(statement.value)
     else:
         return False
     names = [n for t in targets for n in ast.walk(t) if isinstance(n, ast.expr)]
     if not all(isinstance(n, (ast.Name, ast.Tuple, ast.List, ast.Starred)) for n in names):
         return False
     assert statement.value is not None
-    calls = [n for n in ast.walk(statement.value) if isinstance(n, ast.Call)]
+    return _is_harmless(statement.value)
+
+
+def _adds_to(statement: ast.stmt, own: set[str]) -> bool:
+    """`parts.append(x)` where `parts` was made here."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return False
+    name = call.func.value
+    return (
+        call.func.attr in ("append", "extend")
+        and isinstance(name, ast.Name)
+        and name.id in own
+        and all(map(_is_harmless, call.args))
+    )
+
+
+def _is_harmless(value: ast.expr) -> bool:
+    calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
     return not any(_called(c) in _UNSAFE_CALLS for c in calls)
 
 

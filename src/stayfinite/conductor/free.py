@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .body import Scene, scenes_of_frame
 from .investigation import small_state
+from .keeping import Before
 from .stream import BatchStream
 from .window import BatchRef, Window
 
@@ -92,6 +93,9 @@ class FreeLoop(BatchStream):
     def _free_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """The step that ends a traced iteration; if that was healthy, it counts."""
         assert self.active is not None
+        if self.active.wanted.is_applied:
+            return self._free_advance(optimizer, call)
+        self.active.result.is_complete = False  # this turn is another one than the one that failed
         is_healthy = not self.active.is_decided
         self._pass_done()
         self._is_free = self.active is not None
@@ -105,6 +109,31 @@ class FreeLoop(BatchStream):
         if not self._is_free:
             self._free_rng = self.core.rng.capture()
         return None
+
+    def _free_advance(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """A turn of the way from the snapshot: it counts, unless it is the one that spoils the state."""
+        active = self.active
+        assert active is not None
+        window = active.wanted.window
+        window.rng, window.small_state = self._free_rng, small_state(self.state)
+        window.scenes = scenes_of_frame(sys._getframe(1))
+        before = Before()
+        before.take(self.state, Window([]))
+        result = active.on_step(optimizer, call, self._current.step)
+        is_bad = active.is_decided
+        if is_bad:
+            before.restore()
+            active.trace_step(call)
+            before.restore()
+            self.state.restore_buffers()
+            mark_called(optimizer)
+        self._pass_done()
+        window.scenes = ()
+        self._is_free = self.active is not None
+        self._holds_schedulers = is_bad
+        self.state.shadow_buffers()
+        self._free_rng = self.core.rng.capture()
+        return result
 
 
 def mark_called(optimizer: Optimizer) -> None:

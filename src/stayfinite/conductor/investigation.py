@@ -8,7 +8,7 @@ not its business. Whatever happens in between, it leaves the training as if the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from .body import Scene, run_body
 from .core import Core
 from .diagnosis import diagnose, diagnose_plain
 from .draws import move_on
+from .freetravel import WENT_BACK, travel_free
 from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
 from .recovery import DEEP
@@ -82,6 +83,8 @@ class Investigation:
         self.method = "replay"
         self.leader = failure.rank if isinstance(failure, RankFailure) else core.ranks.rank
         """The rank where it began, as far as is known; its incident is everybody's."""
+        self.num_given_up = 0
+        """Steps of a loop without a loader that a return to the snapshot undid."""
         self.is_received = False
         """Every rank had its bad values from the others."""
         self.rng_after = RngState.now()
@@ -114,8 +117,10 @@ class Investigation:
             rerun = rerun or PassResult(failure=self.failure)
             self.traced = rerun
             self._rewind()
-            location = self._location(rerun)
-            return (yield from self._finish(self.failure, rerun.origin, location, []))
+            if self._is_free and self._is_older(rerun):
+                return (yield from travel_free(self, self.failure))
+            location = self.locate(rerun)
+            return (yield from self.finish(self.failure, rerun.origin, location, []))
         self._rewind()
         result = yield self.trace_pass(is_unscaled=is_scaler_skip, with_step=with_step)
         self.traced = result
@@ -128,13 +133,11 @@ class Investigation:
                 incident = diagnose_plain(self, incident, unscaled="finite")
             return Verdict(incident, [], self.window)
         failure = result.failure or self.failure
-        source = result.origin.source if result.origin and result.origin.birth is None else None
-        is_later = source is not None and self._came_later(source)
-        if self.core.ranks.broadcast_from(self.leader, is_later):
+        if self.core.ranks.broadcast_from(self.leader, self._is_older(result)):
             return (yield from self._travel(failure))
         self._rewind()
-        location = self._location(result)
-        return (yield from self._finish(failure, result.origin, location, []))
+        location = self.locate(result)
+        return (yield from self.finish(failure, result.origin, location, []))
 
     # -- the ordinary case: this window again -------------------------------------------------
 
@@ -168,10 +171,10 @@ class Investigation:
         if self.window.rng is not None:
             self.window.rng.restore()
 
-    def _location(self, result: PassResult) -> Location:
+    def locate(self, result: PassResult) -> Location:
         if result.origin is not None:
             return to_location(result.origin, self.method)
-        if result.failure is None and not any(b.items for b in self.window.batches):
+        if result.failure is None and self._is_free:
             return Location(
                 is_reproduced=False,
                 method="none",
@@ -205,7 +208,7 @@ class Investigation:
         self._rewind()
         return self._rerun_model() if self.window.root_call is not None else None
 
-    def _quiet_trace(self) -> OpTrace:
+    def quiet_trace(self) -> OpTrace:
         """For what this rank computes again by itself."""
         trace = self.trace_pass().trace
         assert trace is not None
@@ -213,8 +216,12 @@ class Investigation:
             trace.is_quiet = True
         return trace
 
+    def spoiling_step(self, step: Callable[[], Any]) -> Origin | None:
+        """Where in this optimizer step the state goes bad."""
+        return spoiling_step(self.quiet_trace(), self.state, step)
+
     def _rerun_body(self, scene: Scene) -> PassResult | None:
-        trace = self._quiet_trace()
+        trace = self.quiet_trace()
         with eager_stance(), torch.enable_grad(), trace:
             made = run_body(scene)
             origin = symptom_origin(trace, made)
@@ -227,7 +234,7 @@ class Investigation:
 
     def _rerun_model(self) -> PassResult | None:
         module, args, kwargs, rng = self.window.root_call
-        trace = self._quiet_trace()
+        trace = self.quiet_trace()
         given = [*named_tensors(args, "input"), *named_tensors(kwargs, "input")]
         for name, t in given:
             trace.add_source(SourceRef("batch", name, t))
@@ -253,6 +260,17 @@ class Investigation:
 
     # -- time travel: the state itself is corrupt ----------------------------------------------
 
+    @property
+    def _is_free(self) -> bool:
+        """No loader can hand the batches out again."""
+        return not any(b.items for b in self.window.batches)
+
+    def _is_older(self, result: PassResult) -> bool:
+        """Whether this window began with state that an earlier step had spoiled."""
+        origin = result.origin
+        source = origin.source if origin is not None and origin.birth is None else None
+        return source is not None and self._came_later(source)
+
     def _came_later(self, source: SourceRef) -> bool:
         """Whether a parameter, buffer or moment went bad during this run."""
         return (
@@ -268,11 +286,13 @@ class Investigation:
         core, state = self.core, self.state
         if core.ranks.has_parted:
             location = Location(is_reproduced=False, method="none", note=PARTED_NOTE)
-            return (yield from self._finish(failure, None, location, []))
+            return (yield from self.finish(failure, None, location, []))
+        if self._is_free:
+            return (yield from travel_free(self, failure))
         is_mid_window = self.failure.symptom not in DEEP
         windows = [*core.log, *([self.window] if is_mid_window else [])]
         if not state.snapshot.is_taken or not windows:
-            return (yield from self._without_snapshot(failure))
+            return (yield from self.without_snapshot(failure))
         self.method = "time_travel"
         final = self.window
         state.clear_grads()
@@ -295,10 +315,10 @@ class Investigation:
             state.clear_grads()
             kind, name = (bad[0][0], bad[0][1]) if bad else (failure.symptom, failure.name)
             found = traced.failure or Failure(kind, window.step, name=name)
-            location = self._location(replace_origin(traced, origin))
+            location = self.locate(replace_origin(traced, origin))
             core.log[:] = windows[:at]
             redo = list(windows[at + 1 :])
-            return (yield from self._finish(found, origin, location, redo, noticed=final.step))
+            return (yield from self.finish(found, origin, location, redo, noticed=final.step))
         return (yield from self._vanished(failure, windows))
 
     def _origin_in_state(self, bad: list[tuple[str, str, Tensor]]) -> Origin | None:
@@ -317,21 +337,21 @@ class Investigation:
             note=f"the {len(windows)} steps since the last snapshot, run again, stayed finite: "
             "something outside the training step wrote to the state, or the hardware failed",
         )
-        return (yield from self._finish(failure, None, location, []))
+        return (yield from self.finish(failure, None, location, []))
 
-    def _without_snapshot(self, failure: Failure) -> Passes:
+    def without_snapshot(self, failure: Failure) -> Passes:
         origin = self.traced.origin if self.traced else None
         self._rewind()
-        location = self._location(self.traced) if self.traced else Location()
+        location = self.locate(self.traced) if self.traced else Location()
         location = replace(
             location,
             note="an earlier step corrupted the state; there was no snapshot to go back to",
         )
-        return (yield from self._finish(failure, origin, location, []))
+        return (yield from self.finish(failure, origin, location, []))
 
     # -- the incident --------------------------------------------------------------------------
 
-    def _finish(
+    def finish(
         self,
         failure: Failure,
         origin: Origin | None,
@@ -382,6 +402,8 @@ class Investigation:
     def _action(self) -> Action:
         if self.core.ranks.has_parted:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
+        if self.num_given_up:
+            return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
         return Action(
             kind="skipped",
             detail="the step was not applied: parameters, optimizer state, buffers, scheduler, "
@@ -454,6 +476,16 @@ def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:
             return find_origin(trace, [t for t in tensors if badness(t)])
     finally:
         trace.is_paused = False
+
+
+def spoiling_step(trace: OpTrace, state: TrainState, step: Callable[[], Any]) -> Origin | None:
+    """An optimizer step that makes the state bad, once more and watched."""
+    trace.direction = "optimizer"
+    with trace:
+        step()
+        with torch.utils._python_dispatch._disable_current_modes():
+            bad = [t for _, _, t in state.bad_state()]
+        return symptom_origin(trace, bad)
 
 
 @contextlib.contextmanager

@@ -80,6 +80,7 @@ class LoopDriver(FreeLoop):
             or self._aside is not None
             or self._raw_loss is not None
             or self._holds_schedulers
+            or self._is_own_work
             or loss.numel() != 1
         ):
             return False
@@ -90,6 +91,8 @@ class LoopDriver(FreeLoop):
         return True
 
     def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+        if self._is_own_work:
+            return call()
         self._take_aside()
         if self.active is None:
             self._holds_schedulers = False
@@ -167,6 +170,7 @@ class LoopDriver(FreeLoop):
             or self._aside is not None
             or self._raw_loss is not None
             or self._is_free
+            or self._is_own_work
             or window.failure is not None
             or window.num_attempted
             or self.core.settings.deferred
@@ -191,6 +195,8 @@ class LoopDriver(FreeLoop):
     def on_optimizer_step(
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
     ) -> Any:
+        if self._is_own_work:
+            return call(closure)
         self._step_called = True
         if optimizer not in self.state.optimizers:
             self.state.add_optimizer(optimizer)

@@ -16,7 +16,7 @@ from ..numerics.health import badness, is_finite
 from ..observe import probes
 from ..recover.snapshot import Snapshot
 from .core import Core
-from .investigation import symptom_origin
+from .investigation import spoiling_step, symptom_origin
 from .window import Failure, Pass, PassResult
 
 __all__ = ["ActivePass"]
@@ -83,6 +83,8 @@ class ActivePass:
 
     def own_check(self, value: Tensor, step: int) -> None:
         """The loop itself asks about a number; it counts if this pass has made it."""
+        if self.wanted.step_trace is not None:
+            return  # the turn before may still be asking
         trace = self.wanted.trace
         if trace is None or trace.writers.find(value):
             self.before_backward(value, step)
@@ -121,6 +123,15 @@ class ActivePass:
             self.result.failure = Failure(kind, step, name=name)
             self._trace_back([t for _, _, t in bad])
         return result
+
+    def trace_step(self, call: Callable[[], Any]) -> None:
+        """The optimizer step that spoiled the state once more, from the same gradients, watched."""
+        trace = self.wanted.step_trace
+        if trace is None or self.result.failure is None:
+            return
+        if self.result.failure.symptom in ("loss", "gradient"):
+            return  # it was not the step
+        self.result.origin = spoiling_step(trace, self.core.state, call)
 
     def raised(self, bad: list[tuple[str, str, Tensor]], step: int) -> None:
         """The step raised because the state it began with is corrupt."""

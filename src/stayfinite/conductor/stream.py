@@ -49,6 +49,8 @@ class BatchStream(Listener):
         self._step_called = False
         self._is_free = False
         self._holds_schedulers = False
+        self._is_own_work = False
+        """What is computed now is not the loop's doing."""
         self._aside: BatchRef | None = None
         self.last_call: Any = None
 
@@ -322,11 +324,14 @@ class BatchStream(Listener):
 
     def _advance(self, result: PassResult | None) -> None:
         assert self._passes is not None
+        self._is_own_work = True
         try:
             wanted = next(self._passes) if result is None else self._passes.send(result)
         except StopIteration as stop:
             self._end(stop.value)
             return
+        finally:
+            self._is_own_work = False
         if self.mutes_replays and any(b.items for b in wanted.window.batches):
             # The loop's body runs once more for us alone: its words have been said already.
             wanted.contexts.append(contextlib.redirect_stdout(io.StringIO()))

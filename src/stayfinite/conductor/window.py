@@ -121,6 +121,8 @@ class Pass:
     contexts: list[AbstractContextManager[Any]] = field(default_factory=list)
     is_applied: bool = False
     """Whether optimizer steps really run (state is put back by the investigation)."""
+    step_trace: OpTrace | None = None
+    """The optimizer's step alone is run once more under this trace if it spoils the state."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
     batch: Any = None
