@@ -19,6 +19,7 @@ from ..errors import UsageError
 from ..observe.batches import batch_bytes
 from ..observe.witness import witness
 from ..records import Incident
+from .gate import ungated
 from .rows import map_tensors
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def save_capsule(about: Investigation, incident: Incident) -> str:
     temporary = home / f".{CAPSULE}.{os.getpid()}"
     try:
         home.mkdir(parents=True, exist_ok=True)
-        torch.save(contents, temporary)
+        with ungated():
+            torch.save(contents, temporary)
         os.replace(temporary, home / CAPSULE)
     except OSError as e:
         return f"no capsule: {e.strerror or e}"

@@ -8,6 +8,7 @@ rename), and a bad one goes beside it under a name that says so.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -26,7 +27,7 @@ from ..observe.batches import named_tensors
 from ..observe.imports import wrap_when_imported
 from ..recover.atomic import atomic_path
 
-__all__ = ["Refusal", "SaveGate", "bad_tensors", "install", "refused_name"]
+__all__ = ["Refusal", "SaveGate", "bad_tensors", "install", "refused_name", "ungated"]
 
 _MARK = ".nonfinite"
 
@@ -157,6 +158,17 @@ def _gated(
         return gates[-1].save(value, os.fspath(path), write, agree)
     finally:
         _inside.is_set = False
+
+
+@contextlib.contextmanager
+def ungated() -> Iterator[None]:
+    """For what is no checkpoint: a failed step's state is saved as it is."""
+    was = getattr(_inside, "is_set", False)
+    _inside.is_set = True
+    try:
+        yield
+    finally:
+        _inside.is_set = was
 
 
 def install() -> None:

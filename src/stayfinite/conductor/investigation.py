@@ -110,6 +110,8 @@ class Investigation:
         if with_step:
             before.take(self.state, self.window)
         self._rewind()
+        if not self.window.is_lost and self._is_state_bad():
+            return (yield from self._travel(self.failure))
         rerun = self._rerun()
         leader = self.core.ranks.first_where(rerun is not None)
         if leader is not None:
@@ -117,8 +119,6 @@ class Investigation:
             rerun = rerun or PassResult(failure=self.failure)
             self.traced = rerun
             self._rewind()
-            if self._is_free and self._is_older(rerun):
-                return (yield from travel_free(self, self.failure))
             location = self.locate(rerun)
             return (yield from self.finish(self.failure, rerun.origin, location, []))
         self._rewind()
@@ -265,6 +265,12 @@ class Investigation:
         """No loader can hand the batches out again."""
         return not any(b.items for b in self.window.batches)
 
+    def _is_state_bad(self) -> bool:
+        """Whether the step began on state that an earlier one had spoiled: then nothing it shows counts."""
+        if self.core.ranks.has_parted:
+            return False
+        return self.core.ranks.any(bool(self.state.bad_state()))
+
     def _is_older(self, result: PassResult) -> bool:
         """Whether this window began with state that an earlier step had spoiled."""
         origin = result.origin
@@ -311,6 +317,7 @@ class Investigation:
             traced = yield self.trace_pass(with_step=True)
             origin = traced.origin or self._origin_in_state(bad)
             before.restore()
+            state.shadow_buffers()  # experiments begin here
             self.traced = traced
             state.clear_grads()
             kind, name = (bad[0][0], bad[0][1]) if bad else (failure.symptom, failure.name)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from ..checkpoint import CheckpointReport, LearningRates, TensorFinding, compare, scan
 from ..errors import CheckpointError, UsageError
+from .capsule import CAPSULE
 from .gate import bad_tensors
 
 __all__ = ["last_good", "load_last_good", "rate_mismatch", "refuse"]
@@ -20,10 +21,11 @@ __all__ = ["last_good", "load_last_good", "rate_mismatch", "refuse"]
 _PART = ".stayfinite-part-"
 
 
-def last_good(where: str | os.PathLike[str]) -> str | None:
+def last_good(where: str | os.PathLike[str], deep: bool = True) -> str | None:
     """The newest checkpoint in a folder that training can go on from; None if there is none.
 
-    Every file is looked into, nothing in one is executed. The newest is the one with the highest
+    Folders in it are searched as well unless `deep` is False; what an incident saved for its replay is no
+    checkpoint. Every file is looked into, nothing in one is executed. The newest is the one with the highest
     step, or with the latest date where no step is known.
 
     >>> import tempfile
@@ -37,11 +39,17 @@ def last_good(where: str | os.PathLike[str]) -> str | None:
         raise UsageError(f"`where` must be a folder of checkpoints, got {os.fspath(where)!r}")
     report = scan(where, timeline=False)
     usable = [c for c in report.checkpoints if c.is_usable and _holds_state(c)]
+    if not deep:
+        home = Path(where).resolve()
+        usable = [c for c in usable if Path(c.path).resolve().parent == home]
     return max(usable, key=_order).path if usable else None
 
 
 def _holds_state(checkpoint: CheckpointReport) -> bool:
     if checkpoint.link_to is not None or _PART in checkpoint.path:
+        return False
+    where = Path(checkpoint.path)
+    if where.name == CAPSULE and (where.parent / "incident.json").exists():
         return False
     kinds = {t.role for f in checkpoint.files for t in f.tensors}
     return bool(kinds & {"weights", "ema", "batchnorm"})
