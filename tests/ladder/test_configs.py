@@ -118,7 +118,12 @@ def test_a_plain_name_finds_the_deep_key_and_an_exact_one_wins():
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("c.yaml", "a: [1,", "cannot be parsed: while parsing a flow"),
+        (
+            "c.yaml",
+            "a:\n\tb: 1\n",
+            "c.yaml:2:1 cannot be parsed: found a tab; YAML is indented with",
+        ),
+        ("c.yaml", "a: [1,", ":1:7 cannot be parsed: expected the node content"),
         ("c.json", "{", "cannot be parsed"),
         ("c.toml", "a = = 1", "cannot be parsed"),
         ("c.py", "a = (", "cannot be parsed"),

@@ -107,6 +107,8 @@ def test_a_healthy_module_has_nothing_to_get_past(home):
     ("args", "said"),
     [
         (["--", "none.py"], "can't open the script 'none.py': no such file"),
+        (["--", "plane.py"], "can't open the script 'plane.py': no such file\ntry: plain.py"),
+        (["-m", "amp.py"], "-m takes a module's name, got the file 'amp.py'"),
         ([], "give the script to run: stayfinite ladder --try lr=0.1x -- train.py [ARGS]..."),
         (["--jobs", "0", "--", "amp.py"], "`jobs` must be at least 1, got 0"),
         (["--after-incident", "amp.py", "--", "amp.py"], "amp.py is no incident: "),

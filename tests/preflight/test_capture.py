@@ -7,6 +7,7 @@ import textwrap
 import pytest
 from tests.ladder.helpers import tree
 
+from stayfinite.errors import UsageError
 from stayfinite.preflight import capture
 from stayfinite.preflight.capture import check_script
 from stayfinite.preflight.target import ScriptTarget
@@ -111,13 +112,17 @@ def test_a_probe_that_kills_the_script_is_answered_and_the_others_go_on(checked)
 
 
 def test_a_loop_of_few_steps_is_started_again_for_the_rest(checked):
+    # What a start before it had written would make a script that resumes another training.
     report = checked("""
+        assert not os.path.exists("last.pt")
         it = iter(loader)
         for i in range(9):
             step(*next(it))
+            torch.save(m.state_dict(), "last.pt")
         """, only="edges")  # fmt: skip
     assert report.verdict == "ready", problems(report)
     assert not report.skipped
+    assert any("the script was started" in n for n in report.notes)
 
 
 WRITERS = """
@@ -168,19 +173,6 @@ def test_nothing_of_the_users_is_written_made_or_removed(checked, tmp_path):
     assert any("held back" in n for n in report.notes)
 
 
-def test_each_start_finds_what_the_user_has(checked, tmp_path):
-    """What the start before it left would make a script that resumes another training."""
-    report = checked("""
-        assert not os.path.exists("last.pt")
-        it = iter(loader)
-        for i in range(9):
-            step(*next(it))
-            torch.save(m.state_dict(), "last.pt")
-        """, only="edges")  # fmt: skip
-    assert report.verdict == "ready", problems(report)
-    assert any("the script was started" in n for n in report.notes)
-
-
 def test_a_first_step_that_raises_still_shows_data_and_config(checked):
     body = "m[2] = nn.Linear(16, 1); o.add_param_group({'params': m[2].parameters()})\n"
     report = checked(body + "for x, y in loader: step(x, y)\n", only="config,data,forward,edges")
@@ -213,7 +205,7 @@ def test_what_the_loop_enters_and_clips_is_seen(checked):
 
 def test_a_silent_script_is_taken_for_hung(checked, monkeypatch):
     monkeypatch.setattr(capture, "_PATIENCE_S", 4.0)
-    with pytest.raises(Exception, match="gave no sign for 4 s"):
+    with pytest.raises(UsageError, match=r"train\.py gave no sign for 4 s before check had seen"):
         checked("import time; time.sleep(600)", only="init")
 
 
@@ -228,3 +220,45 @@ def test_a_later_step_that_raises_by_itself_is_told(checked):
     assert runs.status == "fail"
     assert runs.value.startswith("step 1 (from 0) raised ValueError: corrupt image at `if i == 1")
     assert report.skipped[1].reason == "step 1 (from 0) raised ValueError: corrupt image"
+
+
+LOOP = """
+def train():
+    for epoch in range(99):
+        for x, y in loader:
+            step(x, y)
+            {body}
+"""
+
+
+def test_a_script_that_asks_for_input_is_told_so(checked):
+    report = checked("name = input('which run? ')", only="init,forward")
+    (runs,) = (f for f in report.findings if f.check == "forward/runs")
+    assert runs.subject == "train.py:13"
+    assert runs.value.startswith("before its first backward() the script raised EOFError")
+    assert runs.action.startswith("it asks for input, and has none under check")
+
+
+def test_a_loop_that_never_steps_is_told_so(checked):
+    with pytest.raises(UsageError, match=r"called backward\(\) 6 times and step\(\) of a torch"):
+        checked("for x, y in loader: ce(m(x), y).backward()", only="init")
+
+
+def test_an_end_without_a_word_is_told_with_how_it_came(checked):
+    with pytest.raises(UsageError, match=r"train\.py ended with exit code 3 before any training"):
+        checked("os._exit(3)", only="init")
+    with pytest.raises(UsageError, match=r"train\.py died: signal SIGABRT before check had seen"):
+        checked("os.abort()", only="init")
+
+
+def test_a_script_that_trains_in_a_thread_is_probed_there(checked):
+    """Where a probe that raises ends the thread only, and the main thread waits for ever."""
+    body = LOOP.format(body="assert bool((x != 0).any()), 'an empty image'") + (
+        "import threading, time\n"
+        "t = threading.Thread(target=train, daemon=True); t.start()\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    report = checked(body, only="edges")
+    said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/zero")
+    assert "AssertionError: an empty image" in said
+    assert any(f.check == "edges/repeated" for f in report.findings)

@@ -112,6 +112,10 @@ def test_a_page_is_one_file_with_everything_escaped(run, tmp_path):
          "(pkg.module:build, path/to/file.py:build)"),
         ((".",), "target '.' is a folder; expected a script (train.py) or a function "
          "(pkg.module:build, path/to/file.py:build)"),
+        (("godo.py",), "target 'godo.py' is no file; expected a script (train.py) or a function "
+         "(pkg.module:build, path/to/file.py:build)\ntry: good.py"),
+        (("-m", "good.py"), "-m takes a module's name, got the file 'good.py'\n"
+         "try: good.py without -m, or -m good"),
         (("nope.py:build",), "target 'nope.py:build': there is no file nope.py"),
         (("good.py:nope",), "good.py has no 'nope'; functions there: build, none, three, wrong, "
          "partial, boom, hollow"),
@@ -162,6 +166,8 @@ def test_a_build_that_does_not_import_or_raises_is_told_with_its_line(run, tmp_p
     assert (
         f"importing torn.py raised SyntaxError: invalid syntax ({tmp_path}/torn.py:1)" in out.stderr
     )
+    out = run("-m", "nosuch.module")
+    assert f"there is no module 'nosuch' in {tmp_path} or on the Python path" in out.stderr
     out = run("nosuch.module:build")
     assert f"no module named 'nosuch' in {tmp_path} or on the Python path" in out.stderr
     assert out.exit_code == 2
@@ -171,6 +177,7 @@ def test_a_build_that_does_not_import_or_raises_is_told_with_its_line(run, tmp_p
     ("name", "text", "message"),
     [
         ("c.yaml", "lr: 1e-3\n  clip: [1\n", "c.yaml:2:7: mapping values are not allowed here; expected a YAML mapping"),
+        ("c.yaml", "a:\n\tlr: 1\n", "c.yaml:2:1: found a tab; YAML is indented with spaces; expected a YAML mapping"),
         ("c.yaml", "- 1\n", "c.yaml:1:1: found a list; expected a YAML mapping"),
         ("c.json", '{"lr": 1,}', "c.json:1:"),
         ("c.json", "[1]", "c.json:1:1: found a list; expected a JSON object"),
@@ -226,12 +233,12 @@ def test_a_data_file_alone_is_checked(run, tmp_path):
 @pytest.mark.parametrize(
     ("args", "own", "only"),
     [
-        ("-m pkg.train --lr 3", ("--lr", "3"), ()),
-        ("--only data -m pkg.train --lr 3", ("--lr", "3"), ("data",)),
-        ("-m pkg.train --lr 3 --only data", ("--lr", "3"), ("data",)),
-        ("-m pkg.train -- --lr 3 --only data", ("--lr", "3", "--only", "data"), ()),
-        ("-q --module=pkg.train --seed 1", ("--seed", "1"), ()),
-        ("-mpkg.train", (), ()),
+        ("-m json.tool --lr 3", ("--lr", "3"), ()),
+        ("--only data -m json.tool --lr 3", ("--lr", "3"), ("data",)),
+        ("-m json.tool --lr 3 --only data", ("--lr", "3"), ("data",)),
+        ("-m json.tool -- --lr 3 --only data", ("--lr", "3", "--only", "data"), ()),
+        ("-q --module=json.tool --seed 1", ("--seed", "1"), ()),
+        ("-mjson.tool", (), ()),
     ],
 )
 def test_what_follows_a_module_is_its_own(run, monkeypatch, args, own, only):
@@ -243,7 +250,7 @@ def test_what_follows_a_module_is_its_own(run, monkeypatch, args, own, only):
 
     monkeypatch.setattr("stayfinite.preflight.capture.check_script", note)
     assert run(*args.split()).stderr.endswith("error: seen\n")
-    assert called == [(ScriptTarget("pkg.train", own, is_module=True), only)]
+    assert called == [(ScriptTarget("json.tool", own, is_module=True), only)]
 
 
 @pytest.mark.slow
@@ -259,7 +266,7 @@ def test_scripts_that_never_train_are_told(run):
     assert out.stderr.splitlines()[-3:] == [
         "error: r.py raised RuntimeError: no data folder before its first step",
         "where: r.py:1 raise RuntimeError('no data folder')",
-        "try: run it by itself and mend that first",
+        "try: run the training by itself and mend this first",
     ]
     out = run("x.py", "--lr", "1", x_DOT_py="import sys; sys.exit(f'usage: {sys.argv[1:]}')\n")
     assert "error: x.py --lr 1 ended with exit code 1 before any training step" in out.stderr

@@ -52,6 +52,8 @@ class Aside:
         self._gone: set[str] = set()
         """Paths of the user's that the script believes to have removed."""
         self._cwd = os.getcwd()
+        self._is_at_home = True
+        """Whether this process really is in the folder that the script takes for its own."""
         self.on_read: Callable[[str], None] = _ignore
         self.real: dict[str, Any] = {}
         for name in _OS_NAMES:
@@ -94,7 +96,7 @@ class Aside:
 
     def is_users(self, path: Any) -> bool:
         """Whether this is a file of the user's, not yet led aside."""
-        place = self.to_read(path)
+        place = self.to_read(self._full(path))
         return self._has(place) and not self._is_free(place)
 
     def to_read(self, path: Any) -> Any:
@@ -105,7 +107,10 @@ class Aside:
         if self._is_free(full):
             return full
         place = self.place(full)
-        return place if self._has(place) or self._is_gone(full) else full
+        if self._has(place) or self._is_gone(full):
+            return place
+        # As the script named it, so that an error names it so, too.
+        return path if self._is_at_home else full
 
     def to_write(self, path: Any, keeps: bool = True, with_contents: bool = False) -> Any:
         """Where to write this path; with `keeps`, what the user has there is copied first.
@@ -215,7 +220,8 @@ class Aside:
     def scandir(self, path: Any = ".") -> Any:
         if isinstance(path, (int, bytes)):
             return self.real["scandir"](path)
-        full, place = self._full(path), self.to_read(path)
+        full = self._full(path)
+        place = self.to_read(full)
         found = {e.name: e for e in self.real["scandir"](place)}
         if place != full and self._has(full) and not self._is_gone(full):
             for entry in self.real["scandir"](full):
@@ -229,6 +235,7 @@ class Aside:
         full = self._full(path) if not isinstance(path, int) else ""
         self.real["chdir"](self.to_read(path))
         self._cwd = full or self.real["getcwd"]()
+        self._is_at_home = self._cwd == self.real["getcwd"]()
 
     def getcwd(self) -> str:
         return self._cwd

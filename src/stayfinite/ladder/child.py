@@ -1,4 +1,4 @@
-"""The process that runs the script once: `python -m stayfinite.ladder.child SPEC`.
+"""The process that runs the script once.
 
 Whatever happens, one JSON file with the answer is left in the folder of this run; a process that
 leaves none has crashed.
@@ -65,7 +65,3 @@ def main(path: str) -> int:
     from .rung import run_rung
 
     return run_rung(spec)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import UsageError
+from ..preflight.target_names import nearest_script, require_module
 from ..records import from_plain
 from .arguments import changed
 from .defaults import default_ladder
@@ -20,6 +21,7 @@ from .pool import Job, Pool, last_words
 from .records import PROCESSES, Change, LadderReport, Outcome, Survey
 from .resolve import Resolver, changed_file
 from .values import Try, parse_try
+from .words import announced, no_input, no_survey, silent_end
 
 __all__ = ["Plan", "Watcher", "climb"]
 
@@ -89,8 +91,11 @@ class Watcher(Protocol):
 
 def climb(plan: Plan, watcher: Watcher) -> LadderReport:
     """Run the ladder; a wrong plan is a `UsageError` before anything trains."""
-    if not plan.is_module and not Path(plan.target).is_file():
-        raise UsageError(f"can't open the script {plan.target!r}: no such file")
+    if plan.is_module:
+        require_module(plan.target)
+    elif not Path(plan.target).is_file():
+        near = nearest_script(plan.target)
+        raise UsageError(f"can't open the script {plan.target!r}: no such file{near}")
     wanted = plan.wanted()
     with _home(plan) as home:
         climber = _Climber(plan, watcher, home)
@@ -138,7 +143,7 @@ class _Climber:
         job = self._job((), {"mode": "survey", "wanted": keys}, "survey")
         Pool(1, min(self.plan.timeout_s, _SURVEY_S)).run([job])
         if job.answer is None:
-            raise UsageError(_no_survey(self.plan, job))
+            raise UsageError(no_survey(self.plan, job))
         found = from_plain(Survey, job.answer)
         # They would share the device, or meet at the same port.
         self._is_alone = found.has_cuda or found.stopped_at == PROCESSES
@@ -160,7 +165,7 @@ class _Climber:
         self._set_goal(self.failing_step)
         changes = changes or default_ladder(resolver, control[0])
         live = [c for c in changes if not c.is_idle]
-        self.watcher.say(_announced(live, self.failing_step, self.goal))
+        self.watcher.say(announced(live, self.failing_step, self.goal))
         sets: list[tuple[Change, ...]] = [(c,) for c in live]
         outcomes = self._outcomes(sets if control else [(), *sets])
         if not control:
@@ -193,7 +198,8 @@ class _Climber:
             return None
         if control.status == "crashed":
             raise UsageError(
-                f"the unchanged run ends with an error before anything non-finite: {control.text}\n"
+                f"the unchanged run ends with an error before anything non-finite: {control.text}"
+                f"{no_input(control.text)}\n"
                 "  try: run the script by itself until it comes to its failure"
             )
         known, self.failing_step = self.failing_step, None
@@ -358,31 +364,10 @@ def _outcome(changes: tuple[Change, ...], job: Job) -> Outcome:
         if job.is_late:
             answer |= {"status": "timeout", "text": f"no answer after {job.duration_s:.0f} s"}
         else:
-            answer |= {"status": "crashed", "text": last_words(job) or _silent_end(job)}
+            answer |= {"status": "crashed", "text": last_words(job) or silent_end(job)}
     plain = {k: v for k, v in answer.items() if v is not None}
     base = from_plain(Outcome, {"duration_s": round(job.duration_s, 3), **plain})
     return replace(base, changes=changes)
-
-
-def _silent_end(job: Job) -> str:
-    if job.code is not None and job.code < 0:
-        return f"killed by signal {-job.code}"
-    return f"ended with exit code {job.code} and no word"
-
-
-def _no_survey(plan: Plan, job: Job) -> str:
-    if job.is_late:
-        return (
-            f"{plan.target} came to no training within {job.duration_s:.0f} s\n"
-            "  try: smaller data, or a longer --timeout"
-        )
-    said = last_words(job, 3).replace("\n", "\n    ") or _silent_end(job)
-    return f"{plan.target} ends with an error before any training:\n    {said}"
-
-
-def _announced(changes: Sequence[Change], failing: int | None, goal: int | None) -> str:
-    many = f"{len(changes)} change{'s' if len(changes) != 1 else ''}"
-    return f"it fails at step {failing}; {many} to try, each has to finish step {goal}"
 
 
 def _num_cores() -> int:

@@ -121,8 +121,12 @@ def _parse(file: str, text: str) -> Any:
     except Exception as e:
         if type(e).__module__.partition(".")[0] != "yaml":
             raise
-        said = " ".join(str(e).split())
-        raise UsageError(f"the config {file} cannot be parsed: {said}") from None
+        mark = getattr(e, "problem_mark", None)
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+        said = getattr(e, "problem", None) or " ".join(str(e).split())
+        if "'\\t'" in said:
+            said = "found a tab; YAML is indented with spaces"
+        raise UsageError(f"the config {file}{place} cannot be parsed: {said}") from None
 
 
 def _yaml() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,9 @@ from typing import Any
 from .child import RESULT
 
 __all__ = ["Job", "Pool", "last_words"]
+
+_CHILD = "import sys; from stayfinite.ladder.child import main; sys.exit(main(sys.argv[1]))"
+_MAX_WORDS = 300
 
 PROGRESS = "progress.json"
 _POLL_S = 0.05
@@ -83,7 +87,7 @@ class Pool:
             open(job.folder / "stderr.txt", "wb") as err,
         ):
             process = subprocess.Popen(
-                [sys.executable, "-m", "stayfinite.ladder.child", str(spec)],
+                [sys.executable, "-c", _CHILD, str(spec)],
                 env=dict(job.env),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -134,7 +138,22 @@ def last_words(job: Job, num: int = 1) -> str:
         text = (job.folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    return "\n".join(list(_lines(text))[-num:])
+    lines = list(_lines(text))
+    error = _last_error(lines) if num == 1 else ""
+    return error or "\n".join(lines[-num:])
+
+
+def _last_error(lines: list[str]) -> str:
+    """What the last traceback ends with, on one line: messages of several lines say it in the first.
+
+    >>> _last_error(["Traceback (most recent call last):", "  File ...", "E: while reading", "  at 2"])
+    'E: while reading at 2'
+    """
+    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    if not starts:
+        return ""
+    rest = itertools.dropwhile(lambda line: line[:1].isspace(), lines[starts[-1] + 1 :])
+    return " ".join(line.strip() for line in rest)[:_MAX_WORDS]
 
 
 def _lines(text: str) -> Iterator[str]:

@@ -112,6 +112,11 @@ def _nothing(report: LadderReport) -> list[str]:
             "the unchanged run did not fail before the time limit: nothing to get past",
             "  try: a longer --timeout, or --after-incident DIR with an incident of `stayfinite run`",
         ]
+    if base.step is None:
+        return [
+            "the unchanged run takes no step: nothing to get past",
+            "  try: a script that calls backward() and then step() of its optimizer",
+        ]
     return [
         f"the unchanged run does not fail (to step {base.step}): nothing to get past",
         "  try: a later --until-step, or the arguments and the seed with which it fails",

@@ -23,7 +23,7 @@ from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
 from .capture_worker import read_groups
 from .probes import Seen
 from .records import CheckReport, SkippedGroup
-from .runner_groups import Book, report_of, selected
+from .runner_groups import MEND, NO_INPUT, Book, report_of, selected
 from .target import ScriptTarget
 
 __all__ = ["check_script"]
@@ -41,7 +41,8 @@ _QUIET = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-_MEND = "try: run it by itself and mend that first"
+_HUNG = "try: less data, or look at what it waits for: other processes, a download, an answer of somebody"
+_CRASHED = "try: run it by itself; native code that crashes, or the memory limit, end a process so"
 _NCCL = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
 _NO_NCCL = (
     "the script asks for the nccl backend, which needs a GPU, and there is none here\n"
@@ -105,7 +106,7 @@ class _Session:
             before = self._num_answers()
             outcome = self._start()
             kind = outcome["kind"]
-            if kind in ("finished", "broken"):
+            if kind in ("finished", "broken") or self._is_complete():
                 break
             if kind == "elsewhere":
                 raise UsageError(self._trains_elsewhere(outcome["function"]))
@@ -113,7 +114,7 @@ class _Session:
                 self.environ = as_one_rank(self.environ)
                 continue
             has_progress = self._num_answers() > before
-            if kind in ("ended", "raised") and not self._has_begun():
+            if kind in ("ended", "raised", "died") and not self._has_begun():
                 if outcome["num_steps"] == 0 or self.job["num_first"] == 0:
                     raise UsageError(self._ended_early(outcome))
                 self.job["num_first"] = min(outcome["num_steps"], self.job["num_first"]) - 1
@@ -131,6 +132,9 @@ class _Session:
     def _num_answers(self) -> int:
         done = [*self.folder.glob("answer-*.pkl"), *self.folder.glob("group-*.json")]
         return len(done)
+
+    def _is_complete(self) -> bool:
+        return all((self.folder / f"group-{name}.json").exists() for name in self.job["groups"])
 
     def _has_begun(self) -> bool:
         return self._num_answers() > 0
@@ -158,7 +162,7 @@ class _Session:
             try:
                 is_hung = self._follow(process)
             finally:
-                _stop(process, patience_s=0 if is_hung else 10)
+                _stop(process, patience_s=0 if is_hung else 1)
         path = self.folder / "outcome.json"
         note = self.folder / ELSEWHERE
         if note.exists():
@@ -208,15 +212,15 @@ class _Session:
 
     def _died(self, code: int, is_hung: bool) -> dict[str, Any]:
         """It left no outcome: the probe that was running is to blame."""
-        how = f"it gave no sign for {_PATIENCE_S:.0f} s" if is_hung else _how_ended(code)
+        how = f"gave no sign for {_PATIENCE_S:.0f} s" if is_hung else f"died: {_how_ended(code)}"
         now = self._now()
         if now.get("index") is not None:
-            seen = Seen(now["probe"], is_finite=False, error=f"the process died: {how}")
+            seen = Seen(now["probe"], is_finite=False, error=f"the process {how}")
             path = self.folder / f"answer-{now['group']}-{now['index']}.pkl"
             path.write_bytes(pickle.dumps(seen))
             return {"kind": "probe"}
-        tail = self._tail()
-        return {"kind": "raised", "error": f"the process died: {how}{tail}", "num_steps": 0}
+        advice = _HUNG if is_hung else _CRASHED
+        return {"kind": "died", "error": how, "advice": advice, "num_steps": 0}
 
     def _tail(self) -> str:
         text = (self.folder / "output.txt").read_text(errors="replace").strip()
@@ -229,8 +233,17 @@ class _Session:
         label = self.job["label"]
         if outcome["kind"] == "raised":
             where = f"\nwhere: {outcome['where']}" if outcome.get("where") else ""
-            return f"{label} raised {outcome['error']} before its first step{where}\n" + (
-                _NO_NCCL if _NCCL.search(outcome["error"]) else _MEND
+            return f"{label} raised {outcome['error']} before its first step{where}\n" + _advice(
+                outcome["error"]
+            )
+        if outcome["kind"] == "died":
+            early = f"{outcome['error']} before check had seen its first steps"
+            return f"{label} {early}{self._tail()}\n{outcome['advice']}"
+        if outcome["num_backward"] > 1:
+            return (
+                f"{label} called backward() {outcome['num_backward']} times and step() of a torch.optim "
+                "optimizer never: nothing is learned, unless it changes its weights by hand\n"
+                "try: call step() of the optimizer after backward(); updates by hand cannot be checked"
             )
         hint = self._tail() if outcome["code"] else ""
         seen = [
@@ -269,6 +282,8 @@ class _Session:
             notes.append(f"{_count(outcome['num_steps'], 'real step')} taken and undone{said}")
         if "RANK" in self.environ:
             notes.append("checked as the only process of a distributed training (world size 1)")
+        if outcome.get("code"):
+            notes.append(f"the script itself ended with exit code {outcome['code']}")
         if self.num_starts > 1:
             notes.append(f"the script was started {self.num_starts} times")
         if outcome.get("vehicle") == "call":
@@ -280,6 +295,12 @@ class _Session:
         if num_held:
             notes.append(f"{_count(num_held, 'file')} that it wrote held back")
         return notes
+
+
+def _advice(error: str) -> str:
+    if _NCCL.search(error):
+        return _NO_NCCL
+    return f"try: {NO_INPUT if error.startswith('EOFError') else MEND}"
 
 
 def _count(number: int, what: str) -> str:

@@ -6,6 +6,7 @@ whenever the loop asks for a batch it is handed the batch of a probe.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
@@ -45,7 +46,9 @@ class Captor(Listener):
         self.clip_norm: float | None = None
         self.dtypes: set[torch.dtype] = set()
         self.attempt: Attempt | None = None
-        self.num_batches = 0
+        self.num_batches = self.num_backward = 0
+        self.thread = 0
+        """The thread that trains."""
         self._num_first = num_first
         self._begin = begin
         self._conducted: Conducted | None = None
@@ -267,6 +270,8 @@ class Captor(Listener):
     # -- what the wires tell -----------------------------------------------------------------------
 
     def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+        self.thread = threading.get_ident()
+        self.num_backward += 1
         raw, scale = loss, 1.0
         if self._raw is not None and self._raw[2] is loss:
             raw, scale = self._raw[1], float(self._raw[0].get_scale())

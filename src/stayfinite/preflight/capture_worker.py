@@ -113,8 +113,24 @@ def main(folder: Path) -> None:
         return conduct(subject, load_groups(job["groups"]), ledger)
 
     captor = Captor(job["num_first"], begin)
+    is_told = False
+
+    def tell(outcome: dict[str, Any]) -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            _write_outcome(folder, _completed(outcome, job, captor, ledger))
+
+    def hook(args: Any) -> None:
+        """A script may train in a thread: what ends that ends the script."""
+        if captor.thread == threading.get_ident():
+            tell(_judged(args.exc_value, captor, ledger))
+        threading.__excepthook__(args)
+
+    threading.excepthook = hook
     keep_aside(str(folder))
     keep_children(str(folder))
+    _soften_exit()
     _seed(job["seed"])
     with noting_autocast(captor.dtypes), _noting_clip(captor):
         wires = Wires(captor, with_loaders=True)
@@ -122,17 +138,42 @@ def main(folder: Path) -> None:
             outcome = _outcome(job, captor, ledger)
         finally:
             wires.close()
+    tell(outcome)
+
+
+def _completed(
+    outcome: dict[str, Any], job: Job, captor: Captor, ledger: FolderLedger
+) -> dict[str, Any]:
+    """With what the parent tells the user about it."""
     if outcome["kind"] == "ended":
         captor.note_end()
     if outcome["kind"] == "raised":
         _without_steps(job, captor, ledger, outcome)
-    outcome["num_steps"] = len(captor.steps)
-    outcome["num_batches"] = captor.num_batches
-    outcome["num_optimizers"] = len(captor.state.optimizers)
-    outcome["num_models"] = len(captor.state.roots)
-    outcome["vehicle"] = captor.subject.vehicle if captor.subject is not None else ""
-    outcome["first_loss"] = captor.steps[0].loss if captor.steps else None
+    return {
+        **outcome,
+        "num_steps": len(captor.steps),
+        "num_batches": captor.num_batches,
+        "num_backward": captor.num_backward,
+        "num_optimizers": len(captor.state.optimizers),
+        "vehicle": captor.subject.vehicle if captor.subject is not None else "",
+        "first_loss": captor.steps[0].loss if captor.steps else None,
+    }
+
+
+def _write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
     _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
+
+
+def _soften_exit() -> None:
+    """`os._exit` leaves no time to say anything: in the script's main thread it is `sys.exit`."""
+    leave, own = os._exit, os.getpid()
+
+    def exit_softly(code: int) -> None:
+        if os.getpid() == own and threading.current_thread() is threading.main_thread():
+            raise SystemExit(code)
+        leave(code)
+
+    os._exit = exit_softly  # type: ignore[assignment]
 
 
 def _end_with_the_parent(folder: Path) -> None:
@@ -159,24 +200,31 @@ def _outcome(job: Job, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
     """How the script ended."""
     try:
         _run(job)
-        code = 0
-    except Finished:
-        return {"kind": "finished"}
-    except Elsewhere as e:
-        return {"kind": "elsewhere", "function": str(e)}
-    except SystemExit as e:
-        if isinstance(e.code, str):
-            print(e.code, file=sys.stderr)
-        code = e.code if isinstance(e.code, int) else int(bool(e.code))
     except BaseException as e:
-        where = error_place(e)
-        if _note(ledger, captor.raised(e, where)):
-            return {"kind": "probe"}
-        text = str(e).strip().splitlines()
-        error = f"{type(e).__name__}: {text[0] if text else ''}".rstrip(": ")
-        return {"kind": "raised", "error": error, "where": where}
+        return _judged(e, captor, ledger)
     _note(ledger, captor.ended())
-    return {"kind": "ended", "code": code}
+    return {"kind": "ended", "code": 0}
+
+
+def _judged(error: BaseException | None, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
+    """What it means that the script ended with this."""
+    if isinstance(error, Finished):
+        return {"kind": "finished"}
+    if isinstance(error, Elsewhere):
+        return {"kind": "elsewhere", "function": str(error)}
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        _note(ledger, captor.ended())
+        code = error.code if isinstance(error.code, int) else int(bool(error.code))
+        return {"kind": "ended", "code": code}
+    assert error is not None
+    where = error_place(error)
+    if _note(ledger, captor.raised(error, where)):
+        return {"kind": "probe"}
+    text = str(error).strip().splitlines()
+    said = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
+    return {"kind": "raised", "error": said, "where": where}
 
 
 def _note(ledger: FolderLedger, seen: Seen | None) -> bool:
@@ -207,7 +255,8 @@ def _without_steps(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict
     """The script's own first step raised: what can be looked at without any step, still is."""
     if captor.start_where_it_stands() is None or captor.subject is None:
         return
-    error, where, step = outcome["error"], outcome["where"], len(captor.steps)
+    error, where = outcome["error"], outcome["where"]
+    step = len(captor.steps) if captor.num_batches or captor.num_backward else None
     skipped: list[SkippedGroup] = []
     names = without_steps(tuple(job["groups"]), skipped, error, step)
     drive(conduct(captor.subject, load_groups(names), ledger), _refuse)

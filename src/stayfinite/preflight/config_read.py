@@ -95,6 +95,8 @@ def _read_yaml(path: Path, text: str, kind: str = "yaml") -> Iterator[Entry]:
     except yaml.YAMLError as e:
         mark = getattr(e, "problem_mark", None)
         what = getattr(e, "problem", None) or str(e).splitlines()[0]
+        if "'\\t'" in what:
+            what = "found a tab; YAML is indented with spaces"
         if mark is None:
             raise _broken(path, kind, None, None, what) from None
         raise _broken(path, kind, mark.line + 1, mark.column + 1, what) from None

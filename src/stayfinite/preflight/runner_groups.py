@@ -166,7 +166,7 @@ FROM_PARTS_ALONE = ("environment", "config", "data", "init")
 
 
 def without_steps(
-    names: tuple[str, ...], skipped: list[SkippedGroup], error: str, step: int = 0
+    names: tuple[str, ...], skipped: list[SkippedGroup], error: str, step: int | None = 0
 ) -> tuple[str, ...]:
     """One of the training's own first steps raised: only what needs no step can be looked at."""
     for name in names:
@@ -175,18 +175,24 @@ def without_steps(
     return tuple(n for n in names if n in FROM_PARTS_ALONE)
 
 
-def _which(step: int) -> str:
+MEND = "run the training by itself and mend this first"
+NO_INPUT = "it asks for input, and has none under check: take the answer from an argument or a file"
+
+
+def _which(step: int | None) -> str:
+    if step is None:
+        return "before its first backward() the script"
     return f"step {step} (from 0)" if step else "the first step"
 
 
-def runs_finding(error: str, where: str, step: int = 0) -> Finding:
+def runs_finding(error: str, where: str, step: int | None = 0) -> Finding:
     """The training as it is does not get through its first steps."""
     place, _, source = where.partition(" ")
     return failed(
         "forward",
         "forward/runs",
         f"{_which(step)} raised {error}" + (f" at `{source}`" if source else ""),
-        "run the training by itself and mend this first",
+        NO_INPUT if error.startswith("EOFError") else MEND,
         subject=place,
         weight=4,
     )

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..errors import UsageError
+from .target_names import nearest_script, require_module
 
 __all__ = ["BuildTarget", "Built", "ScriptTarget", "load_build", "parse_target", "understand"]
 
@@ -67,12 +68,13 @@ class Built:
 def parse_target(words: list[str], module: str | None = None) -> ScriptTarget | BuildTarget:
     """What the words of the command line mean.
 
-    >>> parse_target(["--lr", "1"], module="pkg.train")
-    ScriptTarget(name='pkg.train', args=('--lr', '1'), is_module=True)
+    >>> parse_target(["--lr", "1"], module="json.tool")
+    ScriptTarget(name='json.tool', args=('--lr', '1'), is_module=True)
     >>> parse_target(["pkg.train:build"])
     BuildTarget(home='pkg.train', function='build')
     """
     if module is not None:
+        require_module(module)
         return ScriptTarget(module, tuple(words), is_module=True)
     if not words:
         raise UsageError(
@@ -91,7 +93,7 @@ def parse_target(words: list[str], module: str | None = None) -> ScriptTarget | 
         what = "is a folder" if Path(first).is_dir() else "is no file"
         raise UsageError(
             f"target {first!r} {what}; expected a script (train.py) or a function "
-            "(pkg.module:build, path/to/file.py:build)"
+            f"(pkg.module:build, path/to/file.py:build){nearest_script(first)}"
         )
     return ScriptTarget(first, tuple(rest))
 

@@ -1,0 +1,45 @@
+"""What the ladder says about runs that give no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .pool import Job, last_words
+from .records import Change
+
+if TYPE_CHECKING:
+    from .climb import Plan
+
+__all__ = ["announced", "no_input", "no_survey", "silent_end"]
+
+
+def silent_end(job: Job) -> str:
+    """How a run ended that said nothing."""
+    if job.code is not None and job.code < 0:
+        return f"killed by signal {-job.code}"
+    return f"ended with exit code {job.code} and no word"
+
+
+def no_survey(plan: Plan, job: Job) -> str:
+    """Why nothing is known about the script."""
+    if job.is_late:
+        return (
+            f"{plan.target} came to no training within {job.duration_s:.0f} s\n"
+            "  try: smaller data, or a longer --timeout"
+        )
+    said = last_words(job, 3).replace("\n", "\n    ") or silent_end(job)
+    return f"{plan.target} ends with an error before any training:\n    {said}{no_input(said)}"
+
+
+def no_input(said: str) -> str:
+    """A line more, where a script waits for an answer that nobody gives."""
+    if "EOFError" not in said:
+        return ""
+    return "\n  it asks for input, and has none here: take the answer from an argument or a file"
+
+
+def announced(changes: Sequence[Change], failing: int | None, goal: int | None) -> str:
+    """What the unchanged run showed, and what comes next."""
+    many = f"{len(changes)} change{'s' if len(changes) != 1 else ''}"
+    return f"it fails at step {failing}; {many} to try, each has to finish step {goal}"
