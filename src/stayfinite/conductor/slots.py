@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -33,10 +34,17 @@ _NOT_THE_USERS = ("builtins", "collections", "torch", "numpy")
 _SIMPLE = (bool, int, float, str, type(None))
 
 
+class _Bare(Optimizer):
+    """An optimizer that nobody hears of: whoever listens for new ones has wrapped `__init__`."""
+
+    def __init__(self) -> None:
+        inspect.unwrap(Optimizer.__init__)(self, [torch.zeros(1)], {})
+
+
 @functools.cache
 def _torch_own() -> frozenset[str]:
     """What every optimizer of torch has; asked for late, because making one imports the compiler."""
-    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)))
+    return frozenset(vars(_Bare()))
 
 
 def own_slots(optimizer: Optimizer) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
