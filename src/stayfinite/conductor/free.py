@@ -69,15 +69,29 @@ class FreeLoop(BatchStream):
             self.state.snapshot.retake_small(
                 self.state.snapshot_slots()
             )  # the schedule's last step
+        if self._stepped and all(id(o) in self._stepped for o in self.state.optimizers):
+            self._new_turn()
         ref = BatchRef(self.num_batches, 0, [])
         self.window = Window(batches=[ref], rng=self._free_rng, lrs=self.state.lrs())
 
     _free_rng: Any = None
 
+    def _new_turn(self) -> None:
+        self._stepped.clear()
+        self.num_batches += 1
+
+    def _count_turn(self, window: Window, optimizer: Optimizer) -> None:
+        """Without batches to count, a turn of the loop is over when one of its optimizers steps again."""
+        if id(optimizer) in self._stepped:
+            self._new_turn()
+            ref = window.batches[-1]
+            ref.step = self.num_batches
+            window.losses = [(ref.step, t) for _, t in window.losses]
+        self._stepped.add(id(optimizer))
+
     def _close_free(self) -> None:
         window, self.window = self.window, None
         assert window is not None
-        self.num_batches += 1
         failure = window.failure or self.core.close_healthy(window)
         self._is_free = False
         if failure is None:

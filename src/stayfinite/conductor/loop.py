@@ -209,6 +209,8 @@ class LoopDriver(FreeLoop):
             self._open_free()
         window = self.window
         assert window is not None
+        if self._is_free:
+            self._count_turn(window, optimizer)
         window.batches[-1].is_used = True
         window.num_attempted += 1
         if window.failure is None and self.core.is_deferred(optimizer):
@@ -308,6 +310,8 @@ class LoopDriver(FreeLoop):
     ) -> Any:  # fmt: skip
         if self.window is None and self.active is None:
             self._open_free()
+        if self._is_free and self.window is not None:
+            self._count_turn(self.window, optimizer)
         try:
             result = call(watched)
         except _Abort:

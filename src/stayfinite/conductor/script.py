@@ -188,7 +188,7 @@ class ScriptRun:
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_told:
-            say_summary(self.core.incidents, self.driver.num_batches, folder)
+            say_summary(self.core.incidents, self.driver.num_steps, folder)
 
     def _save(self, incident: Incident) -> Incident:
         assert self.folder is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..observe.counters import Counters
 from ..observe.wires import Listener
 from ..observe.witness import witness
 from .core import Core
@@ -48,6 +50,8 @@ class BatchStream(Listener):
         self._raw_loss: tuple[Tensor, Tensor] | None = None
         self._step_called = False
         self._is_free = False
+        self._stepped: set[int] = set()
+        """Optimizers that have stepped in this turn of a loop without a loader."""
         self._holds_schedulers = False
         self._is_own_work = False
         """What is computed now is not the loop's doing."""
@@ -61,6 +65,12 @@ class BatchStream(Listener):
         """A window is about to open; a driver that has to find the models looks now."""
 
     @property
+    def num_steps(self) -> int:
+        """Batches that the loop has trained on, or turns that it has made."""
+        is_open = self.window is not None and self.window.num_attempted > 0
+        return self.num_batches + (bool(self._stepped) or is_open)
+
+    @property
     def is_replaying(self) -> bool:
         return self.active is not None
 
@@ -69,6 +79,8 @@ class BatchStream(Listener):
     def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]:
         """The loader's batches, each of them again when its step has to be run again."""
         has_trained = False
+        count = 0
+        counters: Counters | None = None
         try:
             while True:
                 window = self.window
@@ -85,12 +97,22 @@ class BatchStream(Listener):
                             return
                         continue
                     if self.core.recovery.drops and self._drops(owner):
+                        count += 1
                         continue
-                    self._register(owner, item)
+                    self._register(owner, item, count)
+                    if counters is not None:
+                        counters.put_back(count)
+                        counters = None
+                    count += 1
+                else:
+                    counters = counters or Counters(sys._getframe(), count)
+                    counters.put_back(self._served_ref.ordinal)
                 yield item
                 if not has_trained:
                     has_trained = self._is_training(owner)
         finally:
+            if self.active is not None and _owns(self.active.wanted.window, owner):
+                self._run_out()  # the loop was left while its body was being run again
             self._forget(owner)
             if has_trained:
                 self._end_epoch(owner)
@@ -151,7 +173,7 @@ class BatchStream(Listener):
             o is owner for b in window.batches if b.is_used for o, _ in b.items
         )
 
-    def _register(self, owner: Any, item: Any) -> None:
+    def _register(self, owner: Any, item: Any, ordinal: int) -> None:
         """A new batch goes into the window, or beside it while that is still to be settled."""
         epoch = self._epoch(owner)
         window = self.window
@@ -160,29 +182,32 @@ class BatchStream(Listener):
             rng = self.core.open()
             ref = BatchRef(self.num_batches, epoch, [(owner, item)], rng)
             ref.indices = witness.batch_indices
+            ref.ordinal = ordinal
             self.window = Window([ref], rng, self.state.lrs())
             return
         if window.num_attempted and not _owns(window, owner):
             if self._aside is None or any(o is owner for o, _ in self._aside.items):
-                self._aside = self._new_ref(epoch)
+                self._aside = self._new_ref(epoch, ordinal)
             self._aside.items.append((owner, item))
             return
         last = window.batches[-1]
         if any(o is owner for o, _ in last.items):
-            last = self._next_ref(window, epoch)
+            last = self._next_ref(window, epoch, ordinal)
         last.items.append((owner, item))
         if last.indices is None:
             last.indices = witness.batch_indices
 
-    def _new_ref(self, epoch: int) -> BatchRef:
-        return BatchRef(self.num_batches, epoch, [], self.core.rng.capture())
+    def _new_ref(self, epoch: int, ordinal: int) -> BatchRef:
+        ref = BatchRef(self.num_batches, epoch, [], self.core.rng.capture())
+        ref.ordinal = ordinal
+        return ref
 
-    def _next_ref(self, window: Window, epoch: int) -> BatchRef:
+    def _next_ref(self, window: Window, epoch: int, ordinal: int) -> BatchRef:
         """The same loader gave another batch before any optimizer step."""
         last = window.batches[-1]
         if last.is_used or self.counts_every_batch:
             self.num_batches += 1
-        ref = self._new_ref(epoch)
+        ref = self._new_ref(epoch, ordinal)
         if last.is_used and window.num_backward:
             window.batches.append(ref)  # gradient accumulation
         else:
@@ -196,7 +221,7 @@ class BatchStream(Listener):
         for entry in self._to_serve:
             if entry[0] is owner:
                 self._to_serve.remove(entry)
-                ref = entry[2]
+                self._served_ref = ref = entry[2]
                 if ref.rng is not None and self.active is not None and ref.items[0][0] is owner:
                     ref.rng.restore()
                 if self.active is not None:
@@ -262,7 +287,7 @@ class BatchStream(Listener):
 
     def _close(self, window: Window) -> None:
         self.window = None
-        self.num_batches += 1
+        self.num_batches = max(self.num_batches, window.step + 1)  # one that runs again is not new
         failure = window.failure
         if failure is None and window.is_moved and self.core.settings.deferred:
             self._collect()

@@ -94,8 +94,8 @@ class RankTrace(OpTrace):
     def _inputs(self, schema: Any, named: dict[str, Any]) -> Any:
         return super()._inputs(schema, _local(named))
 
-    def _inspect(self, schema: Any, named: dict[str, Any], given: Any, out: Any) -> None:
-        super()._inspect(schema, _local(named), given, _local(out))
+    def _inspect(self, schema: Any, named: dict[str, Any], given: Any, out: Any) -> list[Tensor]:
+        return super()._inspect(schema, _local(named), given, _local(out))
 
 
 def is_received(origin: Origin) -> bool:

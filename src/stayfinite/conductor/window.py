@@ -28,6 +28,8 @@ class BatchRef:
     is_used = False
     """A backward, an optimizer step or the loop's own check was seen for it."""
     indices: list[Any] | None = None
+    ordinal = 0
+    """The how manieth batch of its loader it is, from 0."""
 
     def __init__(
         self, step: int, epoch: int, items: list[tuple[Any, Any]], rng: RngState | None = None
@@ -46,7 +48,7 @@ class BatchRef:
     def again(self, items: list[tuple[Any, Any]] | None = None) -> BatchRef:
         """The same batch as if it were new, perhaps with other items."""
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
-        ref.loss_fn, ref.indices = self.loss_fn, self.indices
+        ref.loss_fn, ref.indices, ref.ordinal = self.loss_fn, self.indices, self.ordinal
         return ref
 
 

@@ -1,0 +1,134 @@
+"""The loop's own counters, put back after its body was run again.
+
+A loop that is handed a batch a second time counts it a second time: `enumerate`, `step += 1`, a trainer's
+`global_step`. What counts decides when to accumulate, to save and to stop, so after every such turn
+all plain numbers that the loop can reach are what they were: those in the variables of the functions
+that are running, and in the attributes of plain objects there. Tensors, models and optimizers are
+none of its business; they go back by other ways.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Counters"]
+
+_NUMBERS = (int, float, bool)
+_MAX_OBJECTS = 5000
+_MAX_DEPTH = 4
+_CLOSED = (
+    Tensor, nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler, types.ModuleType, types.FunctionType, types.MethodType, type,
+    torch.Generator,
+)  # fmt: skip
+_PASSING = (types.GeneratorType, zip)
+_GENERATOR = 0x20  # inspect.CO_GENERATOR
+
+
+class Counters:
+    """Plain numbers within reach of the loop that asks `stream` for its next batch."""
+
+    def __init__(self, stream: types.FrameType, count: int) -> None:
+        """`stream`: the running generator's frame; `count`: the batches that it has given so far."""
+        self._frames = [(f, _numbers(f.f_locals)) for f in _frames_above(stream)]
+        self._objects = [(o, _numbers(o.__dict__)) for o in self._reachable()]
+        self._indices = [(e, i - count) for e, i in _enumerators(stream)]
+
+    def put_back(self, ordinal: int) -> None:
+        """All as it was; an `enumerate` over the stream gives the batch this number, from its start."""
+        for frame, kept in self._frames:
+            _write(frame, kept)
+        for obj, kept in self._objects:
+            for name, value in kept.items():
+                if type(obj.__dict__.get(name)) in _NUMBERS and obj.__dict__[name] != value:
+                    obj.__dict__[name] = value
+        for enumerator, start in self._indices:
+            _set_index(enumerator, start + ordinal)
+
+    def _reachable(self) -> Iterator[Any]:
+        """Plain objects, breadth first, from the variables of the frames."""
+        todo = [(v, 0) for f, _ in self._frames for v in list(f.f_locals.values())]
+        seen: set[int] = set()
+        while todo and len(seen) < _MAX_OBJECTS:
+            value, depth = todo.pop(0)
+            if id(value) in seen or not _is_open(value):
+                continue
+            seen.add(id(value))
+            yield value
+            if depth < _MAX_DEPTH:
+                todo += [(v, depth + 1) for v in list(value.__dict__.values())]
+
+
+def _is_open(value: Any) -> bool:
+    kind = type(value)
+    if isinstance(value, _CLOSED) or not isinstance(getattr(value, "__dict__", None), dict):
+        return False
+    return not kind.__module__.startswith(("stayfinite", "torch.utils.data"))
+
+
+def _numbers(names: Any) -> dict[str, Any]:
+    return {k: v for k, v in list(names.items()) if type(v) in _NUMBERS and isinstance(k, str)}
+
+
+def _frames_above(stream: types.FrameType) -> list[types.FrameType]:
+    """The functions that wait for the stream, without ours and those that only pass batches on."""
+    frame: types.FrameType | None = stream
+    found: list[types.FrameType] = []
+    while frame is not None and len(found) < 12:
+        name = frame.f_globals.get("__name__", "")
+        is_passing = frame.f_code.co_flags & _GENERATOR
+        if not is_passing and not name.startswith(
+            ("stayfinite", "runpy", "typer", "click", "pytest")
+        ):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def _write(frame: types.FrameType, kept: dict[str, Any]) -> None:
+    """Give the variables of a running function back their values."""
+    names = frame.f_locals
+    changed = {k: v for k, v in kept.items() if type(names.get(k)) in _NUMBERS and names[k] != v}
+    if not changed:
+        return
+    names.update(changed)
+    if sys.version_info < (3, 13) and names is not frame.f_globals:
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+
+
+def _enumerators(stream: types.FrameType) -> list[tuple[Any, int]]:
+    """Each `enumerate` that counts what the stream gives, with the number that it gives next."""
+    kind = builtins.enumerate
+    found = [o for o in gc.get_objects() if type(o) is kind]
+    return [(e, e.__reduce__()[1][1]) for e in found if _leads_to(e.__reduce__()[1][0], stream, 0)]  # type: ignore[misc]
+
+
+def _leads_to(iterator: Any, stream: types.FrameType, depth: int) -> bool:
+    """Whether this iterator draws from the stream, perhaps through a progress bar's generator."""
+    if depth > 4:
+        return False
+    if type(iterator) is zip:
+        return any(_leads_to(p, stream, depth + 1) for p in iterator.__reduce__()[1])
+    if not isinstance(iterator, types.GeneratorType) or iterator.gi_frame is None:
+        return False
+    if iterator.gi_frame is stream:
+        return True
+    parts = [iterator.gi_yieldfrom, *iterator.gi_frame.f_locals.values()]
+    return any(_leads_to(p, stream, depth + 1) for p in parts if type(p) in _PASSING)
+
+
+def _set_index(enumerator: Any, index: int) -> None:
+    """The counter lies first in the object; what the object itself says tells whether that holds."""
+    place = ctypes.c_ssize_t.from_address(id(enumerator) + object.__basicsize__)
+    if place.value != enumerator.__reduce__()[1][1]:
+        return  # another interpreter lays it out differently, or counts beyond a machine word
+    place.value = index
