@@ -176,6 +176,43 @@ def test_an_infinite_buffer_by_design_is_not_blamed():
     assert location.op == "aten.sqrt"
 
 
+class Biased(nn.Module):
+    def __init__(self, kind, value):
+        super().__init__()
+        bias = torch.tensor([0.0, 0.0, value])
+        if kind == "parameter":
+            self.bias = nn.Parameter(bias)
+        else:
+            self.register_buffer("bias", bias)
+
+    def forward(self, x):
+        return F.log_softmax(x + self.bias, -1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("parameter", INF), ("parameter", -INF), ("buffer", INF)]
+)
+def test_an_infinity_that_is_no_mask_is_the_origin_though_a_softmax_follows(kind, value):
+    model = Biased(kind, value)
+    location = located(lambda x: model(x).sum(), model, x=torch.zeros(2, 3))
+    assert location.chain[0].label == f"{kind} bias"
+    assert location.op is None and location.module == ""
+
+
+def test_a_buffer_of_minus_infinity_that_a_softmax_takes_is_a_mask():
+    """The masked class is the target: its use is to blame, not the mask."""
+    model = Biased("buffer", -INF)
+    target = torch.tensor([2, 0])
+    location = located(lambda x: F.nll_loss(model(x), target), model, x=torch.zeros(2, 3))
+    assert (location.op, location.chain[0].role) == ("aten.nll_loss_forward", "carrier")
+
+
+def test_plus_infinity_in_the_batch_is_no_mask_either():
+    scores = torch.tensor([[0.0, INF], [0.0, 1.0]])
+    location = located(lambda x: F.softmax(x * 1.0, -1).sum(), x=scores)
+    assert location.chain[0].label == "batch x"
+
+
 def test_a_written_infinity_that_nothing_masks_is_told_at_its_use():
     def body(x):
         return (x * INF).sum()

@@ -161,13 +161,18 @@ def _is_real_end(end: _End, ends: Sequence[_End]) -> bool:
         return not _was_discarded(end)
     if end.kind == "source":
         assert end.source is not None
-        bad = badness(end.source.tensor)
-        if bad.has_nan:
-            return True
-        return not any(n.op in _SOFTMAX for n in _up_to_nan(end.path))
+        return not _is_mask(end.source, end.path)
     if end.kind == "unknown":
         return any(b.bad.has_nan for b in end.path[0].bad_inputs)
     return False
+
+
+def _is_mask(source: SourceRef, path: Sequence[Note]) -> bool:
+    """-inf that came in to be softmaxed away. +inf masks nothing, and what is trained is no mask."""
+    bad = badness(source.tensor)
+    if bad.has_nan or bad.has_posinf or source.kind not in ("batch", "buffer"):
+        return False
+    return any(n.op in _SOFTMAX for n in _up_to_nan(path))
 
 
 def _up_to_nan(path: Sequence[Note]) -> Sequence[Note]:
