@@ -247,13 +247,101 @@ def test_a_bad_checkpoint_is_refused_and_the_last_good_one_named(tmp_path):
     assert (path, kept["step"]) == (str(tmp_path / "step_2.pt"), 2)
 
 
-def test_a_copy_from_memory_is_not_a_resume():
+def half_precision_export(path, dtype):
+    """A file with one weight beyond what float16 holds."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with torch.no_grad():
+        model[1].weight[1] = 9.1e4
+    torch.save({k: v.to(dtype) for k, v in model.state_dict().items()}, path)
+
+
+def test_a_cast_does_not_hide_where_a_bad_value_comes_from(tmp_path):
+    half_precision_export(tmp_path / "a.pt", torch.float16)
+    model, _, guard = guarded()
+    with guard, pytest.raises(CheckpointError) as caught:
+        saved = torch.load(tmp_path / "a.pt")
+        model.load_state_dict({k: v.float() for k, v in saved.items()})
+    assert "a.pt must not be resumed from: not finite are 1.weight (1 +Inf of 2" in str(
+        caught.value
+    )
+    assert torch.equal(model[1].weight, torch.ones(2))
+    (incident,) = guard.incidents
+    assert (incident.event.phase, incident.diagnosis.cause) == ("resume", "corrupt_checkpoint")
+
+
+def test_a_good_file_is_not_blamed_for_a_cast_that_overflows(tmp_path):
+    half_precision_export(tmp_path / "a.pt", torch.float32)
+    model, _, guard = guarded()
+    with guard, pytest.raises(CheckpointError) as caught:
+        model.load_state_dict({k: v.half() for k, v in torch.load(tmp_path / "a.pt").items()})
+    text = str(caught.value)
+    assert text.startswith("a state must not be restored: not finite are 1.weight (1 +Inf of 2")
+    assert f"{tmp_path}/a.pt is finite there: look at what the script does with it" in text
+
+
+def test_a_bad_state_from_memory_is_refused_as_well():
     model, _, guard = guarded()
     other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with torch.no_grad():
         other[0].weight.fill_(NAN)
+    with guard, pytest.raises(CheckpointError, match=r"not finite are 0\.weight"):
+        model.load_state_dict(other.state_dict())
+    assert torch.isfinite(model[0].weight).all()
+
+
+def test_good_states_from_memory_are_nobodys_business(tmp_path):
+    half_precision_export(tmp_path / "a.pt", torch.float16)
+    torch.load(tmp_path / "a.pt")  # a bad file that nothing is restored from
+    model, optimizer, guard = guarded()
+    kept, other = model.state_dict(), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with guard:
         model.load_state_dict(other.state_dict())
+        model.load_state_dict(kept)
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert guard.warnings == [] and guard.incidents == []
+
+
+def test_an_infinity_by_design_may_be_restored():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.register_buffer("lowest", torch.full((2, 2), float("inf")))
+            self.hidden = nn.Parameter(
+                torch.full((2, 2), float("-inf")).triu(1), requires_grad=False
+            )
+
+    model = Masked()
+    with Guard(model, torch.optim.SGD([model.weight], lr=0.1)) as guard:
+        model.load_state_dict(Masked().state_dict())
+    assert guard.incidents == [] and guard.warnings == []
+
+
+def test_a_copy_of_what_a_step_has_spoiled_is_left_out_and_made_again():
+    """A target network that follows the model: nothing of the bad step may stay in it."""
+
+    def train(batches):
+        torch.manual_seed(0)
+        model, target = nn.Linear(2, 1), nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Guard(model, optimizer, settings={"diagnose": False}) as guard:
+            for x, rate in guard(batches):
+                optimizer.param_groups[0]["lr"] = rate
+                optimizer.zero_grad()
+                (model(x) - target(x).detach() - 1).pow(2).mean().backward()
+                optimizer.step()
+                target.load_state_dict(model.state_dict())
+        return guard, [*model.parameters(), *target.parameters()]
+
+    good = (torch.ones(3, 2), 0.1)
+    guard, ended = train([good, good, (torch.ones(3, 2), float("inf")), good, good])
+    _, wanted = train([good] * 4)
+    assert [w.kind for w in guard.warnings] == ["copy_left_out"]
+    assert (
+        "load_state_dict on Linear was left out: not finite are weight" in guard.warnings[0].message
+    )
+    assert [i.event.step for i in guard.incidents] == [2]
+    assert all(torch.equal(a, b) for a, b in zip(ended, wanted))
 
 
 def test_the_rate_that_a_resume_brings_back_is_shown_with_the_one_that_was_set_up(tmp_path, capsys):

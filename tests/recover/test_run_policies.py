@@ -137,6 +137,19 @@ def test_a_bad_checkpoint_is_refused_under_run(tmp_path, run):
     assert (out.returncode, out.stdout) == (0, "resumed\n")
 
 
+def test_a_bad_checkpoint_that_is_cast_first_is_refused_under_run(tmp_path, run):
+    checkpoint(tmp_path / "step_1.pt", 0.5)
+    checkpoint(tmp_path / "step_2.pt", float("inf"))
+    script = RESUME.replace(
+        'saved["model"])', '{k: v.float().clone() for k, v in saved["model"].items()})'
+    )
+    assert script != RESUME
+    out = run(script, "step_2.pt")
+    assert out.returncode == 1 and "resumed" not in out.stdout
+    assert "step_2.pt must not be resumed from: not finite are weight (3 +Inf of 3" in out.stderr
+    assert run(script, "step_1.pt").stdout == "resumed\n"
+
+
 def test_a_rate_that_comes_back_is_told_under_run(tmp_path, run):
     checkpoint(tmp_path / "a.pt", 0.5, lr=0.4)
     out = run(RESUME, "a.pt")

@@ -17,7 +17,7 @@ from ..records import Action, Diagnosis, Event, Incident, Location
 from ..report.text import headline
 from .about import environment, new_incident_id, now
 from .gate import Refusal, SaveGate
-from .resume import last_good, rate_mismatch, refuse
+from .resume import blame, last_good, rate_mismatch, refuse
 
 if TYPE_CHECKING:
     from .core import Core
@@ -83,31 +83,65 @@ class CheckpointWatch:
 
     # -- restoring -----------------------------------------------------------------------------
 
-    def on_restore(self, target: Any, state: Any) -> None:
-        """Called before `load_state_dict` does anything; raises where it must not."""
+    def on_restore(self, target: Any, state: Any) -> bool:
+        """Called before `load_state_dict` does anything: False leaves it out; raises to resume no more."""
         core = self._core()
         if core is None or not self.checks_resume or not isinstance(state, dict):
-            return
+            return True
         path = witness.last_path
-        found = refuse(target, state, path, witness.is_loaded)
+        found = refuse(target, state)
         if found:
-            self._refuse(core, found, path)
+            is_loaded = witness.is_loaded(state)
+            if core.state.first_sizes and not is_loaded:  # the training has begun
+                self._leave_out(core, target, found)
+                return False
+            self._refuse(core, found, path, "file" if is_loaded else blame(found, path))
         if path is not None:
             self._compare_rates(core, target, state, path)
+        return True
 
-    def _refuse(self, core: Core, found: list[TensorFinding], path: str | None) -> None:
-        good = _search(path) if path else None
-        shown = ", ".join(f"{f.tensor or 'a tensor'} ({f.message})" for f in found[:3])
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        what = f"{path or 'the state'} must not be resumed from: not finite are {shown}{more}"
-        remedy = f"resume from the last good checkpoint, {good}" if good else "start anew"
+    def _leave_out(self, core: Core, target: Any, found: list[TensorFinding]) -> None:
+        """Amid the training it is a copy of what a step has spoiled (a target network, a swap of
+        averages): the copy keeps what it holds, and the step is looked for at once."""
+        core.want_deep_check()
+        first = found[0]
+        what = f"{type(target).__name__} {first.tensor or ''}".strip()
+        if what in self._told:
+            return
+        self._told.add(what)
+        core.recovery.warn(
+            Event(
+                step=core.num_applied, phase="parameter", kind="copy_left_out", symptom="parameter",
+                name=first.tensor,
+                message=f"load_state_dict on {type(target).__name__} was left out: "
+                f"not finite are {_shown(found)}; it keeps the values that it had",
+            )
+        )  # fmt: skip
+
+    def _refuse(
+        self, core: Core, found: list[TensorFinding], path: str | None, origin: str
+    ) -> None:
+        what = f"a state must not be restored: not finite are {_shown(found)}"
+        remedy, good = "look at where the script has it from", None
+        if origin == "since":
+            remedy = (
+                f"{path} is finite there: look at what the script does with it after reading "
+                "(float16 holds nothing above 65504)"
+            )
+        elif origin == "file":
+            good = _search(path) if path else None
+            what = f"{path or 'the state'} must not be resumed from: not finite are {_shown(found)}"
+            remedy = f"resume from the last good checkpoint, {good}" if good else "start anew"
         self._incident(
             core, found[0], "resume", what,
             Action(kind="raised", detail=f"nothing was restored; {remedy}"),
-            Diagnosis(cause="corrupt_checkpoint", confidence=1.0, summary=what, evidence=(shown,)),
+            Diagnosis(
+                cause="corrupt_checkpoint", confidence=1.0, summary=what, evidence=(_shown(found),)
+            ),
         )  # fmt: skip
+        beside = f"\n  last good: {good or 'none found beside it'}" if origin == "file" else ""
         raise CheckpointError(
-            f"{what}\n  last good: {good or 'none found beside it'}\n"
+            f"{what}{beside}\n"
             f"  try: {remedy}; `stayfinite scan` tells more, --no-resume-check loads it all the same"
         )
 
@@ -140,6 +174,12 @@ class CheckpointWatch:
             created=now(), location=Location(method="none"),
         )  # fmt: skip
         return core.publish_alone(incident)
+
+
+def _shown(found: list[TensorFinding]) -> str:
+    shown = ", ".join(f"{f.tensor or 'a tensor'} ({f.message})" for f in found[:3])
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return f"{shown}{more}"
 
 
 def _search(path: str) -> str | None:

@@ -77,7 +77,10 @@ def replay_script(
     capsule: dict[str, Any], old: Incident, settings: Settings, folder: Path
 ) -> Incident | None:
     """Run the script of the capsule to its failed step; the new incident, or None."""
-    run = ScriptRun(settings=settings, policy=Policy.parse("skip"), run_dir=folder)
+    # The saved state may be the bad one: it is to be looked at, not to be refused.
+    run = ScriptRun(
+        settings=settings, policy=Policy.parse("skip"), run_dir=folder, resume_check=False
+    )
     driver = _ReplayDriver(run.core, capsule, old)
     run.driver = driver
     code = run.run_file(capsule["script"], capsule["args"])

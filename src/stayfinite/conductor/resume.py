@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..errors import CheckpointError, UsageError
 from .capsule import CAPSULE
 from .gate import bad_tensors
 
-__all__ = ["last_good", "load_last_good", "rate_mismatch", "refuse"]
+__all__ = ["blame", "last_good", "load_last_good", "rate_mismatch", "refuse"]
 
 _PART = ".stayfinite-part-"
 
@@ -88,21 +89,52 @@ def load_last_good(
     return path, torch.load(path, map_location=map_location, weights_only=True)
 
 
-def refuse(target: Any, state: Any, path: str | None, is_loaded: Any) -> list[TensorFinding]:
-    """The findings that speak against restoring this; none for what did not come from a file."""
+def refuse(target: Any, state: Any) -> list[TensorFinding]:
+    """The findings that speak against restoring this, wherever its tensors come from.
+
+    An infinity that the target holds already, in a place that is not trained, is one by design.
+    """
     if not isinstance(state, dict) or not isinstance(target, (nn.Module, Optimizer)):
         return []
     found = bad_tensors(state)
-    if not found or not is_loaded(state):
-        return []
-    if isinstance(target, nn.Module):
+    if found and isinstance(target, nn.Module):
+        fixed = [(n, p) for n, p in target.named_parameters() if not p.requires_grad]
         by_design = {
             n
-            for n, t in (*target.named_parameters(), *target.named_buffers())
+            for n, t in (*fixed, *target.named_buffers())
             if t.device.type != "meta" and not torch.isfinite(t.detach().to_dense()).all()
         }
         found = [f for f in found if f.tensor not in by_design]
     return found
+
+
+def blame(found: Sequence[TensorFinding], path: str | None) -> str:
+    """Who made a state non-finite: the "file" read last, a cast "since", or "memory" if it is another state.
+
+    The tensors that are restored may be copies (`v.float()`), so the file itself is asked.
+    """
+    try:
+        report = scan(path, timeline=False) if path and os.path.exists(path) else None
+    except (CheckpointError, UsageError, OSError):
+        return "memory"
+    files = [f for c in report.checkpoints for f in c.files] if report is not None else []
+    held = [(t.name, t.stats.shape) for f in files for t in f.tensors]
+    bad = {t.tensor for f in files for t in f.findings if t.code == "nonfinite_tensor"}
+    if _holds_all([h for h in held if h[0] in bad], found):
+        return "file"
+    return "since" if _holds_all(held, found) else "memory"
+
+
+def _holds_all(held: Sequence[tuple[str, tuple[int, ...]]], found: Sequence[TensorFinding]) -> bool:
+    """Whether these tensors are there, whatever stands before their names ("module.", "model.")."""
+    return all(
+        any(
+            (f".{name}".endswith(f".{f.tensor}") or f".{f.tensor}".endswith(f".{name}"))
+            and (f.stats is None or f.stats.shape == shape)
+            for name, shape in held
+        )
+        for f in found
+    )
 
 
 def rate_mismatch(target: Any, state: Any, path: str | None) -> tuple[float, float, str] | None:

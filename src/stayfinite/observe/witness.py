@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
@@ -54,7 +55,7 @@ class Witness:
     def __init__(self) -> None:
         self.restored: weakref.WeakKeyDictionary[Any, Restore] = weakref.WeakKeyDictionary()
         self.checks: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Who has a say (`on_restore`) before a state is restored."""
+        """Who has a say (`on_restore`) before a state is restored; False leaves it out."""
         self.last_path: str | None = None
         self.last_read: FileRead | None = None
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -148,8 +149,8 @@ def _wrap_load(cls: type, name: str) -> None:
 
     @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        for check in list(witness.checks):
-            check.on_restore(self, state_dict)
+        if not all(check.on_restore(self, state_dict) for check in list(witness.checks)):
+            return _IncompatibleKeys([], []) if isinstance(self, nn.Module) else None
         before = _rates(getattr(self, "param_groups", ()))
         result = original(self, state_dict, *args, **kwargs)
         witness.note_restore(self, state_dict, before)
