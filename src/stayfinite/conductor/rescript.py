@@ -46,6 +46,7 @@ class _ReplayDriver(ScriptDriver):
     def _load(self) -> None:
         self.before_window()
         models = list(self.state.roots.values())
+        own = dict(witness.restored.items())
         try:
             for model, saved in zip(models, self._capsule["models"].values()):
                 model.load_state_dict(saved)
@@ -56,8 +57,9 @@ class _ReplayDriver(ScriptDriver):
                 f"the saved state does not fit what the script built: {str(e).splitlines()[0]}\n"
                 "  try: the same arguments and the same version of the script"
             ) from e
-        for part in (*models, *self.state.optimizers):  # this was a replay, not a resume
-            witness.restored.pop(part, None)
+        # This was a replay, not a resume; what the script itself restored it did restore.
+        witness.restored.clear()
+        witness.restored.update(own)
         self.state.set_lrs(tuple(self._capsule["lrs"]))
         self.core.prime_again()
         remember(self.core, self._capsule, self._old)
