@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..locate.frames import Place, current_place, place_from_traceback
+from ..locate.frames import Place, backward_place, current_place
 from ..numerics.health import badness
 from ..records import Link
 
@@ -119,8 +119,7 @@ class PatchedLine(_Watch):
         node = torch._C._current_autograd_node()
         if node is None:
             return self._matches(current_place())
-        recorded = node.metadata.get("traceback_")  # type: ignore[attr-defined]
-        return self._matches(place_from_traceback(recorded)) if recorded else False
+        return self._matches(backward_place(node).place)
 
     def _matches(self, place: Place) -> bool:
         user = place.user

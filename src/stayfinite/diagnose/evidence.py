@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -166,11 +167,35 @@ class Evidence:
 
     @property
     def is_backward(self) -> bool:
-        return self.birth is not None and self.birth.direction == "backward"
+        """Born in a derivative. A hand-written backward is ordinary code, whatever calls it."""
+        birth = self.birth
+        return birth is not None and birth.direction == "backward" and not self.is_own_backward
+
+    @property
+    def is_own_backward(self) -> bool:
+        """Born in the user's own `autograd.Function.backward` or hook."""
+        return self.fact("own_backward") > 0
+
+    @property
+    def was_bad_before(self) -> bool:
+        """The forward of this line gave a non-finite value already, which something then hid."""
+        return self.is_backward and self.fact("forward_was_bad") > 0
+
+    @property
+    def forward_name(self) -> str:
+        """What a birth in the backward is the derivative of, as it is written: "log1p", "sqrt"."""
+        base = re.sub(r"Backward\d*$", "", self.node)
+        known = {"LinalgVectorNorm": "norm", "Std": "std", "Var": "var", "Log1P": "log1p"}
+        return known.get(base) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", base).lower()
 
     @property
     def is_in_optimizer(self) -> bool:
         return self.birth is not None and self.birth.direction == "optimizer"
+
+    @property
+    def is_in_library_optimizer(self) -> bool:
+        """Born in the update of an optimizer that the user did not write."""
+        return self.is_in_optimizer and self.location.library_file is not None
 
     @property
     def kernel(self) -> str:

@@ -77,13 +77,16 @@ def conclude(
     if not ranked:
         return Diagnosis(experiments=tried)
     first = ranked[0]
-    fixes = tuple(_judged(f, evidence) for f in first.finding.fixes)
+    fixes = [_judged(f, evidence) for f in first.finding.fixes]
+    fixes.sort(key=lambda f: _ORDER[f.status])
+    if fixes:  # an "or" needs something before it, whatever the experiments have sorted there
+        fixes[0] = replace(fixes[0], title=fixes[0].title.removeprefix("or "))
     return Diagnosis(
         cause=first.cause,
         confidence=round(min(first.score, 0.99), 2),
         summary=first.finding.sentence,
         evidence=first.finding.facts,
-        fixes=tuple(sorted(fixes, key=lambda f: _ORDER[f.status])),
+        fixes=tuple(fixes),
         experiments=tried,
         candidates=tuple(
             Candidate(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 import textwrap
+from collections.abc import Callable
 
-__all__ = ["SAFE", "log_space_form", "safe_form"]
+__all__ = ["SAFE", "holds", "log_space_form", "safe_form"]
 
 SAFE = {
     "log": "safe_log",
@@ -32,34 +34,72 @@ _ALIASES = {
 }
 
 
-class _Rewriter(ast.NodeTransformer):
-    def __init__(self, op: str) -> None:
-        self.op = op
-        self.safe = SAFE[op]
+class _Rewriter:
+    """Rewrites a line as text: what is not changed stays as the user has written it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text.encode()
+        lines = self._text.splitlines(keepends=True)
+        self._starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
         self.count = 0
 
-    def _call(self, *args: ast.expr, keywords: list[ast.keyword] | None = None) -> ast.Call:
-        self.count += 1
-        return ast.Call(ast.Name(self.safe, ast.Load()), list(args), keywords or [])
+    def run(self) -> str:
+        return self.text_of(ast.parse(self._text))
 
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if not isinstance(node.func, ast.Attribute):
-            return node
-        name = _ALIASES.get(node.func.attr, node.func.attr)
-        if name != self.op:
-            return node
-        home = node.func.value
-        if _is_namespace(home):
-            return self._call(*node.args, keywords=node.keywords)
-        return self._call(home, *node.args, keywords=node.keywords)
+    def replaced(self, node: ast.AST) -> str | None:
+        """The new text of this node; None where it stays."""
+        raise NotImplementedError
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        kind = {"div": ast.Div, "pow": ast.Pow}.get(self.op)
-        if kind is not None and isinstance(node.op, kind):
-            return self._call(node.left, node.right)
-        return node
+    def text_of(self, node: ast.AST) -> str:
+        new = self.replaced(node)
+        if new is not None:
+            self.count += 1
+            return new
+        start, end = self._span(node)
+        pieces, at = [], start
+        for child in sorted(_parts(node), key=lambda n: self._span(n)[0]):
+            first, last = self._span(child)
+            pieces += [self._text[at:first].decode(), self.text_of(child)]
+            at = last
+        return "".join(pieces) + self._text[at:end].decode()
+
+    def _span(self, node: ast.AST) -> tuple[int, int]:
+        if not isinstance(node, (ast.expr, ast.stmt, ast.keyword)):
+            return 0, len(self._text)
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return (
+            self._starts[node.lineno - 1] + node.col_offset,
+            self._starts[node.end_lineno - 1] + node.end_col_offset,
+        )
+
+
+def _parts(node: ast.AST) -> list[ast.AST]:
+    """What lies next below a node and has a place in the text."""
+    if isinstance(node, ast.JoinedStr):
+        return []
+    found: list[ast.AST] = []
+    for child in ast.iter_child_nodes(node):
+        has_place = isinstance(child, (ast.expr, ast.stmt, ast.keyword))
+        found += [child] if has_place else _parts(child)
+    return found
+
+
+class _Safe(_Rewriter):
+    def __init__(self, text: str, op: str) -> None:
+        super().__init__(text)
+        self._op = op
+
+    def replaced(self, node: ast.AST) -> str | None:
+        kind = {"div": ast.Div, "pow": ast.Pow}.get(self._op)
+        if isinstance(node, ast.BinOp) and kind is not None and isinstance(node.op, kind):
+            return f"{SAFE[self._op]}({self.text_of(node.left)}, {self.text_of(node.right)})"
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            return None
+        if _ALIASES.get(node.func.attr, node.func.attr) != self._op:
+            return None
+        home = [] if _is_namespace(node.func.value) else [node.func.value]
+        given = [self.text_of(a) for a in (*home, *node.args, *node.keywords)]
+        return f"{SAFE[self._op]}({', '.join(given)})"
 
 
 def _is_namespace(home: ast.expr) -> bool:
@@ -72,38 +112,49 @@ def _is_namespace(home: ast.expr) -> bool:
 def safe_form(source: str | None, op: str) -> str | None:
     """The line with every use of `op` replaced; None where the line cannot be read by itself.
 
-    >>> safe_form("loss = -(torch.log(p) * w).mean()", "log")
-    'loss = -(safe_log(p) * w).mean()'
-    >>> safe_form("return total / count", "div")
-    'return safe_div(total, count)'
+    >>> safe_form("loss = -(torch.log(p) * w).mean()  # 1e-6", "log")
+    'loss = -(safe_log(p) * w).mean()  # 1e-6'
+    >>> safe_form("return total / (count+1e-6)", "div")
+    'return safe_div(total, count+1e-6)'
     >>> safe_form("x = f(", "log")
     """
-    return _rewritten(source, _Rewriter(op)) if op in SAFE else None
+    return _rewritten(source, lambda text: _Safe(text, op)) if op in SAFE else None
 
 
-class _LogSpace(ast.NodeTransformer):
+def holds(source: str | None, op: str) -> bool:
+    """Whether this line has a call of `op`, as a function, a method or an operator.
+
+    >>> holds("y = x ** 1.5", "pow"), holds("loss = grad(u, x)", "pow"), holds("+ torch.log(", "log")
+    (True, False, True)
+    """
+    if not source:
+        return False
+    names = [op, *(alias for alias, name in _ALIASES.items() if name == op)]
+    signs = {"div": r"(?<!/)/(?!/)", "pow": r"\*\*"}
+    patterns = [rf"\b{name}\s*\(" for name in names] + ([signs[op]] if op in signs else [])
+    return any(re.search(pattern, source) for pattern in patterns)
+
+
+class _LogSpace(_Rewriter):
     """log(sigmoid(x)) and log(softmax(x)), with or without an epsilon, as one call each."""
 
-    def __init__(self) -> None:
-        self.count = 0
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
+    def replaced(self, node: ast.AST) -> str | None:
         parts = _function(node)
         if parts is None or parts[0] != "log" or len(parts[1]) != 1:
-            return node
+            return None
         inner, is_rest = _without_one_minus(_without_epsilon(parts[1][0]))
         found = _function(inner)
         if not isinstance(inner, ast.Call) or found is None or not found[1]:
-            return node
+            return None
         name, (x, *rest) = found
         if name not in (("sigmoid",) if is_rest else ("sigmoid", "softmax")):
-            return node
-        self.count += 1
-        log_name = "logsigmoid" if name == "sigmoid" else "log_softmax"
-        call = ast.Attribute(ast.Name("F", ast.Load()), log_name, ast.Load())
-        x = ast.UnaryOp(ast.USub(), x) if is_rest else x
-        return ast.Call(call, [x, *rest], inner.keywords)
+            return None
+        first = self.text_of(x)
+        if is_rest:
+            is_simple = isinstance(x, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+            first = f"-{first}" if is_simple else f"-({first})"
+        given = [first, *(self.text_of(a) for a in (*rest, *inner.keywords))]
+        return f"F.{'logsigmoid' if name == 'sigmoid' else 'log_softmax'}({', '.join(given)})"
 
 
 def _function(node: ast.AST) -> tuple[str, list[ast.expr]] | None:
@@ -154,19 +205,17 @@ def log_space_form(source: str | None) -> str | None:
     'return F.log_softmax(logits, -1)'
     >>> log_space_form("y = torch.log(x)")
     """
-    return _rewritten(source, _LogSpace())
+    return _rewritten(source, _LogSpace)
 
 
-def _rewritten(source: str | None, rewriter: _Rewriter | _LogSpace) -> str | None:
+def _rewritten(source: str | None, make: Callable[[str], _Rewriter]) -> str | None:
     if not source:
         return None
     text = textwrap.dedent(source).strip()
-    wrapped = text if not text.startswith("return") else f"def f():\n {text}"
+    head = "def f():\n " if text.startswith("return") else ""
+    rewriter = make(head + text)
     try:
-        tree = ast.parse(wrapped)
+        made = rewriter.run()
     except SyntaxError:
         return None
-    tree = ast.fix_missing_locations(rewriter.visit(tree))
-    if not rewriter.count:
-        return None
-    return ast.unparse(tree).removeprefix("def f():\n").strip()
+    return made.removeprefix(head).strip() if rewriter.count else None

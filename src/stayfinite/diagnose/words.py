@@ -6,9 +6,9 @@ import os
 
 from ..records import Fix, TensorStats
 from .evidence import Evidence
-from .rewrite import SAFE, log_space_form, safe_form
+from .rewrite import SAFE, holds, log_space_form, safe_form
 
-__all__ = ["count", "here", "line_fix", "log_space_fix", "num", "safe_fix", "span"]
+__all__ = ["count", "here", "line_fix", "log_space_fix", "num", "operator", "safe_fixes", "span"]
 
 
 def num(value: float | None) -> str:
@@ -52,6 +52,14 @@ def here(evidence: Evidence) -> str:
     return f"at {place}" + (f" (module {location.module})" if location.module else "")
 
 
+def operator(evidence: Evidence) -> str:
+    """What ran at the birth; in a hand-written backward the operator rather than the node."""
+    birth = evidence.birth
+    if birth is None:
+        return "it"
+    return (birth.kernel if evidence.is_own_backward else birth.op) or birth.op or "it"
+
+
 def line_fix(
     evidence: Evidence,
     title: str,
@@ -73,15 +81,13 @@ def line_fix(
     )
 
 
-def safe_fix(evidence: Evidence, op: str, why: str) -> Fix:
-    """Replace an operator by its safe form in `stayfinite.numerics`."""
-    name = SAFE[op]
-    return line_fix(
-        evidence,
-        f"use stayfinite.numerics.{name} instead of {op} {here(evidence)}",
-        why,
-        after=safe_form(evidence.location.source, op),
-    )
+def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
+    """Replace an operator by its safe form in `stayfinite.numerics`, where the line has it."""
+    source = evidence.location.source
+    if op not in SAFE or not holds(source, op):
+        return ()
+    title = f"use stayfinite.numerics.{SAFE[op]} instead of {op} {here(evidence)}"
+    return (line_fix(evidence, title, why, after=safe_form(source, op)),)
 
 
 def log_space_fix(evidence: Evidence) -> Fix:

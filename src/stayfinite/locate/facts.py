@@ -12,7 +12,7 @@ from torch import Tensor
 from ..numerics.health import Badness, dense_parts, stats
 from ..records import Operand
 
-__all__ = ["Given", "birth_facts", "describe_operands"]
+__all__ = ["Given", "bad_mask", "birth_facts", "describe_operands"]
 
 _MAX_TENSORS = 8
 _SOFTMAX = {"_softmax", "_log_softmax", "logsumexp", "_safe_softmax"}
@@ -35,7 +35,7 @@ def describe_operands(
     label: Callable[[Tensor], str | None],
 ) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
     """Statistics of what went in and what came out."""
-    mask = _bad_mask(bad_results[0][0]) if is_pointwise else None
+    mask = bad_mask(bad_results[0][0]) if is_pointwise else None
     ranked = sorted(given, key=lambda g: dense_parts(g.values) == [])[:_MAX_TENSORS]
     inputs = [
         Operand(
@@ -55,7 +55,8 @@ def describe_operands(
     return tuple(inputs), tuple(outputs)
 
 
-def _bad_mask(result: Tensor) -> Tensor | None:
+def bad_mask(result: Tensor) -> Tensor | None:
+    """Where a result went bad; None for layouts that cannot be looked at by element."""
     if result.layout != torch.strided or hasattr(result, "device_mesh"):
         return None
     is_nan = torch.isnan(result)

@@ -12,14 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
+from typing import Any
 
 import torch
 
 __all__ = [
+    "BackwardPlace",
     "Frame",
     "Place",
+    "backward_place",
     "current_place",
-    "innermost_is_backward_code",
     "is_user_file",
     "place_of",
 ]
@@ -43,6 +45,7 @@ _LIBRARY_ROOTS = tuple(
 )
 _TRACEBACK_LINE = re.compile(r'File "(?P<file>.*?)", line (?P<line>\d+), in (?P<function>.*)')
 _MACHINERY = ("_python_dispatch.py", "_ops.py", "_compile.py", "module.py", "_contextlib.py")
+_MAX_ORDER = 8
 _MACHINERY_FOLDER = os.path.join(_TORCH, "_dynamo") + os.sep
 
 
@@ -65,8 +68,11 @@ class Place:
     library: Frame | None = None
 
 
-def _is_machinery(file: str) -> bool:
-    return file.endswith(_MACHINERY) or file.startswith(_MACHINERY_FOLDER)
+def _is_machinery(frame: Frame) -> bool:
+    """A frame that only passes the call on and says nothing to a reader."""
+    if frame.function == "wrapped" and frame.file.endswith("_tensor.py"):
+        return True  # the operators of Tensor: x ** y, 1 / x
+    return frame.file.endswith(_MACHINERY) or frame.file.startswith(_MACHINERY_FOLDER)
 
 
 @lru_cache(maxsize=4096)
@@ -101,7 +107,7 @@ def place_of(frames: Iterable[Frame]) -> Place:
             return Place(frame, library or functional)
         if kind == "library" and library is None:
             library = frame
-        if kind == "torch" and functional is None and not _is_machinery(frame.file):
+        if kind == "torch" and functional is None and not _is_machinery(frame):
             functional = frame
     # Code that lives wholly in installed packages: its innermost line is the best there is.
     return Place(library, functional if library else None)
@@ -118,15 +124,47 @@ def current_place() -> Place:
     return place_of(_walk(sys._getframe(1)))
 
 
-def innermost_is_backward_code() -> Place | None:
-    """The place in a custom `backward` or a hook, if such code is running inside the engine."""
+def _own_backward_code() -> Frame | None:
+    """The user's line in a custom `backward` or a hook, if such code runs inside the engine."""
     inner: list[Frame] = []
     for frame in _walk(sys._getframe(1)):
         if frame.function == "_engine_run_backward":
-            place = place_of(inner)
-            return place if place.user and _kind(place.user.file) == "user" else None
+            user = place_of(inner).user
+            return user if user is not None and _kind(user.file) == "user" else None
         inner.append(frame)
     return None
+
+
+@dataclass(frozen=True)
+class BackwardPlace:
+    """Where the forward made an autograd node."""
+
+    place: Place
+    number: int
+    """The sequence number of the node that the forward made."""
+    order: int
+    """1 for a node of the forward, 2 for one that its derivative made, and so on."""
+    is_own_code: bool
+    """The running operator is in a hand-written backward or hook; `place` is its line, and the
+    forward call stands second."""
+
+
+def backward_place(node: Any) -> BackwardPlace:
+    """The place of the running autograd node, as anomaly mode has kept it.
+
+    A node that was made by a backward (`create_graph=True`) remembers the node that was running then;
+    the line that a user can change is the one of the forward.
+    """
+    order = 1
+    while order < _MAX_ORDER and node.metadata.get("parent_") is not None:
+        node = node.metadata["parent_"]
+        order += 1
+    recorded = node.metadata.get("traceback_")
+    place = place_from_traceback(recorded) if recorded else Place()
+    own = _own_backward_code()
+    if own is not None:
+        place = Place(own, place.user)
+    return BackwardPlace(place, int(node._sequence_nr()), order, own is not None)
 
 
 def place_from_traceback(lines: Iterable[str]) -> Place:

@@ -1,31 +1,91 @@
 """The gradients of one backward: where their exact zeros come from, and how large they grow.
 
 A NaN that is 0 * inf needs both halves of the story. The infinity is a bad value and has a note;
-the zero is a perfectly good value, so its maker has to be remembered here.
+the zero is a perfectly good value, so its maker has to be remembered here, place by place: a mask
+is to be named only where it discards exactly the elements that went bad.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ..numerics.health import dense_parts
+from .facts import Given
+from .positions import View, carry, coordinates, index_of, view_of
 
-__all__ = ["GradientFlow"]
+__all__ = ["Call", "GradientFlow", "Zeros"]
 
 _COUNT_LIMIT = 1 << 22
 """Larger gradients are not counted: the zero's maker is a nicety, the replay's time is not."""
-_MAX_WALK = 4096
+_TOTAL_LIMIT = 1 << 26
+"""Elements of all gradients together whose zeros are remembered."""
+_MAX_VISITS = 256
+_MAX_PLACES = 4096
+_MAX_DIRECT = 16
+
+_SELECTS = re.compile(
+    r"^(Where|Masked\w+|NanToNum|Index\w*|Gather|Select\w*|Slice\w*|CopySlices|Take\w*|Nansum)"
+    r"(Backward\d*)?$"
+)
+"""These nodes leave elements out because somebody said which."""
+_SATURATES = re.compile(
+    r"^(Clamp\w*|Threshold|Relu\d?|Hardtanh|Maximum|Minimum|Max|Min|Amax|Amin|Topk)Backward\d*$"
+)
+"""These leave elements out because of their size; no mask unless that was their purpose."""
+_CARRIES = {"sum", "clone", "_to_copy", "copy_"}
+"""Operators that keep places like the elementwise ones, or add them up (`sum_to_size`)."""
 
 
 @dataclass(frozen=True)
+class Call:
+    """One operator of the backward, as it was called."""
+
+    node: Any
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    given: list[Given]
+    is_pointwise: bool
+
+    @property
+    def name(self) -> str:
+        return str(self.node.name()).split("::")[-1]
+
+    @property
+    def keeps_places(self) -> bool:
+        return self.is_pointwise or self.func._schema.name.split("::")[-1] in _CARRIES
+
+
+@dataclass(frozen=True, eq=False)
 class _Flow:
     node: str
-    zero_share: float
-    parents: tuple[_Flow, ...]
+    parents: tuple[tuple[_Flow, View], ...]
+    view: View
+    zeros: Tensor | None = None
+    """Which elements of the storage are zero; None where there is none or that is not known."""
+    discarded: Tensor | None = None
+    """Which elements of the result are zero whatever the gradient is that comes in."""
+    keeps_places: bool = True
+    direct: frozenset[int] | None = None
+    """For what leaves elements out by their size: the nodes whose values it looked at."""
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The zeros of a gradient at the places that went bad."""
+
+    num_discarded: int
+    """Places that a selection has thrown away."""
+    selections: frozenset[str]
+    others: frozenset[str]
+    """Nodes that made the other zeros: a derivative that is zero, a saturated function."""
 
 
 class GradientFlow:
@@ -33,34 +93,89 @@ class GradientFlow:
 
     def __init__(self) -> None:
         self._flows: dict[int, _Flow] = {}
+        self._num_kept = 0
         self.peaks: list[tuple[str, float]] = []
         """(autograd node, largest magnitude of its gradients), in the order of the backward."""
 
-    def note(self, node: str, given: Iterable[Tensor], results: Iterable[Tensor]) -> None:
-        """An operator inside `node` made `results` out of `given`.
+    def note(self, call: Call, results: Iterable[Tensor]) -> None:
+        """An operator inside a node made `results`.
 
         What a node computes from saved values alone (a derivative) is no gradient and is passed by.
         """
-        parents: list[_Flow] = []
-        for tensor in given:
-            flow = self.of(tensor)
-            if flow is not None and flow not in parents:
-                parents.append(flow)
+        parents = [(flow, view_of(g.live)) for g in call.given if (flow := self.of(g.live))]
         if not parents:
             return
+        discarded: Tensor | None = None
+        direct: frozenset[int] | None = None
+        if _SATURATES.match(call.name):
+            direct = _directly_under(call.node)
+        if direct is not None or _SELECTS.match(call.name) or self._is_masking_product(call):
+            discarded = self._discarded(call)
         for tensor in results:
             for part in dense_parts(tensor):
                 if part.numel() > _COUNT_LIMIT:
                     continue
-                share = 1.0 - float(torch.count_nonzero(part)) / part.numel()
-                flow = _Flow(node, share, tuple(parents))
-                self._flows[part.untyped_storage().data_ptr()] = flow
-                self._peak(node, part)
+                self._flows[part.untyped_storage().data_ptr()] = _Flow(
+                    call.name,
+                    tuple(parents),
+                    view_of(part),
+                    self._zeros(part),
+                    discarded if discarded is not None and discarded.shape == part.shape else None,
+                    call.keeps_places,
+                    direct,
+                )
+                self._peak(call.name, part)
 
     def start(self, root: Tensor) -> None:
         """The gradient of the loss with respect to itself."""
         for part in dense_parts(root):
-            self._flows[part.untyped_storage().data_ptr()] = _Flow("", 0.0, ())
+            self._flows[part.untyped_storage().data_ptr()] = _Flow("", (), view_of(part))
+
+    def _zeros(self, part: Tensor) -> Tensor | None:
+        values = part.detach()
+        length = values.untyped_storage().nbytes() // values.element_size()
+        if self._num_kept + length > _TOTAL_LIMIT or length > _COUNT_LIMIT:
+            return None
+        zeros: Tensor = values.as_strided((length,), (1,), 0) == 0
+        if not bool(zeros.any()):
+            return None
+        self._num_kept += length
+        return zeros
+
+    def _is_masking_product(self, call: Call) -> bool:
+        """A product with a mask: a factor that is zero or one and the same number, or just 0."""
+        if call.name not in ("MulBackward0", "MulBackward1"):
+            return False
+        factors = [g for g in call.given if self.of(g.live) is None]
+        if not factors:
+            return 0 in [a for a in call.args if isinstance(a, (int, float))]
+        factor = factors[0].live
+        if factor.requires_grad or factor.layout != torch.strided or factor.numel() > _COUNT_LIMIT:
+            return False
+        peak = factor.max() if factor.numel() else factor
+        return bool(((factor == 0) | (factor == peak)).all())
+
+    def _discarded(self, call: Call) -> Tensor | None:
+        """Where the result stays zero when the gradient that comes in is one everywhere."""
+        before = {id(g.live): g.values for g in call.given}
+        is_mutable = call.func._schema.is_mutable
+
+        def changed(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if hasattr(value, "device_mesh"):
+                raise TypeError("a call over several ranks is not made by one alone")
+            if self.of(value) is not None:
+                return torch.ones_like(value)
+            value = before.get(id(value), value)
+            return value.clone() if is_mutable else value
+
+        try:
+            with torch.no_grad():
+                made = call.func(*tree_map(changed, call.args), **tree_map(changed, call.kwargs))
+        except (RuntimeError, TypeError):
+            return None
+        return made.detach() == 0 if isinstance(made, Tensor) and not made.is_sparse else None
 
     def _peak(self, node: str, part: Tensor) -> None:
         low, high = (float(v) for v in torch.aminmax(part))
@@ -78,19 +193,78 @@ class GradientFlow:
             return self._flows.get(part.untyped_storage().data_ptr())
         return None
 
-    def zero_makers(self, tensor: Tensor) -> set[str]:
-        """The nodes that put exact zeros into this gradient."""
-        start = self.of(tensor)
-        found: set[str] = set()
-        seen: set[int] = set()
-        todo = [start] if start is not None else []
-        while todo and len(seen) < _MAX_WALK:
-            flow = todo.pop()
-            if id(flow) in seen or flow.zero_share == 0.0:
-                continue
-            seen.add(id(flow))
-            if all(p.zero_share < flow.zero_share for p in flow.parents):
-                found.add(flow.node)
-            # A part of the zeros may be older than those that were added here.
-            todo += flow.parents
+    def zeros_at(self, tensor: Tensor, bad: Tensor, number: int, is_any: bool) -> Zeros | None:
+        """Who made this gradient zero where `bad` says; None if it is no gradient.
+
+        `number` is that of the node where it went bad. What leaves elements out by their size
+        (relu, clamp, max) counts where it looked at the very value of that node, or, with `is_any`,
+        everywhere.
+        """
+        flow = self.of(tensor)
+        if flow is None:
+            return None
+        places = bad.nonzero()[:_MAX_PLACES]
+        story = _Story(number, is_any)
+        found = story.explain(flow, index_of(places, view_of(tensor)))
+        return Zeros(int(found.sum()), frozenset(story.selections), frozenset(story.others))
+
+
+class _Story:
+    """The walk back through the gradients, over the places that went bad."""
+
+    def __init__(self, number: int, is_any: bool) -> None:
+        self._number = number
+        self._is_any = is_any
+        self._num_visits = 0
+        self.selections: set[str] = set()
+        self.others: set[str] = set()
+
+    def explain(self, flow: _Flow, index: Tensor) -> Tensor:
+        """Which of these elements of the flow's storage a selection has made zero."""
+        self._num_visits += 1
+        nothing = torch.zeros(len(index), dtype=torch.bool, device=index.device)
+        if flow.zeros is None or self._num_visits > _MAX_VISITS:
+            return nothing
+        if not len(index) or int(index.max()) >= len(flow.zeros):
+            return nothing  # other memory by now
+        is_zero = flow.zeros[index]
+        at = coordinates(index, flow.view)
+        found = nothing
+        if flow.discarded is not None and self._counts(flow):
+            found = flow.discarded[tuple(at.T)] if at.shape[1] else flow.discarded.expand(len(at))
+            if bool(found.any()):
+                self.selections.add(flow.node)
+        left = is_zero & ~found
+        if bool(left.any()):
+            found = found.clone()
+            found[left] = self._older(flow, at[left])
         return found
+
+    def _counts(self, flow: _Flow) -> bool:
+        return flow.direct is None or self._is_any or self._number in flow.direct
+
+    def _older(self, flow: _Flow, at: Tensor) -> Tensor:
+        """Zeros that came in with the gradients that this operator was given."""
+        found = torch.ones(len(at), dtype=torch.bool, device=at.device)
+        for parent, view in flow.parents:
+            step = carry(at, flow.view, view) if flow.keeps_places else None
+            if step is None:
+                found[:] = False
+                break
+            owner, index = step
+            found[owner[~self.explain(parent, index)]] = False
+        if not bool(found.all()):
+            self.others.add(flow.node)
+        return found
+
+
+def _directly_under(node: Any) -> frozenset[int]:
+    """The numbers of the nodes whose value, and nobody else's, this node was given."""
+    found = set()
+    for _ in range(_MAX_DIRECT):
+        inner = [n for n, _ in node.next_functions if n is not None]
+        if len(inner) != 1:
+            break
+        node = inner[0]
+        found.add(int(node._sequence_nr()))
+    return frozenset(found)

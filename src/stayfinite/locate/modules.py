@@ -36,7 +36,7 @@ class ModuleStack:
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
-        self._stack: list[tuple[str | None, str, int]] = []
+        self._stack: list[tuple[str | None, str, int, nn.Module]] = []
         self._spans: list[tuple[int, int, str | None, str]] = []
         self._handles: list[Any] = []
         self._quiet = warnings.catch_warnings()
@@ -64,17 +64,29 @@ class ModuleStack:
         name = self._names.get(id(module))
         kind = type(module).__name__
         if name is None and self._stack:
-            name, kind = self._stack[-1][:2]  # an unregistered helper inside a known module
-        self._stack.append((name, kind, torch.autograd._get_sequence_nr()))  # type: ignore[attr-defined]
+            name, kind = self._inside(module)
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._stack.append((name, kind, number, module))
+
+    def _inside(self, module: nn.Module) -> tuple[str | None, str]:
+        """A module that came after the names were taken, or a helper that nobody registered."""
+        outer, kind, _, owner = self._stack[-1]
+        if outer is None:
+            return outer, kind
+        for path, inner in owner.named_modules():
+            if inner is module and path:
+                path = _public_path(path)
+                return f"{outer}.{path}" if outer and path else outer or path, type(module).__name__
+        return outer, kind
 
     def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack:
-            name, kind, start = self._stack.pop()
+            name, kind, start, _ = self._stack.pop()
             self._spans.append((start, torch.autograd._get_sequence_nr(), name, kind))  # type: ignore[attr-defined]
 
     def current(self) -> tuple[str | None, str | None]:
         """Path and type of the innermost known module that is running, or (None, None)."""
-        for name, kind, _ in reversed(self._stack):
+        for name, kind, *_ in reversed(self._stack):
             if name is not None:
                 return name, kind
         return None, None

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..numerics.health import badness, stats
 from ..records import Link, Location, Operand
-from .trace import BadInput, Note, OpTrace, SourceRef
+from .notes import DISCARDS, BadInput, Note, SourceRef, descendants
+from .trace import OpTrace
 
 __all__ = ["DISCARDS", "Origin", "find_origin", "to_location"]
 
@@ -23,11 +24,6 @@ _MASK_AWARE = (
     "aten.scalar_tensor", "aten.lift_fresh", "aten.log", "aten.fill_", "aten.stack",
     "aten.constant_pad_nd", "aten.expand", "aten.repeat", "aten.permute", "aten.index_put_",
 )  # fmt: skip
-DISCARDS = {
-    "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index", "aten.masked_select",
-    "aten.nan_to_num", "aten.gather", "aten.index_select", "aten.masked_scatter", "aten.isinf",
-    "aten.isfinite", "aten.index_put", "aten.index_put_", "aten.copy_",
-}  # fmt: skip
 _MAX_CHAIN = 12
 
 
@@ -71,7 +67,7 @@ def find_origin(trace: OpTrace, symptoms: Iterable[Tensor]) -> Origin | None:
             ends += _walk(trace, index, "nan" if bad.has_nan else "inf", set())
     if not ends:
         return Origin(None, untouched, ()) if untouched is not None else None
-    return _choose(ends)
+    return _choose(trace, ends)
 
 
 def _walk(trace: OpTrace, index: int, kind: str, seen: set[tuple[int, str]]) -> list[_End]:
@@ -121,7 +117,7 @@ def _is_sentinel(note: Note, kind: str) -> bool:
     return kind == "inf" and note.has_written_inf and not note.bad_inputs
 
 
-def _choose(ends: Sequence[_End]) -> Origin:
+def _choose(trace: OpTrace, ends: Sequence[_End]) -> Origin:
     """One origin out of all ends. See docs/ARCHITECTURE.md, "What counts as the origin"."""
     nan_births = {e.path[0].index: e for e in ends if e.kind == "birth" and _made_nan_of_inf(e)}
     for end in sorted(nan_births.values(), key=lambda e: e.order):
@@ -129,10 +125,15 @@ def _choose(ends: Sequence[_End]) -> Origin:
         poisoned = end.path[0].facts.get("rows_with_nan_or_posinf", 0) > 0
         if end.path[0].op in _SOFTMAX and masked and not poisoned:
             return _origin(end, _lead_in(ends, end))
-    real = [e for e in ends if _is_real_end(e, ends)]
+    returned = [e for e in ends if _is_returned(trace, e)]
+    real = [e for e in ends if e not in returned and _is_real_end(e)]
     if real:
         best = min(real, key=_preference)
         return _origin(best, ())
+    if returned:
+        best = min(returned, key=lambda e: e.order)
+        back = next(n for n in best.path if n.direction == "backward")
+        return Origin(back, best.source, best.path)
     if nan_births:
         best = min(nan_births.values(), key=lambda e: e.order)
         return _origin(best, _lead_in(ends, best))
@@ -151,7 +152,17 @@ def _made_nan_of_inf(end: _End) -> bool:
     return note.bad.has_nan and any(b.bad.has_inf for b in note.bad_inputs)
 
 
-def _is_real_end(end: _End, ends: Sequence[_End]) -> bool:
+def _is_returned(trace: OpTrace, end: _End) -> bool:
+    """A gap in the batch that the forward masks rightly, and that the backward brings back."""
+    if end.kind != "source" or end.source is None or end.source.kind != "batch":
+        return False
+    if end.path[0].direction != "forward" or end.path[-1].direction != "backward":
+        return False
+    absorbers = {a for n in descendants(trace.notes, end.path[:1]) for a in n.absorbed_by}
+    return bool(absorbers) and absorbers <= DISCARDS
+
+
+def _is_real_end(end: _End) -> bool:
     """A birth from finite inputs, or a NaN that was there before; not a mask's infinity."""
     if end.kind == "uninitialized":
         return True
@@ -226,7 +237,8 @@ def _consumption(end: _End) -> Origin:
 def to_location(origin: Origin, method: str = "replay") -> Location:
     """The record of an origin, with a chain short enough to read."""
     chain = [_link(n, origin) for n in origin.path]
-    if origin.source is not None and origin.birth is None:
+    is_returned = origin.birth is not None and origin.birth.direction == "backward"
+    if origin.source is not None and (origin.birth is None or is_returned):
         operand = Operand(name=origin.source.name, label=origin.source.kind)
         source_link = Link(
             op=None,
@@ -300,7 +312,7 @@ def _link(note: Note, origin: Origin) -> Link:
         line=user.line if user else None,
         source=user.source if user else None,
         function=user.function if user else None,
-        library_file=library.file if library else None,
+        library_file=_full_path(library.file) if library else None,
         library_line=library.line if library else None,
         library_source=library.source if library else None,
         inputs=note.inputs,

@@ -6,9 +6,10 @@ the walk only ever passes through bad values; and it keeps the replay within a f
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..numerics.health import Badness, badness
-from ..records import Operand
-from .facts import Given, birth_facts, describe_operands
-from .frames import Place, current_place, innermost_is_backward_code, place_from_traceback
-from .gradients import GradientFlow
+from .facts import Given, bad_mask, birth_facts, describe_operands
+from .frames import backward_place, current_place
+from .gradients import Call, GradientFlow
 from .modules import ModuleStack
+from .notes import DISCARDS, BadInput, Note, SourceRef, descendants
 from .storage import Writers
 
-__all__ = ["Note", "OpTrace", "SourceRef"]
+__all__ = ["BadInput", "Note", "OpTrace", "SourceRef"]
 
 _FULL_STATS_LIMIT = 12
 """Bad operators that get full statistics; later ones are carriers far from the birth."""
@@ -34,50 +35,6 @@ _OVERWRITES = {
 }  # fmt: skip
 _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
 _CONSTANT = {"lift_fresh", "lift_fresh_copy", "lift"}
-
-
-@dataclass(frozen=True)
-class SourceRef:
-    """A tensor that was there before the step: a part of the batch, a parameter, a buffer."""
-
-    kind: str
-    """batch | parameter | buffer | optimizer_state | gradient"""
-    name: str
-    tensor: Tensor = field(compare=False, repr=False)
-
-
-@dataclass
-class BadInput:
-    name: str
-    bad: Badness
-    producers: list[int]
-    source: SourceRef | None
-
-
-@dataclass
-class Note:
-    """One operator call with a non-finite result."""
-
-    index: int
-    op: str
-    kernel: str
-    direction: str
-    bad: Badness
-    bad_inputs: list[BadInput]
-    has_written_inf: bool
-    is_uninitialized: bool = False
-    has_fresh_nan: bool = False
-    """An elementwise result is NaN where all its inputs were free of NaN."""
-    has_fresh_inf: bool = False
-    """An elementwise result is Inf where all its inputs were finite."""
-    place: Place = field(default_factory=Place)
-    module: str | None = None
-    module_type: str | None = None
-    inputs: tuple[Operand, ...] = ()
-    outputs: tuple[Operand, ...] = ()
-    facts: dict[str, float] = field(default_factory=dict)
-    absorbed_by: set[str] = field(default_factory=set)
-    """Forward operators that took this bad value and gave a finite one."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +142,12 @@ class OpTrace(TorchDispatchMode):
         named = dict(zip(schema.names, args)) | kwargs
         given = self._inputs(schema, named)
         out = func(*args, **kwargs)
-        self._inspect(schema, named, given, out)
+        results = self._inspect(schema, named, given, out)
+        node = torch._C._current_autograd_node()
+        if node is not None and results:
+            self.gradients.note(Call(node, func, args, kwargs, given, schema.is_pointwise), results)
+        elif schema.name == "aten.ones_like" and results:
+            self.gradients.start(results[0])
         return out
 
     def _inputs(self, schema: _Schema, named: dict[str, Any]) -> list[Given]:
@@ -203,16 +165,17 @@ class OpTrace(TorchDispatchMode):
 
     def _inspect(
         self, schema: _Schema, named: dict[str, Any], given: list[Given], out: Any
-    ) -> None:
+    ) -> list[Tensor]:
+        """Takes note of what is bad; returns what was made, nothing for a view."""
         results = [t for t in _tensors(out) if _is_float(t)]
         if not schema.written and results and _shares_memory(results[0], given):
-            return  # a view whose schema does not say so (unsafe_split, _unsafe_view)
+            return []  # a view whose schema does not say so (unsafe_split, _unsafe_view)
         seen = {id(t) for t in results}
         for name in schema.written:
             results += [t for t in _tensors(named.get(name)) if _is_float(t) and id(t) not in seen]
         if schema.name.split(".")[-1] in _EMPTY:
             self._note_empty(schema, results)
-            return
+            return []
         bad_results = []
         for t in results:
             bad = badness(t)
@@ -224,14 +187,12 @@ class OpTrace(TorchDispatchMode):
             self._record(schema, named, given, bad_results)
         elif results:
             self._note_absorbed(schema, given)
-        node = torch._C._current_autograd_node()
-        if node is not None and results:
-            self.gradients.note(node.name().split("::")[-1], (g.live for g in given), results)
-        elif schema.name == "aten.ones_like" and results:
-            self.gradients.start(results[0])
+        return results
 
     def _note_absorbed(self, schema: _Schema, given: list[Given]) -> None:
         """A bad value went in and nothing bad came out: who made it vanish matters later."""
+        if schema.name.endswith("_like") or schema.name.startswith("aten.new_"):
+            return  # it only looks at the shape
         if self.direction == "forward" and torch._C._current_autograd_node() is None:
             for g in given:
                 for index in self.writers.find(g.live) if _is_float(g.live) else ():
@@ -287,7 +248,8 @@ class OpTrace(TorchDispatchMode):
         values = [(t.detach(), b) for t, b in bad_results]
         if may_be_birth or is_early:
             measured = birth_facts(short, named, given, values, schema.is_pointwise)
-            note.has_fresh_nan, note.has_fresh_inf, note.facts = measured
+            note.has_fresh_nan, note.has_fresh_inf = measured[:2]
+            note.facts.update(measured[2])
         # An Inf that only passes through a long chain is not described at every link.
         passes_on = bool(bad_inputs) and not note.bad.has_nan
         is_news = not passes_on or note.has_fresh_nan or note.has_fresh_inf
@@ -296,29 +258,48 @@ class OpTrace(TorchDispatchMode):
                 given, numbers, values, schema.is_pointwise, self._label
             )
             if note.direction == "backward":
-                note.facts.update(self._backward_facts(note, given))
+                places = bad_mask(values[0][0]) if schema.is_pointwise else None
+                note.facts.update(self._backward_facts(note, given, places))
         self.notes.append(note)
         for t, _ in bad_results:
             self.writers.write(t, note.index, whole=not schema.written)
 
-    def _backward_facts(self, note: Note, given: list[Given]) -> dict[str, float]:
+    def _backward_facts(
+        self, note: Note, given: list[Given], bad: Tensor | None
+    ) -> dict[str, float]:
         """Whose zeros meet the infinity, and whether the forward of this line was bad already."""
-        facts = {}
-        for operand in note.inputs:
-            if operand.label == "gradient" and operand.stats_at_bad is not None:
-                facts["gradient_at_bad"] = float(operand.stats_at_bad.num_elements)
-                facts["gradient_zero_at_bad"] = float(operand.stats_at_bad.num_zero)
-        for g in given:
-            for node in self.gradients.zero_makers(g.live):
-                facts[f"zeroed_by {node}"] = 1.0
-        if note.place.user is not None and any(
-            n.direction == "forward"
+        facts: dict[str, float] = {}
+        early = [
+            n
+            for n in self.notes
+            if n.direction == "forward"
+            and note.place.user is not None
             and n.place.user == note.place.user
             and not (n.bad_inputs or n.has_written_inf or n.is_uninitialized)
-            for n in self.notes
-        ):
+        ]
+        if early:
             facts["forward_was_bad"] = 1.0
+            if any(n.absorbed_by & DISCARDS for n in descendants(self.notes, early)):
+                facts["forward_was_discarded"] = 1.0
+        for g in given if bad is not None else ():
+            if bad is not None and self.gradients.of(g.live) is not None:
+                with contextlib.suppress(RuntimeError):  # shapes that do not go together
+                    facts.update(self._zeros_at(g, bad, is_any=bool(early)))
         return facts
+
+    def _zeros_at(self, g: Given, bad: Tensor, is_any: bool) -> dict[str, float]:
+        node = torch._C._current_autograd_node()
+        number = node._sequence_nr() if node is not None else -1
+        zeros = self.gradients.zeros_at(g.live.detach().expand(bad.shape), bad, number, is_any)
+        if zeros is None:
+            return {}
+        facts = {
+            "gradient_at_bad": float(bad.sum()),
+            "gradient_zero_at_bad": float((g.values.expand(bad.shape)[bad] == 0).sum()),
+            "gradient_discarded_at_bad": float(zeros.num_discarded),
+        }
+        facts |= {f"discarded_by {name}": 1.0 for name in zeros.selections}
+        return facts | {f"zeroed_by {name}": 1.0 for name in zeros.others}
 
     def _place(self, note: Note) -> None:
         """Module and lines; in the backward, those of the forward call that made the node."""
@@ -329,14 +310,13 @@ class OpTrace(TorchDispatchMode):
             return
         note.direction = "backward"
         note.op = node.name().split("::")[-1]
-        recorded = node.metadata.get("traceback_")  # type: ignore[attr-defined]
-        if recorded:
-            note.place = place_from_traceback(recorded)
-        own = innermost_is_backward_code()
-        if own is not None:  # a hand-written backward: its own line stands under the forward's
-            note.place = Place(note.place.user or own.user, own.user)
-        number = node._sequence_nr()
-        note.module, note.module_type = self.modules.at_sequence(number)
+        found = backward_place(node)
+        note.place = found.place
+        if found.is_own_code:
+            note.facts["own_backward"] = 1.0
+        if found.order > 1:
+            note.facts["derivative_order"] = float(found.order)
+        note.module, note.module_type = self.modules.at_sequence(found.number)
 
     def source_of(self, tensor: Tensor) -> SourceRef | None:
         for key in self.writers.keys_of(tensor):

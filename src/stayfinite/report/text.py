@@ -117,7 +117,9 @@ def _where(location: Location) -> str:
         if location.source:
             lines.append(f"            {location.source}")
     if location.library_file:
-        lines.append(f"  under it  {short_path(location.library_file)}:{location.library_line}")
+        # The second line of a hand-written backward is the forward call, in the user's own file.
+        label = "called at" if location.library_file == location.file else "under it "
+        lines.append(f"  {label} {short_path(location.library_file)}:{location.library_line}")
         if location.library_source:
             lines.append(f"            {location.library_source}")
     if location.note:

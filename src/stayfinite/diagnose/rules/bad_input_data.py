@@ -19,11 +19,13 @@ def nonfinite_sample(e: Evidence) -> Finding | None:
     if origin == "pipeline":
         return None
     stats = e.source.outputs[0].stats if e.source.outputs else None
-    bad = count(stats.num_nonfinite, "value") if stats else "values"
+    number = stats.num_nonfinite if stats else 2
+    bad = count(number, "value") if stats else "values"
+    bad += " that is not finite" if number == 1 else " that are not finite"
     detail = f" {e.data.detail}" if e.data is not None and e.data.detail else ""
     return Finding(
         confidence=0.95 if origin == "stored" else 0.75,
-        sentence=f"The {e.source.label} came out of the data with {bad} that are not finite.{detail}",
+        sentence=f"The {e.source.label} came out of the data with {bad}.{detail}",
         fixes=_fixes(e),
     )
 

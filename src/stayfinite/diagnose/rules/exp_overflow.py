@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import here, line_fix, num, safe_fix
+from ..words import here, line_fix, num, safe_fixes
 
 _EXPS = ("exp", "expm1", "exp2", "sinh", "cosh", "special_expit", "softplus", "lgamma", "mish")
 
@@ -37,7 +37,7 @@ def exponential(e: Evidence) -> Finding | None:
     elif e.has_diverged >= 0.9:
         confidence = 0.7
     # Two values at the dtype's limit have no finite sum: there the saturating form helps nobody.
-    saturating = () if _is_added_up(e) else (_saturating(e),)
+    saturating = () if _is_added_up(e) else _saturating(e)
     return Finding(
         confidence=confidence,
         sentence=f"exp {here(e)} was given up to {num(x.abs_max)}; {e.dtype or 'float32'} holds the "
@@ -66,7 +66,7 @@ def _is_added_up(e: Evidence) -> bool:
     return bool(after) and (after[0].op or "").split(".")[-1] in ("sum", "mean", "cumsum")
 
 
-def _saturating(e: Evidence) -> Fix:
+def _saturating(e: Evidence) -> tuple[Fix, ...]:
     # Not what the experiment has tried: that one puts a much smaller number in its place.
-    fix = safe_fix(e, "exp", "it saturates below the dtype's limit instead of overflowing")
-    return replace(fix, experiment=None)
+    fixes = safe_fixes(e, "exp", "it saturates below the dtype's limit instead of overflowing")
+    return tuple(replace(fix, experiment=None) for fix in fixes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import count, here, log_space_fix, safe_fix
+from ..words import count, here, log_space_fix, safe_fixes
 
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "log_sigmoid", "special_entr")
+_WHY = "it never goes below the logarithm of the smallest normal number"
 
 
 @rule("log_of_zero")
@@ -29,8 +30,23 @@ def logarithm(e: Evidence) -> Finding | None:
         f"that underflowed or saturated in {e.dtype or 'float32'}.",
         fixes=(
             log_space_fix(e),
-            safe_fix(e, "log", "it never goes below the logarithm of the smallest normal number"),
+            *safe_fixes(e, "log", _WHY),
         ),
+        wants=("higher_precision",) if e.is_half_birth else (),
+    )
+
+
+@rule("log_of_zero")
+def infinity_that_was_flattened(e: Evidence) -> Finding | None:
+    """The logarithm was -inf, a sigmoid or an exponential made it 0, and its derivative is inf."""
+    if not e.was_bad_before or e.forward_name not in _LOGS:
+        return None
+    return Finding(
+        confidence=0.88,
+        sentence=f"{e.forward_name} {here(e)} takes the logarithm of exactly zero (its argument is "
+        f"{_pole(e.forward_name)}) and gives -inf in the forward. What follows flattens that, so the "
+        "loss is finite; but the derivative is infinite there, and 0 * inf is NaN.",
+        fixes=(log_space_fix(e), *safe_fixes(e, "log", _WHY)),
         wants=("higher_precision",) if e.is_half_birth else (),
     )
 

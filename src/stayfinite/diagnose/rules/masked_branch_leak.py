@@ -4,45 +4,73 @@ from __future__ import annotations
 
 import re
 
-from ...records import Fix
+from ...records import Fix, Link
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import here, line_fix
+from ..words import count, here, line_fix
 
-_DISCARD = re.compile(
-    r"^(Where|MaskedFill|MaskedSelect|MaskedScatter|Clamp|ClampMin|ClampMax|NanToNum|Index|IndexPut|"
-    r"IndexSelect|Gather|Mul|Threshold|Relu|Maximum|Minimum|Max|Min|Amax|Amin|Select|Slice|CopySlices|"
-    r"Hardtanh|Topk|Sort|Take|TakeAlongDim|Nansum|MaskedFillScalar|EmbeddingBag)Backward"
-)
-_DERIVATIVE = re.compile(
-    r"^(Pow|Abs|Sgn|Sign|Sqrt|Norm|LinalgVectorNorm|Dist|Cdist|Sin|Cos|Tanh|Sigmoid|Exp|Square|Hypot|Acos|"
-    r"Asin|SmoothL1Loss|MseLoss|HuberLoss)Backward"
-)
-"""Nodes whose derivative is zero at some point without anything being thrown away."""
+_WORDS = {
+    "Where": "torch.where",
+    "Mul": "a product with 0",
+    "Index": "the indexing",
+    "IndexSelect": "index_select",
+    "MaskedFill": "masked_fill",
+    "MaskedSelect": "masked_select",
+    "MaskedScatter": "masked_scatter",
+    "NanToNum": "nan_to_num",
+    "ClampMin": "clamp",
+    "ClampMax": "clamp",
+    "CopySlices": "an assignment to a slice",
+    "IndexPut": "an assignment by index",
+    "Slice": "a slice",
+    "Select": "an index",
+}
 
 
 @rule("masked_branch_leak")
 def zero_times_infinity(e: Evidence) -> Finding | None:
-    if not e.is_backward or e.birth is None:
+    if not e.is_backward or e.birth is None or e.source is not None:
         return None
-    makers, total, zeros = _incoming(e)
-    own = e.node
-    was_bad = e.fact("forward_was_bad") > 0
-    is_all_zero = total > 0 and zeros == total
-    others = [m for m in makers if m != own]
-    is_masked = any(_DISCARD.match(m) for m in others) and not any(
-        _DERIVATIVE.match(m) or m == own for m in makers
-    )
-    if not (is_all_zero and is_masked) and not (was_bad and (is_all_zero or total == 0)):
+    link = _meeting(e)
+    total = link.facts.get("gradient_at_bad", 0.0)
+    is_masked = 0 < total <= link.facts.get("gradient_discarded_at_bad", 0.0)
+    is_hidden = not total and e.fact("forward_was_discarded") > 0
+    if not is_masked and not is_hidden:
         return None
-    who = ", ".join(sorted(m.removesuffix("0").removesuffix("1") for m in others)) or "a mask"
     return Finding(
-        confidence=0.93 if was_bad and is_all_zero else 0.9,
-        sentence=f"The forward never used this value: {_verb(who)} discards it, so its gradient is 0. "
-        f"But the backward still runs {own} {here(e)}, whose derivative there is infinite, and "
-        "0 * inf is NaN.",
-        facts=("in the forward, the discarded value itself was not finite",) if was_bad else (),
+        confidence=0.93 if e.was_bad_before else 0.9,
+        sentence=f"The forward never used this value: {_discarder(link)} discards it, so its gradient "
+        f"is 0. But the backward still goes through {e.forward_name} {here(e)}, whose derivative there "
+        "is infinite, and 0 * inf is NaN.",
+        facts=("in the forward, the discarded value itself was not finite",)
+        if e.was_bad_before
+        else (),
         fixes=_double_where(e),
+    )
+
+
+@rule("masked_branch_leak")
+def gap_that_comes_back(e: Evidence) -> Finding | None:
+    """A NaN marks a missing value; the loss masks it, the gradient does not."""
+    if not e.is_backward or e.source is None:
+        return None
+    stats = e.source.outputs[0].stats if e.source.outputs else None
+    gaps = count(stats.num_nonfinite, "non-finite value") if stats else "non-finite values"
+    name = e.source.outputs[0].name if e.source.outputs else "the batch"
+    return Finding(
+        confidence=0.93,
+        sentence=f"{name} has {gaps}, which {_discarder(_meeting(e))} leaves out of the loss: the loss "
+        f"is finite. But the backward still goes through {e.forward_name} {here(e)} with the gap in "
+        "it, and 0 * NaN is NaN.",
+        fixes=(
+            line_fix(
+                e,
+                "fill the gaps before the arithmetic, and mask the result as now: "
+                f"{_variable(name)} = torch.where(seen, {_variable(name)}, 0.0)",
+                "a mask behind the operation sets the gradient to 0, but 0 * NaN is NaN; a value that "
+                "is filled in first cannot come back",
+            ),
+        ),
     )
 
 
@@ -74,19 +102,28 @@ def _double_where(e: Evidence) -> tuple[Fix, ...]:
     )
 
 
-def _verb(who: str) -> str:
-    return who if who == "a mask" else f"a mask ({who})"
+def _discarder(link: Link) -> str:
+    """What left the value out, as it is written."""
+    names = [k.split(" ", 1)[1] for k in link.facts if k.startswith("discarded_by ")]
+    words = {_word(name) for name in names}
+    return " and ".join(sorted(words)) or "a mask"
 
 
-def _incoming(e: Evidence) -> tuple[set[str], float, float]:
-    """Who zeroed the gradient, and how many of the bad places it is zero at."""
-    makers: set[str] = set()
-    total = zeros = 0.0
+def _word(node: str) -> str:
+    base = re.sub(r"Backward\d*$", "", node)
+    return _WORDS.get(base) or base.lower()
+
+
+def _variable(name: str) -> str:
+    """`y` for a part of the batch that has no name of its own."""
+    return name if name.isidentifier() and name != "batch" else "y"
+
+
+def _meeting(e: Evidence) -> Link:
+    """The link where the gradient meets the infinity: the birth, or the next operator of its node."""
+    assert e.birth is not None
     for link in e.location.chain:
-        if link.direction != "backward" or link.op != e.node or link.line != e.location.line:
-            continue
-        if "gradient_at_bad" in link.facts and total == 0:
-            total = link.facts["gradient_at_bad"]
-            zeros = link.facts["gradient_zero_at_bad"]
-            makers |= {k.split(" ", 1)[1] for k in link.facts if k.startswith("zeroed_by ")}
-    return makers, total, zeros
+        is_same = link.op == e.node and link.line == e.location.line
+        if link.direction == "backward" and is_same and "gradient_at_bad" in link.facts:
+            return link
+    return e.birth

@@ -50,13 +50,14 @@ def zero_in_the_update(e: Evidence) -> Finding | None:
                 experiment="larger_eps",
             )
         )
-    fixes.append(
-        line_fix(
-            e,
-            f"add an epsilon to the denominator {here(e)}",
-            "a gradient or a norm of exactly zero is ordinary: unused rows, silent inputs, padding",
+    if not e.is_in_library_optimizer:
+        fixes.append(
+            line_fix(
+                e,
+                f"add an epsilon to the denominator {here(e)}",
+                "a gradient or a norm of exactly zero is ordinary: unused rows, silent inputs, padding",
+            )
         )
-    )
     return Finding(
         confidence=0.96,
         sentence=f"{name} divides by exactly zero in its own update: {reason}. The gradients are "

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from ...records import TensorStats
+import re
+
+from ...records import Fix, TensorStats
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import count, here, line_fix, safe_fix
+from ..words import count, here, line_fix, operator, safe_fixes
 
 _DIVIDES = ("div", "true_divide", "divide", "addcdiv", "remainder", "fmod", "floor_divide")
+_FUSED = re.compile(r"norm(?!al_|al$)|cosine")
 _NORMS = ("native_layer_norm", "native_batch_norm", "native_group_norm", "_native_batch_norm_legit",
           "cudnn_batch_norm", "_fused_rms_norm")  # fmt: skip
 
@@ -27,21 +30,48 @@ def division(e: Evidence) -> Finding | None:
     if e.has_diverged >= 0.9 and not is_zero:
         confidence = 0.3
     what = "exactly zero" if is_zero else f"as small as {d.abs_max:.3g}"
+    number = _num_divisors(e, d)
     return Finding(
         confidence=confidence,
-        sentence=f"{e.birth.op} {here(e)} divides by {count(d.num_elements, 'value')} that "
-        f"{'is' if d.num_elements == 1 else 'are'} {what}: a count, degree, norm, deviation or sum of "
+        sentence=f"{operator(e)} {here(e)} divides by {count(number, 'value')} that "
+        f"{'is' if number == 1 else 'are'} {what}: a count, degree, norm, deviation or sum of "
         "weights that can vanish.",
-        fixes=(
-            safe_fix(e, "div", "it gives 0 (and a zero gradient) where the denominator is zero"),
-            line_fix(
-                e,
-                "or keep the denominator away from zero: .clamp(min=1) for a count, "
-                "+ stayfinite.numerics.eps_for(x) for a norm or a deviation",
-                "an empty group, an isolated node or a constant signal is an ordinary sample",
-            ),
-        ),
+        fixes=_fixes(e),
         wants=("higher_precision",) if e.is_half_birth else (),
+    )
+
+
+def _num_divisors(e: Evidence, d: TensorStats) -> int:
+    """How many numbers were divided by: one for a scalar, however many quotients it spoils."""
+    whole = e.operand("tensor2", "other") or e.operand("self")
+    if whole is None or whole.stats is None:
+        return d.num_elements
+    return max(1, min(d.num_elements, whole.stats.num_elements))
+
+
+def _fixes(e: Evidence) -> tuple[Fix, ...]:
+    return (
+        *safe_fixes(e, "div", "it gives 0 (and a zero gradient) where the denominator is zero"),
+        line_fix(
+            e,
+            "or keep the denominator away from zero: .clamp(min=1) for a count, "
+            "+ stayfinite.numerics.eps_for(x) for a norm or a deviation",
+            "an empty group, an isolated node or a constant signal is an ordinary sample",
+        ),
+    )
+
+
+@rule("zero_denominator")
+def infinity_that_was_flattened(e: Evidence) -> Finding | None:
+    """The quotient was infinite, a sigmoid or an exponential made it finite; its derivative is not."""
+    if not e.was_bad_before or e.forward_name != "div":
+        return None
+    return Finding(
+        confidence=0.86,
+        sentence=f"The division {here(e)} is by exactly zero and gives an infinity in the forward. What "
+        "follows flattens that, so the loss is finite; but the derivative is infinite there, and "
+        "0 * inf is NaN.",
+        fixes=_fixes(e),
     )
 
 
@@ -80,6 +110,36 @@ def norm_without_epsilon(e: Evidence) -> Finding | None:
         fixes=(
             line_fix(e, "give the layer its usual eps=1e-5", "a constant row is an ordinary input"),
         ),
+    )
+
+
+@rule("zero_denominator")
+def norm_of_a_zero_vector(e: Evidence) -> Finding | None:
+    """A fused operator that divides by a norm: weight_norm and its like."""
+    if e.birth is None or e.is_backward or not _FUSED.search(e.kernel) or not e.made_nan:
+        return None
+    if not e.has_finite_inputs or (e.number("eps") or 0.0) > 1e-30:
+        return None
+    vector = next((o for o in e.birth.inputs if o.stats is not None and o.stats.num_zero), None)
+    if vector is None or vector.stats is None:
+        return None
+    label = vector.label or vector.name
+    is_weight = label.startswith("parameter ") or "weight_norm" in e.kernel
+    label = f"the weight {label}" if is_weight and not vector.label else label
+    title = f"give {label} a start other than zeros"
+    why = "a zero vector has no direction"
+    if is_weight:
+        why += "; for a layer that starts with an output of zero, set the gain to zero instead"
+    else:
+        title = (
+            f"keep the vectors that go into {e.kernel.lstrip('_')} {here(e)} away from zero, or "
+            "normalize with torch.nn.functional.normalize(x, eps=1e-6)"
+        )
+    return Finding(
+        confidence=0.88,
+        sentence=f"{operator(e)} {here(e)} divides by a norm that is exactly zero: {label} holds "
+        f"{vector.stats.num_zero} zeros in {count(vector.stats.num_elements, 'value')}.",
+        fixes=(line_fix(e, title, why),),
     )
 
 

@@ -1,0 +1,76 @@
+"""What the trace remembers: the operators with a bad result, and what was there before them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..numerics.health import Badness
+from ..records import Operand
+from .frames import Place
+
+__all__ = ["DISCARDS", "BadInput", "Note", "SourceRef", "descendants"]
+
+DISCARDS = {
+    "aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.index", "aten.masked_select",
+    "aten.nan_to_num", "aten.gather", "aten.index_select", "aten.masked_scatter", "aten.isinf",
+    "aten.isfinite", "aten.index_put", "aten.index_put_", "aten.copy_",
+}  # fmt: skip
+"""Operators that can leave a bad value out of their result because they were told to."""
+
+
+@dataclass(frozen=True)
+class SourceRef:
+    """A tensor that was there before the step: a part of the batch, a parameter, a buffer."""
+
+    kind: str
+    """batch | parameter | buffer | optimizer_state | gradient"""
+    name: str
+    tensor: Tensor = field(compare=False, repr=False)
+
+
+@dataclass
+class BadInput:
+    name: str
+    bad: Badness
+    producers: list[int]
+    source: SourceRef | None
+
+
+@dataclass
+class Note:
+    """One operator call with a non-finite result."""
+
+    index: int
+    op: str
+    kernel: str
+    direction: str
+    bad: Badness
+    bad_inputs: list[BadInput]
+    has_written_inf: bool
+    is_uninitialized: bool = False
+    has_fresh_nan: bool = False
+    """An elementwise result is NaN where all its inputs were free of NaN."""
+    has_fresh_inf: bool = False
+    """An elementwise result is Inf where all its inputs were finite."""
+    place: Place = field(default_factory=Place)
+    module: str | None = None
+    module_type: str | None = None
+    inputs: tuple[Operand, ...] = ()
+    outputs: tuple[Operand, ...] = ()
+    facts: dict[str, float] = field(default_factory=dict)
+    absorbed_by: set[str] = field(default_factory=set)
+    """Forward operators that took this bad value and gave a finite one."""
+
+
+def descendants(notes: Sequence[Note], first: Iterable[Note]) -> list[Note]:
+    """These notes and all forward ones that took a bad value from them, directly or not."""
+    found = {n.index: n for n in first}
+    for note in notes:
+        if note.direction == "forward" and any(
+            number in found for b in note.bad_inputs for number in b.producers
+        ):
+            found.setdefault(note.index, note)
+    return list(found.values())
