@@ -262,3 +262,21 @@ def test_a_script_that_trains_in_a_thread_is_probed_there(checked):
     said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/zero")
     assert "AssertionError: an empty image" in said
     assert any(f.check == "edges/repeated" for f in report.findings)
+
+
+def test_steps_in_a_row_are_those_that_fit_one_run_of_a_short_loop(checked):
+    """Steps of two starts put together would hide that this rate diverges."""
+    report = checked("""
+        X = torch.linalg.qr(torch.randn(96, 8))[0] * 9.8
+        m = nn.Linear(8, 1)
+        o = torch.optim.SGD(m.parameters(), lr=1.3)
+        ce = lambda out, y: ((out[:, 0] - y) ** 2).mean()
+        n, whole = 0, DataLoader(TensorDataset(X, Y.float()), batch_size=96)
+        while True:
+            for x, y in whole:
+                step(x, y); n += 1
+                if n == 10: sys.exit()
+        """, only="stability")  # fmt: skip
+    (rate,) = report.of_group("stability")
+    assert (rate.status, rate.check) == ("fail", "stability/lr")
+    assert rate.value.startswith("7 steps, loss: x1 ")

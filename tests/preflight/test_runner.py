@@ -215,6 +215,27 @@ def test_answers_that_are_known_are_not_asked_again():
     assert book.findings[0].value == "7.0 1.0"
 
 
+def test_a_chain_that_an_earlier_start_began_is_run_again_from_its_start():
+    class Known(Book):
+        def answer(self, group, index):
+            return Seen("known", loss=1.0) if index < 3 else None
+
+    def group(subject):
+        yield Probe(batch=0, name="alone")
+        for name in ("a", "b", "c"):
+            yield Probe(batch=0, name=name, keep=name != "c")
+        return [passed("init", "init/x")]
+
+    asked = []
+
+    def run(probe):
+        asked.append((probe.name, probe.fresh))
+        return Seen(probe.name, loss=1.0)
+
+    drive(conduct(Subject(models={}), {"init": group}, Known()), run)
+    assert asked == [("a", True), ("b", False), ("c", False)]
+
+
 def test_a_group_that_stops_is_left_out_with_its_reason_and_the_others_go_on():
     book = Book()
     groups = {"edges": stopping, "init": asking}

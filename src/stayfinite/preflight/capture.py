@@ -41,6 +41,8 @@ _QUIET = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
+_WITH_STEPS = ("forward", "stability")
+"""Groups that take `steps` real steps in a row, or fewer."""
 _HUNG = "try: less data, or look at what it waits for: other processes, a download, an answer of somebody"
 _CRASHED = "try: run it by itself; native code that crashes, or the memory limit, end a process so"
 _NCCL = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
@@ -119,10 +121,24 @@ class _Session:
                     raise UsageError(self._ended_early(outcome))
                 self.job["num_first"] = min(outcome["num_steps"], self.job["num_first"]) - 1
                 continue
+            if not has_progress and self._takes_fewer_steps(outcome):
+                continue
             if not has_progress or self._is_too_slow():
                 self.reason = self._gave_up(outcome)
                 break
         return self._notes(outcome)
+
+    def _takes_fewer_steps(self, outcome: dict[str, Any]) -> bool:
+        """The loop ends amid the steps that a group takes in a row: then so many as it allows."""
+        num_steps = outcome.get("num_probes", 0)
+        if not 2 <= num_steps < self.job["steps"]:
+            return False
+        self.job["steps"] = num_steps
+        for name in _WITH_STEPS:
+            if not (self.folder / f"group-{name}.json").exists():
+                for path in self.folder.glob(f"answer-{name}-*.pkl"):
+                    path.unlink()
+        return True
 
     def _is_too_slow(self) -> bool:
         """A script that takes one step in a run would have to be started for every probe."""
@@ -268,7 +284,7 @@ class _Session:
         if self._is_too_slow():
             return (
                 f"the script was started {self.num_starts} times, and its loop ended each time after "
-                "a few steps"
+                "a few steps: let it take 100 or more (a larger --max-steps or the like)"
             )
         if outcome["kind"] == "raised":
             return f"the script raised {outcome['error']}"

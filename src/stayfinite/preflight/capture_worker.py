@@ -153,6 +153,7 @@ def _completed(
         **outcome,
         "num_steps": len(captor.steps),
         "num_batches": captor.num_batches,
+        "num_probes": captor.bench.num_done,
         "num_backward": captor.num_backward,
         "num_optimizers": len(captor.state.optimizers),
         "vehicle": captor.subject.vehicle if captor.subject is not None else "",

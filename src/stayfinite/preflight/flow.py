@@ -52,7 +52,7 @@ def forward(subject: Subject) -> Checks:
 def _warm(subject: Subject) -> Generator[Probe, Seen, tuple[list[Seen], Seen | None]]:
     """A few real steps, then a look at the layers; no look where the steps broke."""
     steps: list[Seen] = []
-    for i in range(WARM_STEPS):
+    for i in range(min(WARM_STEPS, subject.num_steps - 1)):
         batch = subject.batches[i % len(subject.batches)]
         seen = yield Probe(batch=batch, name=f"step {i}", apply=True, keep=True)
         if seen.error is not None or is_lost(subject, seen):

@@ -38,6 +38,8 @@ class Bench:
     def __init__(self, state: TrainState, device: str = "cpu") -> None:
         self.state = state
         self.device = device
+        self.num_done = 0
+        """Probes that came to a loss."""
         self._baseline = Snapshot()
         self._rng: RngState | None = None
         self._is_chained = False
@@ -126,6 +128,7 @@ class Attempt:
     def finish(self) -> Seen:
         """The step is over, or has raised: what was seen."""
         seen = self.seen
+        self.bench.num_done += seen.loss is not None
         if self._watch is not None:
             seen.layers = self._watch.layers()
             seen.loss_calls = self._losses.calls if self._losses is not None else []

@@ -130,19 +130,30 @@ def conduct(
 def _asked(
     name: str, checks: Generator[Probe, Seen, list[Finding]], ledger: Ledger
 ) -> Generator[Probe, Seen, list[Finding]]:
+    """One group's probes. A chain of steps whose beginning is known from an earlier start of the
+    script is run again from there: a new process has not taken these steps."""
     index = 0
     seen: Seen | None = None
+    chain: list[Probe] = []
+    is_live = False
     while True:
         try:
             probe = next(checks) if seen is None else checks.send(seen)
         except StopIteration as stop:
             return list(stop.value)
         probe.fresh = probe.fresh or index == 0  # the group before may have ended amid its steps
+        chain = [] if probe.fresh else chain
         seen = ledger.answer(name, index)
         if seen is None:
+            if chain and not is_live:
+                chain[0].fresh = True
+                for again in chain:  # noqa: UP028 - the answers are sent in, and not needed
+                    yield again
+            is_live = True
             ledger.about_to_ask(name, index, probe)
             seen = yield probe
             ledger.note_answer(name, index, seen)
+        chain = [*chain, probe] if probe.keep and seen.error is None else []
         index += 1
 
 
