@@ -254,10 +254,26 @@ class ScriptDriver(LoopDriver):
 def find_models(optimizers: list[Optimizer]) -> list[nn.Module]:
     """The outermost modules that hold what these optimizers move, oldest first.
 
-    One walk over the objects of the process, instead of a hook on every module call.
+    An optimizer that moves tensors of no module may hold copies in float32 of a half-precision
+    model's weights: then every other module that is trained (not a frozen teacher, not an average)
+    counts as a model too. One walk over the objects of the process, instead of a hook on every
+    module call.
     """
     moved = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
-    return [m for m in _outermost() if any(id(p) in moved for p in m.parameters())]
+    held = [(m, list(m.parameters())) for m in _outermost()]
+    if moved <= {id(p) for _, params in held for p in params}:
+        return [m for m, params in held if any(id(p) in moved for p in params)]
+    averages = list(witness.witness.averages)
+    return [
+        m
+        for m, params in held
+        if any(id(p) in moved for p in params)
+        or (any(_is_trained(p) for p in params) and not any(m is a for a in averages))
+    ]
+
+
+def _is_trained(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad and parameter.is_floating_point()
 
 
 def find_stateful() -> list[nn.Module]:
