@@ -59,8 +59,17 @@ class Call:
         return str(self.node.name()).split("::")[-1]
 
     @property
+    def op(self) -> str:
+        return str(self.func._schema.name).split("::")[-1]
+
+    @property
     def keeps_places(self) -> bool:
-        return self.is_pointwise or self.func._schema.name.split("::")[-1] in _CARRIES
+        return self.is_pointwise or self.op in _CARRIES
+
+    @property
+    def reads_values(self) -> bool:
+        """Not `zeros_like` and its like, which only ask for the shape."""
+        return not (self.op.endswith("_like") or self.op.startswith("new_"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +112,9 @@ class GradientFlow:
         What a node computes from saved values alone (a derivative) is no gradient and is passed by.
         """
         parents = [(flow, view_of(g.live)) for g in call.given if (flow := self.of(g.live))]
-        if not parents:
+        if not parents or not call.reads_values:
+            for part in (p for t in results for p in dense_parts(t)):
+                self._flows.pop(part.untyped_storage().data_ptr(), None)  # memory used again
             return
         discarded: Tensor | None = None
         direct: frozenset[int] | None = None

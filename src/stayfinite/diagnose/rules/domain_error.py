@@ -92,9 +92,10 @@ def _in_the_optimizer(e: Evidence, x: TensorStats, confidence: float) -> Finding
 @rule("domain_error")
 def undefined_for_these_values(e: Evidence) -> Finding | None:
     """Any other operator that makes a NaN out of ordinary numbers, with the values it was given."""
-    if e.birth is None or e.is_backward or e.is_in_optimizer or not e.made_nan or e.made_inf:
+    if e.birth is None or e.is_backward or e.is_in_optimizer or not e.made_nan:
         return None
-    floats = [s for s in e.tensors if "float" in s.dtype and s.num_elements]
+    found = [o.stats_at_bad or o.stats for o in e.birth.inputs]
+    floats = [s for s in found if s is not None and "float" in s.dtype and s.num_elements]
     if not floats or not e.has_finite_inputs or e.largest_input > _ORDINARY:
         return None
     if e.kernel in _PLAIN:
