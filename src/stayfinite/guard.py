@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .conductor.about import environment
@@ -47,13 +47,15 @@ class Guard:
     >>> outcome.applied
     True
 
-    or an existing loop goes on as it is, with `for batch in guard(loader):`.
+    or an existing loop goes on as it is, with `for batch in guard(loader):`. That form also takes a
+    list of optimizers (a generator's and a discriminator's), and an optimizer over float32 copies
+    of a half-precision model: one copy for each trained parameter, of the same shape.
     """
 
     def __init__(
         self,
         model: nn.Module | Mapping[str, nn.Module],
-        optimizer: Optimizer,
+        optimizer: Optimizer | Sequence[Optimizer],
         scheduler: Any = None,
         scaler: Any = None,
         clip_norm: float | None = None,
@@ -63,7 +65,8 @@ class Guard:
         ramp: PrecisionRamp | None = None,
     ) -> None:
         models = _check_models(model)
-        _check_optimizer(models, optimizer)
+        optimizers = _check_optimizers(models, optimizer)
+        schedulers = [s for s in _listed(scheduler) if s is not None]
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"`clip_norm` must be above 0, got {clip_norm!r}")
         if ramp is not None and scaler is None:
@@ -71,10 +74,11 @@ class Guard:
         self.state = TrainState()
         for name, module in models.items():
             self.state.add_root(module, name)
-        self.state.add_optimizer(optimizer)
-        self.state.schedulers += [scheduler] if scheduler is not None else []
+        for each in optimizers:
+            self.state.add_optimizer(each)
+        self.state.schedulers += schedulers
         self.state.scalers += [scaler] if scaler is not None else []
-        self.optimizer = optimizer
+        self._loop_only = _loop_only(models, optimizers, schedulers)
         self.core = Core(self.state, _settings(settings), Policy.parse(policy))
         self.folder = RunFolder(run_dir)
         self.core.on_incident = self.folder.save
@@ -85,8 +89,9 @@ class Guard:
             # A script that ends without `close` still gets its last lines.
             weakref.finalize(self, self.core.journal.close)
         self._stepper = Stepper(
-            self.core, next(iter(models.values())), optimizer, scheduler, scaler, clip_norm
-        )
+            self.core, next(iter(models.values())), optimizers[0],
+            schedulers[0] if schedulers else None, scaler, clip_norm,
+        )  # fmt: skip
         self._driver: LoopDriver | None = None
         self._wires: Wires | None = None
         self._checkpoints = CheckpointWatch(self.core)
@@ -165,6 +170,11 @@ class Guard:
         `loss_fn(model, batch)` returns the scalar loss. With `scheduler` given it advances after
         each applied step, unless your loop advances it itself.
         """
+        if self._loop_only is not None:
+            raise UsageError(
+                f"guard.step drives one optimizer and its scheduler, and here {self._loop_only}; "
+                "use `for batch in guard(loader):` and let the loop make its own steps"
+            )
         return self._stepper.step(loss_fn, batch)
 
     def log(self, **parts: Any) -> None:
@@ -201,7 +211,8 @@ class Guard:
         if self._driver is None:
             self._driver = LoopDriver(self.core, counts_every_batch=True)
             self._wires = Wires(self._driver, with_loaders=False)
-            self._wires.watch_optimizer(self.optimizer)
+            for optimizer in self.state.optimizers:
+                self._wires.watch_optimizer(optimizer)
         return self._driver
 
     def close(self) -> None:
@@ -244,15 +255,66 @@ def _check_models(model: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mo
     return models
 
 
-def _check_optimizer(models: Mapping[str, nn.Module], optimizer: Any) -> None:
-    if not isinstance(optimizer, Optimizer) and not hasattr(optimizer, "param_groups"):
-        raise UsageError(f"`optimizer` must be a torch optimizer, got {type(optimizer).__name__}")
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _check_optimizers(models: Mapping[str, nn.Module], given: Any) -> list[Optimizer]:
+    optimizers = _listed(given)
+    for i, each in enumerate(optimizers):
+        if not isinstance(each, Optimizer) and not hasattr(each, "param_groups"):
+            place = f"[{i}]" if isinstance(given, (list, tuple)) else ""
+            raise UsageError(
+                f"`optimizer{place}` must be a torch optimizer, got {type(each).__name__}"
+            )
+    if not optimizers:
+        raise UsageError("`optimizer` must be a torch optimizer or a list of them, got none")
     held = {id(p) for m in models.values() for p in m.parameters()}
-    moved = {id(p) for g in optimizer.param_groups for p in g["params"]}
-    if not held & moved:
+    moved = {id(p) for p in _moved(optimizers)}
+    if not held & moved and not _are_masters(models, optimizers):
         names = ", ".join(type(m).__name__ for m in models.values())
+        who = "optimizer moves" if len(optimizers) == 1 else "optimizers move"
         raise UsageError(
-            f"the optimizer moves {len(moved)} parameters and {names} has {len(held)}, but they "
+            f"the {who} {len(moved)} parameters and {names} has {len(held)}, but they "
             "share none; build the optimizer from this model's .parameters() (after any "
-            "copy, .to() or wrapping)"
+            f"copy, .to() or wrapping){_masters_rule(models)}"
         )
+    return optimizers
+
+
+def _moved(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    return [p for o in optimizers for g in o.param_groups for p in g["params"]]
+
+
+def _are_masters(models: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> bool:
+    """One float32 copy for each trained parameter of a half-precision model.
+
+    A copy in the model's own precision serves nothing: that is a model that was replaced after its
+    optimizer was made.
+    """
+    trained = [p for m in models.values() for p in m.parameters() if p.requires_grad]
+    copies = _moved(optimizers)
+    is_wider = any(p.element_size() < 4 for p in trained) and all(
+        c.is_floating_point() and c.element_size() >= 4 for c in copies
+    )
+    return is_wider and sorted(p.shape for p in trained) == sorted(c.shape for c in copies)
+
+
+def _masters_rule(models: Mapping[str, nn.Module]) -> str:
+    if all(p.element_size() >= 4 for m in models.values() for p in m.parameters()):
+        return ""
+    return ", or from one float32 copy of the same shape for each parameter that is trained"
+
+
+def _loop_only(
+    models: Mapping[str, nn.Module], optimizers: list[Optimizer], schedulers: list[Any]
+) -> str | None:
+    """Why `guard.step` cannot make this training's steps."""
+    if len(optimizers) > 1:
+        return f"there are {len(optimizers)} optimizers"
+    if len(schedulers) > 1:
+        return f"there are {len(schedulers)} schedulers"
+    held = {id(p) for m in models.values() for p in m.parameters()}
+    if not any(id(p) in held for p in _moved(optimizers)):
+        return "this one moves copies of the model's parameters, which only your loop can fill"
+    return None
