@@ -107,6 +107,32 @@ def test_safetensors_pass_the_gate_too(tmp_path):
     assert gate.refused == {str(path): str(tmp_path / "model.nonfinite.safetensors")}
 
 
+def test_a_good_file_is_read_though_a_bad_one_lies_beside_it(tmp_path, capsys):
+    path = tmp_path / "last.pt"
+    with save_gate():
+        by_torch(0.5, path)
+        by_torch(NAN, path)
+        assert torch.load(path)["model"]["fc.weight"][0, 0] == 0.5
+        capsys.readouterr()
+        path.unlink()
+        assert torch.load(path)["model"]["fc.weight"].isnan().all()
+        assert f"reading {tmp_path}/last.nonfinite.pt instead" in capsys.readouterr().err
+        by_torch(0.25, path)
+        path.unlink()
+        with pytest.raises(FileNotFoundError):  # what was held back long ago is no stand-in
+            torch.load(path)
+
+
+def test_safetensors_are_read_back_too(tmp_path, capsys):
+    safe = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "model.safetensors"
+    with save_gate():
+        safe.save_file({"fc.weight": torch.full((2, 2), NAN)}, path)
+    assert not path.exists()
+    assert safe.load_file(path)["fc.weight"].isnan().all()
+    assert "model.nonfinite.safetensors instead" in capsys.readouterr().err
+
+
 def test_an_open_file_is_left_empty_rather_than_bad(tmp_path):
     """It was truncated when it was opened; at least nothing bad is in it, and the bad state is kept."""
     path = tmp_path / "last.pt"

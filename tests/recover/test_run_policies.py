@@ -165,3 +165,39 @@ def test_a_bad_save_goes_beside_the_good_one_under_run(tmp_path, run):
     assert "was held back" in out.stderr
     journal = (tmp_path / "run" / "journal.jsonl").read_text()
     assert '"status":"refused"' in journal and '"status":"good"' in journal
+
+
+EXPORT = """
+    import os, sys, torch
+    model = torch.nn.Linear(3, 1)
+    with torch.no_grad():
+        model.weight[0, 1] = 9.1e4
+    def save(path):
+        torch.save({k: v.half() for k, v in model.state_dict().items()}, path)
+    if sys.argv[1] == "renamed":
+        save("model.tmp")
+        os.replace("model.tmp", "model.pt")
+    else:
+        save("model.pt")
+    saved = torch.load("model.pt")
+    print("read", saved["weight"].isinf().sum().item())
+    model.load_state_dict({k: v.float() for k, v in saved.items()})
+    print("restored")
+"""
+
+
+@pytest.mark.parametrize("how", ["directly", "renamed"])
+def test_a_script_may_read_back_what_was_held_back(how, run):
+    out = run(EXPORT, how)
+    assert (out.returncode, out.stdout) == (1, "read 1\n")
+    told = [line for line in out.stderr.splitlines() if line.endswith(" instead")]
+    assert told == [
+        "stayfinite: model.pt was held back because it is not finite, and nothing lies there; "
+        "reading model.nonfinite.pt instead"
+    ]
+    assert (
+        "model.nonfinite.pt must not be resumed from: not finite are weight (1 +Inf" in out.stderr
+    )
+    assert "Traceback" not in out.stderr
+    out = run(EXPORT, how, options=["--no-resume-check"])
+    assert (out.returncode, out.stdout) == (0, "read 1\nrestored\n")

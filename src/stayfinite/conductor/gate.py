@@ -3,7 +3,8 @@
 Wrapped once for the process: `torch.save`, `safetensors.torch.save_file`, the distributed
 checkpoint's `save` and `async_save`, and Lightning's own writer. While no gate is open they are
 passed through untouched. With one open, a good state is written in one step (temporary file, fsync,
-rename), and a bad one goes beside it under a name that says so.
+rename), and a bad one goes beside it under a name that says so. A script that reads a bad one back
+from a place where nothing lies is given what went beside.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +27,8 @@ from ..checkpoint import TensorFinding, scan_object
 from ..numerics.health import FiniteFlag
 from ..observe.batches import named_tensors
 from ..observe.imports import wrap_when_imported
+from ..observe.witness import install as install_witness
+from ..observe.witness import witness
 from ..recover.atomic import atomic_path
 
 __all__ = ["Refusal", "SaveGate", "bad_tensors", "install", "refused_name", "ungated"]
@@ -82,6 +86,7 @@ class SaveGate:
             result = write(path)
             self.last_good = path
             self.refused.pop(os.path.abspath(path), None)
+            _held_back.discard(os.path.abspath(path))
             self._on_good(path)
             return result
         beside: str | None = refused_name(path)
@@ -91,6 +96,7 @@ class SaveGate:
             result, beside = None, None
         if beside is not None:
             self.refused[os.path.abspath(path)] = beside
+            _held_back.add(os.path.abspath(path))
         good = path if os.path.exists(path) else self.last_good
         found = tuple(findings) or (_elsewhere(path),)
         self._on_refusal(Refusal(path, beside, found, good))
@@ -98,6 +104,8 @@ class SaveGate:
 
 
 _open: weakref.WeakSet[SaveGate] = weakref.WeakSet()
+_held_back: set[str] = set()
+"""For the whole process: a script may read back what it wrote after its gate was closed."""
 _inside = threading.local()
 _installed = False
 
@@ -185,6 +193,23 @@ def install() -> None:
         wrap_when_imported(home, "_atomic_save", _lightning_save)
     for name in ("rename", "replace"):
         _wrap_rename(name)
+    install_witness()  # reading goes through its wrappers
+    witness.instead = _instead
+
+
+def _instead(path: Any) -> Any:
+    """A script that reads back a state that was held back gets it from where it went."""
+    if not _held_back or not isinstance(path, (str, os.PathLike)) or os.path.exists(path):
+        return path
+    beside = refused_name(os.fsdecode(path))
+    if os.path.abspath(os.fsdecode(path)) not in _held_back or not os.path.exists(beside):
+        return path
+    print(
+        f"stayfinite: {os.fsdecode(path)} was held back because it is not finite, and nothing lies "
+        f"there; reading {beside} instead",
+        file=sys.stderr,
+    )
+    return beside
 
 
 def _wrap_torch_save() -> None:
@@ -294,6 +319,8 @@ def _wrap_rename(name: str) -> None:
         target = refused_name(os.fspath(dst))
         original(beside, target, **kwargs)
         del gate.refused[os.path.abspath(src)]
+        _held_back.discard(os.path.abspath(src))
+        _held_back.add(os.path.abspath(dst))
         return None
 
     setattr(os, name, rename)
