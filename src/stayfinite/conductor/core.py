@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Core"]
 
 _MAX_LOG_BYTES = 1 << 29
+_WARY = 32
 
 
 class Core(Sentinel):
@@ -66,6 +67,8 @@ class Core(Sentinel):
         self._due: tuple[int, list[tuple[Tensor, int]]] | None = None
         self._unseen: list[Window] = []
         self._is_deep_wanted = False
+        self._num_wary = 0
+        """Steps that are still looked at one by one, because one like them has spoiled the state."""
 
     def meet(self) -> None:
         if not self.ranks.all(self._has_room):  # going back is for all ranks or for none
@@ -198,7 +201,10 @@ class Core(Sentinel):
                 self.log.append(window)
                 # A clock read every few steps is enough; the interval is in steps' worth of time.
                 if len(self.log) % 8 and not (
-                    self._is_deep_wanted or self.ranks.has_others or self._is_log_full()
+                    self._is_deep_wanted
+                    or self._num_wary
+                    or self.ranks.has_others
+                    or self._is_log_full()
                 ):
                     return None
         return self.deep_check(window.step) if self._is_deep_due() else None
@@ -211,6 +217,9 @@ class Core(Sentinel):
             is_due, self._is_deep_agreed = self._is_deep_agreed, False
             return is_due
         if self._is_deep_wanted:
+            return True
+        if self._num_wary:
+            self._num_wary -= 1
             return True
         if not self._has_room:
             elapsed = time.perf_counter() - self._deep_started
@@ -273,6 +282,8 @@ class Core(Sentinel):
         """Save it, tell of it, keep it."""
         incident = self._tell(incident)
         self.incidents.append(incident)
+        if incident.event.phase == "optimizer":
+            self._num_wary = _WARY
         if self.journal is not None:
             self.journal.incident(incident)
         return incident

@@ -23,7 +23,8 @@ class FreeLoop(BatchStream):
     def abandon(self, scenes: list[Scene] | None = None) -> None:
         """The loop is over in the middle of something: finish the report with what is known."""
         self.core.ranks.leave()
-        if self.active is None and self.window is None and self.core.ranks.has_parted:
+        window = self.window
+        if self.active is None and (window is None or window.failure is None):
             self._last_look()
         window = self.window
         if (
@@ -47,7 +48,7 @@ class FreeLoop(BatchStream):
         self._run_out()
 
     def _last_look(self) -> None:
-        """Without the others the last steps have not been looked at yet."""
+        """The last steps have not been looked at yet."""
         _, bad, _ = self.core.collect(is_last=True)
         late = self.core.late_failure(bad) if bad is not None else None
         if bad is not None and late is not None:
@@ -58,6 +59,7 @@ class FreeLoop(BatchStream):
             last = self.core.log[-1]
             failure = self.core.deep_check(last.step)
             if failure is not None:
+                last.is_lost = True
                 self._begin(last, failure)
 
     def _open_free(self) -> None:
@@ -101,6 +103,7 @@ class FreeLoop(BatchStream):
         window.scenes = scenes_of_frame(sys._getframe(1))
         self._begin(window, failure)
         window.scenes = ()
+        self._free_rng = self.core.rng.capture()
         self._is_free = self.active is not None
         self._holds_schedulers = failure.symptom != "scaler_skip"
 

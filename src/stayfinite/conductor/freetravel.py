@@ -21,11 +21,16 @@ from .window import Failure, Pass, PassResult, Window
 if TYPE_CHECKING:
     from .investigation import Investigation, Passes
 
-__all__ = ["WENT_BACK", "travel_free"]
+__all__ = ["WENT_BACK", "give_up", "travel_free"]
 
 WENT_BACK = (
-    "parameters, optimizer state and buffers went back to the last snapshot, {} steps ago; this loop "
-    "takes no batches from a loader, so its next turns go the same way again"
+    "parameters, optimizer state and buffers went back to the last snapshot, {} steps ago; what was "
+    "learned since then is lost, because those steps cannot be run again"
+)
+
+_OVER = (
+    "one of the last steps spoiled the state; the loop was over, or cannot be sent back, so the "
+    "step could not be run again"
 )
 
 _NOT_TRIED = (
@@ -42,6 +47,8 @@ def travel_free(about: Investigation, failure: Failure) -> Passes:
     if not state.snapshot.is_taken:
         return (yield from about.without_snapshot(failure))
     noticed = about.window
+    if noticed.is_lost:
+        return (yield from give_up(about, failure, len(core.log)))
     windows = [*core.log, *([noticed] if failure.symptom not in DEEP else [])]
     about.method = "time_travel"
     for scene in noticed.scenes[:4]:
@@ -49,11 +56,13 @@ def travel_free(about: Investigation, failure: Failure) -> Passes:
         found = _by_body(about, scene, windows)
         if found is not None:
             return (yield from _told(about, found, noticed))
+    if core.policy.name == "raise":
+        return (yield from give_up(about, failure, len(windows)))
     _go_back(about)
     about.num_given_up = len(windows)
     core.log.clear()
     note = _NOT_TRIED
-    for window in windows if core.policy.name != "raise" else ():
+    for window in windows:
         about.window = window
         trace = about.quiet_trace()
         result = yield Pass(window=window, mode="advance", is_applied=True, step_trace=trace)
@@ -65,6 +74,15 @@ def travel_free(about: Investigation, failure: Failure) -> Passes:
         note = _NOT_AGAIN
     about.window = noticed
     location = Location(is_reproduced=False, method="none", note=note)
+    return (yield from about.finish(failure, None, location, []))
+
+
+def give_up(about: Investigation, failure: Failure, num_steps: int) -> Passes:
+    """Nothing can be run again: back to the last snapshot, and say so."""
+    _go_back(about)
+    about.core.log.clear()
+    about.num_given_up = num_steps
+    location = Location(is_reproduced=False, method="none", note=_OVER)
     return (yield from about.finish(failure, None, location, []))
 
 

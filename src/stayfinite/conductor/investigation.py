@@ -30,7 +30,7 @@ from .body import Scene, run_body
 from .core import Core
 from .diagnosis import diagnose, diagnose_plain
 from .draws import move_on
-from .freetravel import WENT_BACK, travel_free
+from .freetravel import WENT_BACK, give_up, travel_free
 from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
 from .recovery import DEEP
@@ -174,7 +174,7 @@ class Investigation:
     def locate(self, result: PassResult) -> Location:
         if result.origin is not None:
             return to_location(result.origin, self.method)
-        if result.failure is None and self._is_free:
+        if result.failure is None and self.is_free:
             return Location(
                 is_reproduced=False,
                 method="none",
@@ -261,7 +261,7 @@ class Investigation:
     # -- time travel: the state itself is corrupt ----------------------------------------------
 
     @property
-    def _is_free(self) -> bool:
+    def is_free(self) -> bool:
         """No loader can hand the batches out again."""
         return not any(b.items for b in self.window.batches)
 
@@ -293,12 +293,14 @@ class Investigation:
         if core.ranks.has_parted:
             location = Location(is_reproduced=False, method="none", note=PARTED_NOTE)
             return (yield from self.finish(failure, None, location, []))
-        if self._is_free:
+        if self.is_free:
             return (yield from travel_free(self, failure))
         is_mid_window = self.failure.symptom not in DEEP
         windows = [*core.log, *([self.window] if is_mid_window else [])]
         if not state.snapshot.is_taken or not windows:
             return (yield from self.without_snapshot(failure))
+        if self.window.is_lost:
+            return (yield from give_up(self, failure, len(windows)))
         self.method = "time_travel"
         final = self.window
         state.clear_grads()
@@ -401,6 +403,11 @@ class Investigation:
                 incident = by_rules(diagnose(self, incident, origin), incident)
         elif core.settings.diagnose:
             incident = yield from diagnose(self, incident, origin)
+        if self.is_free:
+            # What this loop learns from is drawn by its own statements: the same numbers would bring
+            # the same step once more, and for ever.
+            self.rng_after.restore()
+            return Verdict(incident, redo, self.window)
         is_unlucky = self.method == "replay" and (yield from move_on(self, origin))
         if is_unlucky:
             incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
@@ -411,10 +418,11 @@ class Investigation:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
+        kept = "scheduler and scaler" if self.is_free else "scheduler, scaler and random state"
         return Action(
             kind="skipped",
-            detail="the step was not applied: parameters, optimizer state, buffers, scheduler, "
-            "scaler and random state are as before it",
+            detail=f"the step was not applied: parameters, optimizer state, buffers, {kept} are as "
+            "before it",
         )
 
     def _phase(self, failure: Failure, origin: Origin | None) -> str:

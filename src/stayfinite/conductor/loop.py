@@ -32,6 +32,8 @@ class LoopDriver(FreeLoop):
 
     def on_optimizer(self, optimizer: Optimizer) -> None:
         self.state.add_optimizer(optimizer)
+        if self.window is None and not self.num_steps:
+            self._free_rng = self.core.rng.capture()  # a loop without a loader may begin here
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
