@@ -3,8 +3,8 @@
 A loop that is handed a batch a second time counts it a second time: `enumerate`, `step += 1`, a trainer's
 `global_step`. What counts decides when to accumulate, to save and to stop, so after every such turn
 all plain numbers that the loop can reach are what they were: those in the variables of the functions
-that are running, and in the attributes of plain objects there. Tensors, models and optimizers are
-none of its business; they go back by other ways.
+that are running, and in the attributes of objects there, modules included. Tensors and optimizers
+are none of its business; they go back by other ways.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import gc
 import sys
 import types
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,10 +24,10 @@ from torch import Tensor, nn
 __all__ = ["Counters"]
 
 _NUMBERS = (int, float, bool)
-_MAX_OBJECTS = 5000
-_MAX_DEPTH = 4
+_MAX_OBJECTS = 20_000
+_MAX_DEPTH = 8
 _CLOSED = (
-    Tensor, nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+    Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
     torch.amp.GradScaler, types.ModuleType, types.FunctionType, types.MethodType, type,
     torch.Generator,
 )  # fmt: skip
@@ -56,16 +57,18 @@ class Counters:
 
     def _reachable(self) -> Iterator[Any]:
         """Plain objects, breadth first, from the variables of the frames."""
-        todo = [(v, 0) for f, _ in self._frames for v in list(f.f_locals.values())]
+        todo = deque((v, 0) for f, _ in self._frames for v in list(f.f_locals.values()))
         seen: set[int] = set()
         while todo and len(seen) < _MAX_OBJECTS:
-            value, depth = todo.pop(0)
+            value, depth = todo.popleft()
             if id(value) in seen or not _is_open(value):
                 continue
             seen.add(id(value))
             yield value
             if depth < _MAX_DEPTH:
-                todo += [(v, depth + 1) for v in list(value.__dict__.values())]
+                todo.extend((v, depth + 1) for v in list(value.__dict__.values()))
+            if isinstance(value, nn.Module):
+                todo.extend((m, depth) for m in value.children())
 
 
 def _is_open(value: Any) -> bool:
