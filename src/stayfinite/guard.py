@@ -78,6 +78,8 @@ class Guard:
             self.state.add_optimizer(each)
         self.state.schedulers += schedulers
         self.state.scalers += [scaler] if scaler is not None else []
+        self.optimizer = optimizers[0]
+        """The optimizer, or the first of several; `state.optimizers` has them all."""
         self._loop_only = _loop_only(models, optimizers, schedulers)
         self.core = Core(self.state, _settings(settings), Policy.parse(policy))
         self.folder = RunFolder(run_dir)
