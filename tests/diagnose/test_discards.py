@@ -135,6 +135,7 @@ def test_a_second_derivative_is_blamed_on_the_forward_line():
     found = incident_of(second_derivative, batch())
     assert found.location.source == "y = m(x) ** 1.5"
     assert found.diagnosis.cause == "singular_gradient"
+    assert found.diagnosis.evidence == ("1 of 6 elements is at that point",)
     assert "second derivative of pow" in found.diagnosis.summary
     assert not any("safe_pow" in fix.title for fix in found.diagnosis.fixes)
 
@@ -166,6 +167,14 @@ def test_an_operator_without_a_rule_of_its_own_is_described():
     assert "gave NaN: it is not defined for some of them" in found.diagnosis.summary
 
 
+def test_log_space_is_offered_first_only_where_a_probability_is_seen():
+    plain = incident_of(lambda m, x: m(x).log().sum(), batch()).diagnosis.fixes
+    assert plain[0].title.startswith("use stayfinite.numerics.safe_log")
+    assert plain[1].title.startswith("or, if it is a probability, stay in log space")
+    seen = incident_of(lambda m, x: torch.log(torch.sigmoid(m(x) - 999)).sum(), batch()).diagnosis
+    assert "F.logsigmoid(m(x) - 999)" in (seen.fixes[0].after or seen.fixes[0].title)
+
+
 @pytest.mark.parametrize(
     ("source", "op", "after"),
     [
@@ -173,6 +182,8 @@ def test_an_operator_without_a_rule_of_its_own_is_described():
         ("y = (x+1).pow(.5)*0x10", "pow", "y = safe_pow(x+1, .5)*0x10"),
         ("p = {'a': torch.log(q) for q in qs}", "log", "p = {'a': safe_log(q) for q in qs}"),
         ("é = torch.sqrt(ü/2)", "sqrt", "é = safe_sqrt(ü/2)"),
+        ("s = (m / n).view(1) * (a / b)", "div", "s = safe_div(m, n).view(1) * safe_div(a, b)"),
+        ("s = f((m / n)) + (a / b) ** 2", "div", "s = f((safe_div(m, n))) + safe_div(a, b) ** 2"),
         ("z = a / b / c", "div", "z = safe_div(safe_div(a, b), c)"),
         ("n = f'{a / b}' + str(1e-6)", "div", None),
         ("return torch.acos(x, out=y)", "acos", "return safe_acos(x, out=y)"),

@@ -34,6 +34,9 @@ _ALIASES = {
 }
 
 
+_GROUPS = (ast.Attribute, ast.BinOp, ast.UnaryOp, ast.Assign, ast.Return)
+
+
 class _Rewriter:
     """Rewrites a line as text: what is not changed stays as the user has written it."""
 
@@ -51,17 +54,34 @@ class _Rewriter:
         raise NotImplementedError
 
     def text_of(self, node: ast.AST) -> str:
+        return self._whole(node) or self._in_parts(node)
+
+    def _whole(self, node: ast.AST) -> str | None:
         new = self.replaced(node)
-        if new is not None:
-            self.count += 1
-            return new
+        self.count += new is not None
+        return new
+
+    def _in_parts(self, node: ast.AST) -> str:
         start, end = self._span(node)
         pieces, at = [], start
         for child in sorted(_parts(node), key=lambda n: self._span(n)[0]):
             first, last = self._span(child)
-            pieces += [self._text[at:first].decode(), self.text_of(child)]
+            new = self._whole(child)
+            if new is None:
+                new = self._in_parts(child)
+            elif isinstance(node, _GROUPS):
+                first, last = self._without_parentheses(at, first, last)
+            pieces += [self._text[at:first].decode(), new]
             at = last
         return "".join(pieces) + self._text[at:end].decode()
+
+    def _without_parentheses(self, start: int, first: int, last: int) -> tuple[int, int]:
+        """A call needs none round it."""
+        while first > start and self._text[first - 1 : first] == b"(":
+            if self._text[last : last + 1] != b")":
+                break
+            first, last = first - 1, last + 1
+        return first, last
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
         if not isinstance(node, (ast.expr, ast.stmt, ast.keyword)):

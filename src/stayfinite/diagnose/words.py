@@ -8,7 +8,19 @@ from ..records import Fix, TensorStats
 from .evidence import Evidence
 from .rewrite import SAFE, holds, log_space_form, safe_form
 
-__all__ = ["count", "here", "line_fix", "log_space_fix", "num", "operator", "safe_fixes", "span"]
+__all__ = [
+    "count",
+    "here",
+    "line_fix",
+    "log_fixes",
+    "num",
+    "operator",
+    "part",
+    "safe_fixes",
+    "span",
+]
+
+_LOG_WHY = "the logarithm of a tiny probability is an ordinary number; its detour over the probability is not"
 
 
 def num(value: float | None) -> str:
@@ -41,6 +53,15 @@ def span(stats: TensorStats | None) -> str:
     if stats.min == stats.max:
         return num(stats.min)
     return f"{num(stats.min)} to {num(stats.max)}"
+
+
+def part(label: str | None) -> str:
+    """What a link calls a part of the batch, in few words.
+
+    >>> part("batch batch[1]"), part("batch x"), part("parameter w")
+    ('batch[1]', 'batch x', 'parameter w')
+    """
+    return (label or "the batch").replace("batch batch", "batch", 1)
 
 
 def here(evidence: Evidence) -> str:
@@ -90,13 +111,18 @@ def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
     return (line_fix(evidence, title, why, after=safe_form(source, op)),)
 
 
-def log_space_fix(evidence: Evidence) -> Fix:
-    """Take the logarithm before the probability is rounded; the line itself where it can be read."""
-    return line_fix(
-        evidence,
-        "stay in log space: logsigmoid instead of log(sigmoid), log_softmax instead of log(softmax), "
-        "logsumexp instead of log(sum(exp)), stayfinite.numerics.log_mixture or log1mexp",
-        "the logarithm of a tiny probability is an ordinary number; its detour over the "
-        "probability is not",
-        after=log_space_form(evidence.location.source),
+def log_fixes(evidence: Evidence) -> tuple[Fix, ...]:
+    """Take the logarithm before the probability is rounded; else keep the logarithm finite."""
+    after = log_space_form(evidence.location.source)
+    safe = safe_fixes(
+        evidence, "log", "it never goes below the logarithm of the smallest normal number"
     )
+    if after is not None:
+        title = f"stay in log space {here(evidence)}: the logarithm of a probability in one call"
+        return (line_fix(evidence, title, _LOG_WHY, after=after), *safe)
+    title = (
+        f"{'or, ' if safe else ''}if it is a probability, stay in log space: logsigmoid instead of "
+        "log(sigmoid), log_softmax instead of log(softmax), logsumexp instead of log(sum(exp)), "
+        "stayfinite.numerics.log_mixture or log1mexp"
+    )
+    return (*safe, line_fix(evidence, title, _LOG_WHY))

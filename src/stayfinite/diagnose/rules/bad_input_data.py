@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...records import Fix
 from ..evidence import BatchPart, Evidence
 from ..registry import Finding, rule
-from ..words import count, num
+from ..words import count, num, part
 
 _ABSURD = 1e8
 """Times what is usual for this part of the batch; units, outliers and spikes stay far below."""
@@ -25,7 +25,7 @@ def nonfinite_sample(e: Evidence) -> Finding | None:
     detail = f" {e.data.detail}" if e.data is not None and e.data.detail else ""
     return Finding(
         confidence=0.95 if origin == "stored" else 0.75,
-        sentence=f"The {e.source.label} came out of the data with {bad}.{detail}",
+        sentence=f"{part(e.source.label)} came out of the data with {bad}.{detail}",
         fixes=_fixes(e),
     )
 

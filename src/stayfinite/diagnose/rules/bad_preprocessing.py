@@ -8,6 +8,7 @@ from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
 from ..rewrite import safe_form
+from ..words import part
 
 
 @rule("bad_preprocessing")
@@ -15,7 +16,7 @@ def made_by_the_pipeline(e: Evidence) -> Finding | None:
     d = e.data
     if e.event.phase != "data" or d is None or d.origin != "pipeline":
         return None
-    label = e.source.label if e.source else "the batch"
+    label = part(e.source.label if e.source else None)
     place = f" at {os.path.basename(d.file)}:{d.line} ({d.source})" if d.file else ""
     short = (d.op or "").split(".")[-1].rstrip("_")
     return Finding(
@@ -25,6 +26,7 @@ def made_by_the_pipeline(e: Evidence) -> Finding | None:
         fixes=(
             Fix(
                 title="keep the transform finite"
+                + (f" at {os.path.basename(d.file)}:{d.line}" if d.file else "")
                 + (f": guard the {short} in {d.function}" if short and d.function else ""),
                 why="a constant signal, an empty crop or a zero range reaches this line sooner or "
                 "later; give the divisor a floor, the logarithm an offset, the cast a range",

@@ -45,8 +45,8 @@ def exponential(e: Evidence) -> Finding | None:
         fixes=(
             line_fix(
                 e,
-                "stay in log space: logsumexp, log_softmax, cross_entropy on logits, "
-                "stayfinite.numerics.info_nce, log_sinkhorn; subtract the maximum in a softmax by hand",
+                "if it goes into a ratio, a sum or a softmax, stay in log space: logsumexp, log_softmax, "
+                "cross_entropy on logits, stayfinite.numerics.info_nce or log_sinkhorn",
                 "a ratio or a sum of exponentials never needs the exponentials themselves",
             ),
             *saturating,

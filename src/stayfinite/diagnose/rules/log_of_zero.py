@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import count, here, log_space_fix, safe_fixes
+from ..words import count, here, log_fixes, operator
 
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy", "log_sigmoid", "special_entr")
-_WHY = "it never goes below the logarithm of the smallest normal number"
 
 
 @rule("log_of_zero")
@@ -25,13 +24,10 @@ def logarithm(e: Evidence) -> Finding | None:
         confidence = min(confidence, 0.6)
     return Finding(
         confidence=confidence,
-        sentence=f"{e.birth.op} {here(e)} takes the logarithm of {count(x.num_elements, 'value')} that "
+        sentence=f"{operator(e)} {here(e)} takes the logarithm of {count(x.num_elements, 'value')} that "
         f"{'is' if x.num_elements == 1 else 'are'} exactly {_pole(e.kernel)}: a probability or density "
-        f"that underflowed or saturated in {e.dtype or 'float32'}.",
-        fixes=(
-            log_space_fix(e),
-            *safe_fixes(e, "log", _WHY),
-        ),
+        f"that underflowed or saturated in {e.dtype or 'float32'}, or an entry that is zero by itself.",
+        fixes=log_fixes(e),
         wants=("higher_precision",) if e.is_half_birth else (),
     )
 
@@ -46,7 +42,7 @@ def infinity_that_was_flattened(e: Evidence) -> Finding | None:
         sentence=f"{e.forward_name} {here(e)} takes the logarithm of exactly zero (its argument is "
         f"{_pole(e.forward_name)}) and gives -inf in the forward. What follows flattens that, so the "
         "loss is finite; but the derivative is infinite there, and 0 * inf is NaN.",
-        fixes=(log_space_fix(e), *safe_fixes(e, "log", _WHY)),
+        fixes=log_fixes(e),
         wants=("higher_precision",) if e.is_half_birth else (),
     )
 

@@ -6,7 +6,7 @@ from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
 from ..rewrite import log_space_form
-from ..words import here, line_fix, log_space_fix, num
+from ..words import here, line_fix, log_fixes, num
 
 
 @rule("low_precision_overflow")
@@ -49,7 +49,7 @@ def beyond_half(e: Evidence) -> Finding | None:
 
 def _second_fix(e: Evidence) -> Fix:
     if e.is_backward and log_space_form(e.location.source) is not None:
-        return log_space_fix(e)  # the 1/p of log(p) cancels there
+        return log_fixes(e)[0]  # the 1/p of log(p) cancels there
     return Fix(
         title="scale before the product instead of after it, or normalize the inputs",
         why="attention scores divided first, features of ordinary size and means instead of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..words import here, line_fix, log_space_fix
+from ..words import here, line_fix, log_fixes, operator
 
 _LOGS = ("log", "log2", "log10", "log1p", "logit", "xlogy")
 _DIVIDES = ("div", "reciprocal", "rsqrt", "pow", "addcdiv", "true_divide", "remainder", "fmod")
@@ -29,11 +29,11 @@ def rounds_to_zero(e: Evidence) -> Finding | None:
     smallest = "6e-08" if e.dtype == "float16" else "1e-38, and it has only 8 bits next to 1"
     return Finding(
         confidence=confidence,
-        sentence=f"{e.birth.op} {here(e)} meets an exact zero in {e.dtype} that is not zero in "
+        sentence=f"{operator(e)} {here(e)} meets an exact zero in {e.dtype} that is not zero in "
         f"float32: an epsilon or a small number was rounded away ({e.dtype} holds nothing below "
         f"{smallest}).",
         fixes=(
-            *((log_space_fix(e),) if is_log else ()),
+            *(log_fixes(e) if is_log else ()),
             line_fix(
                 e,
                 "do this part in float32 (x.float() before it), or take the epsilon from "

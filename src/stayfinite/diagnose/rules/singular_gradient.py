@@ -8,6 +8,12 @@ from ..registry import Finding, rule
 from ..words import here, line_fix, safe_fixes
 
 _POLES = ("div", "reciprocal", "rsqrt", "pow", "log", "addcdiv", "true_divide", "divide")
+_ROOT = "+ eps under the root, or the squared form that needs no root"
+_EDGE = "x.clamp(-1 + 1e-6, 1 - 1e-6), or atan2, which has no such edge"
+_AWAY = {
+    "sqrt": _ROOT, "norm": _ROOT, "std": _ROOT, "acos": _EDGE, "asin": _EDGE, "atanh": _EDGE,
+    "pow": "x.clamp(min=1e-6), or a whole exponent",
+}  # fmt: skip
 _PRODUCTS = ("mm", "bmm", "addmm", "mul", "sum", "add", "convolution_backward", "matmul", "cumsum")
 
 
@@ -36,6 +42,7 @@ def infinite_derivative(e: Evidence) -> Finding | None:
         confidence=confidence,
         sentence=f"The forward value {here(e)} is finite, but the {which} of {name} at that "
         "point is infinite or undefined.",
+        facts=_how_many(e),
         fixes=_fixes(e, name, is_higher=order > 1),
         wants=("higher_precision",) if e.is_half_birth else (),
     )
@@ -49,11 +56,22 @@ def _fixes(e: Evidence, name: str, is_higher: bool) -> tuple[Fix, ...]:
         *first,
         line_fix(
             e,
-            f"{'or ' if first else ''}keep the argument of {name} {here(e)} away from the singular point "
-            "(+ eps inside, a clamp just inside the domain, or the squared form that needs no root)",
+            f"{'or ' if first else ''}keep the argument of {name} {here(e)} away from the singular point: "
+            f"{_AWAY.get(name, 'a small epsilon inside, or a clamp just inside the domain')}",
             "the singular point is reached by ordinary data: equal pairs, zero vectors, saturated "
             "cosines",
         ),
+    )
+
+
+def _how_many(e: Evidence) -> tuple[str, ...]:
+    stats = e.birth.outputs[0].stats if e.birth is not None and e.birth.outputs else None
+    if stats is None or stats.num_elements < 2:
+        return ()
+    is_one = stats.num_nonfinite == 1
+    return (
+        f"{stats.num_nonfinite} of {stats.num_elements} elements {'is' if is_one else 'are'} at that "
+        "point",
     )
 
 
