@@ -125,3 +125,22 @@ def test_fixes_carry_the_outcome_of_their_experiment():
 def test_nothing_known_is_said_plainly():
     d = conclude([], evidence(), [])
     assert d.cause is None and d.confidence == 0.0
+
+
+def test_advice_is_not_refuted_by_another_way_of_keeping_the_line_finite():
+    fixes = (
+        Fix(title="bound it", why="w", experiment="patched_operator"),
+        Fix(title="rewrite it", why="w", experiment="patched_operator", before="a", after="b"),
+        Fix(title="or widen it", why="w"),
+    )
+    added = register_rule("exp_overflow", finding(0.9, fixes=fixes), name="advice")
+    try:
+        e = evidence(patched_operator="nonfinite")
+        made = conclude(consider(e, [added]), e, [])
+    finally:
+        unregister_rule(added)
+    assert [(f.title, f.status) for f in made.fixes] == [
+        ("bound it", "untried"),
+        ("or widen it", "untried"),
+        ("rewrite it", "refuted"),
+    ]

@@ -108,4 +108,6 @@ _ORDER = {"verified": 0, "untried": 1, "refuted": 2}
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
     outcome = evidence.results.get(fix.experiment or "", "not_run")
     status = {"finite": "verified", "nonfinite": "refuted"}.get(outcome, "untried")
+    if status == "refuted" and fix.experiment == "patched_operator" and fix.after is None:
+        status = "untried"  # the line was kept finite in another way than this advice would
     return replace(fix, status=status)
