@@ -38,6 +38,7 @@ def test_lightning_trainer(tmp_path):
     done, found = run(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "finite True" in done.stdout
+    assert "steps 36\n" in done.stdout
     assert [i["event"]["epoch"] for i in found] == [0, 1]
     first = found[0]
     assert first["event"]["step"] == 9
@@ -63,6 +64,11 @@ def test_transformers_trainer(tmp_path):
     done, (incident,) = run(SCRIPTS / "hf_trainer.py", tmp_path, str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "finite True" in done.stdout
+    assert "steps 14\n" in done.stdout
+    lines = (tmp_path / "run" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    trained = [r["step"] for r in rows if "loss" in r and "incident" not in r.get("flags", ())]
+    assert trained == [i for i in range(14) if i != incident["event"]["step"]]
     assert incident["event"]["phase"] == "data"
     assert incident["location"]["chain"][0]["label"] == "batch batch['labels']"
     assert "modeling_bert.py" in incident["location"]["library_file"]

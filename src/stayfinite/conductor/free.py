@@ -25,7 +25,11 @@ class FreeLoop(BatchStream):
         self.core.ranks.leave()
         window = self.window
         if self.active is None and (window is None or window.failure is None):
-            self._last_look()
+            if window is not None and window.num_applied:
+                window.is_lost = True
+                self._close(window)  # the loop broke off after its step
+            if self.active is None:
+                self._last_look()
         window = self.window
         if (
             self.active is None

@@ -10,8 +10,10 @@ config = BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_atte
 model = BertForSequenceClassification(config)
 data = [{"input_ids": torch.randint(0, 50, (8,)), "labels": torch.randn(())} for _ in range(64)]
 data[21]["labels"] = torch.tensor(float("inf"))
-args = TrainingArguments(output_dir=sys.argv[1], per_device_train_batch_size=4, num_train_epochs=1,
+args = TrainingArguments(output_dir=sys.argv[1], per_device_train_batch_size=4, max_steps=14,
                          logging_steps=1000, save_strategy="no", report_to=[], use_cpu=True,
                          disable_tqdm=True, data_seed=3, seed=3)
-Trainer(model=model, args=args, train_dataset=data).train()
+trainer = Trainer(model=model, args=args, train_dataset=data)
+trainer.train()
+print("steps", trainer.state.global_step)
 print("finite", all(torch.isfinite(p).all().item() for p in model.parameters()))

@@ -31,7 +31,8 @@ x, y = torch.randn(160, 4), torch.rand(160) + 0.5
 y[75] = -1.0
 loader = DataLoader(TensorDataset(x, y), batch_size=8)
 model = Rates()
-trainer = L.Trainer(max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+trainer = L.Trainer(max_epochs=2, max_steps=36, accelerator="cpu", logger=False, enable_checkpointing=False,
                     enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=1.0)
 trainer.fit(model, loader)
+print("steps", trainer.global_step)
 print("finite", all(torch.isfinite(p).all().item() for p in model.parameters()))
