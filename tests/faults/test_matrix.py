@@ -36,10 +36,8 @@ def expected(place: str, value: str) -> Expected:
         ),
         "activation": Expected("forward", "loss", op, "tap", line),
         "loss": Expected("loss", "loss", op, None, line),
-        "gradient": Expected(
-            "backward", "gradient", "SpoilGradientBackward", "tap",
-            "x = SpoilGradient.apply(x, self.fault.value, self.fault.number())",
-        ),
+        # A backward that the user wrote: its own line, not the one where it was applied.
+        "gradient": Expected("backward", "gradient", "SpoilGradientBackward", "tap", line),
         "parameter": Expected("optimizer", "parameter", op, None, line, name="last.weight"),
         "buffer": Expected("forward", "buffer", op, "tap", line, name="tap.level"),
         "optimizer_state": Expected(
