@@ -7,6 +7,7 @@ from torch import nn
 
 from stayfinite import Guard
 from stayfinite.diagnose.rewrite import holds, safe_form
+from stayfinite.report.text import render
 
 
 class Scale(nn.Module):
@@ -117,6 +118,7 @@ def test_a_division_in_a_hand_written_backward():
     found = incident_of(lambda m, x: (ByItsNorm.apply(m(x)) - 9).relu().mean(), batch())
     assert found.location.source == "return grad / grad.norm(p=1)"
     assert "ByItsNorm.apply" in found.location.library_source
+    assert "\n  called at" in render(found)
     assert found.diagnosis.cause == "zero_denominator"
     assert "divides by 1 value that is exactly zero" in found.diagnosis.summary
     assert found.diagnosis.fixes[0].after == "return safe_div(grad, grad.norm(p=1))"
