@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .conductor.loop import LoopDriver
 from .conductor.state import TrainState
 from .conductor.stepper import LossFn, Outcome, Stepper
 from .config import Settings
-from .errors import UsageError
+from .errors import StayfiniteError, UsageError
 from .numerics.parts import listeners as part_listeners
 from .observe import witness as _witness
 from .observe.wires import Wires
@@ -88,14 +89,14 @@ class Guard:
             self.core.snapshot_folder = Path(run_dir) / "snapshots"
             self.core.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
             self.core.journal = RunJournal(run_dir, self.state, environment())
-            # A script that ends without `close` still gets its last lines.
-            weakref.finalize(self, self.core.journal.close)
         self._stepper = Stepper(
             self.core, next(iter(models.values())), optimizers[0],
             schedulers[0] if schedulers else None, scaler, clip_norm,
         )  # fmt: skip
         self._driver: LoopDriver | None = None
         self._wires: Wires | None = None
+        # A script that ends without `close` still has its last step looked at and its last lines written.
+        self._at_end = weakref.finalize(self, _end, self.core, self._stepper.flush)
         self._checkpoints = CheckpointWatch(self.core)
         part_listeners.add(self.core.recovery)
         if ramp is not None:
@@ -212,6 +213,8 @@ class Guard:
     def _listen(self) -> LoopDriver:
         if self._driver is None:
             self._driver = LoopDriver(self.core, counts_every_batch=True)
+            self._at_end.detach()
+            self._at_end = weakref.finalize(self, _end, self.core, self._driver.abandon)
             self._wires = Wires(self._driver, with_loaders=False)
             for optimizer in self.state.optimizers:
                 self._wires.watch_optimizer(optimizer)
@@ -219,6 +222,7 @@ class Guard:
 
     def close(self) -> None:
         """A last deep check; then every wire and hook is taken out."""
+        self._at_end.detach()
         try:
             if self._driver is not None:
                 self._driver.abandon()
@@ -231,6 +235,7 @@ class Guard:
             if self._wires is not None:
                 self._wires.close()
             self._driver = self._wires = None
+            self.core.ranks.forget()
             if self.core.journal is not None:
                 self.core.journal.close()
 
@@ -239,6 +244,17 @@ class Guard:
 
     def __exit__(self, *exc: Any) -> None:
         self.close()
+
+
+def _end(core: Core, flush: Callable[[], None]) -> None:
+    """What `close` would have told."""
+    try:
+        flush()
+    except StayfiniteError as e:
+        print(f"stayfinite: {e}", file=sys.stderr)
+    finally:
+        if core.journal is not None:
+            core.journal.close()
 
 
 def _settings(value: Settings | Mapping[str, Any] | None) -> Settings:

@@ -119,6 +119,12 @@ class Ranks:
         """From now on this rank decides alone: its loop is over, nobody would answer."""
         self._is_alone = True
 
+    def forget(self) -> None:
+        """The training is over: a process group that nobody holds on to can end before Python does."""
+        self.leave()
+        self._group = self._world = self._pair = None
+        self._wrappers.clear()
+
     def is_joining(self) -> bool:
         """Whether ranks may end early (`with model.join()`): then nobody can be counted on."""
         if not any(m._join_config.enable for m in self._wrappers):

@@ -185,6 +185,7 @@ class ScriptRun:
         part_listeners.discard(self.core.recovery)
         wires.close()
         self.driver.close()
+        self.core.ranks.forget()
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_told:
