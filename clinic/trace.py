@@ -154,7 +154,9 @@ class Trace(TorchDispatchMode):
         def birth(from_buffers: frozenset[Birth] = frozenset()) -> frozenset[Birth]:
             if self.part == "backward" and node is not None:
                 module = self.module_of_node.get(node._sequence_nr())
-                line = _line_of_traceback(node.metadata.get("traceback_", []), self.path)
+                # A backward written by hand has lines of its own; else the forward line counts.
+                line = _line_of_stack(self.path)
+                line = line or _line_of_traceback(node.metadata.get("traceback_", []), self.path)
                 name = node.name().rsplit(":", 1)[-1]
                 made = Birth(self.count, "backward", name, module, line, op, from_buffers)
             else:

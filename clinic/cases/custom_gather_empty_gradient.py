@@ -24,7 +24,7 @@ class LookUp(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_output):
         table, items = ctx.saved_tensors
-        grad_table = ctx.allocate(table)
+        grad_table = ctx.allocate(table)  # <- born here
         seen = items.unique()
         grad_table[seen] = 0.0
         grad_table.index_add_(0, items.flatten(), grad_output.flatten(0, -2))
@@ -39,7 +39,7 @@ class SessionModel(nn.Module):
         self.attend = nn.Linear(12, 1)
 
     def forward(self, session):
-        vectors = LookUp.apply(self.items, session, self.allocate)  # <- born here
+        vectors = LookUp.apply(self.items, session, self.allocate)
         weight = torch.softmax(self.attend(vectors), dim=1)
         return (weight * vectors).sum(1) @ self.items.T
 
