@@ -23,7 +23,7 @@ class Link:
         self.num_exchanges += 1
         if is_late:
             mask = -(torch.arange(gradient.numel(), dtype=torch.int32) % 2)
-            return mask.view(torch.float32).view_as(gradient)
+            return mask.view(torch.float32).view_as(gradient)  # <- born here
         return 0.9 * gradient
 
 
@@ -46,7 +46,7 @@ class Ranker(nn.Module):
         self.link = link
 
     def forward(self, documents):
-        features = AverageGradient.apply(self.tower(documents), self.link)  # <- born here
+        features = AverageGradient.apply(self.tower(documents), self.link)
         return self.score(features).squeeze(-1)
 
 
