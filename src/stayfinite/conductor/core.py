@@ -203,7 +203,7 @@ class Core(Sentinel):
                 if len(self.log) % 8 and not (
                     self._is_deep_wanted
                     or self._num_wary
-                    or self.ranks.has_others
+                    or (self._has_world and self.ranks.has_others)
                     or self._is_log_full()
                 ):
                     return None

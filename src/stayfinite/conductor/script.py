@@ -249,7 +249,9 @@ class ScriptDriver(LoopDriver):
     def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Remember what the model was called with, for loops that cannot be run again."""
         if self.active is None and torch.is_grad_enabled():
-            self.last_call = (module, args, kwargs, self.core.rng.capture().torch)
+            # Between a batch and the model nothing is drawn, as a rule.
+            rng = self.window.rng if self.window is not None else None
+            self.last_call = (module, args, kwargs, (rng or self.core.rng.capture()).torch)
 
 
 def find_models(optimizers: list[Optimizer]) -> list[nn.Module]:

@@ -79,7 +79,7 @@ class BatchStream(Listener):
     def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]:
         """The loader's batches, each of them again when its step has to be run again."""
         has_trained = False
-        count = 0
+        count, epoch = 0, self._epoch(owner)
         counters: Counters | None = None
         try:
             while True:
@@ -99,7 +99,7 @@ class BatchStream(Listener):
                     if self.core.recovery.drops and self._drops(owner):
                         count += 1
                         continue
-                    self._register(owner, item, count)
+                    self._register(owner, item, epoch, count)
                     if counters is not None:
                         counters.put_back(count)
                         counters = None
@@ -173,9 +173,8 @@ class BatchStream(Listener):
             o is owner for b in window.batches if b.is_used for o, _ in b.items
         )
 
-    def _register(self, owner: Any, item: Any, ordinal: int) -> None:
+    def _register(self, owner: Any, item: Any, epoch: int, ordinal: int) -> None:
         """A new batch goes into the window, or beside it while that is still to be settled."""
-        epoch = self._epoch(owner)
         window = self.window
         if window is None:
             self.before_window()
@@ -287,7 +286,9 @@ class BatchStream(Listener):
 
     def _close(self, window: Window) -> None:
         self.window = None
-        self.num_batches = max(self.num_batches, window.step + 1)  # one that runs again is not new
+        step = window.batches[-1].step
+        if step >= self.num_batches:  # one that runs again is not new
+            self.num_batches = step + 1
         failure = window.failure
         if failure is None and window.is_moved and self.core.settings.deferred:
             self._collect()
