@@ -27,7 +27,7 @@ from stayfinite.conductor.journaling import RunJournal
 from stayfinite.conductor.script import ScriptDriver
 from stayfinite.conductor.state import TrainState
 from stayfinite.config import Settings
-from stayfinite.observe.labels import drop_grads, unlabeled
+from stayfinite.observe.labels import without_labels
 from stayfinite.observe.wires import Wires
 from stayfinite.recover.policy import Policy
 
@@ -115,16 +115,7 @@ def plain_unlabeled(w: Workload) -> Variant:
     """The plain loop without torch's labels for profilers, which we leave out as well: what is left
     of a ratio below this one's is ours."""
     optimizer = w.optimizer()
-    step = unlabeled(type(optimizer).step)
-    assert step is not None
-
-    def run(n: int) -> None:
-        for batch in _cycle(w, n):
-            drop_grads(optimizer)
-            w.loss_fn(w.model, batch).backward()  # type: ignore[no-untyped-call]
-            step(optimizer)
-
-    return run
+    return lambda n: without_labels(_loop, w, optimizer, _cycle(w, n))
 
 
 def plain_loader(w: Workload) -> Variant:

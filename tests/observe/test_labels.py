@@ -1,14 +1,12 @@
 """Steps without torch's label for profilers are the same steps, and nobody's hook is passed by."""
 
-import copy
-import itertools
-
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stayfinite import Guard
-from stayfinite.observe.labels import step_of, unlabeled
+from stayfinite.observe.labels import without_labels
+from stayfinite.observe.wires import Listener, Wires
 
 
 class OwnSgd(torch.optim.Optimizer):
@@ -121,17 +119,23 @@ def test_a_scheduler_still_sees_its_optimizer_step():
     assert scheduler.get_last_lr() == [0.1 * 0.5 ** len(BATCHES)]
 
 
-def test_a_step_of_the_object_itself_is_taken_as_it_is():
-    _, optimizer = make(KINDS[1])
-    assert step_of(optimizer).__func__ is unlabeled(type(optimizer).step)
-    mine = itertools.count()
-    optimizer.step = lambda: next(mine)
-    assert step_of(optimizer) is optimizer.step
-    assert step_of(optimizer)() == 0
+def test_what_a_call_raises_leaves_the_labels_in_place():
+    def fail():
+        raise ValueError("no")
+
+    before = torch.autograd.profiler.record_function
+    with pytest.raises(ValueError, match="no"):
+        without_labels(fail)
+    assert torch.autograd.profiler.record_function is before
 
 
-def test_an_optimizer_that_forgot_its_base_keeps_its_own_way():
-    _, optimizer = make(KINDS[1])
-    odd = copy.copy(optimizer)
-    del odd.__dict__["_optimizer_step_pre_hooks"]
-    assert step_of(odd).__func__ is type(odd).step
+def test_a_loader_s_label_is_there_for_a_profiler():
+    loader = torch.utils.data.DataLoader(torch.arange(4.0), batch_size=2)
+    wires = Wires(Listener(), with_loaders=True)
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            assert len(list(loader)) == 2
+        assert any("DataLoader" in e.key for e in profile.key_averages())
+        assert len(list(loader)) == 2
+    finally:
+        wires.close()

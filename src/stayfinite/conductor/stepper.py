@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..observe.labels import drop_grads, needs_label, step_of
+from ..observe.labels import without_labels
 from ..observe.witness import witness
 from ..records import Incident
 from .core import Core
@@ -84,7 +85,6 @@ class Stepper:
         self._schedule = Schedule(scheduler)
         self._needs_closure = isinstance(optimizer, torch.optim.LBFGS)
         self._is_plain = scheduler is None and self.scaler is None and not core.settings.deferred
-        self._is_own_zeroing = type(optimizer).zero_grad is not Optimizer.zero_grad
         self._hook = (
             optimizer.register_step_post_hook(self._note_step) if self.scaler is not None else None
         )
@@ -192,7 +192,7 @@ class Stepper:
         if self._needs_closure:
             return self._attempt_closure(window)
         batch = window.batches[0]
-        self._zero_grad()
+        without_labels(self.optimizer.zero_grad, set_to_none=True)
         try:
             loss = self._loss(batch.loss_fn, batch.value)
         except UsageError:
@@ -216,21 +216,16 @@ class Stepper:
         if self.clip_norm is not None:
             self._clip(window)
         if self.core.settings.deferred and self.core.is_deferred(self.optimizer):
-            self.core.step_deferred(window, self.optimizer, step_of(self.optimizer))
+            call = functools.partial(without_labels, self.optimizer.step)
+            self.core.step_deferred(window, self.optimizer, call)
             return None
         failure = self.core.check(window, self.optimizer)
         if failure is not None:
             window.small_state = small_state(self.core.state)
             return failure
-        step_of(self.optimizer)()
+        without_labels(self.optimizer.step)
         window.num_applied = 1
         return None
-
-    def _zero_grad(self) -> None:
-        if self._is_own_zeroing or needs_label(self.optimizer):
-            self.optimizer.zero_grad(set_to_none=True)
-        else:
-            drop_grads(self.optimizer)
 
     def _loss(self, loss_fn: LossFn, batch: Any) -> Tensor:
         loss = loss_fn(self.model, batch)

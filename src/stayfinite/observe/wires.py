@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from .labels import drop_grads, needs_label, unlabeled
+from .labels import without_labels
 
 __all__ = ["Listener", "Wires"]
 
@@ -195,16 +195,13 @@ class Wires:
         return __init__
 
     def _optimizer_step(self, original: Any) -> Any:
-        short = unlabeled(original)
-
         def step(optimizer: Optimizer, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
             if self._in_step:
                 return original(optimizer, closure, *args, **kwargs)
-            made = original if short is None or needs_label(optimizer) else short
             if closure is None and self.listener.before_step(optimizer):
                 self._in_step += 1
                 try:
-                    return made(optimizer, *args, **kwargs)
+                    return without_labels(original, optimizer, *args, **kwargs)
                 except BaseException:
                     self.listener.step_raised()
                     raise
@@ -215,7 +212,7 @@ class Wires:
                 self._in_step += 1
                 try:
                     if actual is None:
-                        return made(optimizer, *args, **kwargs)
+                        return without_labels(original, optimizer, *args, **kwargs)
                     return original(optimizer, actual, *args, **kwargs)
                 finally:
                     self._in_step -= 1
@@ -226,11 +223,8 @@ class Wires:
         return step
 
     def _zero_grad(self, original: Any) -> Any:
-        def zero_grad(optimizer: Optimizer, set_to_none: bool = True) -> None:
-            if not set_to_none or needs_label(optimizer):
-                original(optimizer, set_to_none)
-            else:
-                drop_grads(optimizer)
+        def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return without_labels(original, optimizer, *args, **kwargs)
 
         return zero_grad
 
@@ -331,7 +325,7 @@ class Wires:
             while True:
                 self._fetching += 1
                 try:
-                    item = next(iterator)
+                    item = without_labels(next, iterator)
                 except StopIteration:
                     return
                 finally:
