@@ -96,8 +96,8 @@ class Guard:
         self._driver: LoopDriver | None = None
         self._wires: Wires | None = None
         # A script that ends without `close` still has its last step looked at and its last lines written.
-        self._at_end = weakref.finalize(self, _end, self.core, self._stepper.flush)
         self._checkpoints = CheckpointWatch(self.core)
+        self._at_end = self._end_with(self._stepper.flush)
         part_listeners.add(self.core.recovery)
         if ramp is not None:
             self.core.recovery.follow(ramp)
@@ -214,11 +214,14 @@ class Guard:
         if self._driver is None:
             self._driver = LoopDriver(self.core, counts_every_batch=True)
             self._at_end.detach()
-            self._at_end = weakref.finalize(self, _end, self.core, self._driver.abandon)
+            self._at_end = self._end_with(self._driver.abandon)
             self._wires = Wires(self._driver, with_loaders=False)
             for optimizer in self.state.optimizers:
                 self._wires.watch_optimizer(optimizer)
         return self._driver
+
+    def _end_with(self, flush: Callable[[], None]) -> weakref.finalize[Any, Guard]:
+        return weakref.finalize(self, _end, self.core, flush, self._checkpoints.close)
 
     def close(self) -> None:
         """A last deep check; then every wire and hook is taken out."""
@@ -246,13 +249,15 @@ class Guard:
         self.close()
 
 
-def _end(core: Core, flush: Callable[[], None]) -> None:
+def _end(core: Core, flush: Callable[[], None], close: Callable[[], None]) -> None:
     """What `close` would have told."""
     try:
         flush()
     except StayfiniteError as e:
         print(f"stayfinite: {e}", file=sys.stderr)
     finally:
+        close()
+        part_listeners.discard(core.recovery)
         if core.journal is not None:
             core.journal.close()
 

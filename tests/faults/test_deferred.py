@@ -1,5 +1,7 @@
 """The deferred mode: the flag stays on the device and is read one step late."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from tests.faults.training import BAD, VALUES, Fault, batches, loop, loss_of
@@ -7,9 +9,18 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stayfinite import Guard, Settings
+from stayfinite.conductor.sentinel import Sentinel
 
+pytestmark = pytest.mark.usefixtures("on_an_accelerator")
 DEFERRED = Settings(diagnose=False, deferred=True)
 IMMEDIATE = Settings(diagnose=False)
+
+
+@pytest.fixture(params=[True, False], ids=["put off", "in memory"])
+def on_an_accelerator(request, monkeypatch):
+    """As it is there, tried on the host; and as it is on the host."""
+    monkeypatch.setattr(Sentinel, "defers_on_host", request.param)
+    return request.param
 
 
 def make(fault, kind="adamw"):
@@ -80,15 +91,16 @@ def test_a_healthy_twin_is_silent(form):
     assert incidents == []
 
 
-def test_an_optimizer_that_cannot_skip_on_the_device_is_still_protected():
+def test_an_optimizer_that_cannot_skip_on_the_device_is_still_protected(on_an_accelerator):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.1)
     message = (
         r"^deferred checks need a fused Adam, AdamW or SGD \(fused=True\), got RMSprop; "
         "its steps are checked at once$"
     )
+    said = pytest.warns(UserWarning, match=message) if on_an_accelerator else nullcontext()
     with (
-        pytest.warns(UserWarning, match=message),
+        said,
         Guard(model, optimizer, settings=DEFERRED) as guard,
     ):
         for x in (torch.ones(2, 2), torch.full((2, 2), float("nan")), torch.ones(2, 2)):

@@ -54,12 +54,12 @@ class _Reading:
         return float(self._host.numpy())
 
 
-def here(losses: list[tuple[int, Tensor]]) -> float | None:
-    """The last loss in the host's own memory: read where it lies, without an operator."""
-    last = losses[-1][1] if losses else None
-    if last is None or last.dtype not in (torch.float32, torch.float64):
-        return None
-    return float(last.numpy()) if last.device.type == "cpu" and type(last) is Tensor else None
+def in_memory(number: Tensor) -> float:
+    """A number in the host's own memory, read where it lies: no operator waits for it."""
+    plain = number.detach()
+    if plain.dtype not in (torch.float32, torch.float64):
+        plain = plain.to(torch.float64)
+    return float(plain.numpy())
 
 
 class DeferredFlag:
@@ -126,8 +126,9 @@ class DeferredFlag:
             value = reading.value()
             if value < 1:
                 self.is_due = self.is_due or value > 0
-                if self.flag.here is not None:
-                    reading.window.loss = here(reading.window.losses)
+                losses = reading.window.losses
+                if self.flag.here is not None and losses and type(losses[-1][1]) is Tensor:
+                    reading.window.loss = in_memory(losses[-1][1])
                 fine.append(reading.window)
                 continue
             later = [r.window for r in self._under_way]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -72,10 +73,11 @@ class SaveGate:
 
     def open(self) -> None:
         install()
-        _open.add(self)
+        _open[next(_numbers)] = self
 
     def close(self) -> None:
-        _open.discard(self)
+        for number in [n for n, gate in _open.items() if gate is self]:
+            del _open[number]
 
     def save(
         self, value: Any, path: str, write: Callable[[str], Any], agree: Callable[[bool], bool]
@@ -103,7 +105,9 @@ class SaveGate:
         return result
 
 
-_open: weakref.WeakSet[SaveGate] = weakref.WeakSet()
+_open: weakref.WeakValueDictionary[int, SaveGate] = weakref.WeakValueDictionary()
+"""By the order in which they were opened."""
+_numbers = itertools.count()
 _held_back: set[str] = set()
 """For the whole process: a script may read back what it wrote after its gate was closed."""
 _inside = threading.local()
@@ -157,7 +161,7 @@ def _as_state(value: Any) -> Any:
 def _gated(
     value: Any, path: Any, write: Callable[[str], Any], agree: Callable[[bool], bool] = bool
 ) -> Any:
-    gates = list(_open)
+    gates = list(_open.values())
     if not gates or getattr(_inside, "is_set", False):
         return write(path)
     _inside.is_set = True
@@ -329,6 +333,6 @@ def _wrap_rename(name: str) -> None:
 def _diverted(src: Any) -> Iterator[tuple[SaveGate, str]]:
     if isinstance(src, (str, os.PathLike)) and not isinstance(os.fspath(src), bytes):
         where = os.path.abspath(src)
-        for gate in list(_open):
+        for gate in list(_open.values()):
             if where in gate.refused and not os.path.exists(where):
                 yield gate, gate.refused[where]

@@ -175,7 +175,7 @@ class LoopDriver(FreeLoop):
             or self._is_own_work
             or window.failure is not None
             or window.num_attempted
-            or self.core.settings.deferred
+            or (self.core.settings.deferred and self.core.is_deferred(optimizer))
             or optimizer not in self.state.optimizers
             or "found_inf" in optimizer.__dict__
         ):

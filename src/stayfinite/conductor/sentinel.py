@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ..config import Settings
 from ..numerics.health import FiniteFlag, is_finite
-from .deferred import DeferredFlag
+from .deferred import DeferredFlag, in_memory
 from .ranks import RankFailure, Ranks, local
 from .recovery import Recovery
 from .state import TrainState
@@ -28,6 +28,9 @@ class Sentinel:
     """Looks at loss and gradients before the optimizer moves; the `Core` is one."""
 
     recovery: Recovery
+    defers_on_host = False
+    """Where the training runs in the host's memory nothing waits for anything, so there is nothing to
+    put off: the flag and the loss are read where they lie, at once. Tests of the deferral set it."""
 
     def __init__(self, state: TrainState, settings: Settings) -> None:
         self.state = state
@@ -71,7 +74,7 @@ class Sentinel:
             return self._check_several(window, optimizer, grads)
         # Nearly every step of a training on the CPU comes by here, so nothing is called for nothing.
         flag.fold(grads)
-        value = _item(losses[0][1])
+        value = _item(losses[0][1]) if not self.settings.deferred else in_memory(losses[0][1])
         if flag.here.value != 0.0 or not -_INF < value < _INF:
             flag.reset()
             return self.explain(window, [optimizer])
@@ -164,11 +167,16 @@ class Sentinel:
             return False
         known = self._can_defer.get(id(optimizer))
         if known is None:
-            known = DeferredFlag.can_serve(optimizer) and not any(
-                s.is_enabled() for s in self.state.scalers
-            )
+            known = self._is_worth_it(optimizer) and DeferredFlag.can_serve(optimizer)
+            known = known and not any(s.is_enabled() for s in self.state.scalers)
             self._can_defer[id(optimizer)] = known
         return known
+
+    def _is_worth_it(self, optimizer: Optimizer) -> bool:
+        if self.defers_on_host or self._has_world:
+            return True
+        params = [p for g in optimizer.param_groups for p in g["params"]]
+        return any(p.device.type != "cpu" for p in params)
 
     def step_deferred(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Issue the step with the flag on the device; `collect` tells later how it went."""

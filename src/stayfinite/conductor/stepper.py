@@ -84,7 +84,7 @@ class Stepper:
         self._did_step = False
         self._schedule = Schedule(scheduler)
         self._needs_closure = isinstance(optimizer, torch.optim.LBFGS)
-        self._is_plain = scheduler is None and self.scaler is None and not core.settings.deferred
+        self._is_plain = scheduler is None and self.scaler is None
         self._hook = (
             optimizer.register_step_post_hook(self._note_step) if self.scaler is not None else None
         )
@@ -114,7 +114,7 @@ class Stepper:
         window = Window([ref], rng, core.state.lrs())
         self.num_batches += 1
         failure = self._attempt(window)
-        if failure is None and window.num_applied and self._is_plain:
+        if failure is None and window.num_applied and self._is_plain and not window.is_moved:
             failure = core.close_healthy(window)
             if failure is None:
                 return Outcome(ref.step, window.loss, self, window.norm, True)
