@@ -7,6 +7,7 @@ what they were when the first of them went wrong.
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections import deque
 from typing import Any
@@ -22,6 +23,7 @@ from .window import Window
 __all__ = ["DeferredFlag"]
 
 _MAX_OUTSTANDING = 2
+_C_TYPES: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 
 
 class _Reading:
@@ -56,10 +58,10 @@ class _Reading:
 
 def in_memory(number: Tensor) -> float:
     """A number in the host's own memory, read where it lies: no operator waits for it."""
-    plain = number.detach()
-    if plain.dtype not in (torch.float32, torch.float64):
-        plain = plain.to(torch.float64)
-    return float(plain.numpy())
+    kind = _C_TYPES.get(number.dtype)
+    if kind is None:
+        return float(number.detach().to(torch.float64).numpy())
+    return float(kind.from_address(number.data_ptr()).value)
 
 
 class DeferredFlag:

@@ -161,6 +161,11 @@ class Sentinel:
 
     # -- deferred -------------------------------------------------------------------------------
 
+    @property
+    def is_deferring(self) -> bool:
+        """Whether any step's verdict was put off."""
+        return self._deferred is not None
+
     def is_deferred(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's steps are judged later, without a sync."""
         if not self.settings.deferred:

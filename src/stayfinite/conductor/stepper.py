@@ -103,7 +103,7 @@ class Stepper:
         core = self.core
         if self._schedule.is_waiting:
             self._schedule.before_step()
-        late = self._collect() if core.settings.deferred else None
+        late = self._collect() if core.is_deferring else None
         rng = core.open()
         ref = BatchRef(self.num_batches, self.epoch, [(None, batch)])
         ref.loss_fn = loss_fn
