@@ -113,3 +113,28 @@ def test_a_number_that_has_become_something_else_stays_so():
         best = {"item": item}
     kept[0].put_back(2)
     assert best == {"item": "b"}
+
+
+def test_what_other_threads_count_with_stays():
+    import queue
+
+    class Loop:
+        def __init__(self):
+            self.jobs, self.count = queue.Queue(), 0
+
+    loop = Loop()
+    for item in twice(3, "abc", []):
+        loop.jobs.put(item)
+        loop.count += 1
+    assert (loop.jobs.unfinished_tasks, loop.count) == (6, 3)
+
+
+def test_an_object_that_will_not_be_looked_at_is_left_alone():
+    class Shy:
+        def __getattribute__(self, name):
+            raise RuntimeError(f"no {name} yet")
+
+    shy, count = Shy(), 0
+    for _ in twice(2, "ab", []):
+        count += 1
+    assert count == 3 and type(shy) is Shy

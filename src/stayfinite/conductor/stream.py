@@ -94,6 +94,8 @@ class BatchStream(Listener):
                         item = next(inner)
                     except StopIteration:
                         if not (has_trained and self._end_of_epoch(owner)):
+                            if counters is not None:
+                                counters.put_back(count)
                             return
                         continue
                     if self.core.recovery.drops and self._drops(owner):

@@ -31,6 +31,12 @@ _CLOSED = (
     torch.amp.GradScaler, types.ModuleType, types.FunctionType, types.MethodType, type,
     torch.Generator,
 )  # fmt: skip
+# Ours, what other threads and processes count with, and what has told the outside world already.
+_OTHERS = {
+    "stayfinite", "threading", "_thread", "queue", "multiprocessing", "concurrent", "asyncio",
+    "logging", "socket", "ssl", "selectors", "subprocess", "wandb", "mlflow", "tensorboard",
+    "tensorboardX", "comet_ml", "neptune", "aim", "ray", "clearml",
+}  # fmt: skip
 _PASSING = (types.GeneratorType, zip)
 _GENERATOR = 0x20  # inspect.CO_GENERATOR
 
@@ -73,9 +79,13 @@ class Counters:
 
 def _is_open(value: Any) -> bool:
     kind = type(value)
-    if isinstance(value, _CLOSED) or not isinstance(getattr(value, "__dict__", None), dict):
+    if issubclass(kind, _CLOSED) or kind.__module__.split(".")[0] in _OTHERS:
         return False
-    return not kind.__module__.startswith(("stayfinite", "torch.utils.data"))
+    try:
+        names = value.__dict__
+    except Exception:  # whatever a lazy object raises when it is looked at
+        return False
+    return isinstance(names, dict) and not kind.__module__.startswith("torch.utils.data")
 
 
 def _numbers(names: Any) -> dict[str, Any]:
