@@ -28,14 +28,14 @@ def twice(times, inner, kept):
     counters = None
     for ordinal, item in enumerate(inner):
         if counters is not None:
-            counters.put_back(ordinal)
+            counters.go_on(ordinal)
             counters = None
         yield item
         if ordinal == 1:
             counters = Counters(sys._getframe(), 2)
             kept.append(counters)
             for _ in range(times):
-                counters.put_back(1)
+                counters.again(1)
                 yield item
 
 
@@ -111,7 +111,7 @@ def test_a_number_that_has_become_something_else_stays_so():
     best, kept = 1, []
     for item in twice(1, "ab", kept):
         best = {"item": item}
-    kept[0].put_back(2)
+    kept[0].go_on(2)
     assert best == {"item": "b"}
 
 

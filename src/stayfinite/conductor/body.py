@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from ..locate.frames import is_user_file
 
-__all__ = ["Scene", "run_body", "scenes_of_frame", "scenes_of_traceback"]
+__all__ = ["Scene", "loop_lines", "run_body", "scenes_of_frame", "scenes_of_traceback"]
 
 _UNSAFE_CALLS = {
     "next", "append", "extend", "pop", "update", "write", "save", "step", "send", "put", "insert",
@@ -123,6 +123,24 @@ def _home(tree: ast.Module, scene: Scene) -> _Home | None:
             if first == scene.first_line and node.name == scene.function:
                 function = node
     return loop or function
+
+
+def loop_lines(frame: FrameType) -> range | None:
+    """The lines of the outermost loop that a function is in; None where that is not known."""
+    code = frame.f_code
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)), code.co_filename)
+    except (SyntaxError, ValueError):
+        return None
+    loops = [
+        n
+        for n in ast.walk(tree)
+        if isinstance(n, (ast.For, ast.While))
+        and _holds(n, frame.f_lineno)
+        and n.lineno >= code.co_firstlineno
+    ]
+    first = min(loops, key=lambda n: n.lineno, default=None)
+    return range(first.lineno, (first.end_lineno or first.lineno) + 1) if first else None
 
 
 def _moves_arguments(

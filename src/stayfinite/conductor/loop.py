@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..observe.counters import Numbers
 from ..recover.snapshot import Snapshot
 from .free import FreeLoop, mark_called
 from .investigation import small_state
@@ -250,6 +251,7 @@ class LoopDriver(FreeLoop):
     def _refuse(self, window: Window, failure: Failure) -> None:
         window.failure = failure
         window.small_state = small_state(self.state)
+        self._numbers = Numbers.here()
         # What the loop does before it asks for the next batch (saving, validating) must
         # not see the buffers that the bad forward has written.
         self.state.restore_buffers()

@@ -6,8 +6,6 @@ where backward and optimizer steps fall between the batches.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
 import weakref
 from collections import deque
@@ -16,11 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..observe.counters import Counters
+from ..observe.counters import Counters, Numbers, loop_frame
 from ..observe.wires import Listener
 from ..observe.witness import witness
 from .core import Core
 from .investigation import Investigation, Verdict, small_state
+from .mute import muted
 from .passes import ActivePass
 from .ranks import RankFailure
 from .window import BatchRef, Failure, Pass, PassResult, Window
@@ -53,6 +52,8 @@ class BatchStream(Listener):
         self._stepped: set[int] = set()
         """Optimizers that have stepped in this turn of a loop without a loader."""
         self._holds_schedulers = False
+        self._numbers: Numbers | None = None
+        """What the loop counted with inside the turn that failed."""
         self._is_own_work = False
         """What is computed now is not the loop's doing."""
         self._aside: BatchRef | None = None
@@ -95,7 +96,7 @@ class BatchStream(Listener):
                     except StopIteration:
                         if not (has_trained and self._end_of_epoch(owner)):
                             if counters is not None:
-                                counters.put_back(count)
+                                counters.go_on(count)
                             return
                         continue
                     if self.core.recovery.drops and self._drops(owner):
@@ -103,12 +104,13 @@ class BatchStream(Listener):
                         continue
                     self._register(owner, item, epoch, count)
                     if counters is not None:
-                        counters.put_back(count)
+                        counters.go_on(count)
                         counters = None
                     count += 1
                 else:
-                    counters = counters or Counters(sys._getframe(), count)
-                    counters.put_back(self._served_ref.ordinal)
+                    counters = counters or Counters(sys._getframe(), count, self._numbers)
+                    self._numbers = None
+                    counters.again(self._served_ref.ordinal)
                 yield item
                 if not has_trained:
                     has_trained = self._is_training(owner)
@@ -362,7 +364,7 @@ class BatchStream(Listener):
             self._is_own_work = False
         if self.mutes_replays and any(b.items for b in wanted.window.batches):
             # The loop's body runs once more for us alone: its words have been said already.
-            wanted.contexts.append(contextlib.redirect_stdout(io.StringIO()))
+            wanted.contexts.append(muted(loop_frame(sys._getframe())))
         self.active = ActivePass(self.core, wanted)
         self._current = wanted.window.batches[0]
         self._to_serve.clear()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Counters"]
+__all__ = ["Counters", "Numbers", "loop_frame"]
 
 _NUMBERS = (int, float, bool)
 _MAX_OBJECTS = 20_000
@@ -41,40 +41,70 @@ _PASSING = (types.GeneratorType, zip)
 _GENERATOR = 0x20  # inspect.CO_GENERATOR
 
 
-class Counters:
-    """Plain numbers within reach of the loop that asks `stream` for its next batch."""
+class Numbers:
+    """The plain numbers that some running functions can reach, as they are now."""
 
-    def __init__(self, stream: types.FrameType, count: int) -> None:
-        """`stream`: the running generator's frame; `count`: the batches that it has given so far."""
-        self._frames = [(f, _numbers(f.f_locals)) for f in _frames_above(stream)]
-        self._objects = [(o, _numbers(o.__dict__)) for o in self._reachable()]
-        self._indices = [(e, i - count) for e, i in _enumerators(stream)]
+    def __init__(self, frames: list[types.FrameType]) -> None:
+        self.frames = [(f, _numbers(f.f_locals)) for f in frames]
+        self.objects = [(o, _numbers(o.__dict__)) for o in _reachable(frames)]
 
-    def put_back(self, ordinal: int) -> None:
-        """All as it was; an `enumerate` over the stream gives the batch this number, from its start."""
-        for frame, kept in self._frames:
+    @classmethod
+    def here(cls) -> Numbers:
+        """Of all functions that are running now."""
+        return cls(_frames_above(sys._getframe(1)))
+
+    def put_back(self) -> None:
+        for frame, kept in self.frames:
             _write(frame, kept)
-        for obj, kept in self._objects:
+        for obj, kept in self.objects:
             for name, value in kept.items():
                 if type(obj.__dict__.get(name)) in _NUMBERS and obj.__dict__[name] != value:
                     obj.__dict__[name] = value
+
+
+class Counters:
+    """What the loop that asks `stream` for its next batch counts with."""
+
+    def __init__(self, stream: types.FrameType, count: int, failed: Numbers | None = None) -> None:
+        """`stream`: the running generator's frame; `count`: the batches that it has given so far;
+        `failed`: the numbers inside the turn that failed, with which it is run again."""
+        self._after = Numbers(_frames_above(stream))
+        waiting = {id(f) for f, _ in self._after.frames}
+        if failed is not None:  # functions that have returned meanwhile are none of it
+            failed.frames = [(f, kept) for f, kept in failed.frames if id(f) in waiting]
+        self._inside = failed or self._after
+        self._indices = [(e, i - count) for e, i in _enumerators(stream)]
+
+    def again(self, ordinal: int) -> None:
+        """The turn is run again; an `enumerate` over the stream gives it its number, from 0, again."""
+        self._after.put_back()
+        self._inside.put_back()
+        self._set_indices(ordinal)
+
+    def go_on(self, ordinal: int) -> None:
+        """The next new batch: all as it was when the loop asked for it first."""
+        self._after.put_back()
+        self._set_indices(ordinal)
+
+    def _set_indices(self, ordinal: int) -> None:
         for enumerator, start in self._indices:
             _set_index(enumerator, start + ordinal)
 
-    def _reachable(self) -> Iterator[Any]:
-        """Plain objects, breadth first, from the variables of the frames."""
-        todo = deque((v, 0) for f, _ in self._frames for v in list(f.f_locals.values()))
-        seen: set[int] = set()
-        while todo and len(seen) < _MAX_OBJECTS:
-            value, depth = todo.popleft()
-            if id(value) in seen or not _is_open(value):
-                continue
-            seen.add(id(value))
-            yield value
-            if depth < _MAX_DEPTH:
-                todo.extend((v, depth + 1) for v in list(value.__dict__.values()))
-            if isinstance(value, nn.Module):
-                todo.extend((m, depth) for m in value.children())
+
+def _reachable(frames: list[types.FrameType]) -> Iterator[Any]:
+    """Plain objects, breadth first, from the variables of the frames."""
+    todo = deque((v, 0) for f in frames for v in list(f.f_locals.values()))
+    seen: set[int] = set()
+    while todo and len(seen) < _MAX_OBJECTS:
+        value, depth = todo.popleft()
+        if id(value) in seen or not _is_open(value):
+            continue
+        seen.add(id(value))
+        yield value
+        if depth < _MAX_DEPTH:
+            todo.extend((v, depth + 1) for v in list(value.__dict__.values()))
+        if isinstance(value, nn.Module):
+            todo.extend((m, depth) for m in value.children())
 
 
 def _is_open(value: Any) -> bool:
@@ -105,6 +135,11 @@ def _frames_above(stream: types.FrameType) -> list[types.FrameType]:
             found.append(frame)
         frame = frame.f_back
     return found
+
+
+def loop_frame(frame: types.FrameType) -> types.FrameType | None:
+    """The function that waits for a batch, seen from a function of ours below it."""
+    return next(iter(_frames_above(frame)), None)
 
 
 def _write(frame: types.FrameType, kept: dict[str, Any]) -> None:
