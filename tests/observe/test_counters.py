@@ -33,7 +33,8 @@ def twice(times, inner, kept):
         yield item
         if ordinal == 1:
             counters = Counters(sys._getframe(), 2)
-            kept.append(counters)
+            if kept is not None:
+                kept.append(counters)
             for _ in range(times):
                 counters.again(1)
                 yield item
@@ -138,3 +139,21 @@ def test_an_object_that_will_not_be_looked_at_is_left_alone():
     for _ in twice(2, "ab", []):
         count += 1
     assert count == 3 and type(shy) is Shy
+
+
+def test_looking_keeps_nothing_alive():
+    import weakref
+
+    class Big:
+        pass
+
+    def loop():
+        big, count = Big(), 0
+        gone = weakref.ref(big)
+        for item in twice(2, "abc", None):
+            count += 1
+            if item == "c":
+                del big
+                return gone() is None, count
+
+    assert loop() == (True, 3)

@@ -141,3 +141,27 @@ def test_capturing_draws_nothing():
     RngMemory().capture()
     RngState.now()
     assert draw() == wanted
+
+
+def test_generators_of_one_s_own_go_back_too():
+    import numpy
+
+    own = torch.Generator().manual_seed(1)
+    mine, theirs = random.Random(2), numpy.random.default_rng(3)
+    older = numpy.random.RandomState(4)
+    memory = RngMemory()
+    memory.watch([own, mine, theirs, older])
+
+    def draw():
+        return (
+            torch.rand(2, generator=own).tolist(), mine.random(), theirs.random(), older.rand(),
+            random.random(),
+        )  # fmt: skip
+
+    state = memory.capture()
+    first = draw()
+    assert not state.is_same(state.now_too())
+    state.restore()
+    assert state.is_same(state.now_too())
+    assert draw() == first
+    assert draw() != first

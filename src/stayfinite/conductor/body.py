@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..locate.frames import is_user_file
+from ..observe.counters import variables
 
 __all__ = ["Scene", "loop_lines", "run_body", "scenes_of_frame", "scenes_of_traceback"]
 
@@ -44,8 +45,8 @@ class Scene:
 
 
 def _scene(code: CodeType, line: int, frame: FrameType) -> Scene:
-    variables = {**frame.f_globals, **frame.f_locals}
-    return Scene(code.co_filename, line, code.co_name, code.co_firstlineno, variables)
+    names = {**frame.f_globals, **variables(frame)}
+    return Scene(code.co_filename, line, code.co_name, code.co_firstlineno, names)
 
 
 def scenes_of_frame(frame: FrameType | None) -> list[Scene]:

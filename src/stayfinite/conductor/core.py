@@ -13,6 +13,7 @@ from torch import Tensor
 from ..config import Settings
 from ..detect import ScaleWatch
 from ..observe.batches import batch_bytes
+from ..observe.counters import own_generators
 from ..observe.rng import RngMemory, RngState
 from ..observe.witness import witness
 from ..records import Incident, StepRecord
@@ -98,6 +99,7 @@ class Core(Sentinel):
         if self._is_primed:
             return
         self._is_primed = True
+        self.rng.watch(own_generators())
         self.state.adopt_averages(witness.averages)
         note_initial(self.state)
         share = self.settings.snapshot_ram_share

@@ -50,6 +50,7 @@ class FreeLoop(BatchStream):
             if self.active is None:
                 self._begin(window, failure)
         self._run_out()
+        self.is_over = True
 
     def _last_look(self) -> None:
         """The last steps have not been looked at yet."""

@@ -87,7 +87,7 @@ class Investigation:
         """Steps of a loop without a loader that a return to the snapshot undid."""
         self.is_received = False
         """Every rank had its bad values from the others."""
-        self.rng_after = RngState.now()
+        self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
         """Where the generators stand behind the failed step."""
 
     def run(self) -> Passes:

@@ -84,6 +84,7 @@ class LoopDriver(FreeLoop):
             or self._raw_loss is not None
             or self._holds_schedulers
             or self._is_own_work
+            or window.ahead
             or loss.numel() != 1
         ):
             return False
@@ -101,6 +102,9 @@ class LoopDriver(FreeLoop):
             self._holds_schedulers = False
         if self.window is None and self.active is None:
             self._open_free()
+        window = self.window
+        if self.active is None and window is not None and window.ahead and not window.is_ahead:
+            self._take_ahead(window)
         raw = self._raw_loss
         seen = raw[0] if raw is not None and raw[1] is loss else loss
         step = self._mark_used()
@@ -114,11 +118,29 @@ class LoopDriver(FreeLoop):
             self.active.after_backward(step)
         return result
 
+    def _take_ahead(self, window: Window) -> None:
+        """A second backward without a new batch between: several were drawn at once, one for each."""
+        last = window.batches[-1]
+        if not last.is_used:
+            return
+        drawn = [*window.ahead, last]
+        window.is_ahead = True
+        if len(window.batches) == 1:
+            window.rng = drawn[0].rng
+        for i, ref in enumerate(drawn):
+            ref.step, ref.is_used = last.step + i, True
+        window.batches[-1:] = drawn
+        self.num_batches = drawn[-1].step
+
     def _mark_used(self) -> int:
         if self.active is not None:
-            return self._current.step
+            wanted, done = self.active.wanted.window, len(self.active.result.losses)
+            return wanted.batches[min(done, len(wanted.batches) - 1)].step if wanted.is_ahead else self._current.step  # fmt: skip
         if self.window is None:
             return self.num_batches
+        if self.window.is_ahead:
+            done = min(len(self.window.losses), len(self.window.batches) - 1)
+            return self.window.batches[done].step
         ref = self.window.batches[-1]
         ref.is_used = True
         return ref.step
@@ -289,9 +311,11 @@ class LoopDriver(FreeLoop):
         self.state.take_snapshot(0)
         self.state.snapshot = own
         found: list[Failure] = []
+        losses: list[Any] = []
 
         def watched() -> Any:
             loss = closure()
+            losses.append(loss)
             window = self.window
             if self.active is not None:
                 self.active.after_backward(self._current.step)
@@ -306,7 +330,9 @@ class LoopDriver(FreeLoop):
                     raise _Abort
             return loss
 
-        return self._run_closure(optimizer, watched, call, before, found)
+        result = self._run_closure(optimizer, watched, call, before, found)
+        # LBFGS gives the first evaluation's loss; the loop is used to that.
+        return result if result is not None or not losses else losses[0]
 
     def _run_closure(
         self, optimizer: Optimizer, watched: Any, call: Callable[[Any], Any], before: Snapshot,

@@ -24,6 +24,7 @@ from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, Stayf
 from ..locate.frames import is_user_file
 from ..numerics.parts import listeners as part_listeners
 from ..observe import witness
+from ..observe.counters import variables
 from ..observe.wires import Wires
 from ..records import Incident
 from ..recover.ledger import LEDGER_NAME, Ledger
@@ -303,7 +304,7 @@ def variable_name(model: nn.Module) -> str | None:
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
-            for scope in (frame.f_locals, frame.f_globals):
+            for scope in (variables(frame), frame.f_globals):
                 for name, value in list(scope.items()):
                     if value is model and not name.startswith("_") and name != "self":
                         return name

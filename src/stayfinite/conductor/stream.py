@@ -6,9 +6,10 @@ where backward and optimizer steps fall between the batches.
 
 from __future__ import annotations
 
+import copy
 import sys
 import weakref
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -27,6 +28,7 @@ from .window import BatchRef, Failure, Pass, PassResult, Window
 __all__ = ["BatchStream"]
 
 _NOTHING = object()
+_MAX_AHEAD = 64
 
 
 class BatchStream(Listener):
@@ -58,6 +60,8 @@ class BatchStream(Listener):
         """What is computed now is not the loop's doing."""
         self._aside: BatchRef | None = None
         self.last_call: Any = None
+        self.is_over = False
+        """Nothing that is still open will be asked for another batch."""
 
     mutes_replays = False
     """Whether what the loop prints while it is run again is thrown away."""
@@ -115,11 +119,16 @@ class BatchStream(Listener):
                 if not has_trained:
                     has_trained = self._is_training(owner)
         finally:
-            if self.active is not None and _owns(self.active.wanted.window, owner):
-                self._run_out()  # the loop was left while its body was being run again
-            self._forget(owner)
-            if has_trained:
-                self._end_epoch(owner)
+            if not self.is_over:
+                self._leave(owner, has_trained)
+
+    def _leave(self, owner: Any, has_trained: bool) -> None:
+        """A loader is through, or its loop was left."""
+        if self.active is not None and _owns(self.active.wanted.window, owner):
+            self._run_out()  # in the middle of a turn that was being run again
+        self._forget(owner)
+        if has_trained:
+            self._end_epoch(owner)
 
     def _is_over(self, window: Window, owner: Any) -> bool:
         """The ordinary case, by the fewest looks: its one batch is ours, and its step was applied."""
@@ -183,7 +192,7 @@ class BatchStream(Listener):
         if window is None:
             self.before_window()
             rng = self.core.open()
-            ref = BatchRef(self.num_batches, epoch, [(owner, item)], rng)
+            ref = BatchRef(self.num_batches, epoch, [(owner, _copied(item))], rng)
             ref.indices = witness.batch_indices
             ref.ordinal = ordinal
             self.window = Window([ref], rng, self.state.lrs())
@@ -191,12 +200,12 @@ class BatchStream(Listener):
         if window.num_attempted and not _owns(window, owner):
             if self._aside is None or any(o is owner for o, _ in self._aside.items):
                 self._aside = self._new_ref(epoch, ordinal)
-            self._aside.items.append((owner, item))
+            self._aside.items.append((owner, _copied(item)))
             return
         last = window.batches[-1]
         if any(o is owner for o, _ in last.items):
             last = self._next_ref(window, epoch, ordinal)
-        last.items.append((owner, item))
+        last.items.append((owner, _copied(item)))
         if last.indices is None:
             last.indices = witness.batch_indices
 
@@ -213,8 +222,10 @@ class BatchStream(Listener):
         ref = self._new_ref(epoch, ordinal)
         if last.is_used and window.num_backward:
             window.batches.append(ref)  # gradient accumulation
+            window.ahead = ()
         else:
-            window.batches[-1] = ref  # nothing was learned from it: validation, or thrown away
+            window.batches[-1] = ref  # nothing was learned from it yet
+            window.ahead = (*window.ahead[-_MAX_AHEAD:], last)
             window.suspects = ()
             if len(window.batches) == 1:
                 window.rng = ref.rng
@@ -229,7 +240,7 @@ class BatchStream(Listener):
                     ref.rng.restore()
                 if self.active is not None:
                     self._current = ref
-                return entry[1]
+                return _copied(entry[1])
         if self.active is None and self._redo and _owns(self._redo[0], owner):
             window = self._redo.popleft()
             self._serve_again(window)
@@ -394,6 +405,16 @@ class BatchStream(Listener):
                 active.result.is_complete = False
             self._to_serve.clear()
             self._advance(active.result)
+
+
+def _copied(item: Any) -> Any:
+    """A batch that a loop takes apart (`batch.pop("labels")`) is whole when it is handed out again."""
+    kind = type(item)
+    if kind is tuple or kind is Tensor:
+        return item
+    if kind is dict or kind is list:
+        return kind(item)
+    return copy.copy(item) if isinstance(item, UserDict) else item
 
 
 def _owns(window: Window, owner: Any) -> bool:

@@ -69,6 +69,10 @@ class Window:
     losses: list[tuple[int, Tensor]]
     suspects: Sequence[tuple[int, Tensor]] = ()
     """Scalars that the loop itself asked about (`torch.isnan(loss)`)."""
+    ahead: Sequence[BatchRef] = ()
+    """Batches that were drawn before the last one and not used yet: thrown away, or drawn ahead."""
+    is_ahead = False
+    """They were drawn ahead: each backward belongs to the next of `batches`."""
     norm: Tensor | None = None
     num_backward = 0
     num_attempted = 0

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Counters", "Numbers", "loop_frame"]
+from .rng import is_generator
+
+__all__ = ["Counters", "Numbers", "loop_frame", "own_generators", "variables"]
 
 _NUMBERS = (int, float, bool)
 _MAX_OBJECTS = 20_000
@@ -38,14 +40,14 @@ _OTHERS = {
     "tensorboardX", "comet_ml", "neptune", "aim", "ray", "clearml",
 }  # fmt: skip
 _PASSING = (types.GeneratorType, zip)
-_GENERATOR = 0x20  # inspect.CO_GENERATOR
+_OPTIMIZED, _GENERATOR = 0x01, 0x20  # as in inspect.CO_…
 
 
 class Numbers:
     """The plain numbers that some running functions can reach, as they are now."""
 
     def __init__(self, frames: list[types.FrameType]) -> None:
-        self.frames = [(f, _numbers(f.f_locals)) for f in frames]
+        self.frames = [(f, _numbers(variables(f))) for f in frames]
         self.objects = [(o, _numbers(o.__dict__)) for o in _reachable(frames)]
 
     @classmethod
@@ -93,7 +95,7 @@ class Counters:
 
 def _reachable(frames: list[types.FrameType]) -> Iterator[Any]:
     """Plain objects, breadth first, from the variables of the frames."""
-    todo = deque((v, 0) for f in frames for v in list(f.f_locals.values()))
+    todo = deque((v, 0) for f in frames for v in list(variables(f).values()))
     seen: set[int] = set()
     while todo and len(seen) < _MAX_OBJECTS:
         value, depth = todo.popleft()
@@ -105,6 +107,16 @@ def _reachable(frames: list[types.FrameType]) -> Iterator[Any]:
             todo.extend((v, depth + 1) for v in list(value.__dict__.values()))
         if isinstance(value, nn.Module):
             todo.extend((m, depth) for m in value.children())
+
+
+def own_generators() -> list[Any]:
+    """Sources of random numbers within reach of the functions that are running."""
+    frames = _frames_above(sys._getframe(1))
+    homes: list[Any] = [variables(f) for f in frames]
+    homes += [f.f_globals for f in frames if "site-packages" not in f.f_code.co_filename]
+    homes += [o.__dict__ for o in _reachable(frames)]
+    values = [v for home in homes for v in list(home.values())]
+    return list({id(v): v for v in values if is_generator(v)}.values())
 
 
 def _is_open(value: Any) -> bool:
@@ -142,15 +154,29 @@ def loop_frame(frame: types.FrameType) -> types.FrameType | None:
     return next(iter(_frames_above(frame)), None)
 
 
+def variables(frame: types.FrameType) -> dict[str, Any]:
+    """A function's variables; nothing stays behind that would keep them alive after a `del`."""
+    names = frame.f_locals
+    found = dict(names)
+    _let_go(frame, names)
+    return found
+
+
+def _let_go(frame: types.FrameType, names: Any) -> None:
+    """Before Python 3.13 a function's `f_locals` is a copy that the frame holds on to."""
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & _OPTIMIZED:
+        names.clear()
+
+
 def _write(frame: types.FrameType, kept: dict[str, Any]) -> None:
     """Give the variables of a running function back their values."""
     names = frame.f_locals
     changed = {k: v for k, v in kept.items() if type(names.get(k)) in _NUMBERS and names[k] != v}
-    if not changed:
-        return
-    names.update(changed)
-    if sys.version_info < (3, 13) and names is not frame.f_globals:
-        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    if changed:
+        names.update(changed)
+        if sys.version_info < (3, 13) and frame.f_code.co_flags & _OPTIMIZED:
+            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
+    _let_go(frame, names)
 
 
 def _enumerators(stream: types.FrameType) -> list[tuple[Any, int]]:
@@ -170,7 +196,7 @@ def _leads_to(iterator: Any, stream: types.FrameType, depth: int) -> bool:
         return False
     if iterator.gi_frame is stream:
         return True
-    parts = [iterator.gi_yieldfrom, *iterator.gi_frame.f_locals.values()]
+    parts = [iterator.gi_yieldfrom, *variables(iterator.gi_frame).values()]
     return any(_leads_to(p, stream, depth + 1) for p in parts if type(p) in _PASSING)
 
 
