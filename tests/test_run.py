@@ -72,6 +72,7 @@ WITH_LOADER = [
         "accumulate.py", (13,), "SqrtBackward0", "", "backward", symptom="gradient",
         args=("gradient",), left_out=(12, 13, 14, 15), mark="# HERE gradient",
     ),
+    Script("takes_apart.py", (9,), "aten.div", None, "loss", left_out=(8, 9, 10, 11)),
     Script("gan.py", (3,), "aten.log", None, "loss", plain_code=1),
     Script("lbfgs.py", (2,), "aten.log", None, "loss"),
     Script("centered_loss.py", (2,), "aten.log", "criterion", "forward"),

@@ -151,7 +151,7 @@ def test_looking_keeps_nothing_alive():
         big, count = Big(), 0
         gone = weakref.ref(big)
         for item in twice(2, "abc", None):
-            count += 1
+            count += 1  # noqa: SIM113 - what is tested
             if item == "c":
                 del big
                 return gone() is None, count

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import linecache
 from collections.abc import Iterable, Iterator
@@ -127,21 +128,24 @@ def _home(tree: ast.Module, scene: Scene) -> _Home | None:
 
 
 def loop_lines(frame: FrameType) -> range | None:
-    """The lines of the outermost loop that a function is in; None where that is not known."""
+    """The lines of the loop that a function is in, the innermost; None where there is none."""
     code = frame.f_code
-    try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)), code.co_filename)
-    except (SyntaxError, ValueError):
-        return None
-    loops = [
-        n
-        for n in ast.walk(tree)
-        if isinstance(n, (ast.For, ast.While))
-        and _holds(n, frame.f_lineno)
-        and n.lineno >= code.co_firstlineno
+    found = [
+        lines
+        for lines in _all_loops(code.co_filename)
+        if frame.f_lineno in lines and lines.start >= code.co_firstlineno
     ]
-    first = min(loops, key=lambda n: n.lineno, default=None)
-    return range(first.lineno, (first.end_lineno or first.lineno) + 1) if first else None
+    return max(found, key=lambda lines: lines.start, default=None)
+
+
+@functools.lru_cache(maxsize=32)
+def _all_loops(file: str) -> tuple[range, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)), file)
+    except (SyntaxError, ValueError):
+        return ()
+    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.While))]
+    return tuple(range(n.lineno, (n.end_lineno or n.lineno) + 1) for n in loops)
 
 
 def _moves_arguments(

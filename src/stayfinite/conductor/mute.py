@@ -17,10 +17,9 @@ __all__ = ["muted"]
 class _Muted(io.TextIOBase):
     """Swallows what comes from inside a loop; what comes from elsewhere goes through."""
 
-    def __init__(self, out: Any, loop: FrameType | None) -> None:
+    def __init__(self, out: Any, waiting: list[FrameType]) -> None:
         self._out = out
-        self._loop = loop
-        self._lines = loop_lines(loop) if loop is not None else None
+        self._loops = [(f, lines) for f in waiting if (lines := loop_lines(f)) is not None]
 
     def write(self, text: str) -> int:
         if self._is_left():
@@ -34,20 +33,22 @@ class _Muted(io.TextIOBase):
         return getattr(self._out, name)
 
     def _is_left(self) -> bool:
-        """The loop has ended meanwhile, its function has returned, or another thread is speaking."""
-        if self._loop is None:
-            return False
+        """The loop has ended meanwhile, its functions have returned, or another thread is speaking."""
+        running = set()
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None and frame is not self._loop:
+        while frame is not None:
+            running.add(id(frame))
             frame = frame.f_back
-        if frame is None:
-            return True
-        return self._lines is not None and frame.f_lineno not in self._lines
+        # A function that only fetched the batches may have returned; the loop round it counts then.
+        still = [(f, lines) for f, lines in self._loops if id(f) in running]
+        if not still:
+            return bool(self._loops)
+        return still[0][0].f_lineno not in still[0][1]
 
 
 @contextlib.contextmanager
-def muted(loop: FrameType | None) -> Iterator[None]:
-    """No output of this loop's body; `loop` is the function that it runs in."""
+def muted(waiting: list[FrameType]) -> Iterator[None]:
+    """No output of a loop's body; `waiting`: the functions that wait for its batch, innermost first."""
     out = sys.stdout
-    with contextlib.redirect_stdout(_Muted(out, loop)):
+    with contextlib.redirect_stdout(_Muted(out, waiting)):
         yield

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..observe.counters import Counters, Numbers, loop_frame
+from ..observe.counters import Counters, Numbers, frames_above
 from ..observe.wires import Listener
 from ..observe.witness import witness
 from .core import Core
@@ -375,7 +375,7 @@ class BatchStream(Listener):
             self._is_own_work = False
         if self.mutes_replays and any(b.items for b in wanted.window.batches):
             # The loop's body runs once more for us alone: its words have been said already.
-            wanted.contexts.append(muted(loop_frame(sys._getframe())))
+            wanted.contexts.append(muted(frames_above(sys._getframe())))
         self.active = ActivePass(self.core, wanted)
         self._current = wanted.window.batches[0]
         self._to_serve.clear()

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .rng import is_generator
 
-__all__ = ["Counters", "Numbers", "loop_frame", "own_generators", "variables"]
+__all__ = ["Counters", "Numbers", "frames_above", "own_generators", "variables"]
 
 _NUMBERS = (int, float, bool)
 _MAX_OBJECTS = 20_000
@@ -53,7 +53,7 @@ class Numbers:
     @classmethod
     def here(cls) -> Numbers:
         """Of all functions that are running now."""
-        return cls(_frames_above(sys._getframe(1)))
+        return cls(frames_above(sys._getframe(1)))
 
     def put_back(self) -> None:
         for frame, kept in self.frames:
@@ -70,7 +70,7 @@ class Counters:
     def __init__(self, stream: types.FrameType, count: int, failed: Numbers | None = None) -> None:
         """`stream`: the running generator's frame; `count`: the batches that it has given so far;
         `failed`: the numbers inside the turn that failed, with which it is run again."""
-        self._after = Numbers(_frames_above(stream))
+        self._after = Numbers(frames_above(stream))
         waiting = {id(f) for f, _ in self._after.frames}
         if failed is not None:  # functions that have returned meanwhile are none of it
             failed.frames = [(f, kept) for f, kept in failed.frames if id(f) in waiting]
@@ -111,7 +111,7 @@ def _reachable(frames: list[types.FrameType]) -> Iterator[Any]:
 
 def own_generators() -> list[Any]:
     """Sources of random numbers within reach of the functions that are running."""
-    frames = _frames_above(sys._getframe(1))
+    frames = frames_above(sys._getframe(1))
     homes: list[Any] = [variables(f) for f in frames]
     homes += [f.f_globals for f in frames if "site-packages" not in f.f_code.co_filename]
     homes += [o.__dict__ for o in _reachable(frames)]
@@ -134,7 +134,7 @@ def _numbers(names: Any) -> dict[str, Any]:
     return {k: v for k, v in list(names.items()) if type(v) in _NUMBERS and isinstance(k, str)}
 
 
-def _frames_above(stream: types.FrameType) -> list[types.FrameType]:
+def frames_above(stream: types.FrameType) -> list[types.FrameType]:
     """The functions that wait for the stream, without ours and those that only pass batches on."""
     frame: types.FrameType | None = stream
     found: list[types.FrameType] = []
@@ -147,11 +147,6 @@ def _frames_above(stream: types.FrameType) -> list[types.FrameType]:
             found.append(frame)
         frame = frame.f_back
     return found
-
-
-def loop_frame(frame: types.FrameType) -> types.FrameType | None:
-    """The function that waits for a batch, seen from a function of ours below it."""
-    return next(iter(_frames_above(frame)), None)
 
 
 def variables(frame: types.FrameType) -> dict[str, Any]:
