@@ -295,6 +295,19 @@ def test_a_learning_rate_that_is_not_a_number():
     assert all_finite(model, optimizer)
 
 
+def test_a_learning_rate_of_numpys_that_is_not_a_number():
+    """A loop that sets its rate by NumPy sets a number of NumPy's."""
+    numpy = pytest.importorskip("numpy")
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer, settings=QUICK)
+    for rate, is_applied in ((0.1, True), (NAN, False), (0.05, True)):
+        optimizer.param_groups[0]["lr"] = numpy.float32(rate)
+        assert guard.step(squares, GOOD).applied is is_applied
+    assert [i.event.step for i in guard.incidents] == [1]
+    assert all_finite(model, optimizer)
+
+
 def test_weights_that_are_bad_from_the_start_are_told_at_the_first_step():
     model = linear()
     with torch.no_grad():

@@ -172,9 +172,14 @@ def test_settings_and_state_of_the_optimizer_are_taken_back():
     optimizer.step()
     state = state_of(model, optimizer)
     entries = dict(optimizer.state)
-    with changes.fresh_optimizer(state), changes.with_setting(state, "eps", 1e-3):
-        assert not optimizer.state and optimizer.param_groups[0]["eps"] == 1e-3
+    used = []
+    hook = optimizer.register_step_pre_hook(lambda o, *_: used.append(o.param_groups[0]["eps"]))
+    with changes.fresh_optimizer(state), changes.with_setting("eps", 1e-3):
+        assert not optimizer.state
+        optimizer.param_groups[0]["eps"] = 0.0  # a loop sets it in every turn
         optimizer.step()
+    hook.remove()
+    assert used == [1e-3]
     assert dict(optimizer.state) == entries and optimizer.param_groups[0]["eps"] == 0.0
     seen = []
     handle = optimizer.register_step_post_hook(lambda o, *_: None)

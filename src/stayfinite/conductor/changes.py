@@ -196,18 +196,22 @@ def clipped(limit: float) -> contextlib.AbstractContextManager[None]:
     return _before_steps(change)
 
 
-@contextlib.contextmanager
-def with_setting(state: TrainState, key: str, value: float) -> Iterator[None]:
-    """A setting of every optimizer replaced: its epsilon, its learning rate."""
-    groups = [g for o in state.optimizers for g in o.param_groups if key in g]
-    kept = [g[key] for g in groups]
-    for g in groups:
-        g[key] = value
-    try:
-        yield
-    finally:
-        for g, old in zip(groups, kept):
-            g[key] = old
+def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[None]:
+    """A setting of every optimizer replaced as it steps, whatever the loop has set: epsilon, rate."""
+
+    def change(optimizer: Optimizer) -> Callable[[], None]:
+        groups = [g for g in optimizer.param_groups if key in g]
+        kept = [g[key] for g in groups]
+        for g in groups:
+            g[key] = value
+
+        def undo() -> None:
+            for g, old in zip(groups, kept):
+                g[key] = old
+
+        return undo
+
+    return _before_steps(change)
 
 
 @contextlib.contextmanager

@@ -366,12 +366,12 @@ def _fresh_optimizer(lab: Laboratory, e: Evidence) -> Run:
 def _finite_lr(lab: Laboratory, e: Evidence) -> Run:
     rates = [r for record in e.history for r in record.lr if r == r and abs(r) != float("inf")]
     rate = rates[-1] if rates else 1e-4
-    return (yield from lab.once([changes.with_setting(lab.state, "lr", rate)], is_applied=True))
+    return (yield from lab.once([changes.with_setting("lr", rate)], is_applied=True))
 
 
 def _larger_eps(lab: Laboratory, e: Evidence) -> Run:
     eps = 1e-4 if any(p.dtype in _HALF for _, p in lab.state.parameters()) else 1e-8
-    return (yield from lab.once([changes.with_setting(lab.state, "eps", eps)], is_applied=True))
+    return (yield from lab.once([changes.with_setting("eps", eps)], is_applied=True))
 
 
 def _is_late(lab: Laboratory) -> bool:

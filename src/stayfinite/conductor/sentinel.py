@@ -63,8 +63,10 @@ class Sentinel:
         grads: list[Tensor] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
-            if type(rate) is float and not -_INF < rate < _INF:
-                return Failure("learning_rate", window.step, name="lr", value=rate)
+            if type(rate) is not float or not -_INF < rate < _INF:
+                bad = _bad_rate(window, group)
+                if bad is not None:
+                    return bad
             grads += [g for p in group["params"] if (g := p.grad) is not None]
         losses = window.losses
         if window.norm is not None or len(losses) != 1 or not grads:
@@ -136,7 +138,8 @@ class Sentinel:
             checked.insert(0, window.norm.clone())
         elif not is_scaled:
             checked[:0] = [local(g) for g in self._grads(optimizer)]
-        rate = _bad_rate(window, optimizer)
+        bad_rates = (_bad_rate(window, g) for g in optimizer.param_groups)
+        rate = next((r for r in bad_rates if r is not None), None)
         flag = self._flags.get(id(optimizer)) or self._new_flag(optimizer, checked)
         flag.fold(checked)
         if rate is not None:
@@ -244,12 +247,12 @@ def read_scalars(flag: FiniteFlag | None, scalars: list[Tensor]) -> list[float] 
     return None if is_bad else values
 
 
-def _bad_rate(window: Window, optimizer: Optimizer) -> Failure | None:
-    for group in optimizer.param_groups:
-        rate = group.get("lr")
-        if isinstance(rate, float) and not math.isfinite(rate):
-            return Failure("learning_rate", window.step, name="lr", value=rate)
-    return None
+def _bad_rate(window: Window, group: dict[str, Any]) -> Failure | None:
+    """A rate is a number of Python's or NumPy's; one in a tensor is seen by what it does."""
+    rate = group.get("lr")
+    if rate is None or isinstance(rate, Tensor) or -_INF < rate < _INF:
+        return None
+    return Failure("learning_rate", window.step, name="lr", value=float(rate))
 
 
 def number_of(value: Any) -> float | None:
