@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
@@ -52,8 +52,11 @@ class Recovery:
         self.warnings: deque[Event] = deque(maxlen=1000)
         self.on_warning: Callable[[Event], None] = _say
         self.limits: list[Limit] = []
-        self.loss_watch = SpikeWatch(ratio=1.5)
-        self._norm_watch = SpikeWatch(ratio=3.0)
+        self.loss_watches: defaultdict[int, SpikeWatch] = defaultdict(lambda: SpikeWatch(ratio=1.5))
+        """By the window's mover."""
+        self._norm_watches: defaultdict[int, SpikeWatch] = defaultdict(
+            lambda: SpikeWatch(ratio=3.0)
+        )
         self._is_blind = core.policy.on_spike == "ignore"
         self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
@@ -198,8 +201,8 @@ class Recovery:
         core.log.clear()
         core.forget_due()
         self.tally.num_rollbacks += 1
-        self.loss_watch.forget_after(tag)
-        self._norm_watch.forget_after(tag)
+        for watch in (*self.loss_watches.values(), *self._norm_watches.values()):
+            watch.forget_after(tag)
         assert verdict.incident is not None
         for window in since:
             is_bad = window is verdict.window
@@ -320,10 +323,12 @@ class Recovery:
         if self._is_blind:
             return None
         found: Failure | None = None
-        if loss is not None and not self.loss_watch.is_quiet(window.step, loss):
-            found = self._judge(window, "loss", self.loss_watch, loss)
-        if norm is not None and not self._norm_watch.is_quiet(window.step, norm):
-            found = self._judge(window, "grad_norm", self._norm_watch, norm) or found
+        watch = self.loss_watches[window.mover]
+        if loss is not None and not watch.is_quiet(window.step, loss):
+            found = self._judge(window, "loss", watch, loss)
+        watch = self._norm_watches[window.mover]
+        if norm is not None and not watch.is_quiet(window.step, norm):
+            found = self._judge(window, "grad_norm", watch, norm) or found
         return found
 
     def _judge(

@@ -60,6 +60,8 @@ class Sentinel:
                 return self.check_together(window, optimizer) or self.see(window)
             if self.ranks.is_joining():
                 return None
+        if len(self.state.optimizers) > 1:
+            window.mover = id(optimizer)
         grads: list[Tensor] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
@@ -83,7 +85,7 @@ class Sentinel:
         window.is_seen = True
         window.loss = value
         window.losses = []  # with the graph that hangs on it
-        if self.recovery.loss_watch.is_quiet(window.batches[-1].step, value):
+        if self.recovery.loss_watches[window.mover].is_quiet(window.batches[-1].step, value):
             return None
         return self.recovery.see(window, value, None)
 

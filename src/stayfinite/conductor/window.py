@@ -73,6 +73,8 @@ class Window:
     """Batches that were drawn before the last one and not used yet: thrown away, or drawn ahead."""
     is_ahead = False
     """They were drawn ahead: each backward belongs to the next of `batches`."""
+    mover = 0
+    """Which optimizer's step it is, where there are several: each has losses of its own size."""
     norm: Tensor | None = None
     num_backward = 0
     num_attempted = 0
