@@ -161,3 +161,46 @@ def test_saving_what_is_not_the_models_is_nobodys_business(tmp_path, capfd):
     assert torch.isnan(torch.load(tmp_path / "data.pt")["features"]).all()
     assert guard.incidents == []
     assert capfd.readouterr().err == ""
+
+
+def test_the_next_guard_hears_though_the_last_was_never_closed():
+    def fold(bad):
+        model = linear()
+        optimizer = sgd(model)
+        guard = Guard(model, optimizer, settings=QUICK)
+        for x in guard([GOOD, BAD, GOOD] if bad else [GOOD]):
+            optimizer.zero_grad()
+            squares(model, x).backward()
+            optimizer.step()
+        return [i.event.step for i in guard.incidents]
+
+    assert fold(bad=False) == []
+    assert fold(bad=True) == [1]
+
+
+def test_a_loader_that_counts_for_itself_gives_each_batch_once():
+    class Loader:
+        def __init__(self, batches):
+            self.batches, self.at = batches, 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            if self.at == len(self.batches):
+                raise StopIteration
+            self.at += 1
+            return self.batches[self.at - 1]
+
+    model = linear()
+    optimizer = sgd(model)
+    loader, seen = Loader([GOOD + i for i in range(3)] + [BAD] + [GOOD + i for i in range(3)]), []
+    with Guard(model, optimizer, settings=QUICK) as guard:
+        for x in guard(loader):
+            optimizer.zero_grad()
+            squares(model, x).backward()
+            optimizer.step()
+            if not guard.replaying:
+                seen.append(x)
+    assert len(guard.incidents) == 1
+    assert len(seen) == 7 and len({id(x) for x in seen}) == 7

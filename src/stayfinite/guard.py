@@ -201,6 +201,7 @@ class Guard:
         stream = driver.stream(loader, iter(loader))
         for batch in stream:
             yield batch
+            del batch  # not kept for the rest of the epoch
             break
         else:
             if iter(loader) is loader:
@@ -213,15 +214,15 @@ class Guard:
     def _listen(self) -> LoopDriver:
         if self._driver is None:
             self._driver = LoopDriver(self.core, counts_every_batch=True)
-            self._at_end.detach()
-            self._at_end = self._end_with(self._driver.abandon)
             self._wires = Wires(self._driver, with_loaders=False)
+            self._at_end.detach()
+            self._at_end = self._end_with(self._driver.abandon, self._wires.close)
             for optimizer in self.state.optimizers:
                 self._wires.watch_optimizer(optimizer)
         return self._driver
 
-    def _end_with(self, flush: Callable[[], None]) -> weakref.finalize[Any, Guard]:
-        return weakref.finalize(self, _end, self.core, flush, self._checkpoints.close)
+    def _end_with(self, *flush: Callable[[], None]) -> weakref.finalize[Any, Guard]:
+        return weakref.finalize(self, _end, self.core, *flush, self._checkpoints.close)
 
     def close(self) -> None:
         """A last deep check; then every wire and hook is taken out."""
@@ -249,14 +250,16 @@ class Guard:
         self.close()
 
 
-def _end(core: Core, flush: Callable[[], None], close: Callable[[], None]) -> None:
+def _end(core: Core, flush: Callable[[], None], *close: Callable[[], None]) -> None:
     """What `close` would have told."""
     try:
         flush()
     except StayfiniteError as e:
         print(f"stayfinite: {e}", file=sys.stderr)
     finally:
-        close()
+        for each in close:
+            each()
+        core.ranks.forget()
         part_listeners.discard(core.recovery)
         if core.journal is not None:
             core.journal.close()

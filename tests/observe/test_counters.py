@@ -157,3 +157,31 @@ def test_looking_keeps_nothing_alive():
                 return gone() is None, count
 
     assert loop() == (True, 3)
+
+
+def test_a_dict_that_locals_gave_the_function_stays_full():
+    def train(rate=0.1):
+        config = locals()
+        for _ in twice(2, "abc", []):
+            pass
+        return config
+
+    assert train()["rate"] == 0.1
+
+
+def test_dead_proxies_and_lazy_objects_in_reach_do_no_harm():
+    import weakref
+
+    from stayfinite.observe.counters import own_generators
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    dead, count = weakref.proxy(thing), 0
+    del thing
+    own = torch.Generator()
+    assert own_generators() == [own]
+    for _ in twice(2, "abc", []):
+        count += 1
+    assert count == 3 and dead is not None

@@ -59,8 +59,8 @@ class _Reading:
 def in_memory(number: Tensor) -> float:
     """A number in the host's own memory, read where it lies: no operator waits for it."""
     kind = _C_TYPES.get(number.dtype)
-    if kind is None:
-        return float(number.detach().to(torch.float64).numpy())
+    if kind is None or type(number) is not Tensor or not number.is_cpu:
+        return float(torch._C.TensorBase.item(number))  # a loss elsewhere than the parameters
     return float(kind.from_address(number.data_ptr()).value)
 
 

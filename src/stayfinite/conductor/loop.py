@@ -273,7 +273,8 @@ class LoopDriver(FreeLoop):
     def _refuse(self, window: Window, failure: Failure) -> None:
         window.failure = failure
         window.small_state = small_state(self.state)
-        self._numbers = Numbers.here()
+        if not self._is_free:
+            self._numbers = Numbers.here()
         # What the loop does before it asks for the next batch (saving, validating) must
         # not see the buffers that the bad forward has written.
         self.state.restore_buffers()

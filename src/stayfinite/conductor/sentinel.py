@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -55,13 +56,13 @@ class Sentinel:
 
         Loss and gradients in one fused pass and one read; learning rates by a look.
         """
+        if len(self.state.optimizers) > 1:
+            window.mover = id(optimizer)
         if self._has_world:
             if self.is_shared(optimizer):
                 return self.check_together(window, optimizer) or self.see(window)
             if self.ranks.is_joining():
                 return None
-        if len(self.state.optimizers) > 1:
-            window.mover = id(optimizer)
         grads: list[Tensor] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
@@ -190,6 +191,7 @@ class Sentinel:
 
     def step_deferred(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """Issue the step with the flag on the device; `collect` tells later how it went."""
+        window.mover = id(optimizer) if len(self.state.optimizers) > 1 else 0
         window.losses = [(step, t.detach()) for step, t in window.losses]
         # The check writes what it reads: the loop keeps its loss and its norm as they are.
         checked = [window.norm.clone()] if window.norm is not None else self._grads(optimizer)
@@ -252,7 +254,7 @@ def read_scalars(flag: FiniteFlag | None, scalars: list[Tensor]) -> list[float] 
 def _bad_rate(window: Window, group: dict[str, Any]) -> Failure | None:
     """A rate is a number of Python's or NumPy's; one in a tensor is seen by what it does."""
     rate = group.get("lr")
-    if rate is None or isinstance(rate, Tensor) or -_INF < rate < _INF:
+    if not isinstance(rate, numbers.Real) or math.isfinite(rate):
         return None
     return Failure("learning_rate", window.step, name="lr", value=float(rate))
 

@@ -95,21 +95,19 @@ class BatchStream(Listener):
                     self._settle(owner)
                 item = self._served(owner) if self._to_serve or self._redo else _NOTHING
                 if item is _NOTHING:
+                    if counters is not None:
+                        counters.go_on(count)
+                        counters = None
                     try:
                         item = next(inner)
                     except StopIteration:
                         if not (has_trained and self._end_of_epoch(owner)):
-                            if counters is not None:
-                                counters.go_on(count)
                             return
                         continue
                     if self.core.recovery.drops and self._drops(owner):
                         count += 1
                         continue
                     self._register(owner, item, epoch, count)
-                    if counters is not None:
-                        counters.go_on(count)
-                        counters = None
                     count += 1
                 else:
                     counters = counters or Counters(sys._getframe(), count, self._numbers)
@@ -390,7 +388,7 @@ class BatchStream(Listener):
         self._advance(active.result)
 
     def _end(self, verdict: Verdict) -> None:
-        self._passes = self._investigation = None
+        self._passes = self._investigation = self._numbers = None
         self.window = None
         if verdict.incident is not None:
             self.core.conclude(verdict)

@@ -105,7 +105,7 @@ def _reachable(frames: list[types.FrameType]) -> Iterator[Any]:
         yield value
         if depth < _MAX_DEPTH:
             todo.extend((v, depth + 1) for v in list(value.__dict__.values()))
-        if isinstance(value, nn.Module):
+        if issubclass(type(value), nn.Module):
             todo.extend((m, depth) for m in value.children())
 
 
@@ -121,13 +121,15 @@ def own_generators() -> list[Any]:
 
 def _is_open(value: Any) -> bool:
     kind = type(value)
-    if issubclass(kind, _CLOSED) or kind.__module__.split(".")[0] in _OTHERS:
+    if issubclass(kind, _CLOSED):
         return False
     try:
-        names = value.__dict__
+        home, names = kind.__module__, value.__dict__
     except Exception:  # whatever a lazy object raises when it is looked at
         return False
-    return isinstance(names, dict) and not kind.__module__.startswith("torch.utils.data")
+    if not isinstance(home, str) or home.split(".")[0] in _OTHERS:
+        return False
+    return isinstance(names, dict) and not home.startswith("torch.utils.data")
 
 
 def _numbers(names: Any) -> dict[str, Any]:
@@ -158,9 +160,25 @@ def variables(frame: types.FrameType) -> dict[str, Any]:
 
 
 def _let_go(frame: types.FrameType, names: Any) -> None:
-    """Before Python 3.13 a function's `f_locals` is a copy that the frame holds on to."""
+    """Before Python 3.13 a function's `f_locals` is a copy that the frame holds on to; it is also what
+    `locals()` has given the function, if it asked: then it is not ours to empty."""
     if sys.version_info < (3, 13) and frame.f_code.co_flags & _OPTIMIZED:
-        names.clear()
+        if sys.getrefcount(names) <= _NOBODY_ELSE:
+            names.clear()
+
+
+def _count_holders() -> int:
+    """How many hold such a copy when nobody but the frame and we do, counted the same way."""
+    frame = sys._getframe()
+    names = frame.f_locals
+
+    def inner(frame: types.FrameType, names: Any) -> int:
+        return sys.getrefcount(names)
+
+    return inner(frame, names)
+
+
+_NOBODY_ELSE = _count_holders()
 
 
 def _write(frame: types.FrameType, kept: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ none listens, the calls that go through us are made without.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ __all__ = ["without_labels"]
 T = TypeVar("T")
 _is_profiled = torch._C._autograd._profiler_enabled
 _NOTHING = contextlib.nullcontext()
+_MAIN = threading.main_thread().ident
 
 
 def _silent(name: str, args: str | None = None) -> Any:
@@ -31,9 +33,9 @@ def without_labels(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     >>> without_labels(max, 1, 2)
     2
     """
-    if _is_profiled():
-        return call(*args, **kwargs)
     kept = profiler.record_function
+    if kept is _silent or _is_profiled() or threading.get_ident() != _MAIN:
+        return call(*args, **kwargs)  # another thread would put back what it should not
     profiler.record_function = _silent  # type: ignore[assignment, misc]
     try:
         return call(*args, **kwargs)

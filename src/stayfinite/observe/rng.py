@@ -84,10 +84,11 @@ def is_generator(value: Any) -> bool:
     >>> is_generator(torch.Generator()), is_generator(random.Random(1)), is_generator(random)
     (True, True, False)
     """
-    if isinstance(value, (torch.Generator, random.Random)):
-        return not isinstance(value, random.SystemRandom)
+    kind = type(value)  # a lazy object must not be asked for its class
+    if issubclass(kind, (torch.Generator, random.Random)):
+        return not issubclass(kind, random.SystemRandom)
     numpy = sys.modules.get("numpy.random")
-    return numpy is not None and isinstance(value, (numpy.Generator, numpy.RandomState))
+    return numpy is not None and issubclass(kind, (numpy.Generator, numpy.RandomState))
 
 
 def _get(generator: Any) -> Any:
