@@ -123,7 +123,10 @@ def test_the_bad_draw_is_caught_and_explained(incidents):
     assert first.location.source.strip() == LINE
     assert first.diagnosis.cause == "low_precision_underflow"
     assert first.diagnosis.fixes[0].status == "verified"
-    assert {i.location.source.strip() for i in incidents} == {LINE}
+    located = [i for i in incidents if i.location.op is not None]
+    assert {i.location.source.strip() for i in located} == {LINE}
+    # After the loop's very last step nobody asks for a batch with which it could be run again.
+    assert len(incidents) - len(located) <= 1
 
 
 @pytest.mark.slow

@@ -238,6 +238,7 @@ random.seed(7)
 worst = 0.0
 for i in range(count):
     path = folder / str(i) / "journal.jsonl"
+    shared[:] = bytes(16)  # not the last child's times
     pid = os.fork()
     if pid == 0:
         journal = Journal(path, segment_bytes=1 << 16)

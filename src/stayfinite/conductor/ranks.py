@@ -84,6 +84,7 @@ class Ranks:
         self._is_first: bool | None = None
         self._wrappers: list[Any] = []
         self._has_warned = False
+        self._was_shared = False
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -122,6 +123,7 @@ class Ranks:
     def forget(self) -> None:
         """The training is over: a process group that nobody holds on to can end before Python does."""
         self.leave()
+        self._was_shared = self.has_others
         self._group = self._world = self._pair = None
         self._wrappers.clear()
 
@@ -176,7 +178,7 @@ class Ranks:
     @property
     def has_others(self) -> bool:
         """Whether this is a shared training, even if this rank has left it."""
-        return self._group is not None
+        return self._group is not None or self._was_shared
 
     @property
     def has_parted(self) -> bool:
