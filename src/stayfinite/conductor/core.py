@@ -257,6 +257,14 @@ class Core(Sentinel):
         self._deep_started = time.perf_counter()
         return None
 
+    def let_go(self) -> None:
+        """Nothing more will be run or looked at."""
+        self.ranks.forget()
+        self.log.clear()
+        self.forget_due()
+        self.history.clear()
+        self.state.let_go()
+
     # -- incidents ----------------------------------------------------------------------------
 
     def records(self) -> tuple[StepRecord, ...]:

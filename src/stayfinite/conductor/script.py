@@ -186,7 +186,11 @@ class ScriptRun:
         part_listeners.discard(self.core.recovery)
         wires.close()
         self.driver.close()
-        self.core.ranks.forget()
+        if self.core.ranks.has_others:
+            # A wrapped model holds its process group; that must end before the interpreter does.
+            self.core.let_go()
+            self.driver.window = self.driver.last_call = None
+            gc.collect()
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_told:

@@ -83,6 +83,14 @@ class TrainState:
             self.averages[f"average{len(self.averages) or ''}"] = module
         return bool(new)
 
+    def let_go(self) -> None:
+        """The training is over: hold on to nothing of it."""
+        for held in (self.roots, self.optimizers, self.schedulers, self.scalers, self._shadows):
+            held.clear()
+        self.averages.clear()
+        self.snapshot.drop()
+        self._forget_caches()
+
     def _forget_caches(self) -> None:
         self._names = self._buffer_homes = self._params = None
 
