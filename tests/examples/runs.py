@@ -10,8 +10,7 @@ from stayfinite.records import Incident
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(folder, *command):
-    folder.mkdir()
+def python(folder, *command, code=0):
     done = subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=folder,
@@ -20,8 +19,13 @@ def run(folder, *command):
         timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == code, done.stderr[-2000:]
     return done
+
+
+def run(folder, *command):
+    folder.mkdir()
+    return python(folder, *command)
 
 
 def three_runs(name, epochs, base):

@@ -3,15 +3,13 @@
 import importlib.util
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.examples.runs import python
 
 from stayfinite.checkpoint import scan, scan_file
 from stayfinite.records import Incident
@@ -21,19 +19,6 @@ FIRST_BAD_STEP = 76
 NUM_STEPS = 160
 PER_STEP = 2  # batches
 LINE = "weight = 1 / mask_prob"
-
-
-def python(folder, *command, code=0):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == code, done.stderr[-2000:]
-    return done
 
 
 def zeroed(output):

@@ -1,15 +1,13 @@
 """The TEMI example: corrupt rows in a cache, one head that dies alone, and both repaired."""
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from tests.examples import runs
 
 from stayfinite.checkpoint import scan_file
 from stayfinite.numerics import beta_mi
@@ -24,16 +22,7 @@ FIRST_BAD_BATCH = 14
 
 
 def python(folder, *command):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return runs.python(folder, *command).stdout
 
 
 def losses(output):

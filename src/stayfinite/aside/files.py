@@ -240,25 +240,16 @@ class Aside:
     def getcwd(self) -> str:
         return self._cwd
 
-    def _reader(self, name: str) -> Callable[..., Any]:
+    def _led(self, name: str, lead: Callable[[Any], Any]) -> Callable[..., Any]:
+        """The real function, on the path that `to_read` or `to_write` leads to."""
         real = self.real[name]
 
-        def read(path: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("dir_fd") is None:
-                path = self.to_read(path)
+                path = lead(path)
             return real(path, *args, **kwargs)
 
-        return read
-
-    def _writer(self, name: str) -> Callable[..., Any]:
-        real = self.real[name]
-
-        def write(path: Any, *args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dir_fd") is None:
-                path = self.to_write(path)
-            return real(path, *args, **kwargs)
-
-        return write
+        return call
 
     # -- putting it in place -----------------------------------------------------------------------
 
@@ -291,8 +282,8 @@ class Aside:
             "open": self.os_open, "mkdir": self.mkdir, "listdir": self.listdir,
             "scandir": self.scandir, "chdir": self.chdir, "getcwd": self.getcwd,
         }  # fmt: skip
-        wrappers |= {n: self._reader(n) for n in _READERS if n in self.real}
-        wrappers |= {n: self._writer(n) for n in _WRITERS if n in self.real}
+        wrappers |= {n: self._led(n, self.to_read) for n in _READERS if n in self.real}
+        wrappers |= {n: self._led(n, self.to_write) for n in _WRITERS if n in self.real}
         wrappers |= {n: self._remover(n) for n in ("remove", "unlink", "rmdir")}
         wrappers |= {n: self._mover(n) for n in ("rename", "replace")}
         wrappers |= {n: self._linker(n) for n in ("link", "symlink") if n in self.real}
