@@ -21,7 +21,7 @@ class Workload:
     fused: bool = True
 
     def optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=self.fused)
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=self.fused)
 
 
 def tiny_mlp() -> Workload:

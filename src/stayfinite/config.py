@@ -25,13 +25,13 @@ class Settings:
       - `budget` must be above 0 and at most 1, got 2
     """
 
-    budget: float = 0.01
+    budget: float = 0.005
     """Share of step time that deep checks and snapshots together may take."""
     deferred: bool = False
     """Read the sentinel's flag one step late instead of syncing (fused Adam, AdamW, SGD)."""
     history: int = 256
     """How many steps of loss, gradient norm and learning rate an incident carries."""
-    max_batches: int = 256
+    max_batches: int = 1024
     """How many batches are kept by reference for going back to the last snapshot."""
     snapshot_ram_share: float = 0.25
     """Share of the machine's free memory that a snapshot may take; above it, it goes to a file."""

@@ -122,6 +122,13 @@ def test_a_training_is_warned_of(capsys):
     assert "warning: the gradient norm is " in capsys.readouterr().err
 
 
+def test_a_spike_in_every_cycle_is_kept_each_time_and_told_ever_more_seldom(capsys):
+    guard, _ = train("skip", (USUAL + [50.0]) * 9)
+    assert [w.name for w in guard.warnings].count("grad_norm") == 9
+    told = [t for t in capsys.readouterr().err.splitlines() if "gradient norm" in t]
+    assert len(told) == 5 and told[-1].endswith("(8 such warnings by now)")
+
+
 def test_the_policy_can_skip_spikes():
     guard, applied = train(Policy(on_spike="skip"), USUAL + [50.0] + USUAL)
     assert applied.index(False) == len(USUAL) and applied.count(False) == 1

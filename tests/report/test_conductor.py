@@ -1,5 +1,6 @@
 """The journal of a real training: under the guard, and under `stayfinite run`."""
 
+import itertools
 import json
 import math
 
@@ -9,6 +10,7 @@ from tests.launch import alone
 from torch import nn
 
 from stayfinite import Guard
+from stayfinite.conductor import journaling
 from stayfinite.conductor.journaling import LayerSampler, Stage
 from stayfinite.conductor.state import TrainState
 from stayfinite.report.journal_read import read_journal
@@ -113,9 +115,48 @@ def test_values_on_a_device_are_read_together_and_rows_keep_their_order(monkeypa
 def test_layers_are_looked_at_ever_more_seldom():
     state = TrainState()
     state.add_root(nn.Linear(2, 2), "")
-    sampler = LayerSampler(state, lines=10)
+    sampler = LayerSampler(state, lines=10, share=math.inf)
     taken = [s for s in range(10_000) if sampler.sample(s) is not None]
     assert taken[:10] == list(range(10)) and len(taken) < 10 * math.log(10_000) + 10
+
+
+def test_looking_at_layers_takes_its_share_of_the_time_and_no_more(monkeypatch):
+    clock = iter(range(10**9))
+    monkeypatch.setattr(journaling, "_clock", lambda: float(next(clock)))
+    state = TrainState()
+    state.add_root(nn.Linear(2, 2), "")
+    sampler = LayerSampler(state, lines=10**6, share=0.01)
+    taken = [s for s in range(2000) if sampler.sample(s) is not None]
+    # A look takes one tick of this clock and every refusal one: a hundred of them to each look.
+    assert taken[0] == 0 and {b - a for a, b in itertools.pairwise(taken)} == {100}
+
+
+def test_layers_show_largest_weight_gradient_and_update():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1).half())
+    state = TrainState()
+    state.add_root(model, "")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(2.0)
+    state.take_snapshot(0)
+    model[0].weight.grad = torch.full((2, 2), 3.0)
+    model[0].bias.grad = torch.full((2,), 4.0)
+    with torch.no_grad():
+        model[0].weight[0, 0] = -5.0
+        model[1].bias.add_(1.0)
+    found = LayerSampler(state).sample(3)
+    assert found == {
+        "names": ["0", "1"],
+        "dtypes": ["float32", "float16"],
+        "weight": [5.0, 3.0],
+        "grad": [pytest.approx(math.sqrt(4 * 9 + 2 * 16), rel=1e-3), None],
+        "grad_norm": pytest.approx(math.sqrt(68), rel=1e-3),
+        # What moved, as a share of the layer's size now, over the four steps since the snapshot.
+        "update": [
+            pytest.approx(7 / math.sqrt(25 + 3 * 4 + 2 * 4) / 4, rel=1e-3),
+            pytest.approx(1 / math.sqrt(4 + 4 + 9) / 4, rel=1e-3),
+        ],
+    }
 
 
 @pytest.mark.slow

@@ -19,3 +19,13 @@ def test_the_same_incident_again_and_again_is_no_flood(capsys, monkeypatch):
     assert [t.split("before, ")[1] for t in lines[3:]] == [
         f"{n} times by now)" for n in (4, 8, 16, 32)
     ]
+
+
+def test_the_same_warning_again_and_again_is_no_flood(capsys):
+    for count in range(1, 41):
+        event = Event(step=count, kind="spike", phase="loss", message="the loss is 7")
+        terminal.say_warning(event, count)
+    lines = capsys.readouterr().err.splitlines()
+    assert [int(t.split()[2].rstrip(":")) for t in lines] == [1, 2, 3, 4, 8, 16, 32]
+    assert lines[0] == "stayfinite: step 1: warning: the loss is 7"
+    assert lines[-1] == "stayfinite: step 32: warning: the loss is 7 (32 such warnings by now)"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Core"]
 
 _MAX_LOG_BYTES = 1 << 29
+_SMALL_LOG_BYTES = 1 << 24
 _WARY = 32
 
 
@@ -51,6 +52,7 @@ class Core(Sentinel):
         self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
         self.log: list[Window] = []
         """Windows applied since the snapshot, for going back."""
+        self._stale: list[Window] = []
         self.incidents: list[Incident] = []
         self.on_incident: Callable[[Incident], Incident] = lambda incident: incident
         self.journal: RunJournal | None = None
@@ -137,7 +139,10 @@ class Core(Sentinel):
             self._drop_log()
 
     def _drop_log(self) -> None:
-        self.log.clear()
+        """Small ones are let go one by one as new ones come: Python looks for garbage whenever more
+        has been made than let go, and with torch loaded such a look takes milliseconds."""
+        self._stale = self.log if self._log_bytes < _SMALL_LOG_BYTES else []
+        self.log = []
         self._log_bytes = 0
 
     def forget_due(self) -> None:
@@ -145,6 +150,7 @@ class Core(Sentinel):
         self._due = None
         self._log_bytes = 0
         self._unseen.clear()
+        self._stale.clear()
 
     def prime_again(self) -> None:
         """A model turned up: before the first step, all of it counts as the start."""
@@ -201,6 +207,8 @@ class Core(Sentinel):
                     size = sum(batch_bytes(b.value) for b in window.batches)
                     self._log_bytes = (len(self.log) + 64) * size
                 self.log.append(window)
+                if self._stale:
+                    self._stale.pop()
                 # A clock read every few steps is enough; the interval is in steps' worth of time.
                 if len(self.log) % 8 and not (
                     self._is_deep_wanted

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from .state import TrainState
 __all__ = ["LayerSampler", "RunJournal", "Stage"]
 
 _Timed = tuple[Row, float]
+_clock = time.perf_counter
 
 
 class RunJournal:
@@ -157,12 +160,17 @@ class Stage:
 
 
 class LayerSampler:
-    """Largest weight, gradient norm and relative update of each layer, seldom enough to be free."""
+    """Largest weight, gradient norm and relative update of each layer, seldom enough to be free:
 
-    def __init__(self, state: TrainState, lines: int = 128) -> None:
+    no more than some lines for each doubling of the run's length, and a share of its time.
+    """
+
+    def __init__(self, state: TrainState, lines: int = 128, share: float = 0.0025) -> None:
         self._state = state
         self._lines = lines
+        self._share = share
         self._last = -1
+        self._not_before = 0.0
         self._names: tuple[str, ...] = ()
 
     @torch.no_grad()
@@ -170,29 +178,32 @@ class LayerSampler:
         """The figures, or None when the last ones are still fresh enough for this run's length."""
         if self._last >= 0 and step - self._last < max(1.0, step / self._lines):
             return None
+        if (start := _clock()) < self._not_before:
+            return None
         named = [(n, p) for n, p in self._state.parameters() if _is_plain(p)]
         if not named:
             return None
-        before = self._before(step)
-        layers: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
-        for name, p in named:
-            layers.setdefault(name.rpartition(".")[0] or name, []).append((p, before.get(id(p))))
         self._last = step
-        figures = [_figures(pairs, self._per_step(step)) for pairs in layers.values()]
-        rows = torch.stack(figures).tolist()
-        total = sum(row[1] ** 2 for row in rows if row[1] >= 0)
-        names = tuple(layers)
+        layers: dict[str, _Layer] = {}
+        owners = [layers.setdefault(n.rpartition(".")[0] or n, _Layer(p)) for n, p in named]
+        for owner, figures in zip(owners, _figures([p for _, p in named], self._before(step))):
+            owner.take(*figures)
+        num_steps = max(1, step + 1 - self._state.snapshot.tag)
+        total = math.hypot(*(o.grad for o in layers.values() if o.grad is not None))
         sample: dict[str, Any] = {
-            "weight": [_short(r[0]) for r in rows],
-            "grad": [_short(r[1]) for r in rows],
-            "update": [_short(r[2]) for r in rows],
+            "weight": [_short(o.weight) for o in layers.values()],
+            "grad": [_short(o.grad) for o in layers.values()],
+            "update": [_short(o.update(num_steps)) for o in layers.values()],
         }
-        if any(row[1] >= 0 for row in rows):
-            sample["grad_norm"] = _short(total**0.5)
+        if any(o.grad is not None for o in layers.values()):
+            sample["grad_norm"] = _short(total)
+        names = tuple(layers)
         if names != self._names:
             self._names = names
             sample["names"] = list(names)
-            sample["dtypes"] = [str(p[0][0].dtype).removeprefix("torch.") for p in layers.values()]
+            sample["dtypes"] = [o.dtype for o in layers.values()]
+        now = _clock()
+        self._not_before = now + (now - start) / self._share
         return sample
 
     def _before(self, step: int) -> dict[int, Tensor]:
@@ -205,30 +216,49 @@ class LayerSampler:
             if kept.device == live.device
         }
 
-    def _per_step(self, step: int) -> int:
-        return max(1, step + 1 - self._state.snapshot.tag)
+
+class _Layer:
+    """One layer's figures while they are added up; None for what is not known."""
+
+    def __init__(self, first: Tensor) -> None:
+        self.dtype = str(first.dtype).removeprefix("torch.")
+        self.weight = 0.0
+        self.grad: float | None = None
+        self._moved: float | None = None
+        self._size = 0.0
+
+    def take(self, weight: float, size: float, grad: float | None, moved: float | None) -> None:
+        self.weight = max(self.weight, weight)
+        if grad is not None:
+            self.grad = math.hypot(self.grad or 0.0, grad)
+        if moved is not None:
+            self._moved = math.hypot(self._moved or 0.0, moved)
+            self._size = math.hypot(self._size, size)
+
+    def update(self, num_steps: int) -> float | None:
+        """How far a step moves it, as a share of its size."""
+        return None if self._moved is None else self._moved / max(self._size, 1e-30) / num_steps
 
 
-def _figures(pairs: list[tuple[Tensor, Tensor | None]], num_steps: int) -> Tensor:
-    """(largest weight, gradient norm, update per step); -1 for what is not known."""
-    weights = torch._foreach_norm([p for p, _ in pairs], float("inf"))
-    largest = torch.stack([w.float().cpu() for w in weights]).max()
-    unknown = torch.tensor(-1.0)
-    grads = [p.grad for p, _ in pairs if p.grad is not None and _is_plain(p.grad)]
-    norm = _total(torch._foreach_norm(grads, 2)) if grads else unknown
-    moved = [(p, kept) for p, kept in pairs if kept is not None]
-    update = unknown
-    if moved:
+def _figures(
+    params: list[Tensor], before: Mapping[int, Tensor]
+) -> Iterator[tuple[float, float, float | None, float | None]]:
+    """(largest weight, norm, gradient's norm, norm of what moved) of each; read all at once."""
+    grads = [p.grad if p.grad is not None and _is_plain(p.grad) else None for p in params]
+    there = [g for g in grads if g is not None]
+    kept = [before.get(id(p)) for p in params]
+    groups = [
+        torch._foreach_norm(params, math.inf),
+        torch._foreach_norm(params, 2),
+        torch._foreach_norm(there, 2) if there else (),
         # One tensor at a time: never a second copy of the whole model.
-        steps = _total([torch.linalg.vector_norm((p - kept).float()) for p, kept in moved])
-        size = _total(torch._foreach_norm([p for p, _ in moved], 2))
-        update = steps / size.clamp(min=1e-30) / num_steps
-    return torch.stack([largest, norm, update])
-
-
-def _total(norms: Sequence[Tensor]) -> Tensor:
-    total: Tensor = torch.linalg.vector_norm(torch.stack([n.float().cpu() for n in norms]))
-    return total
+        [torch.linalg.vector_norm((p - k).float()) for p, k in zip(params, kept) if k is not None],
+    ]
+    home = params[0].device
+    numbers = iter(torch.stack([n.to(home, torch.float32) for g in groups for n in g]).tolist())
+    largest, sizes = ([next(numbers) for _ in params] for _ in range(2))
+    norms, moved = ([None if t is None else next(numbers) for t in ts] for ts in (grads, kept))
+    return zip(largest, sizes, norms, moved)
 
 
 def _is_plain(t: Tensor) -> bool:
@@ -242,5 +272,5 @@ def _is_plain(t: Tensor) -> bool:
     )
 
 
-def _short(value: float) -> float | None:
-    return None if value == -1 else float(f"{value:.4g}")
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

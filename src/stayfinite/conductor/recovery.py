@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -17,6 +15,7 @@ from ..records import Action, Event, Incident
 from ..recover.ledger import Ledger, LedgerEntry
 from ..recover.policy import Decision, Policy, Tally
 from ..recover.ramp import PrecisionRamp, RampMove
+from ..report.terminal import say_warning
 from ..report.text import headline
 from .limits import Limit, everywhere
 from .ranks import RankFailure
@@ -50,7 +49,7 @@ class Recovery:
         self.num_passes = 0
         """Passes under way: steps that are run again and count for nothing."""
         self.warnings: deque[Event] = deque(maxlen=1000)
-        self.on_warning: Callable[[Event], None] = _say
+        self._num_warnings: Counter[tuple[str, str | None]] = Counter()
         self.limits: list[Limit] = []
         self.loss_watches: defaultdict[int, SpikeWatch] = defaultdict(lambda: SpikeWatch(ratio=1.5))
         """By the window's mover."""
@@ -360,8 +359,9 @@ class Recovery:
         """Something to look at while nothing is wrong yet: a spike, a limit, a resumed rate."""
         self.warnings.append(event)
         core = self._core
+        self._num_warnings[event.kind, event.name] += 1
         if core.ranks.is_first or not core.ranks.has_others:
-            self.on_warning(event)
+            say_warning(event, self._num_warnings[event.kind, event.name])
         if core.journal is not None:
             core.journal.journal.event(
                 "warning", step=event.step, about=event.kind, name=event.name, value=event.value,
@@ -377,10 +377,6 @@ class Recovery:
                 lr=self.state.lrs(), message=text,
             )
         )  # fmt: skip
-
-
-def _say(event: Event) -> None:
-    print(f"stayfinite: step {event.step}: warning: {event.message}", file=sys.stderr)
 
 
 def _indices(ref: BatchRef) -> tuple[int, ...]:

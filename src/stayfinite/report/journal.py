@@ -90,7 +90,8 @@ class Journal:
         self._flush_lines = flush_lines
         self._stage = stage
         self._segments = Segments(self.path, segment_bytes, keep_bytes)
-        self._rows: list[tuple[Row, float]] = []
+        self._rows: list[Row] = []
+        self._times: list[float] = []
         self._started = _clock()
         self._started_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         self._flushed = self._started
@@ -106,7 +107,8 @@ class Journal:
     def append(self, row: Row) -> None:
         """Keep one step; 0-dim tensors by reference."""
         now = _clock()
-        self._rows.append((row, now))
+        self._rows.append(row)
+        self._times.append(now)
         if now - self._flushed >= self._flush_seconds or len(self._rows) >= self._flush_lines:
             self.flush()
 
@@ -119,7 +121,8 @@ class Journal:
 
     def flush(self, is_last: bool = False) -> None:
         """Write the steps that are kept; `is_last` also waits for values still on a device."""
-        rows, self._rows = self._rows, []
+        rows = list(zip(self._rows, self._times))
+        self._rows, self._times = [], []
         self._flushed = _clock()
         if self._stage is not None:
             rows = self._stage(rows, is_last)

@@ -6,10 +6,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from ..records import Incident
+from ..records import Event, Incident
 from .text import headline, render, short_path
 
-__all__ = ["say_incident", "say_summary"]
+__all__ = ["say_incident", "say_summary", "say_warning"]
 
 _told: Counter[tuple[object, ...]] = Counter()
 _NUM_REPEATS = 3
@@ -29,10 +29,9 @@ def say_incident(incident: Incident) -> None:
     _told[key] += 1
     count = _told[key] - 1
     if count:
-        # The same thing at every step is a flood: three times, then at 4, 8, 16, …
         if count <= _NUM_REPEATS:
             print(f"stayfinite: {headline(incident)} (as before)", file=sys.stderr, flush=True)
-        elif count & (count - 1) == 0:
+        elif _is_told(count):
             note = f"(as before, {count} times by now)"
             print(f"stayfinite: {headline(incident)} {note}", file=sys.stderr, flush=True)
         return
@@ -42,6 +41,19 @@ def say_incident(incident: Incident) -> None:
     else:
         rule = "-" * 78
         print(f"{rule}\n{text}\n{rule}", file=sys.stderr, flush=True)
+
+
+def say_warning(event: Event, count: int) -> None:
+    """One line; of many of the same kind (this is number `count`) ever fewer."""
+    if not _is_told(count):
+        return
+    note = f" ({count} such warnings by now)" if count > _NUM_REPEATS else ""
+    print(f"stayfinite: step {event.step}: warning: {event.message}{note}", file=sys.stderr)
+
+
+def _is_told(count: int) -> bool:
+    """The same thing at every step is a flood: three times, then at 4, 8, 16, …"""
+    return count <= _NUM_REPEATS or count & (count - 1) == 0
 
 
 def _say_in_color(text: str) -> None:
