@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import io
 import linecache
 from collections.abc import Iterable, Iterator
@@ -25,7 +24,7 @@ from torch.optim import Optimizer
 from ..locate.frames import is_user_file
 from ..observe.counters import variables
 
-__all__ = ["Scene", "loop_lines", "run_body", "scenes_of_frame", "scenes_of_traceback"]
+__all__ = ["Scene", "run_body", "scenes_of_frame", "scenes_of_traceback"]
 
 _UNSAFE_CALLS = {
     "next", "append", "extend", "pop", "update", "write", "save", "step", "send", "put", "insert",
@@ -125,27 +124,6 @@ def _home(tree: ast.Module, scene: Scene) -> _Home | None:
             if first == scene.first_line and node.name == scene.function:
                 function = node
     return loop or function
-
-
-def loop_lines(frame: FrameType) -> range | None:
-    """The lines of the loop that a function is in, the innermost; None where there is none."""
-    code = frame.f_code
-    found = [
-        lines
-        for lines in _all_loops(code.co_filename)
-        if frame.f_lineno in lines and lines.start >= code.co_firstlineno
-    ]
-    return max(found, key=lambda lines: lines.start, default=None)
-
-
-@functools.lru_cache(maxsize=32)
-def _all_loops(file: str) -> tuple[range, ...]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)), file)
-    except (SyntaxError, ValueError):
-        return ()
-    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.While))]
-    return tuple(range(n.lineno, (n.end_lineno or n.lineno) + 1) for n in loops)
 
 
 def _moves_arguments(

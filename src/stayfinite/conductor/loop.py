@@ -291,6 +291,8 @@ class LoopDriver(FreeLoop):
 
     def _active_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         assert self.active is not None
+        if self._turns is not None:
+            self._turns.note_step()
         step = self._current.step
         self.active.after_backward(step)
         self.active.agree()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from .body import loop_lines
+from ..observe.turns import loop_lines
 
 __all__ = ["muted"]
 

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from ..observe.counters import Counters, Numbers, frames_above
+from ..observe.turns import Turns
 from ..observe.wires import Listener
 from ..observe.witness import witness
 from .core import Core
@@ -56,6 +57,7 @@ class BatchStream(Listener):
         self._holds_schedulers = False
         self._numbers: Numbers | None = None
         """What the loop counted with inside the turn that failed."""
+        self._turns: Turns | None = None
         self._is_own_work = False
         """What is computed now is not the loop's doing."""
         self._aside: BatchRef | None = None
@@ -98,6 +100,7 @@ class BatchStream(Listener):
                     if counters is not None:
                         counters.go_on(count)
                         counters = None
+                        self._count_turns()
                     try:
                         item = next(inner)
                     except StopIteration:
@@ -110,15 +113,25 @@ class BatchStream(Listener):
                     self._register(owner, item, epoch, count)
                     count += 1
                 else:
-                    counters = counters or Counters(sys._getframe(), count, self._numbers)
+                    if counters is None:
+                        counters = Counters(sys._getframe(), count, self._numbers)
+                        self._turns = self._turns or Turns(frames_above(sys._getframe()))
                     self._numbers = None
                     counters.again(self._served_ref.ordinal)
                 yield item
                 if not has_trained:
                     has_trained = self._is_training(owner)
         finally:
+            if counters is not None:
+                self._count_turns()
             if not self.is_over:
                 self._leave(owner, has_trained)
+
+    def _count_turns(self) -> None:
+        """The loop goes on: it makes turns of its own again."""
+        if self._turns is not None:
+            self._turns.close()
+            self._turns = None
 
     def _leave(self, owner: Any, has_trained: bool) -> None:
         """A loader is through, or its loop was left."""

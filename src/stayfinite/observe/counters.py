@@ -3,8 +3,9 @@
 A loop that is handed a batch a second time counts it a second time: `enumerate`, `step += 1`, a trainer's
 `global_step`. What counts decides when to accumulate, to save and to stop, so after every such turn
 all plain numbers that the loop can reach are what they were: those in the variables of the functions
-that are running, and in the attributes of objects there, modules included. Tensors and optimizers
-are none of its business; they go back by other ways.
+that are running, and in the attributes of objects there, modules included. Lists there that have
+grown meanwhile (`losses.append(…)`) are cut to their length. Tensors and optimizers are none of its
+business; they go back by other ways.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = ["Counters", "Numbers", "frames_above", "own_generators", "variables"]
 _NUMBERS = (int, float, bool)
 _MAX_OBJECTS = 20_000
 _MAX_DEPTH = 8
+_MAX_KEYS = 1000
 _CLOSED = (
     Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
     torch.amp.GradScaler, types.ModuleType, types.FunctionType, types.MethodType, type,
@@ -47,8 +49,12 @@ class Numbers:
     """The plain numbers that some running functions can reach, as they are now."""
 
     def __init__(self, frames: list[types.FrameType]) -> None:
-        self.frames = [(f, _numbers(variables(f))) for f in frames]
-        self.objects = [(o, _numbers(o.__dict__)) for o in _reachable(frames)]
+        spaces = [(f, variables(f)) for f in frames]
+        self.frames = [(f, _numbers(names)) for f, names in spaces]
+        objects = list(_reachable(frames))
+        self.objects = [(o, _numbers(o.__dict__)) for o in objects]
+        homes = [*(names for _, names in spaces), *(o.__dict__ for o in objects)]
+        self.lists = [(t, len(t)) for home in homes for t in _lists(home)]
 
     @classmethod
     def here(cls) -> Numbers:
@@ -62,6 +68,11 @@ class Numbers:
             for name, value in kept.items():
                 if type(obj.__dict__.get(name)) in _NUMBERS and obj.__dict__[name] != value:
                     obj.__dict__[name] = value
+
+    def cut_lists(self) -> None:
+        """What was added since is taken off again."""
+        for grown, length in self.lists:
+            del grown[length:]
 
 
 class Counters:
@@ -80,12 +91,14 @@ class Counters:
     def again(self, ordinal: int) -> None:
         """The turn is run again; an `enumerate` over the stream gives it its number, from 0, again."""
         self._after.put_back()
+        self._after.cut_lists()
         self._inside.put_back()
         self._set_indices(ordinal)
 
     def go_on(self, ordinal: int) -> None:
         """The next new batch: all as it was when the loop asked for it first."""
         self._after.put_back()
+        self._after.cut_lists()
         self._set_indices(ordinal)
 
     def _set_indices(self, ordinal: int) -> None:
@@ -134,6 +147,15 @@ def _is_open(value: Any) -> bool:
 
 def _numbers(names: Any) -> dict[str, Any]:
     return {k: v for k, v in list(names.items()) if type(v) in _NUMBERS and isinstance(k, str)}
+
+
+def _lists(home: Any, depth: int = 0) -> Iterator[list[Any]]:
+    """The lists among these values, and in dicts there (`history["loss"]`)."""
+    for value in list(home.values()):
+        if type(value) is list:
+            yield value
+        elif depth < 2 and issubclass(type(value), dict) and len(value) <= _MAX_KEYS:
+            yield from _lists(value, depth + 1)
 
 
 def frames_above(stream: types.FrameType) -> list[types.FrameType]:

@@ -7,6 +7,7 @@ original runs untouched. `Wires.close` puts every original back.
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -108,6 +109,7 @@ class Wires:
         if with_loaders:
             self._patch(DataLoader, "__iter__", self._loader_iter)
             self._patch(DataLoader, "__init__", self._loader_init)
+            self._patch(itertools, "cycle", self._cycle)
 
     def close(self) -> None:
         """Put every original back, last patch first."""
@@ -118,7 +120,9 @@ class Wires:
         original = home.__dict__.get(name) or getattr(home, name)
         is_own = name in home.__dict__
         wrapper = make(original)
-        functools.update_wrapper(wrapper, original)
+        functools.update_wrapper(
+            wrapper, original, updated=() if isinstance(wrapper, type) else ("__dict__",)
+        )
         wrapper.__stayfinite__ = self
         setattr(home, name, wrapper)
 
@@ -310,6 +314,18 @@ class Wires:
         home = next((c for c in cls.__mro__ if "__iter__" in c.__dict__), None)
         if home is not None and not hasattr(home.__dict__["__iter__"], "__stayfinite__"):
             self._patch(home, "__iter__", self._loader_iter)
+
+    def _cycle(self, original: Any) -> Any:
+        """`itertools.cycle(loader)` asks the loader once and then gives what it has kept; the loop
+        gets those batches from the stream as well."""
+
+        class cycle(original):  # type: ignore[misc]  # still a type, as scripts know it
+            def __new__(cls, iterable: Any) -> Any:
+                if hasattr(getattr(type(iterable), "__iter__", None), "__stayfinite__"):
+                    return self._outermost(iterable, original)
+                return original.__new__(cls, iterable)
+
+        return cycle
 
     def _outermost(self, loader: Any, original: Any) -> Iterator[Any]:
         """The stream over a loader; a second wrapper for the same loader underneath is passed by."""

@@ -1,0 +1,130 @@
+"""A loop that counts by itself makes no turn while its body is run again.
+
+`for step in range(n): batch = next(batches)` takes a number from its `range` for every batch that it is
+handed, those included that it gets a second time, and would end that many turns early. So while
+its body is run again, Python is led from the end of the body straight to its beginning, the way a
+debugger jumps: the head of the loop, with its `range` or its progress bar, is passed by.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import linecache
+import sys
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+__all__ = ["Turns", "loop_lines"]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of the source."""
+
+    lines: range
+    body: int
+    """The first line of its body."""
+    is_for: bool
+
+
+def loop_lines(frame: FrameType) -> range | None:
+    """The lines of the loop that a function is in, the innermost; None where there is none."""
+    found = _loop_round(frame, frame.f_lineno, frame.f_lineno)
+    return found.lines if found is not None else None
+
+
+def _loop_round(frame: FrameType, *lines: int) -> Loop | None:
+    """The innermost loop of this function that has all these lines in it."""
+    found = [
+        loop
+        for loop in _all_loops(frame.f_code.co_filename)
+        if loop.lines.start >= frame.f_code.co_firstlineno and all(n in loop.lines for n in lines)
+    ]
+    return max(found, key=lambda loop: loop.lines.start, default=None)
+
+
+@functools.lru_cache(maxsize=32)
+def _all_loops(file: str) -> tuple[Loop, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)), file)
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(
+        Loop(
+            range(n.lineno, (n.end_lineno or n.lineno) + 1), _first(n.body), isinstance(n, ast.For)
+        )
+        for n in ast.walk(tree)
+        if isinstance(n, (ast.For, ast.While))
+    )
+
+
+def _first(body: list[ast.stmt]) -> int:
+    """The first line that does something: a text that stands by itself is no code."""
+    doing = [s for s in body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+    return (doing or body)[0].lineno
+
+
+class Turns:
+    """Keeps the loop that waits for a batch from counting, from its next optimizer step on."""
+
+    def __init__(self, waiting: list[FrameType]) -> None:
+        """`waiting`: the functions that wait for the batch, innermost first."""
+        self._asked = [(frame, frame.f_lineno) for frame in waiting]
+        self._frame: FrameType | None = None
+        self._is_decided = False
+
+    def note_step(self) -> None:
+        """The optimizer's step of this turn: the loop that has both in it is the one that counts.
+
+        (With accumulation, the loop over the parts of a batch has no step in it.)
+        """
+        if self._is_decided:
+            return
+        self._is_decided = True
+        running = set()
+        above: FrameType | None = sys._getframe(1)
+        while above is not None:
+            running.add(id(above))
+            above = above.f_back
+        for frame, line in self._asked:
+            loop = _loop_round(frame, line, frame.f_lineno) if id(frame) in running else None
+            if loop is None:
+                continue
+            # One whose head was waiting is fed by the batches themselves.
+            if loop.is_for and line >= loop.body > loop.lines.start:
+                self._lead(frame, loop)
+            return
+
+    def _lead(self, frame: FrameType, loop: Loop) -> None:
+        if sys.gettrace() is not None or frame.f_trace is not None:
+            return  # a debugger is here before us
+
+        def follow(frame: FrameType, event: str, _: Any) -> Any:
+            if event == "line" and loop.lines.start <= frame.f_lineno < loop.body:
+                try:
+                    frame.f_lineno = loop.body
+                except ValueError:  # the loop was left and is entered anew
+                    self.close()
+                    return None
+            return follow
+
+        self._frame = frame
+        sys.settrace(_look_nowhere)
+        frame.f_trace = follow
+
+    def close(self) -> None:
+        """From here on the loop counts as ever."""
+        self._is_decided = True
+        if self._frame is not None:
+            with contextlib.suppress(AttributeError):
+                del self._frame.f_trace
+            self._frame = None
+            if sys.gettrace() is _look_nowhere:
+                sys.settrace(None)
+
+
+def _look_nowhere(frame: FrameType, event: str, _: Any) -> None:
+    """Functions that are called meanwhile are not followed."""
