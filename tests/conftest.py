@@ -5,9 +5,14 @@ import sys
 import pytest
 import torch
 
+from stayfinite.locate.trace import OpTrace
+
 # A notice that torch gives once in a process would fail whichever test comes first: here each
 # gives it always, so that a test's result does not depend on the others'.
 torch.set_warn_always(True)
+
+# A user's training goes on when an investigation fails; a test of ours does not.
+OpTrace.is_strict = True
 
 # Scripts are run, never imported: importing one would train.
 collect_ignore_glob = ["scripts/*", "peers/scripts/*"]

@@ -1,6 +1,7 @@
 """The guard's own contract: outcomes, policies, and a clear word for every wrong call."""
 
 import math
+from collections import deque
 
 import pytest
 import torch
@@ -287,7 +288,7 @@ def test_epochs_are_counted_in_a_loop():
 def test_replaying_is_told_to_the_loop():
     model = linear()
     optimizer = sgd(model)
-    seen = []
+    seen = deque()  # a list would be cut to the loop's own turns
     with Guard(model, optimizer, settings=QUICK) as guard:
         for x in guard([GOOD, BAD, GOOD]):
             seen.append(guard.replaying)
@@ -295,7 +296,7 @@ def test_replaying_is_told_to_the_loop():
             squares(model, x).backward()
             optimizer.step()
         assert not guard.replaying
-    assert seen == [False, False, True, False]
+    assert list(seen) == [False, False, True, False]
 
 
 def test_history_and_figures_of_the_step():

@@ -1,6 +1,7 @@
 """Numbers that a loop counts with are put back, and nothing else is."""
 
 import sys
+from collections import deque
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_a_closure_s_variable_goes_back():
 
 
 def test_a_number_that_has_become_something_else_stays_so():
-    best, kept = 1, []
+    best, kept = 1, deque()  # a list would be cut to its length
     for item in twice(1, "ab", kept):
         best = {"item": item}
     kept[0].go_on(2)

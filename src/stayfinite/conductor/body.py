@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from ..locate.frames import is_user_file
 from ..observe.counters import variables
+from .window import BatchRef
 
 __all__ = ["Scene", "run_body", "scenes_of_frame", "scenes_of_traceback"]
 
@@ -31,6 +32,7 @@ _UNSAFE_CALLS = {
     "remove", "clear", "print", "open", "input", "exit", "sleep", "close", "backward", "setattr",
     "exec", "eval", "load_state_dict",
 }  # fmt: skip
+_BATCH = "__stayfinite_batch__"
 
 
 @dataclass(frozen=True)
@@ -69,28 +71,52 @@ def scenes_of_traceback(tb: TracebackType | None) -> list[Scene]:
     return found[::-1]
 
 
-def run_body(scene: Scene) -> list[Tensor]:
-    """Compute the loop's body up to where it stood; the scalars that it made."""
-    statements = list(_computing(_statements_before(scene), set()))
+def run_body(scene: Scene, ref: BatchRef | None = None) -> list[Tensor]:
+    """Compute the loop's body up to where it stood; the scalars that it made.
+
+    `ref`: the batch to compute it from, where the loop has them from a loader; else what is there.
+    """
+    home = _home_of(scene)
+    statements = list(_computing(_statements_before(home, scene), set()))
     if not statements:
         return []
     space = dict(scene.variables)
+    if ref is not None and len(ref.items) == 1 and home is not None:
+        _bind(home, scene, ref.items[0][1], space)
     before = {k: id(v) for k, v in space.items()}
     tree = ast.Module(body=statements, type_ignores=[])
     with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(tree, scene.file, "exec"), space)
+        # Under the name of the function that the statements stand in.
+        exec(compile(tree, scene.file, "exec").replace(co_name=scene.function), space)
     made = [v for k, v in space.items() if isinstance(v, Tensor) and before.get(k) != id(v)]
     return [t for t in made if t.dim() == 0 and t.is_floating_point()]
 
 
-def _statements_before(scene: Scene) -> list[ast.stmt]:
+def _bind(home: _Home, scene: Scene, item: Any, space: dict[str, Any]) -> None:
+    """Give the names that the loop takes its batch into the batch: the body may have changed them."""
+    targets: list[ast.expr] = []
+    if isinstance(home, ast.For):
+        targets.append(home.target)
+        if isinstance(home.iter, ast.Call) and _called(home.iter) == "enumerate":
+            is_pair = isinstance(home.target, ast.Tuple) and len(home.target.elts) == 2
+            targets = [home.target.elts[1]] if is_pair else []  # type: ignore[attr-defined]
+    for statement in home.body:
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(value, ast.Call) and _called(value) == "next":
+            targets = list(statement.targets)  # type: ignore[attr-defined]
+            break
+    if len(targets) != 1 or not _holds_names_only(targets[0]):
+        return
+    source = ast.copy_location(ast.Name(_BATCH, ast.Load()), targets[0])
+    tree = ast.Module([ast.copy_location(ast.Assign(targets, source), targets[0])], [])
+    space[_BATCH] = item
+    with contextlib.suppress(Exception):
+        exec(compile(tree, scene.file, "exec"), space)
+    del space[_BATCH]
+
+
+def _statements_before(home: _Home | None, scene: Scene) -> list[ast.stmt]:
     """What the innermost loop, or the function, did since the optimizer step before the current one."""
-    source = "".join(linecache.getlines(scene.file))
-    try:
-        tree = ast.parse(source, scene.file)
-    except (SyntaxError, ValueError):
-        return []
-    home = _home(tree, scene)
     if home is None:
         return []
     before: list[ast.stmt] = []
@@ -111,8 +137,12 @@ def _statements_before(scene: Scene) -> list[ast.stmt]:
 _Home = ast.For | ast.While | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def _home(tree: ast.Module, scene: Scene) -> _Home | None:
+def _home_of(scene: Scene) -> _Home | None:
     """The innermost loop round the current line, inside its function; else the function itself."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(scene.file)), scene.file)
+    except (SyntaxError, ValueError):
+        return None
     loop: ast.For | ast.While | None = None
     function: ast.FunctionDef | ast.AsyncFunctionDef | None = None
     for node in ast.walk(tree):
@@ -209,11 +239,15 @@ def _is_assignment(statement: ast.stmt, own: set[str]) -> bool:
         return is_own and _is_harmless(statement.value)
     else:
         return False
-    names = [n for t in targets for n in ast.walk(t) if isinstance(n, ast.expr)]
-    if not all(isinstance(n, (ast.Name, ast.Tuple, ast.List, ast.Starred)) for n in names):
+    if not all(map(_holds_names_only, targets)):
         return False
     assert statement.value is not None
     return _is_harmless(statement.value)
+
+
+def _holds_names_only(target: ast.expr) -> bool:
+    parts = [n for n in ast.walk(target) if isinstance(n, ast.expr)]
+    return all(isinstance(n, (ast.Name, ast.Tuple, ast.List, ast.Starred)) for n in parts)
 
 
 def _adds_to(statement: ast.stmt, own: set[str]) -> bool:

@@ -20,7 +20,7 @@ from ..numerics.health import FiniteFlag
 from .ranks import NOT_DUE, Ranks
 from .window import Window
 
-__all__ = ["DeferredFlag"]
+__all__ = ["DeferredFlag", "in_memory"]
 
 _MAX_OUTSTANDING = 2
 _C_TYPES: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}

@@ -58,11 +58,11 @@ class Laboratory:
 
     @property
     def can_replay(self) -> bool:
-        """Without a loader the next pass would be the next batch, not this one again; and a rank
-        that experiments alone would leave the others waiting."""
+        """Without a loader the next pass would be the next batch, not this one again, unless the
+        loop's statements run it; and a rank that experiments alone would leave the others waiting."""
         if self.about.core.ranks.has_others or not self.window.batches:
             return False
-        return all(b.items for b in self.window.batches)
+        return self.about.scene is not None or all(b.items for b in self.window.batches)
 
     @property
     def has_time(self) -> bool:

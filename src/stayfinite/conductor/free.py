@@ -43,7 +43,9 @@ class FreeLoop(BatchStream):
         if self.active is None and self.window is not None and self.window.failure is not None:
             window, self.window = self.window, None
             window.is_lost = True
-            window.scenes = scenes or ()
+            # How it stood when it failed says more than how it stood when the script gave up.
+            window.scenes = (*window.scenes[:4], *(scenes or ())[:4])
+            self.num_batches = max(self.num_batches, window.step + 1)
             assert window.failure is not None
             self._begin(window, window.failure)
         for window, failure in self._waiting:

@@ -8,17 +8,17 @@ not its business. Whatever happens in between, it leaves the training as if the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import StayfiniteError
 from ..locate.modules import name_modules
-from ..locate.slice import Origin, find_origin, to_location
+from ..locate.slice import Origin, to_location
 from ..locate.trace import OpTrace, SourceRef
-from ..numerics.health import badness
 from ..observe.batches import named_tensors
 from ..observe.probes import describe
 from ..observe.rng import RngState
@@ -27,6 +27,7 @@ from ..records import Action, Event, Incident, Location
 from ..recover.snapshot import Snapshot
 from .about import environment, new_incident_id, now
 from .body import Scene, run_body
+from .bodypass import by_body
 from .core import Core
 from .diagnosis import diagnose, diagnose_plain
 from .draws import move_on
@@ -37,6 +38,7 @@ from .recovery import DEEP
 from .spikes import spike_incident
 from .state import TrainState
 from .together import PARTED_NOTE, SUM_NOTE, RankTrace, by_rules, on_rank, together
+from .tracing import eager_stance, spoiling_step, symptom_origin
 from .window import Failure, Pass, PassResult, Window
 
 __all__ = ["Investigation", "Verdict"]
@@ -87,12 +89,31 @@ class Investigation:
         """Steps of a loop without a loader that a return to the snapshot undid."""
         self.is_received = False
         """Every rank had its bad values from the others."""
+        self.scene: Scene | None = None
+        """Whose statements showed the failure again, where the loop cannot be sent back."""
         self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
         """Where the generators stand behind the failed step."""
 
     def run(self) -> Passes:
         """The whole investigation; with several ranks, the same passes on each."""
-        return together(self, self._run()) if self.core.ranks.is_on else self._run()
+        if self.core.ranks.is_on:
+            return together(self, self._run())
+        return self._unharmed(self._run())
+
+    def _unharmed(self, passes: Passes) -> Passes:
+        """An error of ours is no reason for the training to end."""
+        try:
+            return (yield from passes)
+        except StayfiniteError:
+            raise
+        except Exception as e:
+            if OpTrace.is_strict:
+                raise
+            self._rewind()
+            note = f"the investigation itself failed, which is a bug: {type(e).__name__}: {e}"
+            location = Location(is_reproduced=False, method="none", note=note)
+            incident = self._incident(self.failure, None, location, None)
+            return Verdict(incident, [], self.window)
 
     def _run(self) -> Passes:
         if self.failure.symptom == "spike":
@@ -200,10 +221,11 @@ class Investigation:
         has_loader = any(b.items for b in self.window.batches)
         if has_loader and not self.window.is_lost:
             return None
-        for scene in self.window.scenes[:4]:
+        for scene in self.window.scenes[:8]:
             self._rewind()
             found = self._rerun_body(scene)
             if found is not None:
+                self.scene = scene
                 return found
         self._rewind()
         return self._rerun_model() if self.window.root_call is not None else None
@@ -223,7 +245,7 @@ class Investigation:
     def _rerun_body(self, scene: Scene) -> PassResult | None:
         trace = self.quiet_trace()
         with eager_stance(), torch.enable_grad(), trace:
-            made = run_body(scene)
+            made = run_body(scene, self.window.batches[-1])
             origin = symptom_origin(trace, made)
             if origin is None and self.failure.symptom == "gradient" and made:
                 moved = [p for _, p in self.state.parameters() if p.requires_grad]
@@ -371,9 +393,34 @@ class Investigation:
         core = self.core
         if self.is_received:
             location = replace(location, note=SUM_NOTE)
-        told = describe(self.traced.probes) if self.traced is not None else ""
-        if told:
-            location = replace(location, note=f"{location.note}; {told}".removeprefix("; "))
+        told = [describe(self.traced.probes)] if self.traced is not None else []
+        if self.trace is not None and self.trace.error:
+            told.append(f"a part of the trace failed, which is a bug: {self.trace.error}")
+        for text in filter(None, told):
+            location = replace(location, note=f"{location.note}; {text}".removeprefix("; "))
+        incident = self._incident(failure, origin, location, noticed)
+        if core.ranks.has_others:
+            if core.settings.diagnose and self.leader == core.ranks.rank:
+                incident = by_rules(diagnose(self, incident, origin), incident)
+        elif core.settings.diagnose and self.scene is not None:
+            incident = by_body(core, self.scene, diagnose(self, incident, origin))
+            self._rewind()
+        elif core.settings.diagnose:
+            incident = yield from diagnose(self, incident, origin)
+        if self.is_free:
+            # What this loop learns from is drawn by its own statements: the same numbers would bring
+            # the same step once more, and for ever.
+            self.rng_after.restore()
+            return Verdict(incident, redo, self.window)
+        is_unlucky = self.method == "replay" and (yield from move_on(self, origin))
+        if is_unlucky:
+            incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
+        return Verdict(incident, redo, self.window, is_unlucky)
+
+    def _incident(
+        self, failure: Failure, origin: Origin | None, location: Location, noticed: int | None
+    ) -> Incident:
+        core = self.core
         event = Event(
             step=failure.step,
             epoch=self.window.epoch,
@@ -389,7 +436,7 @@ class Investigation:
             rank=self.leader,
         )
         event = on_rank(event) if core.ranks.has_others else event
-        incident = Incident(
+        return Incident(
             id=new_incident_id(event.step),
             event=event,
             location=location,
@@ -398,20 +445,6 @@ class Investigation:
             created=now(),
             action=self._action(),
         )
-        if core.ranks.has_others:
-            if core.settings.diagnose and self.leader == core.ranks.rank:
-                incident = by_rules(diagnose(self, incident, origin), incident)
-        elif core.settings.diagnose:
-            incident = yield from diagnose(self, incident, origin)
-        if self.is_free:
-            # What this loop learns from is drawn by its own statements: the same numbers would bring
-            # the same step once more, and for ever.
-            self.rng_after.restore()
-            return Verdict(incident, redo, self.window)
-        is_unlucky = self.method == "replay" and (yield from move_on(self, origin))
-        if is_unlucky:
-            incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
-        return Verdict(incident, redo, self.window, is_unlucky)
 
     def _action(self) -> Action:
         if self.core.ranks.has_parted:
@@ -481,38 +514,6 @@ class Investigation:
 
 def replace_origin(result: PassResult, origin: Origin | None) -> PassResult:
     return replace(result, origin=origin)
-
-
-def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:
-    """The slice, with the trace paused so that it does not watch itself."""
-    trace.is_paused = True
-    try:
-        with torch.utils._python_dispatch._disable_current_modes():
-            return find_origin(trace, [t for t in tensors if badness(t)])
-    finally:
-        trace.is_paused = False
-
-
-def spoiling_step(trace: OpTrace, state: TrainState, step: Callable[[], Any]) -> Origin | None:
-    """An optimizer step that makes the state bad, once more and watched."""
-    trace.direction = "optimizer"
-    with trace:
-        step()
-        with torch.utils._python_dispatch._disable_current_modes():
-            bad = [t for _, _, t in state.bad_state()]
-        return symptom_origin(trace, bad)
-
-
-@contextlib.contextmanager
-def eager_stance() -> Iterator[None]:
-    """Compiled models run operator by operator during a replay."""
-    import sys
-
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
 
 
 def small_state(state: TrainState) -> Snapshot:

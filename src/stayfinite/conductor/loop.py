@@ -7,6 +7,7 @@ again without knowing. Here is what the wires tell of that body.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch.optim import Optimizer
 
 from ..observe.counters import Numbers
 from ..recover.snapshot import Snapshot
+from .body import scenes_of_frame
+from .deferred import in_memory
 from .free import FreeLoop, mark_called
 from .investigation import small_state
 from .ranks import plain_norm
@@ -185,6 +188,9 @@ class LoopDriver(FreeLoop):
             ref.is_used = True
             seen = (ref.step, value.detach())
             self.window.suspects = (*self.window.suspects, seen)
+            is_known = self.window.failure is not None or not value.is_cpu
+            if not is_known and not math.isfinite(in_memory(value)):
+                self.window.scenes = scenes_of_frame(sys._getframe(1))  # it may leave the loop now
 
     def before_step(self, optimizer: Optimizer) -> bool:
         """The ordinary case: look, and let the optimizer move; False for `on_optimizer_step`."""
@@ -275,6 +281,7 @@ class LoopDriver(FreeLoop):
         window.small_state = small_state(self.state)
         if not self._is_free:
             self._numbers = Numbers.here()
+            window.scenes = scenes_of_frame(sys._getframe(1))
         # What the loop does before it asks for the next batch (saving, validating) must
         # not see the buffers that the bad forward has written.
         self.state.restore_buffers()

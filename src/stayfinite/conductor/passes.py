@@ -16,7 +16,7 @@ from ..numerics.health import badness, is_finite
 from ..observe import probes
 from ..recover.snapshot import Snapshot
 from .core import Core
-from .investigation import spoiling_step, symptom_origin
+from .tracing import spoiling_step, symptom_origin
 from .window import Failure, Pass, PassResult
 
 __all__ = ["ActivePass"]

@@ -370,6 +370,8 @@ class BatchStream(Listener):
         if failure.symptom == "scaler_skip" and self.core.passes_by_skip():
             return
         window.root_call = self.last_call
+        if not window.is_lost and any(b.items for b in window.batches):
+            window.scenes = ()  # the loop will run it again itself
         self._investigation = Investigation(self.core, window, failure)
         self._passes = self._investigation.run()
         self._advance(None)

@@ -163,6 +163,7 @@ class GradientFlow:
         factor = factors[0].live
         if factor.requires_grad or factor.layout != torch.strided or factor.numel() > _COUNT_LIMIT:
             return False
+        factor = factor.abs() if factor.is_complex() else factor
         peak = factor.max() if factor.numel() else factor
         return bool(((factor == 0) | (factor == peak)).all())
 

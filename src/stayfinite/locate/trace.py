@@ -97,8 +97,12 @@ class OpTrace(TorchDispatchMode):
     forward line of every autograd node.
     """
 
+    is_strict = False
+    """Tests set it: an error of ours is raised instead of kept in `error`."""
+
     def __init__(self, sources: Iterable[SourceRef], module_names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.error = ""
         self.notes: list[Note] = []
         self.modules = ModuleStack(module_names)
         self.writers = Writers()
@@ -140,15 +144,29 @@ class OpTrace(TorchDispatchMode):
         if schema.is_view:
             return func(*args, **kwargs)
         named = dict(zip(schema.names, args)) | kwargs
-        given = self._inputs(schema, named)
+        given: list[Given] = []
+        try:
+            given = self._inputs(schema, named)
+        except Exception as e:
+            self._forgive(e)
         out = func(*args, **kwargs)
-        results = self._inspect(schema, named, given, out)
-        node = torch._C._current_autograd_node()
-        if node is not None and results:
-            self.gradients.note(Call(node, func, args, kwargs, given, schema.is_pointwise), results)
-        elif schema.name == "aten.ones_like" and results:
-            self.gradients.start(results[0])
+        try:
+            results = self._inspect(schema, named, given, out)
+            node = torch._C._current_autograd_node()
+            if node is not None and results:
+                call = Call(node, func, args, kwargs, given, schema.is_pointwise)
+                self.gradients.note(call, results)
+            elif schema.name == "aten.ones_like" and results:
+                self.gradients.start(results[0])
+        except Exception as e:
+            self._forgive(e)
         return out
+
+    def _forgive(self, error: Exception) -> None:
+        """What goes wrong while we look must not go wrong in the training."""
+        if self.is_strict:
+            raise error
+        self.error = self.error or f"{type(error).__name__}: {error}"
 
     def _inputs(self, schema: _Schema, named: dict[str, Any]) -> list[Given]:
         """The tensors that go in; what an in-place operator is about to overwrite is copied first."""

@@ -105,7 +105,7 @@ class Turns:
         def follow(frame: FrameType, event: str, _: Any) -> Any:
             if event == "line" and loop.lines.start <= frame.f_lineno < loop.body:
                 try:
-                    frame.f_lineno = loop.body
+                    frame.f_lineno = loop.body  # type: ignore[misc]  # allowed where one follows lines
                 except ValueError:  # the loop was left and is entered anew
                     self.close()
                     return None

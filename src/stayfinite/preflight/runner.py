@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..conductor import changes
-from ..conductor.investigation import eager_stance, symptom_origin
 from ..conductor.state import TrainState
+from ..conductor.tracing import eager_stance, symptom_origin
 from ..locate.modules import name_modules
 from ..locate.slice import to_location
 from ..locate.trace import OpTrace, SourceRef
