@@ -12,9 +12,10 @@ from .limits import FileFault, Limits
 from .records import CheckpointReport, RunTimeline, TimelineEntry
 from .tree import weight_name
 
-__all__ = ["build_timelines"]
+__all__ = ["build_timelines", "is_same_model"]
 
 _MIN_SHARED = 0.5
+_Names = frozenset[tuple[str, tuple[int, ...]]]
 _MAX_BROKEN = 20
 
 
@@ -32,7 +33,7 @@ def build_timelines(checkpoints: list[CheckpointReport], limits: Limits) -> list
     return timelines
 
 
-def _names(checkpoint: CheckpointReport) -> frozenset[tuple[str, tuple[int, ...]]]:
+def _names(checkpoint: CheckpointReport) -> _Names:
     return frozenset(
         (weight_name(tuple(t.name.split("."))), t.stats.shape)
         for f in checkpoint.files
@@ -41,9 +42,18 @@ def _names(checkpoint: CheckpointReport) -> frozenset[tuple[str, tuple[int, ...]
     )
 
 
+def is_same_model(one: CheckpointReport, other: CheckpointReport) -> bool:
+    """Whether two checkpoints share most names and shapes of their weights."""
+    return _share_most(_names(one), _names(other))
+
+
+def _share_most(some: _Names, others: _Names) -> bool:
+    return len(some & others) >= _MIN_SHARED * len(some | others)
+
+
 def _same_model(members: list[CheckpointReport]) -> list[list[CheckpointReport]]:
     """Checkpoints that share most names and shapes; what cannot be read joins the largest group."""
-    groups: list[tuple[frozenset[tuple[str, tuple[int, ...]]], list[CheckpointReport]]] = []
+    groups: list[tuple[_Names, list[CheckpointReport]]] = []
     lost = []
     for member in members:
         names = _names(member)
@@ -51,7 +61,7 @@ def _same_model(members: list[CheckpointReport]) -> list[list[CheckpointReport]]
             lost.append(member)
             continue
         for known, group in groups:
-            if len(names & known) >= _MIN_SHARED * len(names | known):
+            if _share_most(names, known):
                 group.append(member)
                 break
         else:

@@ -186,7 +186,7 @@ def _search(path: str) -> str | None:
     """The last good checkpoint beside this one; a folder that cannot be looked through has none."""
     folder = Path(path).parent
     with contextlib.suppress(Exception):
-        return last_good(folder, deep=False)  # deeper down lie other runs
+        return last_good(folder, deep=False, like=path)  # deeper down lie other runs
     return None
 
 

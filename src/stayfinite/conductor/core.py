@@ -300,7 +300,7 @@ class Core(Sentinel):
         """Save it, tell of it, keep it."""
         incident = self._tell(incident)
         self.incidents.append(incident)
-        if incident.event.phase == "optimizer":
+        if incident.event.phase == "optimizer" or incident.event.symptom == "buffer":
             self._num_wary = _WARY
         if self.journal is not None:
             self.journal.incident(incident)

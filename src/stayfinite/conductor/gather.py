@@ -49,7 +49,7 @@ def gather(
         data=data,
         memory=_memory(about, origin),
         scale=_scale(about, incident),
-        optimizer=_optimizer(about),
+        optimizer=_optimizer(about, incident.event.name),
         gradient_peaks=tuple(p for _, p in about.trace.gradients.peaks) if about.trace else (),
         is_half=_is_half(about, incident),
         is_complete=traced is None or traced.is_complete,
@@ -204,14 +204,13 @@ def _is_scaler_unused(about: Investigation) -> bool:
     return False
 
 
-def _optimizer(about: Investigation) -> dict[str, str]:
-    for optimizer in about.state.optimizers:
-        plain = {
-            k: str(v)
-            for group in optimizer.param_groups[:1]
-            for k, v in group.items()
-            if isinstance(v, (bool, int, float, str))
-        }
+def _optimizer(about: Investigation, name: str | None) -> dict[str, str]:
+    """The optimizer that moves what went bad, else the first."""
+    spoiled = dict(about.state.parameters()).get((name or "").split(":")[0])
+    groups = [(o, g) for o in about.state.optimizers for g in o.param_groups]
+    moving = [(o, g) for o, g in groups if any(p is spoiled for p in g["params"])]
+    for optimizer, group in (*moving, *groups):
+        plain = {k: str(v) for k, v in group.items() if isinstance(v, (bool, int, float, str))}
         return {"type": type(optimizer).__name__, **plain}
     return {}
 

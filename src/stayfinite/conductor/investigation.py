@@ -35,6 +35,7 @@ from .freetravel import WENT_BACK, give_up, travel_free
 from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
 from .recovery import DEEP
+from .slots import modes_slot
 from .spikes import spike_incident
 from .state import TrainState
 from .together import PARTED_NOTE, SUM_NOTE, RankTrace, by_rules, on_rank, together
@@ -101,9 +102,13 @@ class Investigation:
         return self._unharmed(self._run())
 
     def _unharmed(self, passes: Passes) -> Passes:
-        """An error of ours is no reason for the training to end."""
+        """An error of ours is no reason for the training to end, nor to end in another mode."""
+        modes, put_modes = modes_slot(self.state.roots.values())
+        found = modes()
         try:
-            return (yield from passes)
+            verdict = yield from passes
+            put_modes(found)
+            return verdict
         except StayfiniteError:
             raise
         except Exception as e:

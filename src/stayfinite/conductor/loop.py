@@ -50,6 +50,10 @@ class LoopDriver(FreeLoop):
         ):
             return None
         failure = self.window.failure if self.window is not None else None
+        if failure is not None and failure.symptom == "learning_rate":
+            # A schedule that gives a bad rate once would give it for ever if it stood still.
+            self._moves.append(call)
+            return None
         is_scaler_skip = failure is not None and failure.symptom == "scaler_skip"
         return call() if failure is None or is_scaler_skip else None
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..checkpoint import CheckpointReport, LearningRates, TensorFinding, compare, scan
+from ..checkpoint.timeline import is_same_model
 from ..errors import CheckpointError, UsageError
 from .capsule import CAPSULE
 from .gate import bad_tensors
@@ -22,11 +23,13 @@ __all__ = ["blame", "last_good", "load_last_good", "rate_mismatch", "refuse"]
 _PART = ".stayfinite-part-"
 
 
-def last_good(where: str | os.PathLike[str], deep: bool = True) -> str | None:
+def last_good(
+    where: str | os.PathLike[str], deep: bool = True, like: str | None = None
+) -> str | None:
     """The newest checkpoint in a folder that training can go on from; None if there is none.
 
-    Folders in it are searched as well unless `deep` is False; what an incident saved for its replay is no
-    checkpoint. Every file is looked into, nothing in one is executed. The newest is the one with the highest
+    Folders in it are searched as well unless `deep` is False; with `like`, a file there, only
+    checkpoints of the same model count. What an incident saved for its replay is no checkpoint. Every file is looked into, nothing in one is executed. The newest is the one with the highest
     step, or with the latest date where no step is known.
 
     >>> import tempfile
@@ -43,6 +46,10 @@ def last_good(where: str | os.PathLike[str], deep: bool = True) -> str | None:
     if not deep:
         home = Path(where).resolve()
         usable = [c for c in usable if Path(c.path).resolve().parent == home]
+    wanted = Path(like).resolve() if like is not None else None
+    model = next((c for c in report.checkpoints if Path(c.path).resolve() == wanted), None)
+    if model is not None:
+        usable = [c for c in usable if is_same_model(c, model)]
     return max(usable, key=_order).path if usable else None
 
 

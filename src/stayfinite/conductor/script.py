@@ -216,8 +216,6 @@ class ScriptRun:
 class ScriptDriver(LoopDriver):
     """A loop driver that also has to find the models."""
 
-    mutes_replays = True
-
     def __init__(self, core: Core) -> None:
         super().__init__(core, counts_every_batch=False)
         self._num_known = 0

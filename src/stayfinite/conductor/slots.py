@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["dict_slot", "own_slots", "scaler_slot", "state_slot"]
+__all__ = ["dict_slot", "modes_slot", "own_slots", "scaler_slot", "state_slot"]
 
 
 def dict_slot(
@@ -71,6 +71,19 @@ def _values_slot(
         return {**small, **{k: v.detach().clone() for k, v in tensors.items()}}
 
     return get, home.update
+
+
+def modes_slot(
+    roots: Iterable[nn.Module],
+) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Which modules train and which evaluate: a step is run again as it was run."""
+    modules = [m for root in roots for m in root.modules()]
+
+    def put(modes: list[bool]) -> None:
+        for module, mode in zip(modules, modes):
+            module.training = mode
+
+    return lambda: [m.training for m in modules], put
 
 
 def scaler_slot(scaler: Any) -> tuple[Callable[[], Any], Callable[[Any], None]]:

@@ -16,7 +16,7 @@ from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
 from ..observe.batches import named_tensors
 from ..recover.snapshot import Snapshot
-from .slots import dict_slot, own_slots, scaler_slot, state_slot
+from .slots import dict_slot, modes_slot, own_slots, scaler_slot, state_slot
 
 __all__ = ["TrainState"]
 
@@ -308,7 +308,7 @@ class TrainState:
 
     def snapshot_slots(self) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
         """What goes into a snapshot besides tensors."""
-        slots = self.small_slots()
+        slots = [*self.small_slots(), modes_slot(self.roots.values())]
         for optimizer in self.optimizers:
             slots += [dict_slot(e) for e in optimizer.state.values() if isinstance(e, dict)]
         return slots + [state_slot(other) for other in self.others.values()]

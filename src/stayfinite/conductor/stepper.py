@@ -169,6 +169,8 @@ class Stepper:
         if failure.symptom == "scaler_skip" and self.core.passes_by_skip():
             return self._outcome(window, False, None)
         incident, again = self._handle(window, failure)
+        if failure.symptom == "learning_rate" and self._schedule.is_ours is not False:
+            self._schedule.after_step()  # it would give the same bad rate for ever
         if again is not None:
             return again
         return self._outcome(window, False, incident)

@@ -10,7 +10,7 @@ import copy
 import sys
 import weakref
 from collections import UserDict, deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -55,6 +55,8 @@ class BatchStream(Listener):
         self._stepped: set[int] = set()
         """Optimizers that have stepped in this turn of a loop without a loader."""
         self._holds_schedulers = False
+        self._moves: list[Callable[[], Any]] = []
+        """Steps of schedulers that are made up for when the step is explained."""
         self._numbers: Numbers | None = None
         """What the loop counted with inside the turn that failed."""
         self._turns: Turns | None = None
@@ -64,9 +66,6 @@ class BatchStream(Listener):
         self.last_call: Any = None
         self.is_over = False
         """Nothing that is still open will be asked for another batch."""
-
-    mutes_replays = False
-    """Whether what the loop prints while it is run again is thrown away."""
 
     def before_window(self) -> None:
         """A window is about to open; a driver that has to find the models looks now."""
@@ -386,7 +385,7 @@ class BatchStream(Listener):
             return
         finally:
             self._is_own_work = False
-        if self.mutes_replays and any(b.items for b in wanted.window.batches):
+        if any(b.items for b in wanted.window.batches):
             # The loop's body runs once more for us alone: its words have been said already.
             wanted.contexts.append(muted(frames_above(sys._getframe())))
         self.active = ActivePass(self.core, wanted)
@@ -407,6 +406,9 @@ class BatchStream(Listener):
         self.window = None
         if verdict.incident is not None:
             self.core.conclude(verdict)
+        for move in self._moves:
+            move()
+        self._moves.clear()
         self._redo.extendleft(reversed(verdict.redo))
 
     def _run_out(self) -> None:

@@ -30,6 +30,7 @@ _NUMBERS = (int, float, bool)
 _MAX_OBJECTS = 20_000
 _MAX_DEPTH = 8
 _MAX_KEYS = 1000
+_MAX_PARTS = 100
 _CLOSED = (
     Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
     torch.amp.GradScaler, types.ModuleType, types.FunctionType, types.MethodType, type,
@@ -117,7 +118,11 @@ def _reachable(frames: list[types.FrameType]) -> Iterator[Any]:
         seen.add(id(value))
         yield value
         if depth < _MAX_DEPTH:
-            todo.extend((v, depth + 1) for v in list(value.__dict__.values()))
+            inside = list(value.__dict__.values())
+            inside += [
+                v for part in inside if type(part) in (list, tuple) for v in part[:_MAX_PARTS]
+            ]
+            todo.extend((v, depth + 1) for v in inside)
         if issubclass(type(value), nn.Module):
             todo.extend((m, depth) for m in value.children())
 

@@ -14,7 +14,7 @@ import functools
 import linecache
 import sys
 from dataclasses import dataclass
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 __all__ = ["Turns", "loop_lines"]
@@ -101,11 +101,12 @@ class Turns:
     def _lead(self, frame: FrameType, loop: Loop) -> None:
         if sys.gettrace() is not None or frame.f_trace is not None:
             return  # a debugger is here before us
+        start = _entry(frame.f_code, range(loop.body, loop.lines.stop))
 
         def follow(frame: FrameType, event: str, _: Any) -> Any:
             if event == "line" and loop.lines.start <= frame.f_lineno < loop.body:
                 try:
-                    frame.f_lineno = loop.body  # type: ignore[misc]  # allowed where one follows lines
+                    frame.f_lineno = start  # type: ignore[misc]  # allowed where one follows lines
                 except ValueError:  # the loop was left and is entered anew
                     self.close()
                     return None
@@ -124,6 +125,11 @@ class Turns:
             self._frame = None
             if sys.gettrace() is _look_nowhere:
                 sys.settrace(None)
+
+
+def _entry(code: CodeType, body: range) -> int:
+    """The line that is run first: of a statement over several lines it need not be the first one."""
+    return next((n for _, _, n in code.co_lines() if n is not None and n in body), body.start)
 
 
 def _look_nowhere(frame: FrameType, event: str, _: Any) -> None:

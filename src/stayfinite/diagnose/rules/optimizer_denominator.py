@@ -39,7 +39,7 @@ def zero_in_the_update(e: Evidence) -> Finding | None:
         reason = "nothing keeps the denominator away from zero"
     name = e.optimizer.get("type", "the optimizer")
     fixes = []
-    if eps is not None:
+    if eps is not None and eps < (1e-4 if half else 1e-8):
         wanted = "1e-4 (or keep the parameters and the optimizer in float32)" if half else "1e-8"
         fixes.append(
             Fix(

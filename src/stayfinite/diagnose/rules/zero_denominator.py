@@ -46,7 +46,7 @@ def _num_divisors(e: Evidence, d: TensorStats) -> int:
     whole = e.operand("tensor2", "other") or e.operand("self")
     if whole is None or whole.stats is None:
         return d.num_elements
-    return max(1, min(d.num_elements, whole.stats.num_elements))
+    return max(1, min(d.num_elements, whole.stats.num_zero or whole.stats.num_elements))
 
 
 def _fixes(e: Evidence) -> tuple[Fix, ...]:
