@@ -10,9 +10,9 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..locate.slice import Origin
 from ..observe.witness import witness
-from ..records import Incident, Location
+from ..records import Diagnosis, Fix, Incident, Link, Location
 from .capsule import save_capsule
-from .experiments import Laboratory
+from .experiments import Laboratory, short_place
 from .gather import gather
 from .rows import num_rows
 from .window import Pass, PassResult
@@ -48,9 +48,28 @@ def diagnose(
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    if lab.also:
+        diagnosis = _with_other_lines(diagnosis, lab.also)
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
     return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+
+
+def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis:
+    """The step has several faults of its own: a repair of the first line alone does not help."""
+    fixes = tuple(
+        Fix(
+            title=f"and repair {short_place(link)} as well",
+            why="with the line above repaired alone, the same step fails here",
+            file=link.file,
+            line=link.line,
+            experiment="patched_operator",
+            status="verified",
+        )
+        for link in also
+    )
+    first, rest = diagnosis.fixes[:1], diagnosis.fixes[1:]
+    return replace(diagnosis, fixes=(*first, *fixes, *rest))
 
 
 def diagnose_plain(about: Investigation, incident: Incident, **results: str) -> Incident:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
@@ -13,12 +14,12 @@ from torch import Tensor
 from ..diagnose.evidence import Evidence
 from ..diagnose.registry import EXPERIMENTS
 from ..locate.modules import name_modules
-from ..locate.slice import Origin
+from ..locate.slice import Origin, to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import badness
 from ..observe.batches import named_tensors
 from ..observe.rng import RngState
-from ..records import Experiment
+from ..records import Experiment, Link
 from . import changes
 from .keeping import Before
 from .patching import LimitedGradient, PatchedLine
@@ -28,10 +29,11 @@ from .window import BatchRef, Pass, PassResult, Window
 if TYPE_CHECKING:
     from .investigation import Investigation
 
-__all__ = ["Laboratory"]
+__all__ = ["Laboratory", "short_place"]
 
 _LOOP_PASSES = 4
 _LOOP_JOURNEY = 24
+_MAX_BIRTHS = 4
 _HALF = (torch.float16, torch.bfloat16)
 
 Run = Generator[Pass, PassResult, "str | None"]
@@ -47,6 +49,8 @@ class Laboratory:
         self.origin = origin
         self.tried: list[Experiment] = []
         self.rows: tuple[int, ...] = ()
+        self.also: tuple[Link, ...] = ()
+        """Births at other lines that have to be kept finite as well."""
         self._deadline = time.perf_counter() + seconds
         self._num_passes = 0
         self._before = Before()
@@ -85,12 +89,17 @@ class Laboratory:
             self.tried.append(
                 Experiment(
                     name=name,
-                    changed=EXPERIMENTS[name],
+                    changed=EXPERIMENTS[name] + self._and_also(name),
                     outcome=outcome,
                     duration_ms=round(1000 * (time.perf_counter() - start), 3),
                 )
             )
         return outcome or "not_run"
+
+    def _and_also(self, name: str) -> str:
+        if name != "patched_operator" or not self.also:
+            return ""
+        return ", and " + ", ".join(short_place(link) for link in self.also)
 
     # -- leaving no trace ------------------------------------------------------------------------
 
@@ -131,6 +140,23 @@ class Laboratory:
             is_unscaled=is_unscaled,
         )
         return _outcome(result)
+
+    def traced(
+        self, contexts: Iterable[AbstractContextManager[Any]]
+    ) -> Generator[Pass, PassResult, PassResult]:
+        """This window once more, and where it fails now."""
+        sources = [
+            SourceRef("batch", n, t) for b in self.window.batches for n, t in named_tensors(b.value)
+        ]
+        trace = OpTrace([*sources, *self.state.sources()], name_modules(self.state.roots))
+        self._num_passes += 1
+        self._start_of(self.window)
+        return (
+            yield Pass(
+                window=self.window, mode="experiment", contexts=list(contexts), trace=trace,
+                is_applied=self._needs_step,
+            )
+        )  # fmt: skip
 
     def redrawn(
         self, numbers: RngState
@@ -245,6 +271,11 @@ def _with(ref: BatchRef, value: Any) -> BatchRef:
     return ref.again(items)
 
 
+def short_place(link: Link) -> str:
+    """An operator and its line, in few characters."""
+    return f"{link.op} at {os.path.basename(link.file or '?')}:{link.line}"
+
+
 def _outcome(result: PassResult) -> str | None:
     if result.failure is not None:
         return "nonfinite"
@@ -340,7 +371,30 @@ def _offending(lab: Laboratory, e: Evidence) -> tuple[tuple[int, ...], int | Non
 def _patched_operator(lab: Laboratory, e: Evidence) -> Run:
     if e.birth is None or e.birth.file is None:
         return None
-    return (yield from lab.once([PatchedLine(e.birth)]))
+    births = [e.birth]
+    while True:
+        result = yield from lab.traced([PatchedLine(b) for b in births])
+        another = _birth(result)
+        if another is None or len(births) >= _MAX_BIRTHS or not lab.has_time:
+            break
+        if another.line is None or any(_is_same_line(another, b) for b in births):
+            break
+        births.append(another)  # one more line of this step that fails by itself
+    outcome = _outcome(result)
+    if outcome == "finite":
+        lab.also = tuple(births[1:])
+    return outcome
+
+
+def _birth(result: PassResult) -> Link | None:
+    if result.origin is None or result.origin.birth is None:
+        return None
+    chain = to_location(result.origin, "replay").chain
+    return next((link for link in chain if link.role == "birth"), None)
+
+
+def _is_same_line(one: Link, other: Link) -> bool:
+    return (one.file, one.line) == (other.file, other.line)
 
 
 def _limited_gradient(lab: Laboratory, e: Evidence) -> Run:
