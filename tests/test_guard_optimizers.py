@@ -221,3 +221,88 @@ def test_copies_that_do_not_match_are_refused_and_the_rule_is_told():
         "from this model's .parameters() (after any copy, .to() or wrapping), or from one float32 "
         "copy of the same shape for each parameter that is trained"
     )
+
+
+class Rebinding(Optimizer):
+    """Puts a new tensor into its state with every step, and divides by a norm that may be zero."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["v"] = 0.5 * state.get("v", torch.zeros_like(p)) + p.grad
+            if "extra" not in state and p.grad.sum() == 0:
+                state["extra"] = 1.0
+            p.sub_(0.1 * p.grad / p.grad.pow(2).sum().sqrt())
+
+
+@pytest.mark.parametrize("form", ["step", "loop"])
+def test_state_that_an_optimizer_puts_anew_goes_back_as_well(form):
+    batches = [torch.full((2, 2), 0.5 + i) for i in range(6)]
+
+    def run(batches):
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1, bias=False)
+        optimizer = Rebinding(model.parameters())
+        with Guard(model, optimizer, settings=QUICK) as guard:
+            if form == "step":
+                for x in batches:
+                    guard.step(squares, x)
+            else:
+                for x in guard(batches):
+                    optimizer.zero_grad()
+                    squares(model, x).backward()
+                    optimizer.step()
+        (state,) = optimizer.state.values()
+        return guard, model.weight.detach().clone(), state
+
+    guard, weight, state = run([*batches[:3], torch.zeros(2, 2), *batches[3:]])
+    assert [(i.event.step, i.event.phase) for i in guard.incidents] == [(3, "optimizer")]
+    _, wanted, kept = run(batches)
+    assert torch.equal(weight, wanted)
+    assert state.keys() == kept.keys() == {"v"} and torch.equal(state["v"], kept["v"])
+
+
+def test_of_two_optimizers_the_one_that_did_it_is_named():
+    torch.manual_seed(0)
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False)
+    model = nn.Sequential(first, second)
+    optimizers = [torch.optim.AdamW(first.parameters(), lr=0.01), Rebinding(second.parameters())]
+    with Guard(model, optimizers) as guard:
+        for x in guard([torch.full((2, 2), v) for v in (1.0, 2.0, 0.0, 3.0)]):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            model(x).mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    (incident,) = guard.incidents
+    assert (incident.event.step, incident.event.name) == (2, "1.weight")
+    assert incident.diagnosis.cause == "optimizer_denominator"
+    assert incident.diagnosis.summary.startswith("Rebinding divides by exactly zero")
+    assert not any("eps=" in fix.title for fix in incident.diagnosis.fixes)
+
+
+def bad_once(step):
+    return float("nan") if step == 3 else 1.0
+
+
+@pytest.mark.parametrize("form", ["step", "loop"])
+def test_a_rate_that_is_bad_once_is_left_behind(form):
+    model = linear()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, bad_once)
+    with Guard(model, optimizer, scheduler if form == "step" else None, settings=QUICK) as guard:
+        if form == "step":
+            for _ in range(8):
+                guard.step(squares, GOOD)
+        else:
+            for x in guard([GOOD] * 8):
+                optimizer.zero_grad()
+                squares(model, x).backward()
+                optimizer.step()
+                scheduler.step()
+    assert [i.event.step for i in guard.incidents] == [3]
+    assert scheduler.last_epoch == 8 and optimizer.param_groups[0]["lr"] == 0.1

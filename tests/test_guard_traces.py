@@ -16,6 +16,8 @@ from stayfinite import (
     Guard,
     Incident,
 )
+from stayfinite.conductor import investigation
+from stayfinite.locate.trace import OpTrace
 
 # -- where it is saved --------------------------------------------------------------------------
 
@@ -204,3 +206,67 @@ def test_a_loader_that_counts_for_itself_gives_each_batch_once():
                 seen.append(x)
     assert len(guard.incidents) == 1
     assert len(seen) == 7 and len({id(x) for x in seen}) == 7
+
+
+# -- how it is run again ------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Its buffer is spoiled by a batch of one, while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 1)
+        self.register_buffer("spread", torch.ones(2))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.spread.copy_(0.9 * self.spread + 0.1 * (x - x.mean(0)).sum(0) / (len(x) - 1))
+        return self.fc(x)
+
+
+def test_a_step_is_run_again_in_the_mode_it_was_run_in():
+    model = Counting()
+    with Guard(model, sgd(model)) as guard:
+        for x in [GOOD, torch.ones(1, 2), GOOD]:
+            guard.step(squares, x)
+        model.eval()  # as one does behind the last epoch; the buffer is looked at after that
+    (incident,) = guard.incidents
+    assert (incident.event.step, incident.event.symptom) == (1, "buffer")
+    assert (incident.location.op, incident.diagnosis.cause) == ("aten.div", "zero_denominator")
+    assert not model.training and not model.fc.training
+    assert torch.isfinite(model.spread).all()
+
+
+def test_complex_numbers_are_traced():
+    model = nn.Linear(2, 2, bias=False, dtype=torch.complex64)
+
+    def loss(model, x):
+        return torch.angle(model(x) * x).cos().mean() + model(x).abs().mean().log()
+
+    guard = Guard(model, sgd(model), settings=QUICK)
+    assert guard.step(loss, torch.ones(2, 2, dtype=torch.complex64)).applied
+    outcome = guard.step(loss, torch.zeros(2, 2, dtype=torch.complex64))
+    assert outcome.incident.location.op == "aten.log"
+
+
+@pytest.mark.parametrize("where", ["trace", "diagnosis"])
+def test_an_error_of_ours_is_told_and_the_training_goes_on(where, monkeypatch, capsys):
+    def broken(*args, **kwargs):
+        raise LookupError("lost")
+
+    monkeypatch.setattr(OpTrace, "is_strict", False)
+    home = OpTrace if where == "trace" else investigation
+    monkeypatch.setattr(home, "_inspect" if where == "trace" else "diagnose", broken)
+    model = linear()
+    optimizer = sgd(model)
+    with Guard(model, optimizer) as guard:
+        for x in guard([GOOD, BAD, GOOD]):
+            optimizer.zero_grad()
+            squares(model, x).backward()
+            optimizer.step()
+    (incident,) = guard.incidents
+    assert incident.event.step == 1 and incident.action.kind == "skipped"
+    assert "which is a bug: LookupError: lost" in incident.location.note
+    assert torch.isfinite(model.weight).all()

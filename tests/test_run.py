@@ -121,6 +121,12 @@ WITHOUT_LOADER = [
 ]
 
 
+LEFT = [
+    Script("leaves.py", (3,), "aten.log1p", None, "loss", args=(how,), code=code)
+    for how, code in (("break", 0), ("exit", 3), ("late", 0), ("raise", 1), ("count", 0))
+]
+
+
 @pytest.fixture(scope="session")
 def nursery(tmp_path_factory):
     nursery = Nursery(tmp_path_factory.mktemp("nursery"))
@@ -231,6 +237,37 @@ def test_script_ends_as_if_the_bad_batch_had_never_come(script, both, nursery, t
     wanted = nursery.run([*tool, *script.command()], folder_of(script, tmp_path))
     assert pair.done.out.splitlines()[-1] == wanted.out.splitlines()[-1]
     assert pair.done.code == wanted.code
+
+
+@pytest.mark.parametrize("script", LEFT, ids=lambda s: s.id)
+def test_a_loop_that_is_left_after_the_bad_step_is_explained(script, nursery, tmp_path):
+    plain = nursery.run(script.command(), tmp_path)
+    command = ["-m", "stayfinite", "run", "--run-dir", str(tmp_path / "run"), *script.command()]
+    done = nursery.run(command, tmp_path)
+    assert (done.code, done.out) == (plain.code, plain.out) and plain.code == script.code
+    found = incidents_in(tmp_path / "run")
+    assert_found(script, found)
+    assert found[0].diagnosis.cause == "domain_error"
+    assert [e.outcome for e in found[0].diagnosis.experiments] == ["finite"]
+    assert "1 incident in 4 steps" in done.err
+
+
+def test_a_loop_over_a_range_makes_as_many_turns_as_it_says(nursery, tmp_path):
+    script = Script("range_next.py", (2, 8, 14), "aten.log1p", None, "loss", args=("15",))
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    assert_found(script, incidents_in(tmp_path / "run"))
+    *turns, last = done.out.splitlines()
+    assert [int(t.split()[0]) for t in turns] == list(range(15))
+    assert [i for i, t in enumerate(turns) if not is_finite_line(t)] == [2, 8, 14]
+    assert last.startswith("done 15 True") and is_finite_line(last)
+
+
+def test_batches_that_cycle_keeps_come_again_with_the_others(nursery, tmp_path):
+    script = Script("zip_cycle.py", (3, 5), "aten.log", None, "loss")
+    plain = nursery.run(script.command(), tmp_path)
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    assert_found(script, incidents_in(tmp_path / "run"))
+    assert_output(script, plain.out, done.out)
 
 
 @pytest.mark.slow

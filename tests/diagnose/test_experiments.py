@@ -229,3 +229,20 @@ def test_rows_of_nested_batches():
     covered = cover_rows(batch, (0,), 4)
     assert covered["y"][0].tolist() == [1, 1, 2, 3]
     assert num_rows(torch.zeros(())) is None
+
+
+def test_several_lines_that_fail_are_all_named_and_tried_together():
+    def loss(model, x):
+        y = model(x)
+        a = torch.sqrt(y * 0)  # first
+        b = (y * 0).pow(0.5)  # second
+        return (y + a + b).mean()
+
+    model = nn.Linear(2, 1)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    diagnosis = guard.step(loss, torch.ones(3, 2)).incident.diagnosis
+    (tried,) = [e for e in diagnosis.experiments if e.name == "patched_operator"]
+    assert tried.outcome == "finite" and "Backward0 at test_experiments.py:" in tried.changed
+    verified = [f for f in diagnosis.fixes if f.status == "verified"]
+    assert len({f.line for f in verified}) == 2
+    assert verified[1].title.startswith("and repair ")

@@ -290,6 +290,19 @@ def half_precision_export(path, dtype):
     torch.save({k: v.to(dtype) for k, v in model.state_dict().items()}, path)
 
 
+def test_a_sound_checkpoint_of_another_model_is_not_the_last_good_one(tmp_path):
+    torch.save({"step": 9, "model": nn.Linear(7, 7).state_dict()}, tmp_path / "other.pt")
+    model = nn.Linear(2, 2)
+    for step, value in ((1, 0.5), (2, NAN)):
+        state = {k: torch.full_like(v, value) for k, v in model.state_dict().items()}
+        torch.save({"step": step, "model": state}, tmp_path / f"step_{step}.pt")
+    assert last_good(tmp_path) == str(tmp_path / "other.pt")
+    bad = str(tmp_path / "step_2.pt")
+    assert last_good(tmp_path, like=bad) == str(tmp_path / "step_1.pt")
+    (tmp_path / "step_1.pt").unlink()
+    assert last_good(tmp_path, like=bad) is None
+
+
 def test_a_cast_does_not_hide_where_a_bad_value_comes_from(tmp_path):
     half_precision_export(tmp_path / "a.pt", torch.float16)
     model, _, guard = guarded()

@@ -111,7 +111,9 @@ class BatchStream(Listener):
                         continue
                     self._register(owner, item, epoch, count)
                     count += 1
-                else:
+                elif (
+                    self._served_ref.items[0][0] is owner
+                ):  # of several, the one that is asked first
                     if counters is None:
                         counters = Counters(sys._getframe(), count, self._numbers)
                         self._turns = self._turns or Turns(frames_above(sys._getframe()))

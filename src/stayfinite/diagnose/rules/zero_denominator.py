@@ -41,6 +41,20 @@ def division(e: Evidence) -> Finding | None:
     )
 
 
+@rule("zero_denominator")
+def division_by_a_plain_zero(e: Evidence) -> Finding | None:
+    if e.birth is None or e.is_backward or e.is_in_optimizer or e.kernel not in _DIVIDES:
+        return None
+    if e.number("other") != 0:
+        return None
+    return Finding(
+        confidence=0.92,
+        sentence=f"{operator(e)} {here(e)} divides by the number 0: a length or a count that can "
+        "vanish, such as len(x) - 1 for a batch of one.",
+        fixes=_fixes(e),
+    )
+
+
 def _num_divisors(e: Evidence, d: TensorStats) -> int:
     """How many numbers were divided by: one for a scalar, however many quotients it spoils."""
     whole = e.operand("tensor2", "other") or e.operand("self")
