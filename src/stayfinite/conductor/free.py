@@ -107,7 +107,7 @@ class FreeLoop(BatchStream):
             # The next window shows itself only when its forward is over.
             self._free_rng = self.core.open()
             return
-        window.scenes = scenes_of_frame(sys._getframe(1))
+        window.scenes = (*window.scenes[:4], *scenes_of_frame(sys._getframe(1)))
         self._begin(window, failure)
         window.scenes = ()
         self._free_rng = self.core.rng.capture()

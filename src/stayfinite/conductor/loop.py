@@ -91,6 +91,7 @@ class LoopDriver(FreeLoop):
             or self._raw_loss is not None
             or self._holds_schedulers
             or self._is_own_work
+            or self._is_free
             or window.ahead
             or loss.numel() != 1
         ):
@@ -120,10 +121,22 @@ class LoopDriver(FreeLoop):
         elif self.window is not None and seen.numel() == 1:
             self.window.losses.append((step, seen.detach()))
             self.window.num_backward += 1
+            if self._is_free:
+                self._look_round(self.window, seen)
         result = call()
         if self.active is not None and raw is None:
             self.active.after_backward(step)
         return result
+
+    def _look_round(self, window: Window, loss: Tensor) -> None:
+        """Nobody hands this loop its batch again: if the loss is bad, remember what it came from.
+
+        (With accumulation, another part of the batch is there by the time of the step.)
+        """
+        is_number = loss.is_cpu and loss.is_floating_point()
+        if is_number and not window.scenes and not math.isfinite(in_memory(loss)):
+            window.scenes = scenes_of_frame(sys._getframe(1))
+            window.root_call = self.last_call
 
     def _take_ahead(self, window: Window) -> None:
         """A second backward without a new batch between: several were drawn at once, one for each."""
@@ -169,10 +182,12 @@ class LoopDriver(FreeLoop):
             if self.active is not None:
                 self.active.after_backward(self._current.step)
             elif self.window is not None:
-                self._note_scaler_skip(self.window)
+                self._note_scaler_skip(self.window, optimizer)
         return result
 
-    def _note_scaler_skip(self, window: Window) -> None:
+    def _note_scaler_skip(self, window: Window, optimizer: Optimizer) -> None:
+        if self._is_free:
+            self._count_turn(window, optimizer)
         window.num_attempted += 1
         if window.failure is None:
             failure = self.core.ranks.agree(self.core.explain(window, []))

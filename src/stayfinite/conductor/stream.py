@@ -370,7 +370,7 @@ class BatchStream(Listener):
             return  # the rank that has it tells of it
         if failure.symptom == "scaler_skip" and self.core.passes_by_skip():
             return
-        window.root_call = self.last_call
+        window.root_call = window.root_call or self.last_call
         if not window.is_lost and any(b.items for b in window.batches):
             window.scenes = ()  # the loop will run it again itself
         self._investigation = Investigation(self.core, window, failure)
