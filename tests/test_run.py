@@ -262,6 +262,17 @@ def test_a_loop_over_a_range_makes_as_many_turns_as_it_says(nursery, tmp_path):
     assert last.startswith("done 15 True") and is_finite_line(last)
 
 
+def test_parts_of_a_batch_that_are_drawn_into_a_list(nursery, tmp_path):
+    script = Script("gathers.py", (6,), "aten.log", None, "loss")
+    plain = nursery.run(script.command(), tmp_path)
+    done = nursery.run(guarded(script, tmp_path / "run"), tmp_path)
+    assert_found(script, incidents_in(tmp_path / "run"))
+    lines = done.out.splitlines()
+    assert [t.split()[:3] for t in lines[:5]] == [[str(i), "3", "3"] for i in range(5)]
+    assert lines[:3] == plain.out.splitlines()[:3]
+    assert lines[5].startswith("done 5") and is_finite_line(lines[5])
+
+
 def test_batches_that_cycle_keeps_come_again_with_the_others(nursery, tmp_path):
     script = Script("zip_cycle.py", (3, 5), "aten.log", None, "loss")
     plain = nursery.run(script.command(), tmp_path)

@@ -118,6 +118,8 @@ class BatchStream(Listener):
                         counters = Counters(sys._getframe(), count, self._numbers)
                         self._turns = self._turns or Turns(frames_above(sys._getframe()))
                     self._numbers = None
+                    if self._is_first_served():
+                        counters.cut_lists()
                     counters.again(self._served_ref.ordinal)
                 yield item
                 if not has_trained:
@@ -127,6 +129,11 @@ class BatchStream(Listener):
                 self._count_turns()
             if not self.is_over:
                 self._leave(owner, has_trained)
+
+    def _is_first_served(self) -> bool:
+        """Whether the batch that is handed out again begins its window: then a turn begins."""
+        window = self.active.wanted.window if self.active is not None else self.window
+        return window is not None and self._served_ref is window.batches[0]
 
     def _count_turns(self) -> None:
         """The loop goes on: it makes turns of its own again."""

@@ -92,14 +92,20 @@ class Counters:
     def again(self, ordinal: int) -> None:
         """The turn is run again; an `enumerate` over the stream gives it its number, from 0, again."""
         self._after.put_back()
-        self._after.cut_lists()
         self._inside.put_back()
         self._set_indices(ordinal)
+
+    def cut_lists(self) -> None:
+        """A turn that is run again begins: what the one before it added is taken off.
+
+        (Not for every batch: a turn may draw several of them into a list.)
+        """
+        self._after.cut_lists()
 
     def go_on(self, ordinal: int) -> None:
         """The next new batch: all as it was when the loop asked for it first."""
         self._after.put_back()
-        self._after.cut_lists()
+        self.cut_lists()
         self._set_indices(ordinal)
 
     def _set_indices(self, ordinal: int) -> None:

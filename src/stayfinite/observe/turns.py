@@ -31,19 +31,25 @@ class Loop:
 
 
 def loop_lines(frame: FrameType) -> range | None:
-    """The lines of the loop that a function is in, the innermost; None where there is none."""
-    found = _loop_round(frame, frame.f_lineno, frame.f_lineno)
-    return found.lines if found is not None else None
+    """The lines of the loop that waits for a batch in this function; None where there is none.
+
+    One whose head waits is fed by the batches; where `next` is called in a body, the batch may be for
+    any of the loops round it.
+    """
+    found = _loops_round(frame, frame.f_lineno)
+    if not found:
+        return None
+    return (found[-1] if frame.f_lineno < found[-1].body else found[0]).lines
 
 
-def _loop_round(frame: FrameType, *lines: int) -> Loop | None:
-    """The innermost loop of this function that has all these lines in it."""
+def _loops_round(frame: FrameType, *lines: int) -> list[Loop]:
+    """The loops of this function that have all these lines in them, the innermost last."""
     found = [
         loop
         for loop in _all_loops(frame.f_code.co_filename)
         if loop.lines.start >= frame.f_code.co_firstlineno and all(n in loop.lines for n in lines)
     ]
-    return max(found, key=lambda loop: loop.lines.start, default=None)
+    return sorted(found, key=lambda loop: loop.lines.start)
 
 
 @functools.lru_cache(maxsize=32)
@@ -90,9 +96,10 @@ class Turns:
             running.add(id(above))
             above = above.f_back
         for frame, line in self._asked:
-            loop = _loop_round(frame, line, frame.f_lineno) if id(frame) in running else None
-            if loop is None:
+            loops = _loops_round(frame, line, frame.f_lineno) if id(frame) in running else []
+            if not loops:
                 continue
+            loop = loops[-1]
             # One whose head was waiting is fed by the batches themselves.
             if loop.is_for and line >= loop.body > loop.lines.start:
                 self._lead(frame, loop)
