@@ -246,3 +246,38 @@ def test_several_lines_that_fail_are_all_named_and_tried_together():
     verified = [f for f in diagnosis.fixes if f.status == "verified"]
     assert len({f.line for f in verified}) == 2
     assert verified[1].title.startswith("and repair ")
+
+
+def test_a_batch_that_made_the_weights_run_away_some_steps_before_is_named():
+    torch.manual_seed(0)
+    x = torch.randn(40, 4)
+    y = x.sum(1)
+    y[21] = -4.7e13
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with Guard(model, optimizer) as guard:
+        for xb, yb in guard(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(xb).squeeze(1), yb).backward()
+            optimizer.step()
+    first = guard.incidents[0]
+    assert first.event.step == 6 and first.diagnosis.cause == "bad_input_data"
+    assert "row 1 of batch[1] in step 5 (sample 21 of the data set)" in first.diagnosis.summary
+    (fix,) = first.diagnosis.fixes
+    assert (fix.experiment, fix.status) == ("without_outlier", "verified")
+
+
+def test_a_rate_that_is_too_high_is_no_outlier_s_fault():
+    torch.manual_seed(0)
+    x = torch.randn(80, 4)
+    x[9] *= 30  # an outlier, but an ordinary one
+    loader = DataLoader(TensorDataset(x, x.sum(1)), batch_size=4)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=5.0)
+    with Guard(model, optimizer) as guard:
+        for xb, yb in guard(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(xb).squeeze(1), yb).backward()
+            optimizer.step()
+    assert guard.incidents[0].diagnosis.cause == "lr_divergence"

@@ -186,10 +186,13 @@ class Laboratory:
         return is_late or self.window.is_moved
 
     def journey(
-        self, contexts: Callable[[], list[AbstractContextManager[Any]]], is_unscaled: bool = False
+        self,
+        contexts: Callable[[], list[AbstractContextManager[Any]]],
+        is_unscaled: bool = False,
+        without: int | None = None,
     ) -> Run:
-        """All steps since the last snapshot and then this one, each with the change."""
-        log = [w for w in self.about.core.log if w is not self.window]
+        """All steps since the last snapshot (but one) and then this one, each with the change."""
+        log = [w for w in self.about.core.log if w is not self.window and w.step != without]
         is_too_long = self.is_loop and len(log) > _LOOP_JOURNEY
         if not self.state.snapshot.is_taken or not log or is_too_long:
             return None
@@ -397,6 +400,12 @@ def _is_same_line(one: Link, other: Link) -> bool:
     return (one.file, one.line) == (other.file, other.line)
 
 
+def _without_outlier(lab: Laboratory, e: Evidence) -> Run:
+    if e.outlier is None:
+        return None
+    return (yield from lab.journey(list, without=e.outlier.step))
+
+
 def _limited_gradient(lab: Laboratory, e: Evidence) -> Run:
     return (yield from lab.once([LimitedGradient(1e3)], is_applied=False))
 
@@ -442,6 +451,7 @@ _RUNNERS: dict[str, Callable[[Laboratory, Evidence], Run]] = {
     "previous_batch": _previous_batch,
     "without_rows": _without_rows,
     "patched_operator": _patched_operator,
+    "without_outlier": _without_outlier,
     "limited_gradient": _limited_gradient,
     "filled_state": _filled_state,
     "fresh_optimizer": _fresh_optimizer,

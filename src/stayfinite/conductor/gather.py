@@ -6,12 +6,22 @@ import inspect
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..diagnose.evidence import BatchPart, Data, Evidence, Memory, Resume, Scale, Weights
+from ..diagnose.evidence import (
+    BatchPart,
+    Data,
+    Evidence,
+    Memory,
+    Outlier,
+    Resume,
+    Scale,
+    Weights,
+)
 from ..diagnose.unfilled import filling_of
 from ..locate.slice import DISCARDS, Origin
 from ..numerics.health import dense_parts, stats
@@ -19,6 +29,7 @@ from ..observe.batches import named_tensors
 from ..observe.witness import witness
 from ..records import Incident, TensorStats
 from .data_facts import look_at_data
+from .window import BatchRef
 
 if TYPE_CHECKING:
     from .investigation import Investigation
@@ -28,6 +39,8 @@ __all__ = ["gather"]
 _HALF = (torch.float16, torch.bfloat16)
 _USUAL_BATCHES = 8
 _MAX_PARTS = 32
+_PAST_BATCHES = 64
+_FEWEST_OTHERS = 3
 
 
 def gather(
@@ -45,6 +58,7 @@ def gather(
         history=incident.history,
         weights=_weights(about),
         batch=tuple(_batch_parts(about)),
+        outlier=_outlier(about),
         resume=_resume(about),
         data=data,
         memory=_memory(about, origin),
@@ -126,6 +140,38 @@ def _batch_parts(about: Investigation) -> list[BatchPart]:
                 )
             )
     return found
+
+
+def _outlier(about: Investigation) -> Outlier | None:
+    """The batch since the snapshot that sticks out, if there are enough to compare it with."""
+    seen: dict[str, list[tuple[float, BatchRef, Tensor]]] = {}
+    for window in about.core.log[-_PAST_BATCHES:]:
+        for batch in window.batches if window is not about.window else ():
+            for name, t in list(named_tensors(batch.value))[:_MAX_PARTS]:
+                if t.is_floating_point() and (peak := _finite_peak(t)) is not None:
+                    seen.setdefault(name, []).append((peak, batch, t))
+    found: list[Outlier] = []
+    for name, batches in seen.items():
+        peak, ref, tensor = max(batches, key=lambda b: b[0])
+        others = [p for p, r, _ in batches if r is not ref]
+        if len(others) >= _FEWEST_OTHERS:
+            row = _row_of(tensor, peak)
+            known = ref.indices or []
+            index = known[row] if row is not None and row < len(known) else None
+            found.append(
+                Outlier(
+                    step=ref.step, name=name, peak=peak, usual=median(others), row=row,
+                    index=index if isinstance(index, int) else None,
+                )
+            )  # fmt: skip
+    return max(found, key=lambda o: o.peak / max(o.usual, 1e-6), default=None)
+
+
+def _row_of(tensor: Tensor, peak: float) -> int | None:
+    if tensor.dim() == 0 or tensor.layout != torch.strided:
+        return None
+    rows = (tensor.detach().abs().reshape(tensor.shape[0], -1) == peak).any(1).nonzero()
+    return int(rows[0]) if len(rows) else None
 
 
 def _finite_peak(tensor: Tensor) -> float | None:

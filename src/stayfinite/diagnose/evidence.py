@@ -35,6 +35,20 @@ class BatchPart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outlier:
+    """A batch before the failing one with a value far beyond all the others."""
+
+    step: int
+    name: str
+    peak: float
+    usual: float
+    """The median over the other batches of their largest magnitude."""
+    row: int | None = None
+    index: int | None = None
+    """Where that row is in the data set, if the sampler told."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Weights:
     """How far the parameters have come."""
 
@@ -132,6 +146,7 @@ class Evidence:
     history: tuple[StepRecord, ...] = ()
     weights: Weights = field(default_factory=Weights)
     batch: tuple[BatchPart, ...] = ()
+    outlier: Outlier | None = None
     resume: Resume = field(default_factory=Resume)
     data: Data | None = None
     memory: Memory | None = None

@@ -30,6 +30,7 @@ EXPERIMENTS: dict[str, str] = {
     "previous_batch": "the batch before, on these weights",
     "without_rows": "without the offending rows",
     "patched_operator": "this line kept finite",
+    "without_outlier": "the steps since the last snapshot without the batch that sticks out",
     "limited_gradient": "gradients limited between the layers",
     "filled_state": "the non-finite values replaced",
     "fresh_optimizer": "a new optimizer state",

@@ -62,4 +62,6 @@ def _write(path: Path, text: str) -> None:
 
 def _one_line(incident: Incident) -> None:
     where = f" (saved in {incident.path})" if incident.path else ""
-    print(f"stayfinite: {headline(incident)}{where}", file=sys.stderr)
+    fixes = [f for f in incident.diagnosis.fixes if f.status != "refuted"]
+    advice = f"\n  try: {fixes[0].title} [{fixes[0].status}]" if fixes else ""
+    print(f"stayfinite: {headline(incident)}{where}{advice}", file=sys.stderr)

@@ -48,6 +48,33 @@ def absurdly_large(e: Evidence) -> Finding | None:
     )
 
 
+@rule("bad_input_data")
+def an_earlier_batch(e: Evidence) -> Finding | None:
+    """Its own step was finite and was made; what came after it was computed with what it left."""
+    found = e.outlier
+    if found is None or e.birth is None or e.event.phase in ("data", "checkpoint", "parameter"):
+        return None
+    if found.peak < _ABSURD * max(found.usual, 1e-6) or found.peak < 1e9 or not e.has_diverged:
+        return None
+    where = f"row {found.row} of " if found.row is not None else ""
+    which = f" (sample {found.index} of the data set)" if found.index is not None else ""
+    return Finding(
+        confidence=0.94,
+        sentence=f"{where}{found.name} in step {found.step}{which} holds values up to "
+        f"{num(found.peak)}, where {num(found.usual)} is usual: a fill value, another unit or a broken "
+        "record. That step was finite, so it was made, and the weights have run away with it.",
+        fixes=(
+            Fix(
+                title=f"clean or drop that sample{which} when the data set is read; or go back: "
+                'policy="rollback"',
+                why="without that batch the steps since the last snapshot are finite",
+                experiment="without_outlier",
+            ),
+        ),
+        proof="without_outlier",
+    )
+
+
 def _excess(part: BatchPart) -> float:
     usual = [v for v in (part.usual, part.usual_here) if v is not None]
     if not usual or part.stats.abs_max is None or "float" not in part.stats.dtype:

@@ -22,6 +22,8 @@ def runs_away(e: Evidence) -> Finding | None:
     is_open = score < 0.85
     if is_open and before is not None:
         score = {"nonfinite": min(score + 0.15, 0.85), "finite": 0.7 * score}.get(before, score)
+    if e.results.get("smaller_lr") == e.results.get("much_smaller_lr") == "nonfinite":
+        score *= 0.6  # it runs away at any rate
     return Finding(
         confidence=min(score, 0.92),
         sentence=f"The training had run away before this step: {story(e)}. The learning rate of "
