@@ -105,7 +105,7 @@ class Guard:
     @property
     def incidents(self) -> list[Incident]:
         """Every incident so far, oldest first."""
-        return self.core.incidents
+        return list(self.core.incidents)
 
     @property
     def warnings(self) -> list[Event]:

@@ -25,7 +25,7 @@ from ..locate.frames import is_user_file
 from ..observe.counters import variables
 from .window import BatchRef
 
-__all__ = ["Scene", "run_body", "scenes_of_frame", "scenes_of_traceback"]
+__all__ = ["Scene", "can_bind", "run_body", "scenes_of_frame", "scenes_of_traceback"]
 
 _UNSAFE_CALLS = {
     "next", "append", "extend", "pop", "update", "write", "save", "step", "send", "put", "insert",
@@ -33,6 +33,7 @@ _UNSAFE_CALLS = {
     "exec", "eval", "load_state_dict",
 }  # fmt: skip
 _BATCH = "__stayfinite_batch__"
+_PASS_ON = {"enumerate", "tqdm", "track", "guard", "iter"}
 
 
 @dataclass(frozen=True)
@@ -92,27 +93,53 @@ def run_body(scene: Scene, ref: BatchRef | None = None) -> list[Tensor]:
     return [t for t in made if t.dim() == 0 and t.is_floating_point()]
 
 
+def can_bind(scene: Scene, ref: BatchRef) -> bool:
+    """Whether this batch can be put where the loop takes its own."""
+    home = _home_of(scene)
+    return len(ref.items) == 1 and home is not None and _target(home) is not None
+
+
+def _target(home: _Home) -> ast.expr | None:
+    """What the loop takes its batch into: its own target, or that of the `next` in its body."""
+    for statement in home.body:
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Call):
+            continue
+        if _called(statement.value) == "next" and len(statement.targets) == 1:
+            return _plain(statement.targets[0])
+    if not isinstance(home, ast.For) or not _is_fed(home.iter):
+        return None
+    if not (isinstance(home.iter, ast.Call) and _called(home.iter) == "enumerate"):
+        return _plain(home.target)
+    if isinstance(home.target, ast.Tuple) and len(home.target.elts) == 2:
+        return _plain(home.target.elts[1])
+    return None
+
+
+def _plain(target: ast.expr) -> ast.expr | None:
+    return target if _holds_names_only(target) else None
+
+
 def _bind(home: _Home, scene: Scene, item: Any, space: dict[str, Any]) -> None:
     """Give the names that the loop takes its batch into the batch: the body may have changed them."""
-    targets: list[ast.expr] = []
-    if isinstance(home, ast.For):
-        targets.append(home.target)
-        if isinstance(home.iter, ast.Call) and _called(home.iter) == "enumerate":
-            is_pair = isinstance(home.target, ast.Tuple) and len(home.target.elts) == 2
-            targets = [home.target.elts[1]] if is_pair else []  # type: ignore[attr-defined]
-    for statement in home.body:
-        value = statement.value if isinstance(statement, ast.Assign) else None
-        if isinstance(value, ast.Call) and _called(value) == "next":
-            targets = list(statement.targets)  # type: ignore[attr-defined]
-            break
-    if len(targets) != 1 or not _holds_names_only(targets[0]):
+    target = _target(home)
+    if target is None:
         return
-    source = ast.copy_location(ast.Name(_BATCH, ast.Load()), targets[0])
-    tree = ast.Module([ast.copy_location(ast.Assign(targets, source), targets[0])], [])
+    source = ast.copy_location(ast.Name(_BATCH, ast.Load()), target)
+    tree = ast.Module([ast.copy_location(ast.Assign([target], source), target)], [])
     space[_BATCH] = item
     with contextlib.suppress(Exception):
         exec(compile(tree, scene.file, "exec"), space)
     del space[_BATCH]
+
+
+def _is_fed(source: ast.expr) -> bool:
+    """Whether a loop over this is fed by the batches as they come: not `zip`, not `range`."""
+    if not isinstance(source, ast.Call):
+        return isinstance(source, (ast.Name, ast.Attribute))
+    name = _called(source)
+    return name.endswith("Loader") or (
+        name in _PASS_ON and bool(source.args) and _is_fed(source.args[0])
+    )
 
 
 def _statements_before(home: _Home | None, scene: Scene) -> list[ast.stmt]:

@@ -7,50 +7,63 @@ from typing import TypeVar
 
 import torch
 
-from .body import Scene, run_body
+from .body import Scene, can_bind, run_body
 from .core import Core
 from .passes import ActivePass
 from .tracing import eager_stance
-from .window import Pass, PassResult
+from .window import Pass, PassResult, Window
 
 __all__ = ["by_body"]
 
 T = TypeVar("T")
 
 
-def by_body(core: Core, scene: Scene, passes: Generator[Pass, PassResult, T]) -> T:
-    """Whatever passes are wanted, by the statements of this scene; what it all came to."""
+def by_body(core: Core, scene: Scene, window: Window, passes: Generator[Pass, PassResult, T]) -> T:
+    """Whatever passes are wanted, by the statements of this scene; what it all came to.
+
+    `window`: the one that the variables of the scene belong to.
+    """
     try:
         wanted = next(passes)
         while True:
-            wanted = passes.send(_run(core, scene, wanted))
+            wanted = passes.send(_run(core, scene, window, wanted))
     except StopIteration as stop:
         found: T = stop.value
         return found
 
 
-def _run(core: Core, scene: Scene, wanted: Pass) -> PassResult:
+def _run(core: Core, scene: Scene, window: Window, wanted: Pass) -> PassResult:
     refs = wanted.window.batches
-    if not refs or (wanted.is_applied and not (_can_step(core, wanted) and refs[0].items)):
+    # Other batches than the scene's own have to be put where the loop takes them.
+    is_known = refs == window.batches or all(can_bind(scene, ref) for ref in refs)
+    if not refs or not is_known or (wanted.is_applied and not _can_step(core, wanted)):
         return PassResult(is_complete=False)
     active = ActivePass(core, wanted)
     core.state.clear_grads()
     with active, eager_stance(), torch.enable_grad():
-        for ref in refs:
-            made = [t for t in run_body(scene, ref) if t.requires_grad]
-            if not made:
-                active.result.is_complete = False
-                break
-            active.before_backward(made[-1], ref.step)
-            if active.is_decided:
-                break
-            made[-1].backward()
-            active.after_backward(ref.step)
-        if wanted.is_applied and active.result.is_complete:
-            optimizer = core.state.optimizers[0]
-            active.on_step(optimizer, optimizer.step, refs[-1].step)
+        try:
+            _go(core, scene, active)
+        except RuntimeError:  # a variable of the scene may hang on a graph that is gone
+            active.result.is_complete = False
     core.state.clear_grads()
     return active.result
+
+
+def _go(core: Core, scene: Scene, active: ActivePass) -> None:
+    refs = active.wanted.window.batches
+    for ref in refs:
+        made = [t for t in run_body(scene, ref) if t.requires_grad]
+        if not made:
+            active.result.is_complete = False
+            return
+        active.before_backward(made[-1], ref.step)
+        if active.is_decided:
+            return
+        made[-1].backward()
+        active.after_backward(ref.step)
+    if active.wanted.is_applied:
+        optimizer = core.state.optimizers[0]
+        active.on_step(optimizer, optimizer.step, refs[-1].step)
 
 
 def _can_step(core: Core, wanted: Pass) -> bool:

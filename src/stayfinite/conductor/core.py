@@ -196,6 +196,8 @@ class Core(Sentinel):
         if window.num_applied:
             self.recovery.note_applied()
             self.num_applied += 1
+            if window.scenes:
+                window.scenes, window.root_call = (), None  # it came to nothing
             if not window.is_seen:
                 self._unseen.append(window)  # read where a deep check waits for the device anyway
             row = self._row(window)

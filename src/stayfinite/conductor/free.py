@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -113,7 +114,9 @@ class FreeLoop(BatchStream):
         window.scenes = ()
         self._free_rng = self.core.rng.capture()
         self._is_free = self.active is not None
-        self._holds_schedulers = failure.symptom != "scaler_skip"
+        # A schedule that gives a bad rate once would give it for ever if it stood still.
+        is_rate = not all(map(math.isfinite, window.lrs)) or failure.symptom == "learning_rate"
+        self._holds_schedulers = failure.symptom != "scaler_skip" and not is_rate
 
     def _free_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """The step that ends a traced iteration; if that was healthy, it counts."""

@@ -21,7 +21,7 @@ from .window import Failure, Pass, PassResult, Window
 if TYPE_CHECKING:
     from .investigation import Investigation, Passes
 
-__all__ = ["WENT_BACK", "give_up", "travel_free"]
+__all__ = ["WENT_BACK", "give_up", "go_back", "travel_free"]
 
 WENT_BACK = (
     "parameters, optimizer state and buffers went back to the last snapshot, {} steps ago; what was "
@@ -79,8 +79,7 @@ def travel_free(about: Investigation, failure: Failure) -> Passes:
 
 def give_up(about: Investigation, failure: Failure, num_steps: int) -> Passes:
     """Nothing can be run again: back to the last snapshot, and say so."""
-    _go_back(about)
-    about.core.log.clear()
+    go_back(about)
     about.num_given_up = num_steps
     location = Location(is_reproduced=False, method="none", note=_OVER)
     return (yield from about.finish(failure, None, location, []))
@@ -93,6 +92,14 @@ def _told(about: Investigation, result: PassResult, noticed: Window) -> Passes:
     return (
         yield from about.finish(result.failure, result.origin, location, [], noticed=noticed.step)
     )
+
+
+def go_back(about: Investigation) -> int:
+    """To the last snapshot for good; how many steps are lost by it."""
+    lost = len(about.core.log)
+    _go_back(about)
+    about.core.log.clear()
+    return lost
 
 
 def _go_back(about: Investigation) -> None:

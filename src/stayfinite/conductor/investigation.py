@@ -31,7 +31,7 @@ from .bodypass import by_body
 from .core import Core
 from .diagnosis import diagnose, diagnose_plain
 from .draws import move_on
-from .freetravel import WENT_BACK, give_up, travel_free
+from .freetravel import WENT_BACK, give_up, go_back, travel_free
 from .keeping import Aside, Before
 from .ranks import RankFailure, unwrapped
 from .recovery import DEEP
@@ -90,6 +90,8 @@ class Investigation:
         """Steps of a loop without a loader that a return to the snapshot undid."""
         self.is_received = False
         """Every rank had its bad values from the others."""
+        self._known: Incident | None = None
+        """The incident before its diagnosis."""
         self.scene: Scene | None = None
         """Whose statements showed the failure again, where the loop cannot be sent back."""
         self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
@@ -104,21 +106,33 @@ class Investigation:
     def _unharmed(self, passes: Passes) -> Passes:
         """An error of ours is no reason for the training to end, nor to end in another mode."""
         modes, put_modes = modes_slot(self.state.roots.values())
-        found = modes()
+        found, window = modes(), self.window
         try:
-            verdict = yield from passes
-            put_modes(found)
-            return verdict
+            return (yield from passes)
         except StayfiniteError:
             raise
         except Exception as e:
             if OpTrace.is_strict:
                 raise
+            return self._broke_off(e, window)
+        finally:
+            put_modes(found)
+
+    def _broke_off(self, error: Exception, window: Window) -> Verdict:
+        """What is known, and a state that is whole."""
+        self.window = window
+        if self.method == "time_travel" and self.state.snapshot.is_taken:
+            self.num_given_up = go_back(self)  # in the middle of a journey there is no other
+        else:
             self._rewind()
-            note = f"the investigation itself failed, which is a bug: {type(e).__name__}: {e}"
-            location = Location(is_reproduced=False, method="none", note=note)
-            incident = self._incident(self.failure, None, location, None)
-            return Verdict(incident, [], self.window)
+        note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"
+        location = Location(is_reproduced=False, method="none", note=note)
+        if self._known is not None:
+            location = replace(self._known.location, note=note)
+        incident = self._incident(self.failure, None, location, None)
+        if self._known is not None:
+            incident = replace(self._known, location=location, action=incident.action)
+        return Verdict(incident, [], window)
 
     def _run(self) -> Passes:
         if self.failure.symptom == "spike":
@@ -403,12 +417,12 @@ class Investigation:
             told.append(f"a part of the trace failed, which is a bug: {self.trace.error}")
         for text in filter(None, told):
             location = replace(location, note=f"{location.note}; {text}".removeprefix("; "))
-        incident = self._incident(failure, origin, location, noticed)
+        incident = self._known = self._incident(failure, origin, location, noticed)
         if core.ranks.has_others:
             if core.settings.diagnose and self.leader == core.ranks.rank:
                 incident = by_rules(diagnose(self, incident, origin), incident)
         elif core.settings.diagnose and self.scene is not None:
-            incident = by_body(core, self.scene, diagnose(self, incident, origin))
+            incident = by_body(core, self.scene, self.window, diagnose(self, incident, origin))
             self._rewind()
         elif core.settings.diagnose:
             incident = yield from diagnose(self, incident, origin)

@@ -228,7 +228,7 @@ class _Layer:
         self._size = 0.0
 
     def take(self, weight: float, size: float, grad: float | None, moved: float | None) -> None:
-        self.weight = max(self.weight, weight)
+        self.weight = weight if math.isnan(weight) else max(weight, self.weight)
         if grad is not None:
             self.grad = math.hypot(self.grad or 0.0, grad)
         if moved is not None:

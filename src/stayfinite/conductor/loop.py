@@ -133,8 +133,7 @@ class LoopDriver(FreeLoop):
 
         (With accumulation, another part of the batch is there by the time of the step.)
         """
-        is_number = loss.is_cpu and loss.is_floating_point()
-        if is_number and not window.scenes and not math.isfinite(in_memory(loss)):
+        if not window.scenes and _is_bad_here(loss):
             window.scenes = scenes_of_frame(sys._getframe(1))
             window.root_call = self.last_call
 
@@ -197,7 +196,7 @@ class LoopDriver(FreeLoop):
             self._close_free()
 
     def on_own_check(self, value: Tensor) -> None:
-        if not value.requires_grad:
+        if not value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value):
             return
         self._take_aside()
         if self.active is not None:
@@ -207,8 +206,7 @@ class LoopDriver(FreeLoop):
             ref.is_used = True
             seen = (ref.step, value.detach())
             self.window.suspects = (*self.window.suspects, seen)
-            is_known = self.window.failure is not None or not value.is_cpu
-            if not is_known and not math.isfinite(in_memory(value)):
+            if self.window.failure is None and _is_bad_here(value):
                 self.window.scenes = scenes_of_frame(sys._getframe(1))  # it may leave the loop now
 
     def before_step(self, optimizer: Optimizer) -> bool:
@@ -392,3 +390,10 @@ class LoopDriver(FreeLoop):
         if self._is_free:
             self._close_free()
         return result
+
+
+def _is_bad_here(number: Tensor) -> bool:
+    """Whether a number in the host's memory is not finite; elsewhere nobody waits for the answer."""
+    if type(number) is not Tensor or not number.is_cpu or not number.is_floating_point():
+        return False
+    return not math.isfinite(in_memory(number))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..observe.turns import loop_lines
 __all__ = ["muted"]
 
 
-class _Muted(io.TextIOBase):
+class _Muted:
     """Swallows what comes from inside a loop; what comes from elsewhere goes through."""
 
     def __init__(self, out: Any, waiting: list[FrameType]) -> None:
@@ -25,6 +24,10 @@ class _Muted(io.TextIOBase):
         if self._is_left():
             self._out.write(text)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         self._out.flush()

@@ -21,6 +21,7 @@ from .limits import Limit, everywhere
 from .ranks import RankFailure
 from .rows import map_tensors, num_rows, take_rows
 from .samples import bad_rows, zeroed
+from .slots import modes_slot
 from .spikes import SPIKE_NAMES
 from .state import TrainState
 from .window import BatchRef, Failure, Window
@@ -189,7 +190,10 @@ class Recovery:
         since = [*core.log, *(w for w in bad if w not in core.log), *verdict.redo]
         tag = state.snapshot.tag
         state.clear_grads()
+        modes, put_modes = modes_slot(state.roots.values())
+        now = modes()
         state.snapshot.restore()
+        put_modes(now)  # the loop goes on; what it has frozen since then stays so
         first = since[0] if since else None
         if first is not None and first.rng is not None and not verdict.is_unlucky:
             first.rng.restore()

@@ -48,7 +48,7 @@ def last_good(
         usable = [c for c in usable if Path(c.path).resolve().parent == home]
     wanted = Path(like).resolve() if like is not None else None
     model = next((c for c in report.checkpoints if Path(c.path).resolve() == wanted), None)
-    if model is not None:
+    if model is not None and any(f.tensors for f in model.files):
         usable = [c for c in usable if is_same_model(c, model)]
     return max(usable, key=_order).path if usable else None
 

@@ -57,6 +57,9 @@ class BatchStream(Listener):
         self._holds_schedulers = False
         self._moves: list[Callable[[], Any]] = []
         """Steps of schedulers that are made up for when the step is explained."""
+        self._rates: tuple[float, ...] | None = None
+        """The learning rates when the loop asked for the batch behind the one that failed: it may have
+        set them for that one already."""
         self._numbers: Numbers | None = None
         """What the loop counted with inside the turn that failed."""
         self._turns: Turns | None = None
@@ -90,6 +93,8 @@ class BatchStream(Listener):
         try:
             while True:
                 window = self.window
+                if counters is not None and not self._to_serve:
+                    counters.cut_lists()
                 if window is not None and self._is_over(window, owner):
                     self._close(window)
                 else:
@@ -100,6 +105,8 @@ class BatchStream(Listener):
                         counters.go_on(count)
                         counters = None
                         self._count_turns()
+                        if self._rates is not None:
+                            self.state.set_lrs(self._rates)
                     try:
                         item = next(inner)
                     except StopIteration:
@@ -115,12 +122,13 @@ class BatchStream(Listener):
                     self._served_ref.items[0][0] is owner
                 ):  # of several, the one that is asked first
                     if counters is None:
-                        counters = Counters(sys._getframe(), count, self._numbers)
+                        counters = Counters.of(sys._getframe(), count, self._numbers)
                         self._turns = self._turns or Turns(frames_above(sys._getframe()))
                     self._numbers = None
-                    if self._is_first_served():
-                        counters.cut_lists()
-                    counters.again(self._served_ref.ordinal)
+                    if counters is not None:
+                        if self._is_first_served():
+                            counters.note_lists(is_ours=self.active is not None)
+                        counters.again(self._served_ref.ordinal)
                 yield item
                 if not has_trained:
                     has_trained = self._is_training(owner)
@@ -372,11 +380,14 @@ class BatchStream(Listener):
     def _begin(self, window: Window, failure: Failure) -> None:
         ranks = self.core.ranks
         if ranks.is_joining():
+            self._make_moves()
             return
         if ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank:
             return  # the rank that has it tells of it
         if failure.symptom == "scaler_skip" and self.core.passes_by_skip():
             return
+        is_set = not self.state.schedulers and failure.symptom != "learning_rate"
+        self._rates = self.state.lrs() if is_set else None
         window.root_call = window.root_call or self.last_call
         if not window.is_lost and any(b.items for b in window.batches):
             window.scenes = ()  # the loop will run it again itself
@@ -414,11 +425,16 @@ class BatchStream(Listener):
         self._passes = self._investigation = self._numbers = None
         self.window = None
         if verdict.incident is not None:
-            self.core.conclude(verdict)
+            told = self.core.conclude(verdict)
+            if told.action.kind == "rolled_back":
+                self._rates = None  # the policy may have set others
+        self._make_moves()
+        self._redo.extendleft(reversed(verdict.redo))
+
+    def _make_moves(self) -> None:
         for move in self._moves:
             move()
         self._moves.clear()
-        self._redo.extendleft(reversed(verdict.redo))
 
     def _run_out(self) -> None:
         """Nobody will run the passes that are still wanted."""

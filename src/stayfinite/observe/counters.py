@@ -14,8 +14,9 @@ import builtins
 import ctypes
 import gc
 import sys
+import threading
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ _MAX_OBJECTS = 20_000
 _MAX_DEPTH = 8
 _MAX_KEYS = 1000
 _MAX_PARTS = 100
+_DICTS = (dict, OrderedDict, defaultdict)  # others may do anything when they are looked at
 _CLOSED = (
     Tensor, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
     torch.amp.GradScaler, types.ModuleType, types.FunctionType, types.MethodType, type,
@@ -58,9 +60,12 @@ class Numbers:
         self.lists = [(t, len(t)) for home in homes for t in _lists(home)]
 
     @classmethod
-    def here(cls) -> Numbers:
-        """Of all functions that are running now."""
-        return cls(frames_above(sys._getframe(1)))
+    def here(cls) -> Numbers | None:
+        """Of all functions that are running now; None where somebody's object cannot be looked at."""
+        try:
+            return cls(frames_above(sys._getframe(1)))
+        except Exception:
+            return None
 
     def put_back(self) -> None:
         for frame, kept in self.frames:
@@ -69,11 +74,6 @@ class Numbers:
             for name, value in kept.items():
                 if type(obj.__dict__.get(name)) in _NUMBERS and obj.__dict__[name] != value:
                     obj.__dict__[name] = value
-
-    def cut_lists(self) -> None:
-        """What was added since is taken off again."""
-        for grown, length in self.lists:
-            del grown[length:]
 
 
 class Counters:
@@ -87,7 +87,22 @@ class Counters:
         if failed is not None:  # functions that have returned meanwhile are none of it
             failed.frames = [(f, kept) for f, kept in failed.frames if id(f) in waiting]
         self._inside = failed or self._after
+        self._lists = [grown for grown, _ in self._after.lists]
+        if threading.active_count() > 1:  # some of them may be filled by others
+            short = {id(t): n for t, n in failed.lists} if failed is not None else {}
+            self._lists = [t for t, n in self._after.lists if n > short.get(id(t), n)]
+        self._lengths = [len(t) for t in self._lists]
         self._indices = [(e, i - count) for e, i in _enumerators(stream)]
+
+    @classmethod
+    def of(
+        cls, stream: types.FrameType, count: int, failed: Numbers | None = None
+    ) -> Counters | None:
+        """The same; None where somebody's object cannot be looked at."""
+        try:
+            return cls(stream, count, failed)
+        except Exception:
+            return None
 
     def again(self, ordinal: int) -> None:
         """The turn is run again; an `enumerate` over the stream gives it its number, from 0, again."""
@@ -96,16 +111,20 @@ class Counters:
         self._set_indices(ordinal)
 
     def cut_lists(self) -> None:
-        """A turn that is run again begins: what the one before it added is taken off.
+        """A turn that was run again is over: what it has added is taken off.
 
         (Not for every batch: a turn may draw several of them into a list.)
         """
-        self._after.cut_lists()
+        for grown, length in zip(self._lists, self._lengths):
+            del grown[length:]
+
+    def note_lists(self, is_ours: bool) -> None:
+        """A turn that is run again begins with these lengths; one that counts keeps what it adds."""
+        self._lengths = [len(t) for t in self._lists] if is_ours else []
 
     def go_on(self, ordinal: int) -> None:
         """The next new batch: all as it was when the loop asked for it first."""
         self._after.put_back()
-        self.cut_lists()
         self._set_indices(ordinal)
 
     def _set_indices(self, ordinal: int) -> None:
@@ -165,7 +184,7 @@ def _lists(home: Any, depth: int = 0) -> Iterator[list[Any]]:
     for value in list(home.values()):
         if type(value) is list:
             yield value
-        elif depth < 2 and issubclass(type(value), dict) and len(value) <= _MAX_KEYS:
+        elif depth < 2 and type(value) in _DICTS and len(value) <= _MAX_KEYS:
             yield from _lists(value, depth + 1)
 
 

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import linecache
 import sys
+import warnings
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -111,10 +112,13 @@ class Turns:
         start = _entry(frame.f_code, range(loop.body, loop.lines.stop))
 
         def follow(frame: FrameType, event: str, _: Any) -> Any:
-            if event == "line" and loop.lines.start <= frame.f_lineno < loop.body:
+            if event == "return" or frame.f_lineno not in loop.lines:
+                self.close()  # the loop was left
+                return None
+            if event == "line" and frame.f_lineno < loop.body:
                 try:
-                    frame.f_lineno = start  # type: ignore[misc]  # allowed where one follows lines
-                except ValueError:  # the loop was left and is entered anew
+                    _jump(frame, start)
+                except Exception:  # it was left and is entered anew
                     self.close()
                     return None
             return follow
@@ -132,6 +136,14 @@ class Turns:
             self._frame = None
             if sys.gettrace() is _look_nowhere:
                 sys.settrace(None)
+
+
+def _jump(frame: FrameType, line: int) -> None:
+    """Allowed where one follows a frame's lines. From Python 3.12 on, names that have no value yet get
+    None by it, with a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        frame.f_lineno = line  # type: ignore[misc]
 
 
 def _entry(code: CodeType, body: range) -> int:

@@ -321,7 +321,8 @@ class Wires:
 
         class cycle(original):  # type: ignore[misc]  # still a type, as scripts know it
             def __new__(cls, iterable: Any) -> Any:
-                if hasattr(getattr(type(iterable), "__iter__", None), "__stayfinite__"):
+                is_loader = hasattr(getattr(type(iterable), "__iter__", None), "__stayfinite__")
+                if is_loader and cls is cycle:
                     return self._outermost(iterable, original)
                 return original.__new__(cls, iterable)
 

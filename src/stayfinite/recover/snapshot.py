@@ -31,8 +31,8 @@ class Snapshot:
         self._kept: list[Tensor] = []
         self._small: list[tuple[Callable[[Any], None], Any]] = []
         self._absent: list[tuple[dict[Any, Any], set[Any]]] = []
-        self._homes: list[tuple[dict[Any, Any], dict[Any, Tensor]]] = []
-        """The entries of the optimizers' state, with the very tensors that they held."""
+        self._homes: list[tuple[dict[Any, Any], Any, dict[Any, Any], dict[Any, Tensor]]] = []
+        """(state, key, entry, its tensors): what the optimizers held, by identity."""
         self.tag: int = -1
 
     @property
@@ -51,9 +51,13 @@ class Snapshot:
         """Copy now. `dicts` are the optimizers' state: entries born later are removed on restore."""
         self._keep(tag, tensors, names)
         self.retake_small(small)
-        entries = [e for d in dicts for e in d.values() if isinstance(e, dict)]
-        self._absent = [(d, set(d)) for d in (*dicts, *entries)]
-        self._homes = [(e, {k: v for k, v in e.items() if isinstance(v, Tensor)}) for e in entries]
+        self._homes = [
+            (d, key, e, {k: v for k, v in e.items() if isinstance(v, Tensor)})
+            for d in dicts
+            for key, e in d.items()
+            if isinstance(e, dict)
+        ]
+        self._absent = [(d, set(d)) for d in (*dicts, *(e for _, _, e, _ in self._homes))]
         self.tag = tag
 
     def _keep(self, tag: int, tensors: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -79,8 +83,9 @@ class Snapshot:
         for state, keys in self._absent:
             for key in [k for k in state if k not in keys]:
                 del state[key]
-        for entry, held in self._homes:
-            entry.update(held)  # an optimizer may put a new tensor there with every step
+        for state, key, entry, held in self._homes:
+            state[key] = entry  # an optimizer may put new ones there with every step
+            entry.update(held)
         self._put_back()
         for put, value in self._small:
             put(copy.deepcopy(value))

@@ -45,7 +45,7 @@ def division(e: Evidence) -> Finding | None:
 def division_by_a_plain_zero(e: Evidence) -> Finding | None:
     if e.birth is None or e.is_backward or e.is_in_optimizer or e.kernel not in _DIVIDES:
         return None
-    if e.number("other") != 0:
+    if e.number("other") != 0 or _denominator(e) is not None:
         return None
     return Finding(
         confidence=0.92,
