@@ -145,3 +145,17 @@ def test_the_lines_of_a_loop():
     for lines in map(loop_lines, [frame]):
         for lines in map(loop_lines, [frame]):
             assert len(lines) == 2  # the one whose head waits
+
+
+def test_a_loop_that_is_left_is_not_followed_any_more():
+    stream = Stream()
+
+    def train():
+        for _ in range(9):
+            item = next(stream.items)
+            stream.step()
+            if item == "again 3":
+                return
+
+    train()
+    assert sys.gettrace() is None

@@ -240,3 +240,19 @@ def test_a_snapshot_on_disk_does_the_same(tmp_path):
     _, wanted, _, _ = small("rollback", bad=(5,))
     assert torch.equal(found.weight, wanted.weight)
     assert guard.incidents[0].action.restored_step == 3
+
+
+def test_a_module_that_was_frozen_since_the_snapshot_stays_frozen():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = Settings(diagnose=False, budget=1e-9)
+    modes = []
+    with Guard(model, optimizer, policy="rollback", settings=settings) as guard:
+        for i in range(8):
+            if i == 3:
+                model[1].eval()
+            x = torch.full((4, 2), float("nan")) if i == 5 else torch.randn(4, 2)
+            guard.step(lambda m, x: m(x).pow(2).mean(), x)
+            modes.append(model[1].training)
+    assert [i.action.kind for i in guard.incidents] == ["rolled_back"]
+    assert modes == [True] * 3 + [False] * 5

@@ -97,3 +97,16 @@ def test_sparse_tensors_come_back():
     x.mul_(5)
     kept.restore()
     assert torch.equal(x.to_dense(), torch.eye(3))
+
+
+def test_entries_and_tensors_that_were_replaced_go_back_by_identity():
+    live = torch.ones(2)
+    state = {"p": {"v": live, "step": 1}}
+    snapshot = Snapshot()
+    snapshot.take(0, [live], [], [state])
+    entry = state["p"]
+    state["p"] = {"v": torch.full((2,), 9.0), "new": torch.ones(1)}
+    state["q"] = {}
+    snapshot.restore()
+    assert state == {"p": entry} and entry == {"v": live, "step": 1}
+    assert torch.equal(live, torch.ones(2))

@@ -141,6 +141,12 @@ class Investigation:
             return Verdict(spike_incident(self.core, self.window, self.failure), [], self.window)
         if self.failure.symptom in DEEP:
             return (yield from self._run_deep())
+        if self.failure.symptom == "learning_rate" and self.is_free:
+            self._rewind()
+            location = Location(
+                method="none", note="the rate speaks for itself: nothing was traced"
+            )
+            return (yield from self.finish(self.failure, None, location, []))
         is_scaler_skip = self.failure.symptom == "scaler_skip"
         with_step = self.window.is_moved or self.failure.symptom == "learning_rate"
         after = Aside.take(self.state)
@@ -482,7 +488,7 @@ class Investigation:
     def _phase(self, failure: Failure, origin: Origin | None) -> str:
         if origin is None:
             return {"gradient": "backward", "parameter": "optimizer", "optimizer_state": "optimizer",
-                    "buffer": "forward"}.get(failure.symptom, "loss")  # fmt: skip
+                    "learning_rate": "optimizer", "buffer": "forward"}.get(failure.symptom, "loss")  # fmt: skip
         birth = origin.birth
         if birth is not None:
             if birth.direction in ("backward", "optimizer"):

@@ -87,10 +87,8 @@ class Counters:
         if failed is not None:  # functions that have returned meanwhile are none of it
             failed.frames = [(f, kept) for f, kept in failed.frames if id(f) in waiting]
         self._inside = failed or self._after
-        self._lists = [grown for grown, _ in self._after.lists]
-        if threading.active_count() > 1:  # some of them may be filled by others
-            short = {id(t): n for t, n in failed.lists} if failed is not None else {}
-            self._lists = [t for t, n in self._after.lists if n > short.get(id(t), n)]
+        # Where other threads run, a list may be filled by one of them.
+        self._lists = [] if _has_others() else [grown for grown, _ in self._after.lists]
         self._lengths = [len(t) for t in self._lists]
         self._indices = [(e, i - count) for e, i in _enumerators(stream)]
 
@@ -173,6 +171,16 @@ def _is_open(value: Any) -> bool:
     if not isinstance(home, str) or home.split(".")[0] in _OTHERS:
         return False
     return isinstance(names, dict) and not home.startswith("torch.utils.data")
+
+
+def _has_others() -> bool:
+    """Whether threads are running that may write into a script's lists."""
+    known = (threading.main_thread(), threading.current_thread())
+    others = [t for t in threading.enumerate() if t not in known]
+    return any(
+        type(t).__name__ != "TMonitor" and not t.name.startswith("QueueFeederThread")
+        for t in others
+    )  # a progress bar's, and those that feed a loader's workers
 
 
 def _numbers(names: Any) -> dict[str, Any]:

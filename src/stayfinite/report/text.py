@@ -47,6 +47,8 @@ def _what(incident: Incident) -> str:
         return event.message
     if event.symptom == "loss":
         return f"the loss is {number(event.value if event.value is not None else event.loss)}"
+    if event.symptom == "learning_rate":
+        return f"the learning rate is {number(event.value)}"
     noun = {
         "gradient": "the gradient of",
         "parameter": "the parameter",

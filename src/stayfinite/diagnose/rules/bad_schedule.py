@@ -13,6 +13,8 @@ from ..words import num
 @rule("bad_schedule")
 def learning_rate_not_finite(e: Evidence) -> Finding | None:
     bad = [v for v in e.event.lr if not math.isfinite(v)]
+    if e.event.symptom == "learning_rate" and e.event.value is not None:
+        bad = [e.event.value]
     if not bad:
         return None
     last = next((r for r in reversed(e.history) if r.lr and all(map(math.isfinite, r.lr))), None)
