@@ -24,7 +24,7 @@ class FreeLoop(BatchStream):
     def abandon(self, scenes: list[Scene] | None = None) -> None:
         """The loop is over in the middle of something: finish the report with what is known."""
         self.core.ranks.leave()
-        self._count_turns()
+        self._let_turn()
         window = self.window
         if self.active is None and (window is None or window.failure is None):
             if window is not None and window.num_applied:

@@ -101,12 +101,9 @@ class BatchStream(Listener):
                     self._settle(owner)
                 item = self._served(owner) if self._to_serve or self._redo else _NOTHING
                 if item is _NOTHING:
-                    if counters is not None:
-                        counters.go_on(count)
+                    if self._turns is not None:
+                        self._go_on(counters, count)
                         counters = None
-                        self._count_turns()
-                        if self._rates is not None:
-                            self.state.set_lrs(self._rates)
                     try:
                         item = next(inner)
                     except StopIteration:
@@ -118,12 +115,10 @@ class BatchStream(Listener):
                         continue
                     self._register(owner, item, epoch, count)
                     count += 1
-                elif (
-                    self._served_ref.items[0][0] is owner
-                ):  # of several, the one that is asked first
-                    if counters is None:
+                elif self._served_ref.items[0][0] is owner:  # of several, the one asked first
+                    if self._turns is None:
                         counters = Counters.of(sys._getframe(), count, self._numbers)
-                        self._turns = self._turns or Turns(frames_above(sys._getframe()))
+                        self._turns = Turns(frames_above(sys._getframe()))
                     self._numbers = None
                     if counters is not None:
                         if self._is_first_served():
@@ -134,7 +129,7 @@ class BatchStream(Listener):
                     has_trained = self._is_training(owner)
         finally:
             if counters is not None:
-                self._count_turns()
+                self._let_turn()
             if not self.is_over:
                 self._leave(owner, has_trained)
 
@@ -143,8 +138,17 @@ class BatchStream(Listener):
         window = self.active.wanted.window if self.active is not None else self.window
         return window is not None and self._served_ref is window.batches[0]
 
-    def _count_turns(self) -> None:
-        """The loop goes on: it makes turns of its own again."""
+    def _go_on(self, counters: Counters | None, count: int) -> None:
+        """The next new batch: the loop stands where it stood when it asked for it first."""
+        if counters is not None:
+            counters.go_on(count)
+        self._let_turn()
+        if self._rates is not None:
+            self.state.set_lrs(self._rates)
+            self._rates = None
+
+    def _let_turn(self) -> None:
+        """The loop makes turns of its own again."""
         if self._turns is not None:
             self._turns.close()
             self._turns = None
