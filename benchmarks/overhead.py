@@ -67,8 +67,14 @@ class Variant:
     Memory that lies elsewhere makes a step of (c) 3 % slower or faster, so nothing is allocated twice.
     """
 
-    def __init__(self, run: Callable[[int], None], core: Core | None = None) -> None:
+    def __init__(
+        self,
+        run: Callable[[int], None],
+        core: Core | None = None,
+        wires: Callable[[], Wires] | None = None,
+    ) -> None:
         self.run = run
+        self._wires = wires
         self.deep = 0.0
         """Seconds in deep checks and snapshots."""
         self._core = core
@@ -90,17 +96,35 @@ class Variant:
 
         setattr(home, name, timed)
 
-    def __call__(self, n: int) -> tuple[float, float]:
-        """(seconds, of which in deep checks and snapshots) of so many steps."""
+    def __call__(self, n: int, num_first: int = 1) -> tuple[float, float]:
+        """(seconds without deep checks and snapshots, of so many steps; those seconds as a share of
+        all), after some first steps: putting wires in empties Python's caches, and a run does that once."""
         if self._core is not None:
             # The time that the other variants took, and what they wrote, are not this run's.
             self._core._deep_started += time.perf_counter() - self._left
             if self._core._due is not None:
                 self._core._due = (self._core._due[0], self._core.state.versions())
-        start, deep = time.perf_counter(), self.deep
-        self.run(n)
-        self._left = time.perf_counter()
-        return self._left - start, self.deep - deep
+        wires = self._wires() if self._wires is not None else None
+        begin, before = time.perf_counter(), self.deep
+        try:
+            self.run(num_first)
+            start, deep = time.perf_counter(), self.deep
+            self.run(n)
+            self._left = time.perf_counter()
+        finally:
+            if wires is not None:
+                wires.close()
+        share = (self.deep - before) / (self._left - begin)
+        return self._left - start - (self.deep - deep), share
+
+    def count_syncs(self, n: int) -> float:
+        """Host syncs a step."""
+        wires = self._wires() if self._wires is not None else None
+        with _Syncs() as syncs:
+            self.run(n)
+        if wires is not None:
+            wires.close()
+        return syncs.count / n
 
 
 def plain(w: Workload, optimizer: Any) -> Variant:
@@ -122,15 +146,15 @@ def guard_loop(w: Workload, optimizer: Any, deferred: bool) -> Variant:
     # One long epoch, as in a real run: the deep check at an epoch's end is not what is measured.
     stream = iter(guard(itertools.cycle(w.batches)))
 
-    def run(n: int) -> None:
-        if guard._driver is not None:
-            guard._wires = Wires(guard._driver, with_loaders=False)
-            guard._wires.watch_optimizer(optimizer)
-        _loop(w, optimizer, itertools.islice(stream, n))
-        assert guard._wires is not None
-        guard._wires.close()
+    next(stream)
+    driver = guard._driver
+    assert guard._wires is not None and driver is not None
+    guard._wires.close()
 
-    return Variant(run, guard.core)
+    def run(n: int) -> None:
+        _loop(w, optimizer, itertools.islice(stream, n))
+
+    return Variant(run, guard.core, lambda: _wired(driver, optimizer, with_loaders=False))
 
 
 def script(w: Workload, optimizer: Any, deferred: bool) -> Variant:
@@ -143,15 +167,16 @@ def script(w: Workload, optimizer: Any, deferred: bool) -> Variant:
     streams: list[Any] = []
 
     def run(n: int) -> None:
-        wires = Wires(driver, with_loaders=True)
-        wires.watch_optimizer(optimizer)
         streams[:] = streams or [iter(loader)]
-        try:
-            _loop(w, optimizer, itertools.islice(streams[0], n))
-        finally:
-            wires.close()
+        _loop(w, optimizer, itertools.islice(streams[0], n))
 
-    return Variant(run, core)
+    return Variant(run, core, lambda: _wired(driver, optimizer, with_loaders=True))
+
+
+def _wired(driver: Any, optimizer: Any, with_loaders: bool) -> Wires:
+    wires = Wires(driver, with_loaders=with_loaders)
+    wires.watch_optimizer(optimizer)
+    return wires
 
 
 def plain_unlabeled(w: Workload, optimizer: Any) -> Variant:
@@ -225,12 +250,6 @@ class _Syncs(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_syncs(run: Callable[[int], None], n: int) -> float:
-    with _Syncs() as syncs:
-        run(n)
-    return syncs.count / n
-
-
 def variants(w: Workload) -> dict[str, Variant]:
     optimizer = w.optimizer()
     found: dict[str, Variant | None] = {
@@ -276,11 +295,11 @@ def measure(key: str, rounds: int, peers: bool) -> bool:
     print(f"  {'variant':<26} {'ms/step':>8} {'ratio':>7}  = {'steps':>5} + {'deep':>6} {'syncs/step':>11}")  # fmt: skip
     is_ok = True
     for name in names:
-        usual = statistics.median(whole for whole, _, _ in pairs[name]) / STEPS[key] * 1e3
-        steps = statistics.median((whole - deep) / base for whole, deep, base in pairs[name])
-        deep = sum(d for _, d, _ in pairs[name]) / sum(b for _, _, b in pairs[name])
+        usual = statistics.median(t for t, _, _ in pairs[name]) / STEPS[key] * 1e3
+        steps = statistics.median(t / base for t, _, base in pairs[name])
+        deep = statistics.mean(share for _, share, _ in pairs[name])
         with contextlib.redirect_stderr(io.StringIO()):
-            syncs = count_syncs(todo[name].run, 4)
+            syncs = todo[name].count_syncs(4)
         note = ""
         if name.startswith(("guard", "run")):
             is_over = steps + deep > BARS[key]
