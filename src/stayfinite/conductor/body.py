@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
@@ -23,6 +22,7 @@ from torch.optim import Optimizer
 
 from ..locate.frames import is_user_file
 from ..observe.counters import variables
+from ..observe.turns import source_tree
 from .window import BatchRef
 
 __all__ = ["Scene", "can_bind", "run_body", "scenes_of_frame", "scenes_of_traceback"]
@@ -166,9 +166,8 @@ _Home = ast.For | ast.While | ast.FunctionDef | ast.AsyncFunctionDef
 
 def _home_of(scene: Scene) -> _Home | None:
     """The innermost loop round the current line, inside its function; else the function itself."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(scene.file)), scene.file)
-    except (SyntaxError, ValueError):
+    tree = source_tree(scene.file)
+    if tree is None:
         return None
     loop: ast.For | ast.While | None = None
     function: ast.FunctionDef | ast.AsyncFunctionDef | None = None

@@ -9,7 +9,7 @@ import torch
 
 from .body import Scene, can_bind, run_body
 from .core import Core
-from .passes import ActivePass
+from .passes import ActivePass, drive
 from .tracing import eager_stance
 from .window import Pass, PassResult, Window
 
@@ -23,13 +23,7 @@ def by_body(core: Core, scene: Scene, window: Window, passes: Generator[Pass, Pa
 
     `window`: the one that the variables of the scene belong to.
     """
-    try:
-        wanted = next(passes)
-        while True:
-            wanted = passes.send(_run(core, scene, window, wanted))
-    except StopIteration as stop:
-        found: T = stop.value
-        return found
+    return drive(passes, lambda wanted: _run(core, scene, window, wanted))
 
 
 def _run(core: Core, scene: Scene, window: Window, wanted: Pass) -> PassResult:
@@ -68,5 +62,5 @@ def _go(core: Core, scene: Scene, active: ActivePass) -> None:
 
 def _can_step(core: Core, wanted: Pass) -> bool:
     """Whether `step` is all that the loop does with its gradients."""
-    scalers = [s for s in core.state.scalers if s.is_enabled()]
-    return len(core.state.optimizers) == 1 and not scalers and wanted.window.norm is None
+    state = core.state
+    return len(state.optimizers) == 1 and not state.is_scaled and wanted.window.norm is None

@@ -142,18 +142,21 @@ class Laboratory:
         return _outcome(result)
 
     def traced(
-        self, contexts: Iterable[AbstractContextManager[Any]]
+        self,
+        contexts: Iterable[AbstractContextManager[Any]] = (),
+        window: Window | None = None,
     ) -> Generator[Pass, PassResult, PassResult]:
         """This window once more, and where it fails now."""
+        window = window or self.window
         sources = [
-            SourceRef("batch", n, t) for b in self.window.batches for n, t in named_tensors(b.value)
+            SourceRef("batch", n, t) for b in window.batches for n, t in named_tensors(b.value)
         ]
         trace = OpTrace([*sources, *self.state.sources()], name_modules(self.state.roots))
         self._num_passes += 1
-        self._start_of(self.window)
+        self._start_of(window)
         return (
             yield Pass(
-                window=self.window, mode="experiment", contexts=list(contexts), trace=trace,
+                window=window, mode="experiment", contexts=list(contexts), trace=trace,
                 is_applied=self._needs_step,
             )
         )  # fmt: skip
@@ -257,12 +260,7 @@ class Laboratory:
     def _with_rows(self, rows: list[int], total: int) -> Generator[Pass, PassResult, PassResult]:
         ref = self.window.batches[0]
         cut = _with(ref, take_rows(ref.value, rows, total))
-        sources = [SourceRef("batch", n, t) for n, t in named_tensors(cut.value)]
-        trace = OpTrace([*sources, *self.state.sources()], name_modules(self.state.roots))
-        window = self.window.with_batches([cut])
-        self._start_of(window)
-        wanted = Pass(window=window, mode="experiment", trace=trace, is_applied=self._needs_step)
-        return (yield wanted)
+        return (yield from self.traced(window=self.window.with_batches([cut])))
 
 
 def _with(ref: BatchRef, value: Any) -> BatchRef:

@@ -111,7 +111,7 @@ def _go_back(about: Investigation) -> None:
 def _by_body(about: Investigation, scene: Scene, windows: list[Window]) -> PassResult | None:
     """The first step that spoils the state; None where the body does not give what was seen."""
     state = about.state
-    if len(state.optimizers) != 1 or any(s.is_enabled() for s in state.scalers):
+    if len(state.optimizers) != 1 or state.is_scaled:
         return None
     optimizer = state.optimizers[0]
     for at, window in enumerate(windows):

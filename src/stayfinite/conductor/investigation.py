@@ -477,7 +477,7 @@ class Investigation:
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
         kept = "scheduler and scaler" if self.is_free else "scheduler, scaler and random state"
-        if self.is_free and any(s.is_enabled() for s in self.state.scalers):
+        if self.is_free and self.state.is_scaled:
             kept = "and scheduler"  # such a loop moves its scaler when we are through
         return Action(
             kind="skipped",

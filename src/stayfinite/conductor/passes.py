@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,20 @@ from .core import Core
 from .tracing import spoiling_step, symptom_origin
 from .window import Failure, Pass, PassResult
 
-__all__ = ["ActivePass"]
+__all__ = ["ActivePass", "drive"]
+
+T = TypeVar("T")
+
+
+def drive(passes: Generator[Pass, PassResult, T], run: Callable[[Pass], PassResult]) -> T:
+    """Run whatever passes are wanted, one after the other; what it all came to."""
+    try:
+        wanted = next(passes)
+        while True:
+            wanted = passes.send(run(wanted))
+    except StopIteration as stop:
+        found: T = stop.value
+        return found
 
 
 class ActivePass:

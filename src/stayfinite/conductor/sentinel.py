@@ -179,7 +179,7 @@ class Sentinel:
         known = self._can_defer.get(id(optimizer))
         if known is None:
             known = self._is_worth_it(optimizer) and DeferredFlag.can_serve(optimizer)
-            known = known and not any(s.is_enabled() for s in self.state.scalers)
+            known = known and not self.state.is_scaled
             self._can_defer[id(optimizer)] = known
         return known
 

@@ -178,6 +178,11 @@ class TrainState:
                 if not isinstance(group["lr"], Tensor):
                     group["lr"] = rate
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a GradScaler has a say in the steps."""
+        return any(s.is_enabled() for s in self.scalers)
+
     def scale(self) -> float | None:
         for scaler in self.scalers:
             if scaler.is_enabled() and scaler._scale is not None:

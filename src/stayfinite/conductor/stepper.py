@@ -17,7 +17,7 @@ from ..observe.witness import witness
 from ..records import Incident
 from .core import Core
 from .investigation import Investigation, Verdict, small_state
-from .passes import ActivePass
+from .passes import ActivePass, drive
 from .ranks import plain_norm
 from .schedule import Schedule
 from .window import BatchRef, Failure, Pass, PassResult, Window
@@ -342,13 +342,7 @@ class Stepper:
         return incident, again
 
     def _investigate(self, window: Window, failure: Failure) -> Verdict:
-        passes = Investigation(self.core, window, failure).run()
-        try:
-            wanted = next(passes)
-            while True:
-                wanted = passes.send(self._run_pass(wanted))
-        except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+        return drive(Investigation(self.core, window, failure).run(), self._run_pass)
 
     def _run_pass(self, wanted: Pass) -> PassResult:
         if self.core.ranks.has_parted:

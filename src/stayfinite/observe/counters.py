@@ -57,7 +57,7 @@ class Numbers:
         objects = list(_reachable(frames))
         self.objects = [(o, _numbers(o.__dict__)) for o in objects]
         homes = [*(names for _, names in spaces), *(o.__dict__ for o in objects)]
-        self.lists = [(t, len(t)) for home in homes for t in _lists(home)]
+        self.lists = [t for home in homes for t in _lists(home)]
 
     @classmethod
     def here(cls) -> Numbers | None:
@@ -88,7 +88,7 @@ class Counters:
             failed.frames = [(f, kept) for f, kept in failed.frames if id(f) in waiting]
         self._inside = failed or self._after
         # Where other threads run, a list may be filled by one of them.
-        self._lists = [] if _has_others() else [grown for grown, _ in self._after.lists]
+        self._lists = [] if _has_others() else self._after.lists
         self._lengths = [len(t) for t in self._lists]
         self._indices = [(e, i - count) for e, i in _enumerators(stream)]
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["Turns", "loop_lines"]
+__all__ = ["Turns", "loop_lines", "source_tree"]
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,18 @@ def _loops_round(frame: FrameType, *lines: int) -> list[Loop]:
 
 
 @functools.lru_cache(maxsize=32)
-def _all_loops(file: str) -> tuple[Loop, ...]:
+def source_tree(file: str) -> ast.Module | None:
+    """The syntax tree of a source file, read once; None where there is none to read."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)), file)
+        return ast.parse("".join(linecache.getlines(file)), file)
     except (SyntaxError, ValueError):
+        return None
+
+
+@functools.lru_cache(maxsize=32)
+def _all_loops(file: str) -> tuple[Loop, ...]:
+    tree = source_tree(file)
+    if tree is None:
         return ()
     return tuple(
         Loop(
