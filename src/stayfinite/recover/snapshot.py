@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,20 +15,21 @@ from .atomic import atomic_path
 __all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot"]
 
 SNAPSHOT_KIND = "stayfinite.snapshot"
-Slot = tuple[Callable[[], Any], Callable[[Any], None]]
+Capture = Callable[[], Callable[[], None]]
+"""Notes how something is, and returns what puts it back."""
 
 
 class Snapshot:
     """Copies tensors by reference list; `take` again reuses the memory.
 
     `tensors` yields the tensors to keep (their identity may change between calls, as optimizer
-    state does after its first step); `others` yields (get, set) pairs for small Python state.
+    state does after its first step); `small` are captures of what is no tensor of the model.
     """
 
     def __init__(self) -> None:
         self._live: list[Tensor] = []
         self._kept: list[Tensor] = []
-        self._small: list[tuple[Callable[[Any], None], Any]] = []
+        self._small: list[Callable[[], None]] = []
         self._absent: list[tuple[dict[Any, Any], set[Any]]] = []
         self._homes: list[tuple[dict[Any, Any], Any, dict[Any, Any], dict[Any, Tensor]]] = []
         """(state, key, entry, its tensors): what the optimizers held, by identity."""
@@ -44,7 +44,7 @@ class Snapshot:
         self,
         tag: int,
         tensors: Sequence[Tensor],
-        small: Sequence[Slot],
+        small: Sequence[Capture],
         dicts: Sequence[dict[Any, Any]],
         names: Sequence[str] = (),
     ) -> None:
@@ -69,13 +69,13 @@ class Snapshot:
     def _put_back(self) -> None:
         _copy_all(self._live, self._kept)
 
-    def retake_small(self, small: Sequence[Slot]) -> None:
+    def retake_small(self, small: Sequence[Capture]) -> None:
         """Only what is no tensor of the model again: learning rates, scheduler, scaler."""
-        self._small = [(put, copy.deepcopy(get())) for get, put in small]
+        self._small = [capture() for capture in small]
 
-    def add(self, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+    def add(self, capture: Capture) -> None:
         """Take in something that turned up later and has not moved since."""
-        self._small.append((put, copy.deepcopy(get())))
+        self._small.append(capture())
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -87,8 +87,8 @@ class Snapshot:
             state[key] = entry  # an optimizer may put new ones there with every step
             entry.update(held)
         self._put_back()
-        for put, value in self._small:
-            put(copy.deepcopy(value))
+        for undo in self._small:
+            undo()
 
     def drop(self) -> None:
         """Forget the copies."""

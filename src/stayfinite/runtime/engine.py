@@ -1,4 +1,8 @@
-"""The engine under all three forms: the sentinel's check, the budget, incidents and their action."""
+"""The engine under all three forms: may this step be applied, what is remembered, what is handed over.
+
+It is small on purpose. While a training is healthy it checks and remembers; when a step has gone bad
+it hands the window to the investigation that was given to it, and does what the policy says.
+"""
 
 from __future__ import annotations
 
@@ -6,75 +10,87 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..config import Settings
 from ..detect import ScaleWatch
-from ..observe.batches import batch_bytes
-from ..observe.counters import own_generators
-from ..observe.rng import RngMemory, RngState
-from ..observe.witness import witness
+from ..detect.check import StepCheck, bad_rate, number_of
+from ..numerics.health import is_finite
+from ..patches.provenance import provenance
 from ..records import Incident, StepRecord
 from ..recover.policy import Policy
-from .journaling import RunJournal
-from .keeping import choose_snapshot
-from .ranks import (
-    DUE,
-    NOT_DUE,
-    URGENT,
-    has_world,
-    note_initial,
-)
+from .batches import batch_bytes
+from .deferral import Deferral
+from .journal import RunJournal
+from .known import KnownIncidents
+from .ranks import DUE, NOT_DUE, URGENT, Ranks, has_world, note_initial
 from .recovery import Recovery
-from .sentinel import Sentinel, number_of
+from .rng import RngMemory, RngState
+from .saved_state import choose_snapshot
+from .shared_check import SharedCheck
 from .state import TrainState
-from .window import Failure, Window
+from .window import Failure, RunningReplay, Verdict, Window
 
-if TYPE_CHECKING:
-    from .investigation import Verdict
+__all__ = ["Engine", "Investigate"]
 
-__all__ = ["Core"]
+Investigate = Callable[["Engine", Window, Failure], Verdict]
 
-_MAX_LOG_BYTES = 1 << 29
+_INF = float("inf")
+_MAX_LOG_BYTES = 1 << 26
 _SMALL_LOG_BYTES = 1 << 24
 _WARY = 32
 
 
-class Core(Sentinel):
+class Engine:
     """Everything that does not depend on who drives the loop."""
 
-    def __init__(self, state: TrainState, settings: Settings, policy: Policy) -> None:
-        super().__init__(state, settings)
+    def __init__(
+        self, state: TrainState, settings: Settings, policy: Policy, investigate: Investigate
+    ) -> None:
+        self.state = state
+        self.settings = settings
         self.policy = policy
+        self.checker = StepCheck(syncs=not settings.deferred)
+        self.ranks = Ranks()
+        self.shared = SharedCheck(self)
+        self.deferral = Deferral(self, self.shared)
         self.rng = RngMemory()
         self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
         self.log: list[Window] = []
         """Windows applied since the snapshot, for going back."""
-        self._stale: list[Window] = []
         self.incidents: list[Incident] = []
+        self.known = KnownIncidents()
         self.on_incident: Callable[[Incident], Incident] = lambda incident: incident
         self.journal: RunJournal | None = None
         """Set where there is a run folder; without one nothing is journaled."""
+        self.replay: RunningReplay | None = None
+        """The replay under way: backward and optimizer steps go there."""
         self.scale_watch = ScaleWatch()
         self.recovery = Recovery(self)
         self.snapshot_folder: Path | None = None
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.num_applied = 0
+        self._investigate = investigate
+        self._stale: list[Window] = []
         self._is_primed = False
+        self._generation = 0
         self._cost = 0.0
         self._deep_started = time.perf_counter()
         self._log_bytes = 0
         self._has_room = True
+        self._has_world = False
         self._due: tuple[int, list[tuple[Tensor, int]]] | None = None
         self._unseen: list[Window] = []
         self._is_deep_wanted = False
         self._num_wary = 0
-        """Steps that are still looked at one by one, because one like them has spoiled the state."""
+        """Steps that are still looked at one by one, because one like them has corrupted the state."""
 
     def meet(self) -> None:
-        if not self.ranks.all(self._has_room):  # going back is for all ranks or for none
+        """The first step that several ranks share: going back is for all of them or for none."""
+        if not self.ranks.all(self._has_room):
             self._has_room = False
             self.state.snapshot.drop()
             self.log.clear()
@@ -88,26 +104,27 @@ class Core(Sentinel):
         return DUE if self._cost <= self.settings.budget * elapsed else NOT_DUE
 
     def want_deep_check(self) -> None:
-        """Ranks come to the end of an epoch at different times: look with the next step they share."""
+        """Look with the next step: a save was held back, or ranks came to the end of an epoch."""
         self._is_deep_wanted = True
-
-    # -- healthy steps ------------------------------------------------------------------------
 
     def prime(self) -> None:
         """Before the first step: what is bad already, and the first snapshot."""
         self._has_world = has_world()
         if self._has_world:
             self.ranks.mark()
+        if self._generation != self.state.generation:
+            self._generation = self.state.generation
+            self._is_primed = False
+            self.log.clear()
+            self.forget_due()
         if self._is_primed:
             return
         self._is_primed = True
-        self.rng.watch(own_generators())
-        self.state.adopt_averages(witness.averages)
+        self.state.adopt_averages(provenance.averages)
         note_initial(self.state)
         share = self.settings.snapshot_ram_share
-        self._has_room = choose_snapshot(
-            self.state, share, self.ranks.own_folder(self.snapshot_folder)
-        )
+        folder = self.ranks.own_folder(self.snapshot_folder)
+        self._has_room = choose_snapshot(self.state, share, folder)
         self.state.shadow_buffers()
         if self._has_room:
             self._cost = self.state.take_snapshot(0)
@@ -119,9 +136,9 @@ class Core(Sentinel):
         self._has_world = has_world()
         if self._has_world:
             self.ranks.mark()
-        if not self._is_primed:
+        if not self._is_primed or self._generation != self.state.generation:
             self.prime()
-        if witness.has_averages and self.state.adopt_averages(witness.averages):
+        if provenance.has_averages and self.state.adopt_averages(provenance.averages):
             self._due = self._due or (self.num_applied, [])
         if self._due is not None and not self.ranks.is_on:
             start = time.perf_counter()
@@ -132,6 +149,19 @@ class Core(Sentinel):
             self._cost += time.perf_counter() - start
         self.state.shadow_buffers()
         return self.rng.capture()
+
+    def prime_again(self) -> None:
+        """A model turned up: before the first step, all of it counts as the start."""
+        if self.num_applied == 0:
+            self._is_primed = False
+            self.prime()
+        else:
+            # Going back must put the newcomer back as well, so history starts anew here.
+            self.state.shadow_buffers()
+            if self.ranks.is_on:
+                self.want_deep_check()
+            else:
+                self.deep_check(0)
 
     def _take_snapshot(self, tag: int) -> None:
         if self._has_room:
@@ -152,22 +182,47 @@ class Core(Sentinel):
         self._unseen.clear()
         self._stale.clear()
 
-    def prime_again(self) -> None:
-        """A model turned up: before the first step, all of it counts as the start."""
-        if self.num_applied == 0:
-            self._is_primed = False
-            self.prime()
-        else:
-            # Going back must put the newcomer back as well, so history starts anew here.
-            self.state.shadow_buffers()
-            if self.ranks.is_on:
-                self.want_deep_check()
-            else:
-                self.deep_check(0)
+    def check(self, window: Window, optimizer: Optimizer) -> Failure | None:
+        """Whether this step may be applied: all finite, and no spike that the policy acts on."""
+        if len(self.state.optimizers) > 1:
+            window.optimizer_id = id(optimizer)
+        if self._has_world:
+            if self.shared.is_shared(optimizer):
+                return self.shared.check(window, optimizer) or self.see(window)
+            if self.ranks.is_joining():
+                return None
+        grads: list[Tensor] = []
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if type(rate) is not float or not -_INF < rate < _INF:
+                bad = bad_rate(group)
+                if bad is not None:
+                    return Failure("learning_rate", window.step, name="lr", value=bad)
+            grads += [g for p in group["params"] if (g := p.grad) is not None]
+        seen = self.checker.look(grads, [t for _, t in window.losses], window.norm)
+        if seen is None:
+            return self.explain(window, [optimizer])
+        window.is_seen = True
+        if window.losses:
+            window.loss = seen.loss
+            window.losses = []  # with the graph that hangs on it
+        return self.recovery.see(window, window.loss, seen.norm)
 
-    def passes_by_skip(self) -> bool:
-        """Whether this skip of the scaler is one more of a row that was looked into already."""
-        return self.scale_watch.passes_by(self.state.scale() or 1.0)
+    def see(self, window: Window) -> Failure | None:
+        """Loss and norm against the usual. The host has just waited for them: reading is free."""
+        window.is_seen = True
+        loss = window.losses[-1][1] if window.losses else None
+        return self.recovery.see(window, *(number_of(t) for t in (loss, window.norm)))
+
+    def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
+        """Which symptom it is; None for a norm that overflowed over finite gradients."""
+        for step, loss in window.losses:
+            if not is_finite(loss):
+                return Failure("loss", step, value=number_of(loss))
+        for p, grad in self.state.grads(optimizers):
+            if not is_finite(grad):
+                return Failure("gradient", window.step, name=self.state.name_of(p))
+        return None
 
     def note_scaler_skip(self, window: Window) -> None:
         """The scaler held a step back; the journal shows it, nobody is alarmed."""
@@ -177,7 +232,7 @@ class Core(Sentinel):
 
     def _row(self, window: Window) -> tuple[Any, ...]:
         """One line of history; tensors by reference, so that nothing syncs."""
-        last, scalers = window.batches[-1], self.state.scalers
+        last = window.batches[-1]
         loss: Any = window.loss
         if loss is None and window.losses:
             loss = window.losses[-1][1].detach()
@@ -187,17 +242,22 @@ class Core(Sentinel):
             loss,
             window.norm,
             window.lrs,
-            _still(getattr(scalers[0], "_scale", None)) if scalers else None,
+            self._scale() if len(self.state.scalers) else None,
             window.num_applied > 0,
         )
+
+    def _scale(self) -> Any:
+        """The scaler changes its scale in place; this value stays what it is now, without a sync."""
+        scale = getattr(self.state.scalers[0], "_scale", None)
+        if not isinstance(scale, Tensor):
+            return scale
+        return scale.item() if scale.device.type == "cpu" else scale.clone()
 
     def close_healthy(self, window: Window) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows."""
         if window.num_applied:
             self.recovery.note_applied()
             self.num_applied += 1
-            if window.scenes:
-                window.scenes, window.root_call = (), None  # it came to nothing
             if not window.is_seen:
                 self._unseen.append(window)  # read where a deep check waits for the device anyway
             row = self._row(window)
@@ -226,20 +286,17 @@ class Core(Sentinel):
 
     def _is_deep_due(self) -> bool:
         if self.ranks.is_on:
-            is_due, self._is_deep_agreed = self._is_deep_agreed, False
-            return is_due
+            return self.shared.take_agreed_deep_check()
         if self._is_deep_wanted:
             return True
         if self._num_wary:
             self._num_wary -= 1
             return True
-        if not self._has_room:
-            elapsed = time.perf_counter() - self._deep_started
-            return self._cost <= self.settings.budget * elapsed
-        if self._is_log_full():
+        if self._has_room and self._is_log_full():
             return True
         elapsed = time.perf_counter() - self._deep_started
-        return bool(self.log) and self._cost <= self.settings.budget * elapsed
+        is_new = bool(self.log) or not self._has_room
+        return is_new and self._cost <= self.settings.budget * elapsed
 
     def deep_check(self, step: int) -> Failure | None:
         """Parameters, buffers and optimizer state; when all are finite, a new snapshot.
@@ -267,29 +324,11 @@ class Core(Sentinel):
         self._deep_started = time.perf_counter()
         return None
 
-    def let_go(self) -> None:
-        """Nothing more will be run or looked at."""
-        self.ranks.forget()
-        self.log.clear()
-        self.forget_due()
-        self.history.clear()
-        self.state.let_go()
-
-    # -- incidents ----------------------------------------------------------------------------
-
-    def records(self) -> tuple[StepRecord, ...]:
-        return tuple(
-            StepRecord(
-                step=step,
-                epoch=epoch,
-                loss=number_of(loss),
-                grad_norm=number_of(norm),
-                lr=lr,
-                scale=number_of(scale),
-                is_applied=applied,
-            )
-            for step, epoch, loss, norm, lr, scale, applied in self.history
-        )
+    def handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Verdict]:
+        """Look into a bad step, and do what the policy says; raises where the run must not go on."""
+        verdict = self._investigate(self, window, failure)
+        incident = self.conclude(verdict) if verdict.incident is not None else None
+        return incident, verdict
 
     def conclude(self, verdict: Verdict) -> Incident:
         """What the policy says about it is done; raises where the run must not go on."""
@@ -299,8 +338,8 @@ class Core(Sentinel):
         return self.recovery.conclude(verdict)
 
     def publish(self, incident: Incident) -> Incident:
-        """Save it, tell of it, keep it."""
-        incident = self._tell(incident)
+        """Save it, print it, keep it."""
+        incident = self._save(incident)
         self.incidents.append(incident)
         if incident.event.phase == "optimizer" or incident.event.symptom == "buffer":
             self._num_wary = _WARY
@@ -316,16 +355,32 @@ class Core(Sentinel):
             self.journal.incident(incident)
         return incident
 
-    def _tell(self, incident: Incident) -> Incident:
+    def _save(self, incident: Incident) -> Incident:
         """One rank prints it and writes it down; all hold the same."""
         if not self.ranks.is_on:
             return self.on_incident(incident)
-        told = self.on_incident(incident).to_json() if self.ranks.is_first else None
-        return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, told))
+        saved = self.on_incident(incident).to_json() if self.ranks.is_first else None
+        return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, saved))
 
+    def records(self) -> tuple[StepRecord, ...]:
+        """The last steps, for an incident."""
+        return tuple(
+            StepRecord(
+                step=step,
+                epoch=epoch,
+                loss=number_of(loss),
+                grad_norm=number_of(norm),
+                lr=lr,
+                scale=number_of(scale),
+                is_applied=applied,
+            )
+            for step, epoch, loss, norm, lr, scale, applied in self.history
+        )
 
-def _still(scale: Any) -> Any:
-    """The scaler changes its scale in place; this value stays what it is now, without a sync."""
-    if not isinstance(scale, Tensor):
-        return scale
-    return scale.item() if scale.device.type == "cpu" else scale.clone()
+    def let_go(self) -> None:
+        """Nothing more will be run or looked at."""
+        self.ranks.forget()
+        self.log.clear()
+        self.forget_due()
+        self.history.clear()
+        self.state.let_go()

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import NonFiniteError, UsageError
 from ..records import Event
-
-if TYPE_CHECKING:
-    from .core import Core
+from .state import TrainState
 
 __all__ = ["Limit", "everywhere", "watch"]
 
 _ACTIONS = ("warn", "raise")
+
+
+class Watched(Protocol):
+    """A training whose parameters are looked at, and who is told."""
+
+    @property
+    def state(self) -> TrainState: ...
+
+    def warn(self, event: Event) -> None: ...
 
 
 class Limit:
@@ -36,17 +43,17 @@ class Limit:
         self._beyond: set[str] = set()
         self._has_looked = False
 
-    def matches(self, core: Core) -> list[tuple[str, Tensor]]:
-        named = [*core.state.parameters(), *core.state.buffers()]
+    def matches(self, training: Watched) -> list[tuple[str, Tensor]]:
+        named = [*training.state.parameters(), *training.state.buffers()]
         return [(n, t) for n, t in named if fnmatchcase(n, self.pattern) and t.is_floating_point()]
 
     @torch.no_grad()
-    def check(self, core: Core, step: int) -> None:
+    def check(self, training: Watched, step: int) -> None:
         """Look at them; told once for each time that one goes beyond its bound."""
-        named = [(n, t) for n, t in self.matches(core) if t.numel() and t.layout == torch.strided]
+        named = [(n, t) for n, t in self.matches(training) if t.numel() and t.layout == torch.strided]
         if not named:
-            if not self._has_looked and core.state.roots:
-                self._warn(core, step, None, f"watch({self.pattern!r}) matches no parameter")
+            if not self._has_looked and training.state.roots:
+                self._warn(training, step, None, f"watch({self.pattern!r}) matches no parameter")
             self._has_looked = True
             return
         largest = torch.stack([t.detach().abs().amax().float().cpu() for _, t in named]).tolist()
@@ -59,14 +66,14 @@ class Limit:
                     f"{name} has reached {size:.4g}, beyond the limit of {self.max_abs:g} "
                     f"that watch({self.pattern!r}) sets"
                 )
-                self._warn(core, step, name, text, size)
+                self._warn(training, step, name, text, size)
                 if self.action == "raise":
                     raise NonFiniteError(f"step {step}: {text}")
 
     def _warn(
-        self, core: Core, step: int, name: str | None, text: str, size: float | None = None
+        self, training: Watched, step: int, name: str | None, text: str, size: float | None = None
     ) -> None:
-        core.recovery.warn(
+        training.warn(
             Event(
                 step=step, phase="parameter", kind="limit", symptom="parameter", name=name,
                 value=size, message=text,

@@ -8,12 +8,12 @@ import tempfile
 import weakref
 from pathlib import Path
 
-from ..observe.rng import RngState
 from ..recover.snapshot import DiskSnapshot, Snapshot
+from .rng import RngState
 from .state import TrainState
 from .window import Window
 
-__all__ = ["Aside", "Before", "choose_snapshot"]
+__all__ = ["Before", "LeftByLoop", "choose_snapshot", "free_memory"]
 
 
 def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
@@ -39,7 +39,7 @@ def free_memory() -> float:
 
 
 class Before:
-    """The whole state before one window of a journey back."""
+    """The whole state before one window is replayed with its step applied."""
 
     def __init__(self) -> None:
         self._kept = Snapshot()
@@ -63,7 +63,7 @@ class Before:
             self._rng.restore()
 
 
-class Aside:
+class LeftByLoop:
     """Buffers, scheduler, scaler and random state as the loop left them."""
 
     def __init__(self, snapshot: Snapshot, rng: RngState) -> None:
@@ -71,9 +71,9 @@ class Aside:
         self._rng = rng
 
     @classmethod
-    def take(cls, state: TrainState) -> Aside:
+    def take(cls, state: TrainState) -> LeftByLoop:
         snapshot = Snapshot()
-        snapshot.take(0, [b for _, b in state.buffers()], state.small_slots(), [])
+        snapshot.take(0, [b for _, b in state.buffers()], state.small_captures(), [])
         return cls(snapshot, RngState.now())
 
     def put_back(self) -> None:

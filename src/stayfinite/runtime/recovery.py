@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,57 +17,54 @@ from ..recover.policy import Decision, Policy, Tally
 from ..recover.ramp import PrecisionRamp, RampMove
 from ..report.terminal import say_warning
 from ..report.text import headline
+from .host import Host
 from .limits import Limit, everywhere
 from .ranks import RankFailure
 from .rows import map_tensors, num_rows, take_rows
 from .samples import bad_rows, zeroed
-from .slots import modes_slot
-from .spikes import SPIKE_NAMES
 from .state import TrainState
-from .window import BatchRef, Failure, Window
+from .undo import modes
+from .window import BatchRef, Failure, Verdict, Window
 
-if TYPE_CHECKING:
-    from .core import Core
-    from .investigation import Verdict
-
-__all__ = ["DEEP", "Recovery", "is_number"]
+__all__ = ["DEEP", "SPIKE_NAMES", "Recovery", "is_number"]
 
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
+SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class Recovery:
-    """The acting half of the conductor: it alone moves the training back."""
+    """The acting half of the engine: it alone moves the training back."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self.ledger = Ledger()
         self.tally = Tally()
         self.drops: dict[int, int] = {}
         """How many batches of each loader (by identity) are still to be left out; 0 is no loader."""
         self.bad_parts: Counter[str] = Counter()
         """How often each part of a loss was left out by `finite_mean` or `finite_sum`."""
-        self.num_passes = 0
-        """Passes under way: steps that are run again and count for nothing."""
+        self.num_replays = 0
+        """Replays under way: what they compute counts for nothing."""
         self.warnings: deque[Event] = deque(maxlen=1000)
         self._num_warnings: Counter[tuple[str, str | None]] = Counter()
         self.limits: list[Limit] = []
         self.loss_watches: defaultdict[int, SpikeWatch] = defaultdict(lambda: SpikeWatch(ratio=1.5))
-        """By the window's mover."""
+        """By the optimizer whose step it is."""
         self._norm_watches: defaultdict[int, SpikeWatch] = defaultdict(
             lambda: SpikeWatch(ratio=3.0)
         )
-        self._is_blind = core.policy.on_spike == "ignore"
+        self._is_blind = host.policy.on_spike == "ignore"
         self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
 
     @property
     def policy(self) -> Policy:
-        return self._core.policy
+        return self._host.policy
 
     @property
     def state(self) -> TrainState:
-        return self._core.state
+        return self._host.state
 
     # -- incidents -----------------------------------------------------------------------------
 
@@ -91,7 +88,7 @@ class Recovery:
         elif decision.kind != "sanitize":
             action = self._plain_action(incident, decision)
             self._note(window, "skipped", incident)
-        incident = self._core.publish(replace(incident, action=action))
+        incident = self._host.publish(replace(incident, action=action))
         if self._ramp is not None:
             self._ramp.refresh()  # the scaler was put back to before the step
             self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
@@ -168,14 +165,14 @@ class Recovery:
 
     def on_bad_parts(self, names: tuple[str, ...], total: int) -> None:
         """Parts of a loss were left out; each is told of once, and counted from then on."""
-        if self.num_passes:
+        if self.num_replays:
             return
         new = [n for n in names if n not in self.bad_parts]
         self.bad_parts.update(names)
         if new:
             self.warn(
                 Event(
-                    step=self._core.num_applied, phase="loss", kind="bad_part", name=new[0],
+                    step=self._host.num_applied, phase="loss", kind="bad_part", name=new[0],
                     message=f"{', '.join(new)}: not finite, left out of the loss "
                     f"({len(names)} of {total} parts); counted from now on",
                 )
@@ -185,24 +182,23 @@ class Recovery:
 
     def _roll_back(self, verdict: Verdict, decision: Decision) -> Action:
         """Everything as it was at the snapshot; the batches since then are left out."""
-        core, state = self._core, self.state
+        host, state = self._host, self.state
         bad = [verdict.window] if verdict.window is not None else []
-        since = [*core.log, *(w for w in bad if w not in core.log), *verdict.redo]
+        since = [*host.log, *(w for w in bad if w not in host.log), *verdict.redo]
         tag = state.snapshot.tag
         state.clear_grads()
-        modes, put_modes = modes_slot(state.roots.values())
-        now = modes()
+        put_modes = modes(state.roots.values())()
         state.snapshot.restore()
-        put_modes(now)  # the loop goes on; what it has frozen since then stays so
+        put_modes()  # the loop goes on; what it has frozen since then stays so
         first = since[0] if since else None
-        if first is not None and first.rng is not None and not verdict.is_unlucky:
+        if first is not None and first.rng is not None and not verdict.keeps_random_state:
             first.rng.restore()
         if decision.lr_factor != 1.0:
             # The snapshot learns the new rate too: a second rollback lowers it further.
             state.scale_lrs(decision.lr_factor)
-            state.snapshot.retake_small(state.snapshot_slots())
-        core.log.clear()
-        core.forget_due()
+            state.snapshot.retake_small(state.snapshot_captures())
+        host.log.clear()
+        host.forget_due()
         self.tally.num_rollbacks += 1
         for watch in (*self.loss_watches.values(), *self._norm_watches.values()):
             watch.forget_after(tag)
@@ -265,7 +261,7 @@ class Recovery:
             found = True
             bad.append((ref, rows))
             refs.append(ref.again(items))
-        ranks = self._core.ranks  # all ranks run the step again, those with clean samples too
+        ranks = self._host.ranks  # all ranks run the step again, those with clean samples too
         if not ranks.all(can) or not ranks.any(found):
             return None
         for ref, rows in bad:
@@ -326,10 +322,10 @@ class Recovery:
         if self._is_blind:
             return None
         found: Failure | None = None
-        watch = self.loss_watches[window.mover]
+        watch = self.loss_watches[window.optimizer_id]
         if loss is not None and not watch.is_quiet(window.step, loss):
             found = self._judge(window, "loss", watch, loss)
-        watch = self._norm_watches[window.mover]
+        watch = self._norm_watches[window.optimizer_id]
         if norm is not None and not watch.is_quiet(window.step, norm):
             found = self._judge(window, "grad_norm", watch, norm) or found
         return found
@@ -337,7 +333,7 @@ class Recovery:
     def _judge(
         self, window: Window, name: str, watch: SpikeWatch, value: float
     ) -> Failure | None:  # fmt: skip
-        ranks = self._core.ranks
+        ranks = self._host.ranks
         spike = watch.note(window.step, value)
         if watch.tell(spike):
             assert spike is not None
@@ -355,19 +351,19 @@ class Recovery:
         known = {} if self._is_blind else _read_together(unseen)
         spikes = [f for w in unseen if (f := self.see(w, *known[id(w)])) is not None]
         for limit in (*self.limits, *everywhere):
-            limit.check(self._core, step)
+            limit.check(self, step)
         # These steps are applied already: leaving them out now means going back.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
 
     def warn(self, event: Event) -> None:
         """Something to look at while nothing is wrong yet: a spike, a limit, a resumed rate."""
         self.warnings.append(event)
-        core = self._core
+        host = self._host
         self._num_warnings[event.kind, event.name] += 1
-        if core.ranks.is_first or not core.ranks.has_others:
+        if host.ranks.is_first or not host.ranks.has_others:
             say_warning(event, self._num_warnings[event.kind, event.name])
-        if core.journal is not None:
-            core.journal.journal.event(
+        if host.journal is not None:
+            host.journal.journal.event(
                 "warning", step=event.step, about=event.kind, name=event.name, value=event.value,
                 text=event.message,
             )  # fmt: skip

@@ -7,29 +7,27 @@ what they were when the first of them went wrong.
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections import deque
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..numerics.health import FiniteFlag
-from .ranks import NOT_DUE, Ranks
-from .window import Window
 
-__all__ = ["DeferredFlag", "in_memory"]
+__all__ = ["DeferredFlag"]
+
+W = TypeVar("W")
 
 _MAX_OUTSTANDING = 2
-_C_TYPES: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
 
 
-class _Reading:
+class _Reading(Generic[W]):
     """One copy of the flag on its way to the host."""
 
-    def __init__(self, window: Window, flag: Tensor, here: float | None = None) -> None:
+    def __init__(self, window: W, flag: Tensor, here: float | None = None) -> None:
         self.window = window
         self._event: Any = None
         self._here = here
@@ -40,7 +38,7 @@ class _Reading:
         else:
             self._host = torch.empty((), dtype=flag.dtype, pin_memory=True)
             self._host.copy_(flag, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.Event(flag.device)
             self._event.record()
 
     def is_ready(self) -> bool:
@@ -56,22 +54,14 @@ class _Reading:
         return float(self._host.numpy())
 
 
-def in_memory(number: Tensor) -> float:
-    """A number in the host's own memory, read where it lies: no operator waits for it."""
-    kind = _C_TYPES.get(number.dtype)
-    if kind is None or type(number) is not Tensor or not number.is_cpu:
-        return float(torch._C.TensorBase.item(number))  # a loss elsewhere than the parameters
-    return float(kind.from_address(number.data_ptr()).value)
-
-
-class DeferredFlag:
+class DeferredFlag(Generic[W]):
     """The flag of one training and the readings under way."""
 
     def __init__(self, device: torch.device) -> None:
         self.flag = FiniteFlag(device)
         self.is_due = False
         """Among the steps collected last was one that all ranks wanted a deep check after."""
-        self._under_way: deque[_Reading] = deque()
+        self._under_way: deque[_Reading[W]] = deque()
         self._verdict: Tensor | None = None
 
     @staticmethod
@@ -93,15 +83,17 @@ class DeferredFlag:
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.found_inf = self.flag.value  # type: ignore[attr-defined]
 
-    def share(self, ranks: Ranks, wish: int) -> None:
-        """The flag of all ranks, still on the device, before the optimizer looks at it."""
-        pair = ranks.reduce_flag(self.flag.value, wish)
-        is_due = (pair[1] != NOT_DUE) * 0.5
-        self._verdict = torch.maximum(pair[0], is_due).reshape(())
+    def share(self, is_bad: Tensor, is_due: Tensor) -> None:
+        """The flag of all ranks, still on the device, and whether a deep check is to follow."""
+        self._verdict = torch.maximum(is_bad, is_due * 0.5).reshape(())
 
-    def submit(self, optimizer: Optimizer, window: Window) -> None:
+    def disarm(self, optimizer: Optimizer) -> None:
+        """Nothing of ours stays on the optimizer."""
+        for name in ("grad_scale", "found_inf"):
+            vars(optimizer).pop(name, None)
+
+    def submit(self, window: W) -> None:
         """The step has been issued; its verdict comes later."""
-        del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
         here = self.flag.here
         if self._verdict is None and here is not None:
             self._under_way.append(_Reading(window, self.flag.value, here.value))
@@ -111,13 +103,13 @@ class DeferredFlag:
 
     def collect(
         self, is_last: bool = False, in_step: bool = False
-    ) -> tuple[list[Window], Window | None, list[Window]]:
+    ) -> tuple[list[W], W | None, list[W]]:
         """(steps now known to be fine, the first bad one, the ones skipped after it).
 
         `in_step`: a reading is taken when it is so many steps old, on every rank the same, and not
         when its copy happens to have arrived.
         """
-        fine: list[Window] = []
+        fine: list[W] = []
         self.is_due = False
         while self._under_way:
             reading = self._under_way[0]
@@ -128,9 +120,6 @@ class DeferredFlag:
             value = reading.value()
             if value < 1:
                 self.is_due = self.is_due or value > 0
-                losses = reading.window.losses
-                if self.flag.here is not None and losses and type(losses[-1][1]) is Tensor:
-                    reading.window.loss = in_memory(losses[-1][1])
                 fine.append(reading.window)
                 continue
             later = [r.window for r in self._under_way]

@@ -1,21 +1,26 @@
-"""One optimizer step as the loop makes it: its batches, what was seen, how it ended."""
+"""One optimizer step as the loop makes it: its batches, what was seen, how it ended.
+
+What a replay is asked for and what it showed are here as well, since the runtime routes the calls of
+a replay (its backward, its optimizer step) to whoever runs it.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
-from ..observe.probes import Reading
-from ..observe.rng import RngState
+from .probes import Reading
+from .rng import RngState
 
-__all__ = ["BatchRef", "Failure", "Pass", "PassResult", "Window"]
+__all__ = ["BatchRef", "Failure", "Replay", "ReplayResult", "RunningReplay", "Verdict", "Window"]
 
 
 class BatchRef:
@@ -26,10 +31,9 @@ class BatchRef:
 
     loss_fn: Any = None
     is_used = False
-    """A backward, an optimizer step or the loop's own check was seen for it."""
+    """A backward or an optimizer step was seen for it."""
     indices: list[Any] | None = None
-    ordinal = 0
-    """The how manieth batch of its loader it is, from 0."""
+    """Where its samples are in the data set, if the sampler said so."""
 
     def __init__(
         self, step: int, epoch: int, items: list[tuple[Any, Any]], rng: RngState | None = None
@@ -37,8 +41,7 @@ class BatchRef:
         self.step = step
         self.epoch = epoch
         self.items = items
-        """(owner, item): one per loader that took part (two under `zip`); the owner says who can
-        hand it out again."""
+        """(loader, batch): one per loader that took part (two under `zip`)."""
         self.rng = rng
 
     @property
@@ -48,7 +51,7 @@ class BatchRef:
     def again(self, items: list[tuple[Any, Any]] | None = None) -> BatchRef:
         """The same batch as if it were new, perhaps with other items."""
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
-        ref.loss_fn, ref.indices, ref.ordinal = self.loss_fn, self.indices, self.ordinal
+        ref.loss_fn, ref.indices = self.loss_fn, self.indices
         return ref
 
 
@@ -57,7 +60,7 @@ class Failure:
     """A symptom."""
 
     symptom: str
-    """loss | gradient | parameter | buffer | optimizer_state | scaler_skip"""
+    """loss | gradient | parameter | buffer | optimizer_state | average | learning_rate | spike | scaler_skip"""
     step: int
     name: str | None = None
     value: float | None = None
@@ -67,33 +70,29 @@ class Window:
     """Everything between two optimizer steps: one batch, or several under accumulation."""
 
     losses: list[tuple[int, Tensor]]
-    suspects: Sequence[tuple[int, Tensor]] = ()
-    """Scalars that the loop itself asked about (`torch.isnan(loss)`)."""
-    ahead: Sequence[BatchRef] = ()
-    """Batches that were drawn before the last one and not used yet: thrown away, or drawn ahead."""
-    is_ahead = False
-    """They were drawn ahead: each backward belongs to the next of `batches`."""
-    mover = 0
+    optimizer_id = 0
     """Which optimizer's step it is, where there are several: each has losses of its own size."""
     norm: Tensor | None = None
     num_backward = 0
     num_attempted = 0
     num_applied = 0
     failure: Failure | None = None
-    small_state: Any = None
-    """Scheduler and scaler as they were when the failure was seen."""
-    root_call: Any = None
-    """(model, args, kwargs, random state) of its last forward, where that is remembered."""
-    scenes: Sequence[Any] = ()
-    """The user's frames when it failed, for a loop that cannot be sent back (see body.py)."""
+    small_state: Callable[[], None] | None = None
+    """Puts rates, scheduler and scaler back to how they were when the failure was seen."""
+    ahead: Sequence[BatchRef] = ()
+    """Batches that were drawn before the last one and not used yet: thrown away, or drawn ahead."""
+    is_ahead = False
+    """They were drawn ahead: each backward belongs to the next of `batches`."""
+    error: BaseException | None = None
+    """What the step raised, where a NaN made it raise before there was a loss."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
     is_seen = False
     """Its loss and norm have been compared with the usual."""
-    is_lost = False
-    """The loop is over: nobody will run this window again."""
     is_moved = False
-    """Another optimizer had already stepped on this batch when the failure was seen."""
+    """An optimizer had already stepped in this window when the failure was seen."""
+    is_loaderless = False
+    """No loader gave its batch: the loop makes its own."""
 
     def __init__(
         self, batches: list[BatchRef], rng: RngState | None = None, lrs: tuple[float, ...] = ()
@@ -119,27 +118,21 @@ class Window:
 
 
 @dataclass
-class Pass:
-    """One more run over some batches, asked for by an investigation."""
+class Replay:
+    """One more computation of some batches, asked for by an investigation."""
 
     window: Window
-    mode: str
-    """trace | advance | experiment"""
     trace: OpTrace | None = None
     contexts: list[AbstractContextManager[Any]] = field(default_factory=list)
     is_applied: bool = False
     """Whether optimizer steps really run (state is put back by the investigation)."""
-    step_trace: OpTrace | None = None
-    """The optimizer's step alone is run once more under this trace if it spoils the state."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
-    batch: Any = None
-    """A changed batch, for experiments that drop samples."""
 
 
 @dataclass
-class PassResult:
-    """What such a run showed."""
+class ReplayResult:
+    """What such a computation showed."""
 
     failure: Failure | None = None
     origin: Origin | None = None
@@ -149,3 +142,39 @@ class PassResult:
     """A constant by which the loss was multiplied last of all."""
     probes: list[Reading] = field(default_factory=list)
     """What the probes inside the model saw, in their order."""
+
+
+class RunningReplay(Protocol):
+    """Where backward and optimizer steps go while a replay runs."""
+
+    def on_backward(self, loss: Tensor, raw: Tensor, call: Callable[[], Any]) -> Any: ...
+
+    def on_optimizer_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any: ...
+
+    def on_closure_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]
+    ) -> Any: ...
+
+    def on_scaler_skip(self, optimizer: Optimizer) -> None: ...
+
+
+class Verdict:
+    """How an investigation ended."""
+
+    def __init__(
+        self,
+        incident: Any,
+        redo: list[Window] | None = None,
+        window: Window | None = None,
+        keeps_random_state: bool = False,
+    ) -> None:
+        self.incident = incident
+        """None: it was no incident (the GradScaler's own business)."""
+        self.window = window
+        """The window that went wrong and is not applied."""
+        self.redo = redo or []
+        """Windows that ran on corrupted state and must be run again."""
+        self.run_again: Callable[[Window], bool] | None = None
+        """Computes and applies such a window; False where it could not."""
+        self.keeps_random_state = keeps_random_state
+        """The generators stay where they are: the numbers that the step drew stay drawn."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -14,21 +16,26 @@ from torch.optim import Optimizer
 
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
-from ..observe.batches import named_tensors
 from ..recover.snapshot import Snapshot
-from .slots import dict_slot, modes_slot, own_slots, scaler_slot, state_slot
+from .batches import named_tensors
+from .undo import Capture, attributes, entries, modes, optimizer_extras, scaler_state
+from .weak import WeakList
 
 __all__ = ["TrainState"]
 
 
 class TrainState:
-    """Models, optimizers, schedulers and scalers of one training, given or discovered."""
+    """Models, optimizers, schedulers and scalers of one training, given or discovered.
+
+    They are held by weak references: what the script drops is gone, and when its optimizer is gone,
+    so is every copy that was made of its state.
+    """
 
     def __init__(self) -> None:
-        self.roots: dict[str, nn.Module] = {}
-        self.optimizers: list[Optimizer] = []
-        self.schedulers: list[Any] = []
-        self.scalers: list[Any] = []
+        self._roots: dict[str, weakref.ref[nn.Module]] = {}
+        self.optimizers: WeakList[Optimizer] = WeakList(self._optimizer_gone)
+        self.schedulers: WeakList[Any] = WeakList()
+        self.scalers: WeakList[Any] = WeakList()
         self.averages: dict[str, nn.Module] = {}
         """Running averages of the weights: nothing moves them but the loop itself."""
         self.others: dict[str, Any] = {}
@@ -46,14 +53,30 @@ class TrainState:
         self._rates: list[Any] = []
         self._lrs: tuple[float, ...] = ()
 
+    @property
+    def roots(self) -> dict[str, nn.Module]:
+        """The models that are still there, by name."""
+        alive = {name: ref() for name, ref in self._roots.items()}
+        return {name: module for name, module in alive.items() if module is not None}
+
     def add_root(self, module: nn.Module, name: str | None = None) -> None:
-        if any(m is module for m in self.roots.values()):
-            return
         inner = _unwrapped(module)
+        if any(m is inner for m in self.roots.values()):
+            return
         if name is None:
-            name = "" if not self.roots else f"{type(inner).__name__}{len(self.roots)}"
-        self.roots[name] = inner
+            name = "" if not self._roots else f"{type(inner).__name__}{len(self._roots)}"
+        self._roots[name] = weakref.ref(inner)
         self._forget_caches()
+
+    def clear_roots(self) -> None:
+        self._roots.clear()
+        self._forget_caches()
+
+    def _optimizer_gone(self) -> None:
+        """With its last optimizer a training is over: nothing of it is kept."""
+        self._forget_caches()
+        if not self.optimizers:
+            self.let_go()
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         if not any(o is optimizer for o in self.optimizers):
@@ -64,13 +87,13 @@ class TrainState:
         if not any(s is scheduler for s in self.schedulers):
             self.schedulers.append(scheduler)
             if self.snapshot.is_taken:
-                self.snapshot.add(*state_slot(scheduler))
+                self.snapshot.add(attributes(scheduler))
 
     def add_scaler(self, scaler: Any) -> None:
         if not any(s is scaler for s in self.scalers):
             self.scalers.append(scaler)
             if self.snapshot.is_taken and scaler.is_enabled():
-                self.snapshot.add(*scaler_slot(scaler))
+                self.snapshot.add(scaler_state(scaler))
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Take in averages of our models (`AveragedModel`); True if there was a new one."""
@@ -85,7 +108,7 @@ class TrainState:
 
     def let_go(self) -> None:
         """The training is over: hold on to nothing of it."""
-        for held in (self.roots, self.optimizers, self.schedulers, self.scalers, self._shadows):
+        for held in (self._roots, self.optimizers, self.schedulers, self.scalers, self._shadows):
             held.clear()
         self.averages.clear()
         self.snapshot.drop()
@@ -285,7 +308,7 @@ class TrainState:
         named = self._moved()
         dicts: list[dict[Any, Any]] = [optimizer.state for optimizer in self.optimizers]
         tensors, names = [t for _, t in named], [n for n, _ in named]
-        self.snapshot.take(tag, tensors, self.snapshot_slots(), dicts, names)
+        self.snapshot.take(tag, tensors, self.snapshot_captures(), dicts, names)
         return time.perf_counter() - start
 
     def _moved(self) -> list[tuple[str, Tensor]]:
@@ -311,12 +334,12 @@ class TrainState:
         written = [t for t, v in self.versions() if known.get(id(t)) != v]
         return not written or not self.bad_state()
 
-    def snapshot_slots(self) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
+    def snapshot_captures(self) -> list[Capture]:
         """What goes into a snapshot besides tensors."""
-        slots = [*self.small_slots(), modes_slot(self.roots.values())]
+        captures = [*self.small_captures(), modes(self.roots.values())]
         for optimizer in self.optimizers:
-            slots += [dict_slot(e) for e in optimizer.state.values() if isinstance(e, dict)]
-        return slots + [state_slot(other) for other in self.others.values()]
+            captures += [entries(e) for e in optimizer.state.values() if isinstance(e, dict)]
+        return captures + [_by_state_dict(other) for other in self.others.values()]
 
     def scale_lrs(self, factor: float) -> None:
         """All learning rates times `factor`, those included that schedulers compute from."""
@@ -334,17 +357,17 @@ class TrainState:
                 if isinstance(values, list):
                     setattr(scheduler, key, [v * factor for v in values])
 
-    def small_slots(self) -> list[tuple[Callable[[], Any], Callable[[Any], None]]]:
-        """Getters and setters of what is not a tensor of the model: LR, scheduler, scaler."""
-        slots = [
-            dict_slot(group, skip="params")
+    def small_captures(self) -> list[Capture]:
+        """What is not a tensor of the model: rates, schedulers, scalers."""
+        captures = [
+            entries(group, skip=("params",))
             for optimizer in self.optimizers
             for group in optimizer.param_groups
         ]
-        slots += [slot for optimizer in self.optimizers for slot in own_slots(optimizer)]
-        slots += [state_slot(s) for s in self.schedulers]
-        slots += [scaler_slot(s) for s in self.scalers if s.is_enabled()]
-        return slots
+        captures += [each for optimizer in self.optimizers for each in optimizer_extras(optimizer)]
+        captures += [attributes(s) for s in self.schedulers]
+        captures += [scaler_state(s) for s in self.scalers if s.is_enabled()]
+        return captures
 
     def snapshot_bytes(self) -> int:
         tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers()]
@@ -355,6 +378,14 @@ class TrainState:
     def clear_grads(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+
+def _by_state_dict(obj: Any) -> Capture:
+    def capture() -> Callable[[], None]:
+        kept = copy.deepcopy(obj.state_dict())
+        return lambda: obj.load_state_dict(copy.deepcopy(kept))
+
+    return capture
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

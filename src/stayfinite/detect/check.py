@@ -1,0 +1,137 @@
+"""May this step be applied? One fused look at loss and gradients, and one read, or none at all.
+
+Pure: tensors in, a verdict out. Nothing here knows a model, and nothing that is looked at is changed:
+the kernel multiplies by 1, and the gradients' version counters stay what they were, so that a graph
+that holds a gradient can still be differentiated.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..numerics.health import FiniteFlag
+
+__all__ = ["Seen", "StepCheck", "bad_rate", "number_of"]
+
+_INF = math.inf
+_item = torch._C.TensorBase.item
+
+
+class Seen(NamedTuple):
+    """A finite step's figures, as far as they had to be read."""
+
+    loss: float | None
+    norm: float | None
+
+
+class StepCheck:
+    """Looks at loss and gradients before an optimizer moves.
+
+    >>> check = StepCheck()
+    >>> check.look([torch.ones(2)], [torch.tensor(0.5)])
+    Seen(loss=0.5, norm=None)
+    >>> check.look([torch.tensor([math.nan])], [torch.tensor(0.5)]) is None
+    True
+    """
+
+    def __init__(self, syncs: bool = True) -> None:
+        self._flags: dict[torch.device, FiniteFlag] = {}
+        self._value = _item if syncs else _in_memory
+
+    def look(
+        self, grads: Sequence[Tensor], losses: Sequence[Tensor], norm: Tensor | None = None
+    ) -> Seen | None:
+        """The figures of a finite step; None where something is not finite.
+
+        `norm`: the gradients' total norm where the loop has computed it: then they are not read again.
+        """
+        if norm is None and len(losses) == 1 and grads:
+            flag = self._flags.get(grads[0].device) or self._new_flag(grads[0].device)
+            if flag.here is not None:
+                # Nearly every step of a training on the CPU comes by here.
+                flag.fold(grads)
+                value = self._value(losses[0])
+                if flag.here.value != 0.0:
+                    flag.reset()
+                    return None
+                return Seen(value, None) if -_INF < value < _INF else None
+        return self._look_at_all(grads, losses, norm)
+
+    def _look_at_all(
+        self, grads: Sequence[Tensor], losses: Sequence[Tensor], norm: Tensor | None
+    ) -> Seen | None:
+        """The same with several losses, the loop's own norm, or on an accelerator: one read."""
+        flag: FiniteFlag | None = None
+        scalars = [*([norm] if norm is not None else []), *losses]
+        if norm is None and grads:
+            device = grads[0].device
+            flag = self._flags.get(device) or self._new_flag(device)
+            flag.fold(grads)
+        if flag is None and not scalars:
+            return Seen(None, None)
+        values = _read(flag, scalars)
+        if values is None:
+            return None
+        return Seen(values[-1] if losses else None, values[0] if norm is not None else None)
+
+    def flag_on(self, device: torch.device) -> FiniteFlag:
+        """The flag that is folded into on this device."""
+        return self._flags.get(device) or self._new_flag(device)
+
+    def _new_flag(self, device: torch.device) -> FiniteFlag:
+        flag = self._flags[device] = FiniteFlag(device)
+        return flag
+
+
+def _read(flag: FiniteFlag | None, scalars: list[Tensor]) -> list[float] | None:
+    """Their values in one read; None if one of them, or anything shown to the flag, is not finite."""
+    parts = [flag.value, *scalars] if flag is not None else scalars
+    is_here = all(t.device.type == "cpu" for t in parts)
+    device, dtype = parts[0].device, torch.float64 if is_here else torch.float32
+    flat = [_real(t).to(device, dtype).reshape(()) for t in parts]
+    values: list[float] = torch.stack(flat).tolist()
+    is_bad = not all(map(math.isfinite, values))
+    if flag is not None and values.pop(0) != 0.0:
+        flag.reset()
+        is_bad = True
+    return None if is_bad else values
+
+
+def _in_memory(number: Tensor) -> float:
+    """A number in the host's memory, read where it lies: no operator waits for it."""
+    if number.is_cpu and number.dtype in (torch.float32, torch.float64):
+        return float(number.detach().numpy())
+    return float(_item(number))
+
+
+def _real(t: Tensor) -> Tensor:
+    return t.detach().abs() if t.is_complex() else t.detach()
+
+
+def bad_rate(group: dict[str, Any]) -> float | None:
+    """A learning rate that is itself not finite; one in a tensor is seen by what it does.
+
+    >>> bad_rate({"lr": 0.1}), bad_rate({"lr": math.inf})
+    (None, inf)
+    """
+    rate = group.get("lr")
+    if not isinstance(rate, numbers.Real) or math.isfinite(rate):
+        return None
+    return float(rate)
+
+
+def number_of(value: Any) -> float | None:
+    """A loss, norm or scale as a number; None for what is no real scalar."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex():
+            return None
+        return float(value.detach())
+    return float(value)

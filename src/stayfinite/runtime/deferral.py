@@ -1,0 +1,88 @@
+"""Steps whose verdict is read later, so that the host never waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..detect.deferred import DeferredFlag
+from .host import Host
+from .ranks import NOT_DUE, local
+from .shared_check import SharedCheck
+from .window import Window
+
+__all__ = ["Deferral"]
+
+
+class Deferral:
+    """Issues steps with the flag on the device, and collects how they went."""
+
+    defers_on_host = False
+    """In the host's memory nothing waits for anything, so there is nothing to put off: flag and loss are
+    read where they lie, at once. Tests of the deferral set it."""
+
+    def __init__(self, host: Host, shared: SharedCheck) -> None:
+        self._host = host
+        self._shared = shared
+        self._flag: DeferredFlag[Window] | None = None
+        self._can_defer: dict[int, bool] = {}
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether any step's verdict was put off."""
+        return self._flag is not None
+
+    def serves(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's steps are judged later, without a sync."""
+        if not self._host.settings.deferred:
+            return False
+        known = self._can_defer.get(id(optimizer))
+        if known is None:
+            known = self._is_worth_it(optimizer) and DeferredFlag.can_serve(optimizer)
+            known = known and not self._host.state.is_scaled
+            self._can_defer[id(optimizer)] = known
+        return known
+
+    def _is_worth_it(self, optimizer: Optimizer) -> bool:
+        if self.defers_on_host or self._host.ranks.has_others:
+            return True
+        params = [p for g in optimizer.param_groups for p in g["params"]]
+        return any(p.device.type != "cpu" for p in params)
+
+    def step(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """Issue the step with the flag on the device; `collect` says later how it went."""
+        host = self._host
+        window.optimizer_id = id(optimizer) if len(host.state.optimizers) > 1 else 0
+        window.losses = [(step, t.detach()) for step, t in window.losses]
+        # The check writes what it reads: the loop keeps its loss and its norm as they are.
+        checked: list[Tensor] = [g for _, g in host.state.grads([optimizer])]
+        if window.norm is not None:
+            checked = [window.norm.clone()]
+        checked += [t.clone() for _, t in window.losses]
+        checked = [local(t) for t in checked]
+        if self._flag is None:
+            some = checked or optimizer.param_groups[0]["params"]
+            self._flag = DeferredFlag(some[0].device)
+        self._flag.arm(optimizer, checked)
+        if self._shared.is_shared(optimizer):
+            pair = host.ranks.reduce_flag(self._flag.flag.value, host.wish())
+            self._flag.share(pair[0], pair[1] != NOT_DUE)
+        try:
+            result = call()
+        finally:
+            self._flag.disarm(optimizer)
+        window.num_applied += 1
+        window.is_moved = True
+        self._flag.submit(window)
+        return result
+
+    def collect(self, is_last: bool = False) -> tuple[list[Window], Window | None, list[Window]]:
+        """(steps now known to be fine, the first bad one, the ones skipped after it)."""
+        if self._flag is None:
+            return [], None, []
+        found = self._flag.collect(is_last, in_step=self._host.ranks.is_on)
+        self._shared.note_agreed(self._flag.is_due)
+        return found

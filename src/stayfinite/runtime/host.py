@@ -1,0 +1,43 @@
+"""What the parts of the engine may ask of it, so that they need not know the engine itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from torch.optim import Optimizer
+
+from ..config import Settings
+from ..detect.check import StepCheck
+from ..records import Incident
+from ..recover.policy import Policy
+from .ranks import Ranks
+from .state import TrainState
+from .window import Failure, Window
+
+if TYPE_CHECKING:
+    from .journal import RunJournal
+
+__all__ = ["Host"]
+
+
+class Host(Protocol):
+    """The engine, as recovery, limits, deferral and the shared check see it."""
+
+    state: TrainState
+    settings: Settings
+    policy: Policy
+    checker: StepCheck
+    ranks: Ranks
+    log: list[Window]
+    journal: RunJournal | None
+    num_applied: int
+
+    def meet(self) -> None: ...
+
+    def wish(self) -> int: ...
+
+    def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None: ...
+
+    def publish(self, incident: Incident) -> Incident: ...
+
+    def forget_due(self) -> None: ...

@@ -1,0 +1,94 @@
+"""The same incident again is counted, not investigated again.
+
+Whether a failure is one that is known must be told at the price of a look: by its symptom, by
+whether the batch itself is bad, and by the line that was about to apply it. So that a new cause does
+not hide behind an old one, such a failure is investigated in full ever more seldom: the first one,
+the fourth, the sixteenth, …
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from types import FrameType
+
+from ..numerics.health import is_finite
+from ..records import Incident
+from .batches import named_tensors
+from .window import Failure, Window
+
+__all__ = ["KnownIncident", "KnownIncidents", "calling_lines", "signature_of"]
+
+_EVERY = 4
+_MAX_TENSORS = 16
+
+
+@dataclass
+class KnownIncident:
+    """An incident, and how often it has come again."""
+
+    incident: Incident
+    num_seen: int = 1
+    looks: list[int] = field(default_factory=lambda: [_EVERY])
+
+    @property
+    def is_due(self) -> bool:
+        """Whether this occurrence is looked into once more."""
+        return self.num_seen >= self.looks[-1]
+
+
+class KnownIncidents:
+    """By signature; bounded by what a training can fail of."""
+
+    def __init__(self) -> None:
+        self._by_signature: dict[Hashable, KnownIncident] = {}
+
+    def find(self, signature: Hashable) -> KnownIncident | None:
+        """The incident that this failure repeats; None where it has to be investigated."""
+        known = self._by_signature.get(signature)
+        if known is None:
+            return None
+        known.num_seen += 1
+        if known.is_due:
+            known.looks.append(known.looks[-1] * _EVERY)
+            return None
+        return known
+
+    def add(self, signature: Hashable, incident: Incident) -> None:
+        known = self._by_signature.get(signature)
+        if known is None:
+            self._by_signature[signature] = KnownIncident(incident)
+        else:
+            known.incident = incident
+
+
+def signature_of(window: Window, failure: Failure) -> Hashable:
+    """What a failure looks like before anybody has looked into it."""
+    places = calling_lines(sys._getframe(1))
+    value = failure.value
+    kind = "" if value is None else "nan" if math.isnan(value) else "inf" if math.isinf(value) else "finite"  # fmt: skip
+    name = failure.name if failure.symptom != "gradient" else None
+    return failure.symptom, name, kind, _has_bad_batch(window), places, window.optimizer_id
+
+
+def calling_lines(frame: FrameType | None, most: int = 3) -> tuple[tuple[str, int], ...]:
+    """The lines of the user's and the frameworks' code on the stack, innermost first."""
+    found: list[tuple[str, int]] = []
+    while frame is not None and len(found) < most:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("stayfinite.", "torch.")):
+            found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _has_bad_batch(window: Window) -> bool:
+    for batch in window.batches:
+        for i, (_, tensor) in enumerate(named_tensors(batch.value)):
+            if i >= _MAX_TENSORS:
+                break
+            if not is_finite(tensor):
+                return True
+    return False

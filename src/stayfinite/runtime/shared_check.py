@@ -1,0 +1,77 @@
+"""The check of a step that several ranks share: one tiny all-reduce before the read."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from ..detect.check import bad_rate
+from .host import Host
+from .ranks import RankFailure, local
+from .window import Failure, Window
+
+__all__ = ["SharedCheck"]
+
+
+class SharedCheck:
+    """Decides together with the other ranks; inert while there are none."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._has_met = False
+        self._is_deep_agreed = False
+
+    def is_shared(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's step is decided by several ranks together."""
+        ranks = self._host.ranks
+        if not ranks.is_shared(optimizer) or ranks.is_joining():
+            return False
+        if not self._has_met:
+            self._has_met = True
+            self._host.meet()
+        return True
+
+    def check(
+        self, window: Window, optimizer: Optimizer, is_scaled: bool = False
+    ) -> Failure | None:
+        """Losses, rates and gradients; after a scaler, which has reduced its own verdict, without these."""
+        host = self._host
+        checked = [local(t).clone() for _, t in window.losses]
+        if window.norm is not None and not is_scaled:
+            checked.insert(0, window.norm.clone())
+        elif not is_scaled:
+            checked[:0] = [local(g) for _, g in host.state.grads([optimizer])]
+        rate = next((r for g in optimizer.param_groups if (r := bad_rate(g)) is not None), None)
+        some = checked or optimizer.param_groups[0]["params"]
+        flag = host.checker.flag_on(some[0].device)
+        flag.fold(checked)
+        if rate is not None:
+            flag.value.fill_(1.0)
+        agreed = host.ranks.agree_on_flag(flag.value, host.wish())
+        self._is_deep_agreed = agreed.is_due
+        if not agreed.is_bad:
+            return None
+        flag.reset()
+        own = None
+        if rate is not None:
+            own = Failure("learning_rate", window.step, name="lr", value=rate)
+        return host.ranks.agree(own or host.explain(window, [] if is_scaled else [optimizer]))
+
+    def note_agreed(self, is_due: bool) -> None:
+        self._is_deep_agreed = self._is_deep_agreed or is_due
+
+    def take_agreed_deep_check(self) -> bool:
+        """Whether all ranks wanted a deep check after this step."""
+        is_due, self._is_deep_agreed = self._is_deep_agreed, False
+        return is_due
+
+    def late_failure(self, window: Window) -> Failure | None:
+        """What a deferred step that went wrong is called; None where another rank reports it."""
+        host, ranks = self._host, self._host.ranks
+        failure = Failure("loss", window.step, value=float(window.losses[-1][1]))
+        if ranks.has_parted:
+            return host.explain(window, []) or (failure if ranks.is_first else None)
+        if not ranks.is_on:
+            return failure
+        return ranks.agree(host.explain(window, [])) or RankFailure(
+            "gradient", window.step, rank=ranks.first
+        )

@@ -1,0 +1,215 @@
+"""Undo for the small state of a training: rates, schedulers, scalers, modes.
+
+A *capture* is called to note how something is now, and returns the function that puts it back.
+Objects stay who they are: values are written back into the same dicts and lists, and a scheduler
+that holds another one still holds that very object. Nothing is deep-copied, since an optimizer may
+hold modules, functions and tensors with a graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+__all__ = ["Capture", "Undo", "attributes", "entries", "modes", "optimizer_extras", "scaler_state"]
+
+Undo = Callable[[], None]
+Capture = Callable[[], Undo]
+
+_CONTAINERS = (list, dict, OrderedDict, defaultdict, Counter, deque, set)
+_SMALL = 64
+_TORCH_OWN = frozenset(
+    ("defaults", "state", "param_groups", "step", "_opt_called")
+    + tuple(n for n in vars(Optimizer) if not n.startswith("__"))
+    + tuple(getattr(Optimizer, "__annotations__", ()))
+)
+
+
+def entries(home: dict[str, Any], skip: tuple[str, ...] = ()) -> Capture:
+    """The values of a dict that are no tensors; tensors are copied with the model's."""
+
+    def capture() -> Undo:
+        kept = {
+            k: _kept(v) for k, v in home.items() if k not in skip and not isinstance(v, Tensor)
+        }
+
+        def undo() -> None:
+            for key, put in kept.items():
+                home[key] = put()
+
+        return undo
+
+    return capture
+
+
+def attributes(obj: Any, stop: tuple[type, ...] = (Optimizer, nn.Module)) -> Capture:
+    """All that an object such as a scheduler holds, and the objects of its kind inside it."""
+
+    def capture() -> Undo:
+        undos: list[Undo] = []
+        _note(obj, stop, undos, set())
+
+        def undo() -> None:
+            for each in undos:
+                each()
+
+        return undo
+
+    return capture
+
+
+def _note(obj: Any, stop: tuple[type, ...], undos: list[Undo], seen: set[int]) -> None:
+    home = getattr(obj, "__dict__", None)
+    if not isinstance(home, dict) or id(obj) in seen or isinstance(obj, stop):
+        return
+    seen.add(id(obj))
+    kept = {k: _kept(v) for k, v in home.items()}
+
+    def undo() -> None:
+        for key in [k for k in home if k not in kept]:
+            del home[key]
+        for key, put in kept.items():
+            home[key] = put()
+
+    undos.append(undo)
+    for value in list(home.values()):
+        for inner in value if isinstance(value, (list, tuple)) else (value,):
+            if _is_alike(inner, obj):
+                _note(inner, stop, undos, seen)
+
+
+def _is_alike(inner: Any, outer: Any) -> bool:
+    """A scheduler inside a scheduler: it is moved together with the one that holds it."""
+    if isinstance(inner, type):
+        return False
+    return hasattr(inner, "step") and hasattr(inner, "state_dict") and hasattr(outer, "step")
+
+
+def _kept(value: Any) -> Callable[[], Any]:
+    """How to have this value again: the same object, with its contents as they are now."""
+    if isinstance(value, Tensor):
+        if value.numel() > _SMALL or value.requires_grad:
+            return lambda: value
+        copy = value.detach().clone()
+
+        def put_tensor() -> Tensor:
+            with torch.no_grad():
+                value.copy_(copy)
+            return value
+
+        return put_tensor
+    if type(value) not in _CONTAINERS:
+        return lambda: value
+    if isinstance(value, dict):
+        inside = {k: _kept(v) for k, v in value.items()}
+
+        def put_dict() -> Any:
+            restored = {k: put() for k, put in inside.items()}
+            value.clear()
+            value.update(restored)
+            return value
+
+        return put_dict
+    if isinstance(value, set):
+        members = set(value)
+
+        def put_set() -> Any:
+            value.clear()
+            value.update(members)
+            return value
+
+        return put_set
+    items = [_kept(v) for v in value]
+
+    def put_items() -> Any:
+        restored = [put() for put in items]
+        value.clear()
+        value.extend(restored)
+        return value
+
+    return put_items
+
+
+def optimizer_extras(optimizer: Any) -> list[Capture]:
+    """What a hand-written optimizer keeps beside `state`: counters, a loss scale of its own."""
+    if type(optimizer).__module__.partition(".")[0] == "torch":
+        return []
+    home = vars(optimizer)
+    extra = [k for k in home if k not in _TORCH_OWN and not k.startswith("_optimizer_")]
+    plain = [k for k in extra if _is_plain(home[k])]
+
+    def capture() -> Undo:
+        kept = {k: _kept(home[k]) for k in plain if k in home}
+
+        def undo() -> None:
+            for key, put in kept.items():
+                home[key] = put()
+
+        return undo
+
+    inner = [home[k] for k in extra if not _is_plain(home[k]) and _is_own_object(home[k])]
+    return [capture, *(_plain_attributes(o) for o in inner)]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None), Tensor)) or (
+        type(value) in _CONTAINERS
+    )
+
+
+def _is_own_object(value: Any) -> bool:
+    """An object of the user's own that the optimizer keeps, such as a scale that it adapts."""
+    home = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and home not in ("builtins", "collections", "torch", "numpy")
+
+
+def _plain_attributes(obj: Any) -> Capture:
+    return entries(
+        vars(obj), skip=tuple(k for k, v in vars(obj).items() if not _is_plain(v))
+    )
+
+
+def modes(roots: Iterable[nn.Module]) -> Capture:
+    """Which modules train and which evaluate: a step is replayed as it was run."""
+    modules = [m for root in roots for m in root.modules()]
+
+    def capture() -> Undo:
+        kept = [m.training for m in modules]
+
+        def undo() -> None:
+            for module, mode in zip(modules, kept):
+                if module.training != mode:
+                    module.training = mode
+
+        return undo
+
+    return capture
+
+
+def scaler_state(scaler: Any) -> Capture:
+    """A GradScaler's scale and growth counter, and what it knows of the step under way."""
+
+    def capture() -> Undo:
+        names = [n for n in ("_scale", "_growth_tracker") if hasattr(scaler, n)]
+        live = {n: getattr(scaler, n) for n in names}
+        copies = {n: t.detach().clone() for n, t in live.items() if isinstance(t, Tensor)}
+        known = getattr(scaler, "_per_optimizer_states", None)
+        states = {k: dict(v) for k, v in known.items()} if known is not None else {}
+
+        def undo() -> None:
+            for name, value in live.items():
+                if name in copies:
+                    value.copy_(copies[name])
+                setattr(scaler, name, value)
+            if known is not None:
+                known.clear()
+                known.update({k: dict(v) for k, v in states.items()})
+
+        return undo
+
+    return capture

@@ -1,0 +1,56 @@
+"""A list that does not keep its members alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+__all__ = ["WeakList"]
+
+T = TypeVar("T")
+
+
+class WeakList(Generic[T]):
+    """In the order of `append`; a member that nobody else holds is gone from it.
+
+    >>> class Thing: ...
+    >>> thing, things = Thing(), WeakList()
+    >>> things.append(thing)
+    >>> len(things), thing in things
+    (1, True)
+    >>> del thing
+    >>> len(things)
+    0
+    """
+
+    def __init__(self, on_gone: Callable[[], None] | None = None) -> None:
+        self._refs: list[Callable[[], T | None]] = []
+        self._on_gone = weakref.WeakMethod(on_gone) if on_gone is not None else None
+
+    def append(self, member: T) -> None:
+        try:
+            self._refs.append(weakref.ref(member, self._gone))
+        except TypeError:  # a class with slots and no room for weak references
+            self._refs.append(lambda: member)
+
+    def _gone(self, ref: Any) -> None:
+        self._refs = [r for r in self._refs if r is not ref]
+        tell = self._on_gone() if self._on_gone is not None else None
+        if tell is not None:
+            tell()
+
+    def clear(self) -> None:
+        self._refs.clear()
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([member for ref in self._refs if (member := ref()) is not None])
+
+    def __len__(self) -> int:
+        return sum(ref() is not None for ref in self._refs)
+
+    def __contains__(self, wanted: object) -> bool:
+        return any(ref() is wanted for ref in self._refs)
+
+    def __getitem__(self, index: int) -> T:
+        return list(self)[index]
