@@ -26,6 +26,7 @@ ALLOWED = {
     "conductor": BASE
     | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
+    "patches": {"errors"},
     "aside": set(),
     "preflight": BASE
     | {"aside", "conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},

@@ -1,0 +1,18 @@
+"""Everything of somebody else's that stayfinite patches, in one table."""
+
+from __future__ import annotations
+
+from .firewall import Firewall, failures, guarded
+from .manager import Row, Subscribers, Subscription, Target, subscribe, table
+
+__all__ = [
+    "Firewall",
+    "Row",
+    "Subscribers",
+    "Subscription",
+    "Target",
+    "failures",
+    "guarded",
+    "subscribe",
+    "table",
+]

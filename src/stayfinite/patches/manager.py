@@ -1,0 +1,278 @@
+"""The one place where something of torch's, Python's or a framework's is replaced and put back.
+
+A patch is one function in the place of the original, whatever the number of subscribers. They come
+and go in any order, from any thread; when the last one has left, the very original object is back. If
+somebody else has patched on top of ours meanwhile, theirs stays, and ours calls the original and
+nothing else until theirs is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+from .attribute import Attribute, describe
+
+__all__ = ["Row", "Subscribers", "Subscription", "Target", "subscribe", "table"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is patched, why, and by which name a user turns the part off that needs it."""
+
+    owner: Any
+    name: str
+    reason: str
+    switch: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A patch as `table` lists it."""
+
+    owner: str
+    name: str
+    reason: str
+    switch: str
+    num_subscribers: int
+    state: str
+    """"active", or "under another patch": somebody has replaced the attribute after us."""
+
+
+class Subscribers(Sequence[Any]):
+    """Who takes part in a patch just now, the most recent last; a loop over it sees one moment."""
+
+    def __init__(self) -> None:
+        self._now: tuple[Any, ...] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._now)
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self._now[index]
+
+
+MakeWrapper = Callable[[Callable[..., Any], Subscribers], Callable[..., Any]]
+
+
+class Subscription:
+    """One subscriber's part in a patch; `close` ends it, as often as it is called."""
+
+    def __init__(self, target: Target, subscriber: Any, patch: _Patch, layer: _Layer) -> None:
+        self.target = target
+        self.subscriber = subscriber
+        self._patch = patch
+        self._layer = layer
+
+    @property
+    def is_open(self) -> bool:
+        return self in self._layer.subscriptions
+
+    def close(self) -> None:
+        _manager.close(self)
+
+    def __enter__(self) -> Subscription:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Layer:
+    """The wrapper of one `make_wrapper`, shared by all subscribers who came with the same one."""
+
+    def __init__(
+        self, make_wrapper: MakeWrapper, below: Callable[..., Any], is_lowest: bool
+    ) -> None:
+        self.make_wrapper = make_wrapper
+        self.below = below
+        self.subscribers = Subscribers()
+        self.subscriptions: tuple[Subscription, ...] = ()
+        # What lies below the lowest layer never changes, so it needs no detour.
+        self.call = make_wrapper(below if is_lowest else self._call_below, self.subscribers)
+
+    def _call_below(self, *args: Any, **kwargs: Any) -> Any:
+        return self.below(*args, **kwargs)
+
+    def set(self, subscriptions: tuple[Subscription, ...]) -> None:
+        self.subscriptions = subscriptions
+        self.subscribers._now = tuple(s.subscriber for s in subscriptions)
+
+
+class _Patch:
+    """One replaced attribute. Different wrappers for it are layers, called from the last to the first."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.attribute = Attribute(owner, name)
+        self.layers: tuple[_Layer, ...] = ()
+        self.top = self.attribute.function
+        self.installed = self.attribute.wrapped(self._dispatcher())
+
+    def _dispatcher(self) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.top(*args, **kwargs)
+
+        return call
+
+    def install(self) -> None:
+        setattr(self.attribute.owner, self.attribute.name, self.installed)
+
+    def is_on_top(self) -> bool:
+        return self.attribute.current() is self.installed
+
+    def layer(self, make_wrapper: MakeWrapper) -> _Layer:
+        for layer in self.layers:
+            if layer.make_wrapper == make_wrapper:
+                return layer
+        layer = _Layer(make_wrapper, self.top, is_lowest=not self.layers)
+        self.layers += (layer,)
+        self.top = layer.call
+        return layer
+
+    def drop(self, layer: _Layer) -> None:
+        """Without its last subscriber a layer is not called any more."""
+        self.layers = tuple(x for x in self.layers if x is not layer)
+        below = self.attribute.function
+        for one in self.layers:
+            one.below = below
+            below = one.call
+        self.top = below
+
+    def row(self) -> Row:
+        targets = [s.target for layer in self.layers for s in layer.subscriptions]
+        return Row(
+            owner=describe(self.attribute.owner),
+            name=self.attribute.name,
+            reason="; ".join(dict.fromkeys(t.reason for t in targets)),
+            switch=", ".join(dict.fromkeys(t.switch for t in targets)),
+            num_subscribers=len(targets),
+            state="active" if self.is_on_top() else "under another patch",
+        )
+
+
+class _Manager:
+    """All patches; every change is made under one lock, which a fork waits for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._is_changing = False
+        self._to_close: list[Subscription] = []
+        self._patches: dict[tuple[int, str], list[_Patch]] = {}
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._lock.acquire,
+                after_in_parent=self._lock.release,
+                after_in_child=self._lock.release,
+            )
+
+    def subscribe(self, target: Target, make_wrapper: MakeWrapper, subscriber: Any) -> Subscription:
+        with self._lock:
+            was_changing, self._is_changing = self._is_changing, True
+            try:
+                patch = self._patch(target)
+                layer = patch.layer(make_wrapper)
+                made = Subscription(target, subscriber, patch, layer)
+                layer.set((*layer.subscriptions, made))
+            except BaseException:
+                self._settle((id(target.owner), target.name))
+                raise
+            finally:
+                self._is_changing = was_changing
+            self._close_waiting()
+        return made
+
+    def close(self, subscription: Subscription) -> None:
+        with self._lock:
+            # A finalizer may run in the middle of a change that this very thread is making.
+            self._to_close.append(subscription)
+            self._close_waiting()
+
+    def table(self) -> list[Row]:
+        with self._lock:
+            for key in list(self._patches):
+                self._settle(key)
+            return [p.row() for patches in self._patches.values() for p in patches]
+
+    def _close_waiting(self) -> None:
+        while self._to_close and not self._is_changing:
+            self._is_changing = True
+            try:
+                self._close(self._to_close.pop())
+            finally:
+                self._is_changing = False
+
+    def _close(self, subscription: Subscription) -> None:
+        layer, patch = subscription._layer, subscription._patch
+        if subscription not in layer.subscriptions:
+            return
+        layer.set(tuple(s for s in layer.subscriptions if s is not subscription))
+        if not layer.subscriptions:
+            patch.drop(layer)
+        if not patch.layers:
+            self._settle((id(patch.attribute.owner), patch.attribute.name))
+
+    def _patch(self, target: Target) -> _Patch:
+        """The patch to join: the one on top, or a new one on top of whoever has come after us."""
+        key = (id(target.owner), target.name)
+        self._settle(key)
+        patches = self._patches.get(key, [])
+        if patches and patches[-1].is_on_top():
+            return patches[-1]
+        for patch in patches:
+            if patch.attribute.current() is patch.attribute.raw:
+                patch.install()  # somebody has put back what was there before us
+                return patch
+        made = _Patch(target.owner, target.name)
+        made.install()
+        self._patches.setdefault(key, []).append(made)
+        return made
+
+    def _settle(self, key: tuple[int, str]) -> None:
+        """Put back what nobody subscribes to any more, as far as it is ours to put back."""
+        patches = self._patches.get(key, [])
+        for patch in reversed(list(patches)):
+            if patch.layers:
+                continue
+            if patch.is_on_top():
+                patch.attribute.put_back()
+            elif patch.attribute.current() is not patch.attribute.raw:
+                continue  # under somebody else's patch, which may call ours: it stays, empty
+            patches.remove(patch)
+        if not patches:
+            self._patches.pop(key, None)
+
+
+_manager = _Manager()
+
+
+def subscribe(target: Target, make_wrapper: MakeWrapper, subscriber: Any) -> Subscription:
+    """Take part in the patch of `target`; the first subscriber installs it, the last one ends it.
+
+    `make_wrapper(original, subscribers)` is called once, when the first subscriber comes that brings
+    it, and returns what is called instead. It is not called while it has no subscribers.
+
+    >>> import math
+    >>> def doubled(original, subscribers):
+    ...     return lambda x: 2 ** len(subscribers) * original(x)
+    >>> with subscribe(Target(math, "sqrt", "an example", "examples"), doubled, "me"):
+    ...     math.sqrt(9)
+    6.0
+    >>> math.sqrt(9)
+    3.0
+    """
+    return _manager.subscribe(target, make_wrapper, subscriber)
+
+
+def table() -> list[Row]:
+    """All patches there are just now."""
+    return _manager.table()
