@@ -1,4 +1,4 @@
-"""One running pass: where the trace looks, and what an optimizer step does meanwhile."""
+"""One replay under way: where the trace looks, and what an optimizer step does meanwhile."""
 
 from __future__ import annotations
 
@@ -13,42 +13,49 @@ from torch.optim import Optimizer
 from ..locate.slice import Origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
-from ..observe import probes
 from ..recover.snapshot import Snapshot
-from .core import Core
-from .tracing import spoiling_step, symptom_origin
-from .window import Failure, Pass, PassResult
+from ..runtime import probes
+from ..runtime.engine import Engine
+from ..runtime.window import Failure, Replay, ReplayResult
+from .tracing import symptom_origin
 
-__all__ = ["ActivePass", "drive"]
+__all__ = ["ActiveReplay", "Enough", "drive"]
 
 T = TypeVar("T")
 
 
-def drive(passes: Generator[Pass, PassResult, T], run: Callable[[Pass], PassResult]) -> T:
-    """Run whatever passes are wanted, one after the other; what it all came to."""
+class Enough(BaseException):
+    """Nothing more is to be learned from this replay. No `except Exception` of the user's stops it."""
+
+
+def drive(replays: Generator[Replay, ReplayResult, T], run: Callable[[Replay], ReplayResult]) -> T:
+    """Run whatever replays are wanted, one after the other; what it all came to."""
     try:
-        wanted = next(passes)
+        wanted = next(replays)
         while True:
-            wanted = passes.send(run(wanted))
+            wanted = replays.send(run(wanted))
     except StopIteration as stop:
         found: T = stop.value
         return found
 
 
-class ActivePass:
-    """Entered for as long as the batches of a pass are run."""
+class ActiveReplay:
+    """Entered for as long as the batches of a replay are computed."""
 
-    def __init__(self, core: Core, wanted: Pass) -> None:
-        self.core = core
+    def __init__(self, engine: Engine, wanted: Replay) -> None:
+        self.engine = engine
         self.wanted = wanted
-        self.result = PassResult()
+        self.result = ReplayResult()
+        self.step = wanted.window.step
+        """The step whose batch is being computed."""
+        self.num_backward = 0
         self._stack = contextlib.ExitStack()
         self._small: Snapshot | None = None
 
-    def __enter__(self) -> ActivePass:
-        state = self.core.state
+    def __enter__(self) -> ActiveReplay:
+        state = self.engine.state
         self._small = Snapshot()
-        self._small.take(0, [], state.small_slots(), [])
+        self._small.take(0, [], state.small_captures(), [])
         for context in self.wanted.contexts:
             self._stack.enter_context(context)
         if self.wanted.is_unscaled:
@@ -58,7 +65,7 @@ class ActivePass:
         if self.wanted.trace is not None:
             probes.listen(self._read_probe)
             self._stack.enter_context(self.wanted.trace)
-        self.core.recovery.num_passes += 1
+        self.engine.recovery.num_replays += 1
         return self
 
     def _read_probe(self, name: str, tensor: Tensor) -> None:
@@ -69,58 +76,68 @@ class ActivePass:
 
     def __exit__(self, *exc: Any) -> None:
         probes.listen(None)
-        self.core.recovery.num_passes -= 1
+        self.engine.recovery.num_replays -= 1
         self._stack.close()
         if self._small is not None and not self.wanted.is_applied:
             self._small.restore()
 
     @property
     def is_decided(self) -> bool:
-        """Nothing more is to be learned from this pass."""
+        """Nothing more is to be learned from this replay."""
         return self.result.failure is not None
 
-    def before_backward(self, loss: Tensor, step: int) -> None:
+    def on_backward(self, loss: Tensor, raw: Tensor, call: Callable[[], Any]) -> Any:
+        """A backward of the code that is replayed."""
+        self.num_backward += 1
+        self.look_at_loss(loss if raw is None else raw, loss)
+        self._end_if_decided()
+        result = call()
+        if not self.engine.state.is_scaled:
+            self.look_at_gradients()
+            self._end_if_decided()
+        return result
+
+    def _end_if_decided(self) -> None:
+        if self.is_decided and not self.engine.ranks.is_on:
+            raise Enough  # with others, the backward runs on every rank or on none
+
+    def look_at_loss(self, loss: Tensor, scaled: Tensor | None = None) -> None:
         """The loss is known: is it the symptom?"""
         if self.is_decided:
             return
         with _unwatched():
             bad = badness(loss)
-            value = float(loss.detach()) if loss.numel() == 1 else None
+            value = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else None
             if self.wanted.trace is not None:
-                self.result.loss_factor = loss_factor(loss)
+                self.result.loss_factor = loss_factor(scaled if scaled is not None else loss)
         if value is not None:
             self.result.losses.append(value)
         if bad:
-            self.result.failure = Failure("loss", step, value=value)
+            self.result.failure = Failure("loss", self.step, value=value)
             self._trace_back([loss])
 
-    def own_check(self, value: Tensor, step: int) -> None:
-        """The loop itself asks about a number; it counts if this pass has made it."""
-        if self.wanted.step_trace is not None:
-            return  # the turn before may still be asking
-        trace = self.wanted.trace
-        if trace is None or trace.writers.find(value):
-            self.before_backward(value, step)
-
-    def after_backward(self, step: int) -> None:
-        """The gradients are known: are they?"""
+    def look_at_gradients(self) -> None:
+        """The gradients are known: are they finite?"""
         if self.is_decided:
             return
         with _unwatched():
-            bad = [(p, g) for p, g in self.core.state.grads() if not is_finite(g)]
+            bad = [(p, g) for p, g in self.engine.state.grads() if not is_finite(g)]
         if bad:
-            name = self.core.state.name_of(bad[0][0])
-            self.result.failure = Failure("gradient", step, name=name)
+            name = self.engine.state.name_of(bad[0][0])
+            self.result.failure = Failure("gradient", self.step, name=name)
             self._trace_back([g for _, g in bad])
 
     def agree(self) -> None:
-        """Between ranks a pass is decided for all of them or for none."""
-        failure = self.core.ranks.agree(self.result.failure)
+        """Between ranks a replay is decided for all of them or for none."""
+        failure = self.engine.ranks.agree(self.result.failure)
         if self.result.failure is None:
             self.result.failure = failure
 
-    def on_step(self, optimizer: Optimizer, call: Callable[[], Any], step: int) -> Any:
-        """An optimizer step inside the pass: left out, or run and looked at."""
+    def on_optimizer_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+        """An optimizer step inside the replay: left out, or run and looked at."""
+        self.look_at_gradients()
+        self.agree()
+        self._end_if_decided()
         if self.is_decided or not self.wanted.is_applied:
             return None
         trace = self.wanted.trace
@@ -130,26 +147,32 @@ class ActivePass:
         if trace is not None:
             trace.direction = "forward"
         with _unwatched():
-            bad = self.core.state.bad_state()
+            bad = self.engine.state.bad_state()
         if bad:
             kind, name, _ = bad[0]
-            self.result.failure = Failure(kind, step, name=name)
+            self.result.failure = Failure(kind, self.step, name=name)
             self._trace_back([t for _, _, t in bad])
+            self._end_if_decided()
         return result
 
-    def trace_step(self, call: Callable[[], Any]) -> None:
-        """The optimizer step that spoiled the state once more, from the same gradients, watched."""
-        trace = self.wanted.step_trace
-        if trace is None or self.result.failure is None:
-            return
-        if self.result.failure.symptom in ("loss", "gradient"):
-            return  # it was not the step
-        self.result.origin = spoiling_step(trace, self.core.state, call)
+    def on_closure_step(
+        self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]
+    ) -> Any:
+        """A step that evaluates its closure by itself: what that computes is looked at each time."""
+        if self.wanted.is_applied:
+            return call(closure)
+        with torch.enable_grad():
+            return closure()
 
-    def raised(self, bad: list[tuple[str, str, Tensor]], step: int) -> None:
-        """The step raised because the state it began with is corrupt."""
+    def on_scaler_skip(self, optimizer: Optimizer) -> None:
+        """The scaler has left the step out: its gradients were not finite."""
+        self.look_at_gradients()
+        self._end_if_decided()
+
+    def raised(self, bad: list[tuple[str, str, Tensor]]) -> None:
+        """The step raised because the state it began with is corrupted."""
         kind, name, tensor = bad[0]
-        self.result.failure = Failure(kind, step, name=name)
+        self.result.failure = Failure(kind, self.step, name=name)
         self.result.origin = Origin(None, SourceRef(kind, name, tensor), ())
 
     def _trace_back(self, symptoms: list[Tensor]) -> None:

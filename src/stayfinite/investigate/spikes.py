@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from torch import Tensor
+from ..records import Action, Incident, Location
+from ..runtime.engine import Engine
+from ..runtime.incidents import new_incident
+from ..runtime.recovery import SPIKE_NAMES
+from ..runtime.window import Failure, Window
+from .describe import event_of
 
-from ..records import Action, Event, Incident, Location
-from .about import environment, new_incident_id, now
-from .window import Failure, Window
-
-if TYPE_CHECKING:
-    from .core import Core
-
-__all__ = ["SPIKE_NAMES", "spike_incident"]
-
-SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
+__all__ = ["spike_incident"]
 
 
-def spike_incident(core: Core, window: Window, failure: Failure) -> Incident:
-    """A spike that the policy acts on; nothing is non-finite, so there is nothing to trace."""
+def spike_incident(engine: Engine, window: Window, failure: Failure) -> Incident:
+    """Nothing is non-finite, so there is nothing to trace."""
     what = SPIKE_NAMES[failure.name or "loss"]
-    event = Event(
-        step=failure.step, epoch=window.epoch, kind="spike", value=failure.value, name=failure.name,
-        phase="loss" if failure.name == "loss" else "backward",
-        symptom="loss" if failure.name == "loss" else "gradient",
-        loss=_read(window.losses[-1][1]) if window.losses else window.loss,
-        grad_norm=_read(window.norm), lr=core.state.lrs(), scale=core.state.scale(),
+    is_loss = failure.name == "loss"
+    event = replace(
+        event_of(engine, window, failure, "loss" if is_loss else "backward"),
+        kind="spike",
+        symptom="loss" if is_loss else "gradient",
         message=f"the {what} {failure.value:.4g} is far above what is usual",
-    )  # fmt: skip
-    return Incident(
-        id=new_incident_id(event.step), event=event, history=core.records(),
+    )
+    return new_incident(
+        event,
         location=Location(method="none", note="a spike of finite values: nothing to trace"),
-        environment=environment(), created=now(),
         action=Action(kind="skipped", detail="the step was not applied"),
-    )  # fmt: skip
-
-
-def _read(value: Tensor | None) -> float | None:
-    return float(value.detach()) if value is not None and value.numel() == 1 else None
+        history=engine.records(),
+    )

@@ -1,67 +1,76 @@
-"""Changing a function in a module, now or when somebody imports it."""
+"""A patch of something that may not have been imported yet."""
 
 from __future__ import annotations
 
-import functools
-import importlib.abc
-import importlib.util
 import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
-__all__ = ["wrap_when_imported"]
+from .manager import MakeWrapper, Subscription, Target, subscribe
+
+__all__ = ["ImportPatch", "patch_when_imported", "renew"]
 
 _HOLDERS = (
     "torch.distributed.checkpoint", "safetensors", "transformers", "accelerate", "lightning",
     "pytorch_lightning", "lightning_fabric", "diffusers", "peft",
 )  # fmt: skip
-_waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+_waiting: list[ImportPatch]
 
 
-def wrap_when_imported(module: str, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace `module.name` by `make(original)`, wherever a framework holds on to it as well."""
+class ImportPatch:
+    """`module.name`, and every framework module that holds the same function under some name.
 
-    def wrap(home: ModuleType) -> None:
-        original = getattr(home, name, None)
-        if original is None or hasattr(original, "__stayfinite__"):
+    No hook is put into Python's import system: `renew` looks whether the module is there by now. It
+    is called wherever a training begins something new (an optimizer is made, an epoch ends).
+    """
+
+    def __init__(
+        self, module: str, name: str, reason: str, switch: str, make: MakeWrapper, subscriber: Any
+    ) -> None:
+        self._module = module
+        self._name = name
+        self._reason = reason
+        self._switch = switch
+        self._make = make
+        self._subscriber = subscriber
+        self._subscriptions: list[Subscription] = []
+        self.try_now()
+        _waiting.append(self)
+
+    def try_now(self) -> None:
+        """Patch it if it has been imported since the last look."""
+        home = sys.modules.get(self._module)
+        if self._subscriptions or home is None or not hasattr(home, self._name):
             return
-        wrapper = make(original)
-        functools.update_wrapper(wrapper, original)
-        wrapper.__stayfinite__ = True
-        setattr(home, name, wrapper)
-        for other in list(sys.modules.values()):
-            if getattr(other, "__name__", "").startswith(_HOLDERS):
-                for key, value in list(vars(other).items()):
-                    if value is original:
-                        setattr(other, key, wrapper)
+        original = getattr(home, self._name)
+        holders = [
+            (module, key)
+            for module_name, module in list(sys.modules.items())
+            if module_name.startswith(_HOLDERS)
+            for key, value in list(getattr(module, "__dict__", {}).items())
+            if value is original
+        ]
+        for owner, key in dict.fromkeys([(home, self._name), *holders]):
+            target = Target(owner, key, self._reason, self._switch)
+            self._subscriptions.append(subscribe(target, self._make, self._subscriber))
 
-    if module in sys.modules:
-        wrap(sys.modules[module])
-        return
-    if not any(isinstance(f, _Finder) for f in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-    _waiting.setdefault(module, []).append(wrap)
+    def close(self) -> None:
+        if self in _waiting:
+            _waiting.remove(self)
+        while self._subscriptions:
+            self._subscriptions.pop().close()
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Lets the usual finders find the module, then adds its share to the loading."""
+_waiting = []
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname not in _waiting:
-            return None
-        wraps = _waiting.pop(fullname)
-        spec = importlib.util.find_spec(fullname)
-        loader = spec.loader if spec is not None else None
-        if spec is None or loader is None or not hasattr(loader, "exec_module"):
-            return spec
-        original = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
-            original(module)
-            for wrap in wraps:
-                wrap(module)
+def patch_when_imported(
+    module: str, name: str, reason: str, switch: str, make: MakeWrapper, subscriber: Any
+) -> ImportPatch:
+    """Patch `module.name` now, or at the first `renew` after somebody has imported it."""
+    return ImportPatch(module, name, reason, switch, make, subscriber)
 
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+
+def renew() -> None:
+    """Look again for what was not imported before."""
+    for patch in list(_waiting):
+        patch.try_now()

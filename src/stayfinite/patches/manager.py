@@ -16,7 +16,15 @@ from typing import Any, overload
 
 from .attribute import Attribute, describe
 
-__all__ = ["Row", "Subscribers", "Subscription", "Target", "subscribe", "table"]
+__all__ = [
+    "MakeWrapper",
+    "Row",
+    "Subscribers",
+    "Subscription",
+    "Target",
+    "subscribe",
+    "table",
+]
 
 
 @dataclass(frozen=True)

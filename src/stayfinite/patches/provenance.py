@@ -1,17 +1,16 @@
-"""Passive notes of what happened before anything went wrong.
+"""Where things came from: passive notes, taken before anything goes wrong.
 
-Was this model restored from a checkpoint, which file was read, which DataLoader made this batch?
+Was this model restored from a checkpoint, which file was read, which samples are in this batch?
 Nobody can tell afterwards, so the calls that matter leave a note. A note changes nothing: the call
-goes on as it was. Notes hold weak references only.
+goes on as it was. Notes are side tables with weak references; nothing hangs on anybody's object.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +22,11 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .batches import named_tensors
-from .imports import wrap_when_imported
+from .firewall import Firewall
+from .imports import ImportPatch, patch_when_imported
+from .manager import Subscribers, Subscription, Target, subscribe
 
-__all__ = ["Witness", "witness"]
+__all__ = ["Provenance", "install", "provenance", "remove"]
 
 
 @dataclass
@@ -50,7 +50,7 @@ class FileRead:
     lr: tuple[float, ...] = ()
 
 
-class Witness:
+class Provenance:
     """What was seen; one per process."""
 
     def __init__(self) -> None:
@@ -64,7 +64,10 @@ class Witness:
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Every `torch.optim.swa_utils.AveragedModel` that was made."""
         self.has_averages = False
-        self.loader: weakref.ref[DataLoader[Any]] | None = None
+        self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[DataLoader[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._waiting: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
         self._iterator: weakref.ref[Any] | None = None
         self.batch_indices: list[Any] | None = None
         """The data set's indices of the batch that a DataLoader made last."""
@@ -83,13 +86,12 @@ class Witness:
     def note_loaded(self, value: Any) -> None:
         """These tensors came from a file."""
         self._loaded = {k: r for k, r in self._loaded.items() if r() is not None}
-        self._loaded.update((id(t), weakref.ref(t)) for _, t in named_tensors(value))
+        self._loaded.update((id(t), weakref.ref(t)) for t in _tensors(value))
 
     def is_loaded(self, value: Any) -> bool:
         """Whether any tensor in it came from a file."""
         return any(
-            (ref := self._loaded.get(id(t))) is not None and ref() is t
-            for _, t in named_tensors(value)
+            (ref := self._loaded.get(id(t))) is not None and ref() is t for t in _tensors(value)
         )
 
     def restore_of(self, *objects: Any) -> Restore | None:
@@ -105,78 +107,100 @@ class Witness:
         """The DataLoader's iterator that made a batch last, while it lives."""
         return self._iterator() if self._iterator is not None else None
 
+    def loader_of(self, iterator: Any) -> DataLoader[Any] | None:
+        """The loader whose iterator this is."""
+        ref = self._loaders.get(iterator)
+        return ref() if ref is not None else None
 
-witness = Witness()
-_installed = False
+
+provenance = Provenance()
+_firewall = Firewall("noting where things come from")
+_subscriptions: list[Subscription | ImportPatch] = []
+_users = 0
+
+_RESTORE = "a restore, and the file it came from, is noted and checked"
+_AVERAGE = "running averages of the weights are noted when they are made"
+_SAMPLES = "the samples of a batch are noted, so that a bad one can be named"
 
 
 def install() -> None:
-    """Leave notes from now on; safe to call again."""
-    global _installed
-    if _installed:
+    """Leave notes from now on, until `remove` has been called as often."""
+    global _users
+    _users += 1
+    if _users > 1:
         return
-    _installed = True
-    _wrap_load(nn.Module, "load_state_dict")
-    _wrap_load(Optimizer, "load_state_dict")
-    _wrap_load(torch.optim.lr_scheduler.LRScheduler, "load_state_dict")
-    _wrap_torch_load()
-    _wrap_loader()
-    _wrap_average()
-    wrap_when_imported("safetensors.torch", "load_file", _load_file)
+    schedulers = torch.optim.lr_scheduler.LRScheduler
+    for owner in (nn.Module, Optimizer, schedulers):
+        _add(owner, "load_state_dict", _RESTORE, _load_state_dict)
+    _add(torch, "load", _RESTORE, _torch_load)
+    _add(AveragedModel, "__init__", _AVERAGE, _average_init)
+    _add(_BaseDataLoaderIter, "__init__", _SAMPLES, _iterator_init)
+    _add(_BaseDataLoaderIter, "_next_index", _SAMPLES, _next_index)
+    _add(_BaseDataLoaderIter, "__next__", _SAMPLES, _next)
+    _subscriptions.append(
+        patch_when_imported("safetensors.torch", "load_file", _RESTORE, "provenance", _load_file, provenance)
+    )  # fmt: skip
 
 
-def _load_file(original: Any) -> Any:
+def remove() -> None:
+    global _users
+    _users = max(0, _users - 1)
+    while not _users and _subscriptions:
+        _subscriptions.pop().close()
+
+
+def _add(owner: Any, name: str, reason: str, make: Any) -> None:
+    _subscriptions.append(subscribe(Target(owner, name, reason, "provenance"), make, provenance))
+
+
+def _load_file(original: Any, subscribers: Subscribers) -> Any:
     def load_file(filename: Any, *args: Any, **kwargs: Any) -> Any:
-        filename = witness.instead(filename)
+        filename = provenance.instead(filename)
         value = original(filename, *args, **kwargs)
-        witness.last_path = str(filename)
-        witness.note_loaded(value)
+        provenance.last_path = str(filename)
+        _firewall.call(provenance.note_loaded, value)
         return value
 
     return load_file
 
 
-def _wrap_average() -> None:
-    init = AveragedModel.__init__
+def _average_init(original: Any, subscribers: Subscribers) -> Any:
+    def __init__(average: Any, *args: Any, **kwargs: Any) -> None:
+        original(average, *args, **kwargs)
+        provenance.averages.add(average)
+        provenance.has_averages = True
 
-    @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        witness.averages.add(self)
-        witness.has_averages = True
-
-    AveragedModel.__init__ = __init__  # type: ignore[method-assign]
+    return __init__
 
 
-def _wrap_load(cls: type, name: str) -> None:
-    original = getattr(cls, name)
-
-    @functools.wraps(original)
-    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        if not all(check.on_restore(self, state_dict) for check in list(witness.checks)):
-            return _IncompatibleKeys([], []) if isinstance(self, nn.Module) else None
-        before = _rates(getattr(self, "param_groups", ()))
-        result = original(self, state_dict, *args, **kwargs)
-        witness.note_restore(self, state_dict, before)
+def _load_state_dict(original: Any, subscribers: Subscribers) -> Any:
+    def load_state_dict(target: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        for check in list(provenance.checks):
+            if not _firewall.call(check.on_restore, target, state_dict, fallback=True):
+                return _IncompatibleKeys([], []) if isinstance(target, nn.Module) else None
+        before = _firewall.call(_rates, getattr(target, "param_groups", ()), fallback=())
+        result = original(target, state_dict, *args, **kwargs)
+        _firewall.call(provenance.note_restore, target, state_dict, before)
         return result
 
-    setattr(cls, name, load_state_dict)
+    return load_state_dict
 
 
-def _wrap_torch_load() -> None:
-    original = torch.load
-
-    @functools.wraps(original)
+def _torch_load(original: Any, subscribers: Subscribers) -> Any:
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
-        f = witness.instead(f)
+        f = provenance.instead(f)
         path = f if isinstance(f, str) or hasattr(f, "__fspath__") else getattr(f, "name", None)
-        witness.last_path = str(path) if path is not None else None
+        provenance.last_path = str(path) if path is not None else None
         value = original(f, *args, **kwargs)
-        witness.last_read = _summary(witness.last_path, value)
-        witness.note_loaded(value)
+        _firewall.call(_note_file, value)
         return value
 
-    torch.load = load
+    return load
+
+
+def _note_file(value: Any) -> None:
+    provenance.last_read = _summary(provenance.last_path, value)
+    provenance.note_loaded(value)
 
 
 def _summary(path: str | None, value: Any) -> FileRead:
@@ -195,31 +219,50 @@ def _rates(groups: Any) -> tuple[float, ...]:
     return tuple(float(r) for r in found if isinstance(r, (int, float, torch.Tensor)))
 
 
-def _wrap_loader() -> None:
-    next_index = _BaseDataLoaderIter._next_index
-    next_batch = _BaseDataLoaderIter.__next__
-    init = _BaseDataLoaderIter.__init__
+def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors in what a file held."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth < 8 and isinstance(value, (Mapping, list, tuple)):
+        inside: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
+        for each in inside:
+            yield from _tensors(each, depth + 1)
 
-    @functools.wraps(init)
-    def __init__(self: Any, loader: DataLoader[Any]) -> None:
-        witness.loader = weakref.ref(loader)
-        self._stayfinite_indices = deque(maxlen=1024)
-        init(self, loader)
 
-    @functools.wraps(next_index)
-    def _next_index(self: Any) -> Any:
-        index = next_index(self)  # type: ignore[no-untyped-call]
-        if isinstance(index, list):
-            vars(self).setdefault("_stayfinite_indices", deque(maxlen=1024)).append(index)
+def _iterator_init(original: Any, subscribers: Subscribers) -> Any:
+    def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        provenance._loaders[iterator] = weakref.ref(loader)
+        provenance._waiting[iterator] = deque(maxlen=1024)
+        original(iterator, loader, *args, **kwargs)
+
+    return __init__
+
+
+def _next_index(original: Any, subscribers: Subscribers) -> Any:
+    def _next_index(iterator: Any) -> Any:
+        index = original(iterator)
+        waiting = provenance._waiting.get(iterator)
+        if waiting is not None:
+            waiting.append(index)
         return index
 
-    @functools.wraps(next_batch)
-    def __next__(self: Any) -> Any:
-        batch = next_batch(self)
-        witness._iterator = weakref.ref(self)
-        waiting = vars(self).get("_stayfinite_indices")
-        witness.batch_indices = waiting.popleft() if waiting else None
+    return _next_index
+
+
+def _next(original: Any, subscribers: Subscribers) -> Any:
+    def __next__(iterator: Any) -> Any:
+        waiting = provenance._waiting.get(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            raise
+        except BaseException:
+            if waiting:
+                waiting.popleft()  # the sample that could not be read
+            raise
+        provenance._iterator = weakref.ref(iterator)
+        index = waiting.popleft() if waiting else None
+        provenance.batch_indices = index if isinstance(index, list) else None
         return batch
 
-    for wrapper in (__init__, _next_index, __next__):
-        setattr(_BaseDataLoaderIter, wrapper.__name__, wrapper)
+    return __next__

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -29,6 +26,7 @@ class Deferral:
         self._shared = shared
         self._flag: DeferredFlag[Window] | None = None
         self._can_defer: dict[int, bool] = {}
+        self._armed = 0
 
     @property
     def is_under_way(self) -> bool:
@@ -52,8 +50,8 @@ class Deferral:
         params = [p for g in optimizer.param_groups for p in g["params"]]
         return any(p.device.type != "cpu" for p in params)
 
-    def step(self, window: Window, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
-        """Issue the step with the flag on the device; `collect` says later how it went."""
+    def arm(self, window: Window, optimizer: Optimizer) -> None:
+        """Let the optimizer's kernel look at the flag on the device; `collect` says how it went."""
         host = self._host
         window.optimizer_id = id(optimizer) if len(host.state.optimizers) > 1 else 0
         window.losses = [(step, t.detach()) for step, t in window.losses]
@@ -67,17 +65,22 @@ class Deferral:
             some = checked or optimizer.param_groups[0]["params"]
             self._flag = DeferredFlag(some[0].device)
         self._flag.arm(optimizer, checked)
+        self._armed = id(optimizer)
         if self._shared.is_shared(optimizer):
             pair = host.ranks.reduce_flag(self._flag.flag.value, host.wish())
             self._flag.share(pair[0], pair[1] != NOT_DUE)
-        try:
-            result = call()
-        finally:
-            self._flag.disarm(optimizer)
+
+    def is_armed(self, optimizer: Optimizer) -> bool:
+        return self._armed == id(optimizer)
+
+    def submit(self, window: Window, optimizer: Optimizer) -> None:
+        """The step has been issued."""
+        assert self._flag is not None
+        self._armed = 0
+        self._flag.disarm(optimizer)
         window.num_applied += 1
         window.is_moved = True
         self._flag.submit(window)
-        return result
 
     def collect(self, is_last: bool = False) -> tuple[list[Window], Window | None, list[Window]]:
         """(steps now known to be fine, the first bad one, the ones skipped after it)."""

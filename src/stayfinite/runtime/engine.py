@@ -32,6 +32,7 @@ from .rng import RngMemory, RngState
 from .saved_state import choose_snapshot
 from .shared_check import SharedCheck
 from .state import TrainState
+from .step_parts import StepParts
 from .window import Failure, RunningReplay, Verdict, Window
 
 __all__ = ["Engine", "Investigate"]
@@ -72,6 +73,8 @@ class Engine:
         self.recovery = Recovery(self)
         self.snapshot_folder: Path | None = None
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
+        self.step_parts: StepParts | None = None
+        """What `guard.step` makes its steps of."""
         self.num_applied = 0
         self._investigate = investigate
         self._stale: list[Window] = []

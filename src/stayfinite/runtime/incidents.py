@@ -1,4 +1,4 @@
-"""What an incident says about when and where it happened."""
+"""Every incident is made here: its number, its time, its surroundings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,30 @@ from datetime import datetime, timezone
 
 import torch
 
-__all__ = ["environment", "new_incident_id", "now"]
+from ..records import Action, Diagnosis, Event, Incident, Location, StepRecord
+
+__all__ = ["environment", "new_incident"]
 
 
-def new_incident_id(step: int) -> str:
-    return f"step{step:06d}-{uuid.uuid4().hex[:6]}"
-
-
-def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+def new_incident(
+    event: Event,
+    *,
+    action: Action,
+    history: tuple[StepRecord, ...] = (),
+    location: Location | None = None,
+    diagnosis: Diagnosis | None = None,
+) -> Incident:
+    """An incident of this moment."""
+    return Incident(
+        id=f"step{event.step:06d}-{uuid.uuid4().hex[:6]}",
+        event=event,
+        location=location or Location(method="none"),
+        diagnosis=diagnosis or Diagnosis(),
+        action=action,
+        history=history,
+        environment=environment(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
 
 
 def environment() -> dict[str, str]:
@@ -26,10 +41,19 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.system().lower(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": _device_name(),
     }
     for name in ("lightning", "transformers", "accelerate"):
         module = sys.modules.get(name)
         if module is not None:
             found[name] = str(getattr(module, "__version__", "?"))
     return found
+
+
+def _device_name() -> str:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return "cpu"
+    module = getattr(torch, accelerator.type, None)
+    name = getattr(module, "get_device_name", None)
+    return str(name()) if name is not None else accelerator.type

@@ -30,6 +30,7 @@ class KnownIncident:
     """An incident, and how often it has come again."""
 
     incident: Incident
+    keeps_random_state: bool = False
     num_seen: int = 1
     looks: list[int] = field(default_factory=lambda: [_EVERY])
 
@@ -56,12 +57,12 @@ class KnownIncidents:
             return None
         return known
 
-    def add(self, signature: Hashable, incident: Incident) -> None:
+    def add(self, signature: Hashable, incident: Incident, keeps_random_state: bool) -> None:
         known = self._by_signature.get(signature)
         if known is None:
-            self._by_signature[signature] = KnownIncident(incident)
+            self._by_signature[signature] = KnownIncident(incident, keeps_random_state)
         else:
-            known.incident = incident
+            known.incident, known.keeps_random_state = incident, keeps_random_state
 
 
 def signature_of(window: Window, failure: Failure) -> Hashable:

@@ -1,399 +1,450 @@
-"""`for batch in guard(loader)` and `stayfinite run`: the user's own loop is the vehicle.
+"""`for batch in guard(loader)` and `stayfinite run`: the loop is the user's own, and runs once.
 
-After a failed step the stream hands out the same batch again, traced, and the loop runs its body
-again without knowing. Here is what the wires tell of that body.
+The driver is told of batches, losses and optimizer steps. Before a step is applied it is checked; one
+that is bad is left out, looked into at once, while the loop stands right there, and the loop goes on.
+It never gets a batch twice.
 """
 
 from __future__ import annotations
 
-import math
-import sys
-from collections.abc import Callable
+import contextlib
+import enum
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from ..observe.counters import Numbers
-from ..recover.snapshot import Snapshot
-from .body import scenes_of_frame
-from .deferred import in_memory
-from .free import FreeLoop, mark_called
-from .investigation import small_state
-from .ranks import plain_norm
-from .window import Failure, Window
+from ..patches.firewall import Firewall
+from .batch_tracker import BatchTracker
+from .closures import ClosureSteps
+from .engine import Engine
+from .ranks import RankFailure, plain_norm
+from .saved_state import OptimizerCopy
+from .window import Failure, Verdict, Window
 
-__all__ = ["LoopDriver"]
+__all__ = ["LoopDriver", "Phase"]
 
 
-class _Abort(Exception):
-    """Leaves a closure-driven optimizer in the middle of its step."""
+class Phase(enum.Enum):
+    """Where in an iteration the loop stands."""
+
+    FORWARD = "forward"
+    """A batch was drawn, or the last step is over."""
+    STEPPED = "stepped"
+    """The step was applied."""
+    REFUSED = "refused"
+    """The step was left out; what the loop does until it asks for a batch is put back where it is
+    part of the training (rates, schedules, scales, averages, random numbers)."""
+    OVER = "over"
+    """Nothing is watched any more."""
 
 
-class LoopDriver(FreeLoop):
-    """Drives one training loop; the listener of the wires."""
+class LoopDriver:
+    """Listens to one training loop."""
 
-    def on_optimizer(self, optimizer: Optimizer) -> None:
+    def __init__(self, engine: Engine, counts_every_batch: bool) -> None:
+        self.engine = engine
+        self.state = engine.state
+        self.tracker = BatchTracker(engine, counts_every_batch)
+        self.phase = Phase.FORWARD
+        self.thread_id = threading.get_ident()
+        self.firewall = Firewall("the protection of this training", self._give_up)
+        self.on_close: Callable[[], None] | None = None
+        """Takes the patches out."""
+        self.num_iterations = 0
+        """Of a loop without a loader."""
+        self._closures = ClosureSteps(self)
+        self._undo: list[Callable[[], None]] = []
+        self._raw: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+        self._was_stepped = False
+        self._is_own_work = False
+        self._stepped: set[int] = set()
+        """Optimizers that have stepped in this iteration of a loop without a loader."""
+        self._loaderless_rng: Any = None
+
+    @property
+    def is_replaying(self) -> bool:
+        return self.engine.replay is not None
+
+    @property
+    def num_steps(self) -> int:
+        """Batches that the loop has trained on, or iterations that it has made."""
+        window = self.tracker.window
+        is_open = window is not None and window.num_attempted > 0
+        return self.tracker.num_batches + (bool(self._stepped) or is_open)
+
+    def before_window(self) -> None:
+        """A window is about to open; a driver that has to find the models looks now."""
+
+    def _give_up(self) -> None:
+        """Something of ours has failed: the training goes on as if nobody watched."""
+        self.phase = Phase.OVER
+        self._undo.clear()
+        self.engine.replay = None
+        if self.on_close is not None:
+            self.on_close()
+
+    @contextlib.contextmanager
+    def own_work(self) -> Iterator[None]:
+        """What is computed now is not the loop's doing."""
+        was, self._is_own_work = self._is_own_work, True
+        try:
+            yield
+        finally:
+            self._is_own_work = was
+
+    # Batches
+
+    def before_batch(self, loader: Any) -> None:
+        """The loop asks for a batch: its last iteration over this loader is over."""
+        if self._is_own_work or not self.tracker.owns(loader):
+            return
+        self.tracker.drop_other()
+        window = self.tracker.window
+        if window is not None and window.num_attempted:
+            self._close(window)
+
+    def on_batch(self, loader: Any, batch: Any, indices: Any) -> None:
+        if self._is_own_work or self.is_replaying:
+            return
+        if self.tracker.window is None:
+            self.before_window()
+            self.phase = Phase.FORWARD
+        self.tracker.add(loader, batch, indices)
+
+    def drops_batch(self, loader: Any, indices: Any) -> bool:
+        """A rollback leaves some of the batches after it out as well."""
+        recovery = self.engine.recovery
+        if not recovery.drops or self._is_own_work:
+            return False
+        is_first = next(iter(recovery.drops)) == id(loader)
+        number = self.tracker.num_batches
+        if not recovery.drops_batch(number, indices, loader, is_first):
+            return False
+        self.tracker.num_batches += is_first
+        return True
+
+    def on_loader_end(self, loader: Any) -> None:
+        """A loader is through: a last look at what it was trained on."""
+        if self._is_own_work:
+            return
+        was_trained = self.tracker.is_trained(loader)
+        window = self.tracker.window
+        if window is not None and self.tracker.owns(loader) and window.num_attempted:
+            self._close(window)
+        self.tracker.forget(loader)
+        if was_trained:
+            self._look_deeper()
+            self.tracker.end_epoch(loader)
+
+    def _look_deeper(self) -> None:
+        """A deep check at the end of an epoch; ranks come there at different times."""
+        if self.engine.ranks.is_on:
+            self.engine.want_deep_check()
+            return
+        self._collect(is_last=True)
+        if self.engine.log:
+            last = self.engine.log[-1]
+            failure = self.engine.deep_check(last.step)
+            if failure is not None:
+                self._handle(last, failure)
+
+    # Losses
+
+    def before_backward(self, loss: Tensor) -> None:
+        if self._is_own_work or self.phase is Phase.OVER:
+            return
+        over = self.tracker.take_other()
+        if over is not None:
+            self._after_window(over, is_regular=False)
+        window = self.tracker.window
+        if window is None:
+            window = self._open_loaderless()
+        if loss.numel() == 1:
+            window.losses.append((self.tracker.note_used(window), self._unscaled(loss)))
+        window.num_backward += 1
+
+    def _unscaled(self, loss: Tensor) -> Tensor:
+        if self._raw is not None:
+            raw, scaled = self._raw[0](), self._raw[1]()
+            if scaled is loss and raw is not None:
+                return raw.detach()
+        return loss.detach()
+
+    def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+        replay = self.engine.replay
+        return call() if replay is None else replay.on_backward(loss, self._unscaled(loss), call)
+
+    def on_clip(self, norm: Tensor) -> None:
+        window = self.tracker.window
+        if window is not None and not self.is_replaying and norm.dim() == 0:
+            window.norm = plain_norm(norm.detach())
+
+    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
+        self.state.add_scaler(scaler)
+        is_on = scaler.is_enabled()
+        self._raw = (weakref.ref(raw), weakref.ref(scaled)) if is_on else None
+
+    # Optimizers and schedulers
+
+    def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
-        if self.window is None and not self.num_steps:
-            self._free_rng = self.core.rng.capture()  # a loop without a loader may begin here
+        if self.tracker.window is None and not self.num_steps:
+            self._loaderless_rng = self.engine.rng.capture()  # a loop without a loader may begin here
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
 
-    def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any:
-        """A step that was not applied does not move the schedule either."""
-        self.on_scheduler(scheduler)
-        if self._holds_schedulers or (
-            self.active is not None and not self.active.wanted.is_applied
-        ):
-            return None
-        failure = self.window.failure if self.window is not None else None
-        if failure is not None and failure.symptom == "learning_rate":
-            # A schedule that gives a bad rate once would give it for ever if it stood still.
-            self._moves.append(call)
-            return None
-        is_scaler_skip = failure is not None and failure.symptom == "scaler_skip"
-        return call() if failure is None or is_scaler_skip else None
+    def owns(self, optimizer: Any) -> bool:
+        return optimizer in self.state.optimizers
 
-    def on_average(self, call: Callable[[], Any]) -> Any:
-        """Nor does it move a running average of the weights."""
-        if self.active is not None and not self.active.wanted.is_applied:
-            return None
-        failure = self.window.failure if self.window is not None else None
-        return call() if failure is None or failure.symptom == "scaler_skip" else None
+    def on_foreign_step(self) -> None:
+        """Somebody else's optimizer steps: the losses since the last step were its own."""
+        window = self.tracker.window
+        if window is not None and not window.num_attempted and not self.is_replaying:
+            window.losses.clear()
 
-    def _take_aside(self) -> None:
-        """The batch of another loader turns out to be trained on: it opens the next window."""
-        if self._aside is None or not torch.is_grad_enabled():
-            return
-        ref, self._aside = self._aside, None
-        window = self.window
-        if window is not None:
-            self.window = None
-            self.num_batches += 1
-            if window.failure is not None:
-                self._waiting.append((window, window.failure))
-            else:
-                self.core.close_healthy(window)
-        ref.step = self.num_batches
-        self.state.shadow_buffers()
-        self.window = Window(batches=[ref], rng=ref.rng, lrs=self.state.lrs())
+    def may_step(self, optimizer: Any) -> bool:
+        """Whether this step is applied; one that is not has been looked into when this returns."""
+        if self._is_own_work or self.phase is Phase.OVER:
+            return True
+        window = self.window_for(optimizer)
+        if window.failure is not None:
+            return window.failure.symptom == "scaler_skip"
+        if self.engine.deferral.serves(optimizer):
+            self.engine.deferral.arm(window, optimizer)
+            return True
+        failure = self._check(window, optimizer)
+        if failure is None:
+            return True
+        self.refuse(window, failure)
+        self.end_refused(window)
+        return failure.symptom == "scaler_skip"
 
-    def before_backward(self, loss: Tensor) -> bool:
-        """The ordinary case: note the loss and let the backward run; False for `on_backward`."""
-        window = self.window
-        if (
-            window is None
-            or self.active is not None
-            or self._aside is not None
-            or self._raw_loss is not None
-            or self._holds_schedulers
-            or self._is_own_work
-            or self._is_free
-            or window.ahead
-            or loss.numel() != 1
-        ):
-            return False
-        ref = window.batches[-1]
-        ref.is_used = True
-        window.losses.append((ref.step, loss))
-        window.num_backward += 1
-        return True
-
-    def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
-        if self._is_own_work:
-            return call()
-        self._take_aside()
-        if self.active is None:
-            self._holds_schedulers = False
-        if self.window is None and self.active is None:
-            self._open_free()
-        window = self.window
-        if self.active is None and window is not None and window.ahead and not window.is_ahead:
-            self._take_ahead(window)
-        raw = self._raw_loss
-        seen = raw[0] if raw is not None and raw[1] is loss else loss
-        step = self._mark_used()
-        if self.active is not None:
-            self.active.before_backward(seen, step)
-        elif self.window is not None and seen.numel() == 1:
-            self.window.losses.append((step, seen.detach()))
-            self.window.num_backward += 1
-            if self._is_free:
-                self._look_round(self.window, seen)
-        result = call()
-        if self.active is not None and raw is None:
-            self.active.after_backward(step)
-        return result
-
-    def _look_round(self, window: Window, loss: Tensor) -> None:
-        """Nobody hands this loop its batch again: if the loss is bad, remember what it came from.
-
-        (With accumulation, another part of the batch is there by the time of the step.)
-        """
-        if not window.scenes and _is_bad_here(loss):
-            window.scenes = scenes_of_frame(sys._getframe(1))
-            window.root_call = self.last_call
-
-    def _take_ahead(self, window: Window) -> None:
-        """A second backward without a new batch between: several were drawn at once, one for each."""
-        last = window.batches[-1]
-        if not last.is_used:
-            return
-        drawn = [*window.ahead, last]
-        window.is_ahead = True
-        if len(window.batches) == 1:
-            window.rng = drawn[0].rng
-        for i, ref in enumerate(drawn):
-            ref.step, ref.is_used = last.step + i, True
-        window.batches[-1:] = drawn
-        self.num_batches = drawn[-1].step
-
-    def _mark_used(self) -> int:
-        if self.active is not None:
-            wanted, done = self.active.wanted.window, len(self.active.result.losses)
-            return wanted.batches[min(done, len(wanted.batches) - 1)].step if wanted.is_ahead else self._current.step  # fmt: skip
-        if self.window is None:
-            return self.num_batches
-        if self.window.is_ahead:
-            done = min(len(self.window.losses), len(self.window.batches) - 1)
-            return self.window.batches[done].step
-        ref = self.window.batches[-1]
-        ref.is_used = True
-        return ref.step
-
-    def on_clip(self, norm: Tensor) -> None:
-        if self.window is not None and self.active is None and norm.dim() == 0:
-            self.window.norm = plain_norm(norm.detach())
-
-    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
-        self.state.add_scaler(scaler)
-        self._raw_loss = (raw, scaled) if scaler.is_enabled() else None
-
-    def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
-        """The scaler decides by itself; that it did not call the optimizer is the news."""
-        self._step_called = False
-        self.core.is_shared(optimizer)
-        result = call()
-        if not self._step_called and scaler.is_enabled():
-            if self.active is not None:
-                self.active.after_backward(self._current.step)
-            elif self.window is not None:
-                self._note_scaler_skip(self.window, optimizer)
-        return result
-
-    def _note_scaler_skip(self, window: Window, optimizer: Optimizer) -> None:
-        if self._is_free:
-            self._count_turn(window, optimizer)
+    def window_for(self, optimizer: Any) -> Window:
+        """The window that this optimizer is about to step in."""
+        window = self.tracker.window or self._open_loaderless()
+        self._was_stepped = True
+        if window.is_loaderless:
+            self._count_iteration(window, optimizer)
+        self.tracker.note_used(window)
         window.num_attempted += 1
-        if window.failure is None:
-            failure = self.core.ranks.agree(self.core.explain(window, []))
-            window.failure = failure or Failure("scaler_skip", window.step)
-            window.small_state = small_state(self.state)
-        if self._is_free:
-            self._close_free()
+        return window
 
-    def on_own_check(self, value: Tensor) -> None:
-        if not value.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(value):
-            return
-        self._take_aside()
-        if self.active is not None:
-            self.active.own_check(value, self._current.step)
-        elif self.window is not None:
-            ref = self.window.batches[-1]
-            ref.is_used = True
-            seen = (ref.step, value.detach())
-            self.window.suspects = (*self.window.suspects, seen)
-            if self.window.failure is None and _is_bad_here(value):
-                self.window.scenes = scenes_of_frame(sys._getframe(1))  # it may leave the loop now
+    def end_refused(self, window: Window) -> None:
+        """A loop without a loader is over with its step, whether that was applied or not."""
+        if window.is_loaderless:
+            self.close_loaderless(window)
 
-    def before_step(self, optimizer: Optimizer) -> bool:
-        """The ordinary case: look, and let the optimizer move; False for `on_optimizer_step`."""
-        window = self.window
-        if (
-            window is None
-            or self.active is not None
-            or self._aside is not None
-            or self._raw_loss is not None
-            or self._is_free
-            or self._is_own_work
-            or window.failure is not None
-            or window.num_attempted
-            or (self.core.settings.deferred and self.core.is_deferred(optimizer))
-            or optimizer not in self.state.optimizers
-            or "found_inf" in optimizer.__dict__
-        ):
-            return False
-        window.batches[-1].is_used = True
-        failure = self.core.check(window, optimizer)
-        if failure is not None:
-            self._refuse(window, failure)
-            return False
-        self._step_called = True
-        window.num_attempted = window.num_applied = 1
-        return True
-
-    def step_raised(self) -> None:
-        """The optimizer that was let go did not come back."""
-        if self.window is not None:
-            self.window.num_applied -= 1
-
-    def on_optimizer_step(
-        self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
-    ) -> Any:
-        if self._is_own_work:
-            return call(closure)
-        self._step_called = True
-        if optimizer not in self.state.optimizers:
-            self.state.add_optimizer(optimizer)
-        if closure is not None:
-            return self._closure_step(optimizer, closure, call)
-        self._take_aside()
-        if self.active is not None:
-            return self._active_step(optimizer, lambda: call(None))
-        if self.window is None:
-            self._open_free()
-        window = self.window
-        assert window is not None
-        if self._is_free:
-            self._count_turn(window, optimizer)
-        window.batches[-1].is_used = True
-        window.num_attempted += 1
-        if window.failure is None and self.core.is_deferred(optimizer):
-            return self.core.step_deferred(window, optimizer, lambda: call(None))
-        if self._is_bad(window, optimizer):
-            mark_called(optimizer)
-            if self._is_free:
-                self._close_free()
-            return None
-        result = call(None)
-        window.num_applied += 1
-        if self._is_free:
-            self._close_free()
-        return result
-
-    def _is_bad(self, window: Window, optimizer: Optimizer) -> bool:
-        found = getattr(optimizer, "found_inf", None)
-        if window.failure is None and found is not None and found.item():
+    def _check(self, window: Window, optimizer: Any) -> Failure | None:
+        engine = self.engine
+        found = vars(optimizer).get("found_inf")
+        if found is not None and found.item():
             # A fused optimizer under a scaler is called even so, and skips by itself.
-            failure = self.core.ranks.agree(self.core.explain(window, []))
-            window.failure = failure or Failure("scaler_skip", window.step)
-            window.small_state = small_state(self.state)
-        if window.failure is None:
-            is_scaled = self._raw_loss is not None
-            if is_scaled and window.norm is None:
-                failure = self._loss_only(window, optimizer)  # the scaler has passed the gradients
-            else:
-                failure = self.core.check(window, optimizer)
-            if failure is not None:
-                self._refuse(window, failure)
-        # Another optimizer of this very batch may have moved already: then only going back helps.
-        window.is_moved = window.num_applied > 0
-        return window.failure is not None
+            own = engine.ranks.agree(engine.explain(window, []))
+            return own or Failure("scaler_skip", window.step)
+        if self._raw is None or window.norm is not None:
+            return engine.check(window, optimizer)
+        # The scaler has passed the gradients; the losses are left.
+        if engine.shared.is_shared(optimizer):
+            return engine.shared.check(window, optimizer, is_scaled=True) or engine.see(window)
+        return engine.explain(window, []) or engine.see(window)
 
-    def _refuse(self, window: Window, failure: Failure) -> None:
+    def on_step_done(self, optimizer: Any, is_done: bool) -> None:
+        window = self.tracker.window
+        if self._is_own_work or window is None:
+            return
+        if self.engine.deferral.is_armed(optimizer):
+            self.engine.deferral.submit(window, optimizer)
+        elif is_done:
+            window.num_applied += 1
+        self.phase = Phase.STEPPED
+        if window.is_loaderless and (is_done or window.failure is not None):
+            self.close_loaderless(window)
+
+    def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
+        """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
+        if self._is_own_work or self.is_replaying or self.may_step(optimizer):
+            return None
+        copy = OptimizerCopy(optimizer)
+        copy.take()
+        return copy.restore
+
+    def special_step(self, optimizer: Any, closure: Any, call: Callable[[Any], Any]) -> Any:
+        """A step inside a replay, or one that evaluates a closure by itself."""
+        replay = self.engine.replay
+        if replay is not None:
+            if closure is not None:
+                return replay.on_closure_step(optimizer, closure, call)
+            return replay.on_optimizer_step(optimizer, lambda: call(closure))
+        if self._is_own_work or self.phase is Phase.OVER:
+            return call(closure)
+        return self._closures.step(optimizer, closure, call)
+
+    def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None:
+        """Called before (`was_stepped`) and after the scaler's step."""
+        if was_stepped:
+            self._was_stepped = False
+            self.engine.shared.is_shared(optimizer)
+            return
+        if self._was_stepped or not scaler.is_enabled():
+            return
+        if self.engine.replay is not None:
+            self.engine.replay.on_scaler_skip(optimizer)
+            return
+        window = self.tracker.window
+        if window is None or self._is_own_work or window.failure is not None:
+            return
+        self.window_for(optimizer)
+        own = self.engine.ranks.agree(self.engine.explain(window, []))
+        self.refuse(window, own or Failure("scaler_skip", window.step))
+        self.end_refused(window)
+
+    # A bad step
+
+    def refuse(self, window: Window, failure: Failure) -> None:
+        """The step is not applied; how it stands now is where the loop is put back to."""
+        ranks = self.engine.ranks
+        if failure.symptom == "scaler_skip" and self.engine.scale_watch.passes_by(
+            self.state.scale() or 1.0
+        ):
+            window.failure = failure
+            return
+        if ranks.is_joining() or (
+            ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank
+        ):
+            return
         window.failure = failure
-        window.small_state = small_state(self.state)
-        if not self._is_free:
-            self._numbers = Numbers.here()
-            window.scenes = scenes_of_frame(sys._getframe(1))
-        # What the loop does before it asks for the next batch (saving, validating) must
-        # not see the buffers that the bad forward has written.
+        window.is_moved = window.num_applied > 0
+        window.small_state = self.state.capture_small()
+        # What the loop does from here on (saving, validating) must not see the buffers that the
+        # bad forward has written.
         self.state.restore_buffers()
+        self.phase = Phase.REFUSED
+        self._handle(window, failure)
 
-    def _loss_only(self, window: Window, optimizer: Optimizer) -> Failure | None:
-        if self.core.is_shared(optimizer):
-            failure = self.core.check_together(window, optimizer, is_scaled=True)
-            return failure or self.core.see(window)
-        for step, loss in window.losses:
-            value = loss.item()
-            if not math.isfinite(value):
-                return Failure("loss", step, value=value)
-        return self.core.see(window)
+    def _handle(self, window: Window, failure: Failure) -> None:
+        with self.own_work():
+            incident, verdict = self.engine.handle(window, failure)
+            is_back = incident is not None and incident.action.kind == "rolled_back"
+            self._plan_undo(window, failure, verdict, is_back)
+            for old in verdict.redo:
+                if verdict.run_again is None or not verdict.run_again(old):
+                    break
 
-    def _active_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
-        assert self.active is not None
-        if self._turns is not None:
-            self._turns.note_step()
-        step = self._current.step
-        self.active.after_backward(step)
-        self.active.agree()
-        if not self.active.wanted.is_applied:
-            self.state.restore_buffers()
-        if self._is_free:
-            return self._free_step(optimizer, call)
-        mark_called(optimizer)
-        return self.active.on_step(optimizer, call, step)
+    def _plan_undo(
+        self, window: Window, failure: Failure, verdict: Verdict, is_back: bool
+    ) -> None:
+        """What is put back when the iteration is over, as if its batch had never been."""
+        self._undo.clear()
+        if failure.symptom == "scaler_skip" and verdict.incident is None:
+            return  # the scaler's own business
+        rate_is_bad = failure.symptom == "learning_rate"
+        if not rate_is_bad:  # a schedule that stood still would give the same bad rate for ever
+            self._undo.append(self.state.capture_small())
+            self._undo += self.state.capture_averages()
+        if window.is_loaderless or verdict.keeps_random_state or is_back or window.rng is None:
+            return
+        self._undo.append(window.rng.restore)
 
-    def _closure_step(self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]) -> Any:
-        """The optimizer evaluates the loss itself, once (Lightning) or many times (LBFGS)."""
-        if not isinstance(optimizer, torch.optim.LBFGS):
-            with torch.enable_grad():
-                loss = closure()
-            return self.on_optimizer_step(optimizer, None, lambda _: call(lambda: loss))
-        before = Snapshot()
-        own, self.state.snapshot = self.state.snapshot, before
-        self.state.take_snapshot(0)
-        self.state.snapshot = own
-        found: list[Failure] = []
-        losses: list[Any] = []
+    def _close(self, window: Window) -> None:
+        """The iteration that this window belongs to is over."""
+        self.tracker.close(window)
+        self._after_window(window, is_regular=True)
 
-        def watched() -> Any:
-            loss = closure()
-            losses.append(loss)
-            window = self.window
-            if self.active is not None:
-                self.active.after_backward(self._current.step)
-                self.active.agree()
-                if self.active.is_decided:
-                    raise _Abort
-            elif window is not None:
-                window.losses = window.losses[-1:]
-                failure = self.core.check(window, optimizer)
-                if failure is not None:
-                    found.append(failure)
-                    raise _Abort
-            return loss
+    def _after_window(self, window: Window, is_regular: bool) -> None:
+        """`is_regular`: the loop went on to its next batch; else it was left, and what it did since
+        then is not this iteration's."""
+        undo, self._undo = self._undo, []
+        self.phase = Phase.FORWARD
+        if window.failure is not None:
+            for each in undo if is_regular else ():
+                each()
+            return
+        if window.is_moved and self.engine.settings.deferred:
+            self._collect()
+            return
+        failure = self.engine.close_healthy(window)
+        if window.num_applied and len(self.state.scalers):
+            self.engine.scale_watch.note_applied()
+        if failure is not None:
+            self._handle(window, failure)
 
-        result = self._run_closure(optimizer, watched, call, before, found)
-        # LBFGS gives the first evaluation's loss; the loop is used to that.
-        return result if result is not None or not losses else losses[0]
+    def _collect(self, is_last: bool = False) -> None:
+        """Deferred steps: close those that went well, look into the first that did not."""
+        fine, bad, later = self.engine.deferral.collect(is_last)
+        for window in fine:
+            window.is_moved = False
+            failure = self.engine.close_healthy(window)
+            if failure is not None:
+                self._handle(window, failure)
+                return
+        if bad is None:
+            return
+        failure = self.engine.shared.late_failure(bad)
+        if failure is not None:
+            bad.is_moved = False
+            with self.own_work():
+                _, verdict = self.engine.handle(bad, failure)
+                for old in [*verdict.redo, *later]:
+                    if verdict.run_again is None or not verdict.run_again(old):
+                        break
 
-    def _run_closure(
-        self, optimizer: Optimizer, watched: Any, call: Callable[[Any], Any], before: Snapshot,
-        found: list[Failure],
-    ) -> Any:  # fmt: skip
-        if self.window is None and self.active is None:
-            self._open_free()
-        if self._is_free and self.window is not None:
-            self._count_turn(self.window, optimizer)
-        try:
-            result = call(watched)
-        except _Abort:
-            before.restore()
-            result = None
-        if self.active is not None:
-            if not self.active.wanted.is_applied:
-                before.restore()
-            if self._is_free:
-                self._pass_done()
-            return result
-        window = self.window
-        if window is not None:
-            window.num_attempted += 1
-            if found:
-                window.failure, window.small_state = found[0], small_state(self.state)
-            else:
-                window.num_applied += 1
-        if self._is_free:
-            self._close_free()
-        return result
+    # Loops without a loader
 
+    def _open_loaderless(self) -> Window:
+        undo, self._undo = self._undo, []
+        for each in undo:
+            each()
+        self.before_window()
+        self.engine.prime()
+        if self._stepped and all(id(o) in self._stepped for o in self.state.optimizers):
+            self._new_iteration()
+        self.phase = Phase.FORWARD
+        return self.tracker.open_loaderless(self._loaderless_rng)
 
-def _is_bad_here(number: Tensor) -> bool:
-    """Whether a number in the host's memory is not finite; elsewhere nobody waits for the answer."""
-    if type(number) is not Tensor or not number.is_cpu or not number.is_floating_point():
-        return False
-    return not math.isfinite(in_memory(number))
+    def _new_iteration(self) -> None:
+        self._stepped.clear()
+        self.tracker.num_batches += 1
+
+    def _count_iteration(self, window: Window, optimizer: Any) -> None:
+        """Without batches to count, an iteration is over when one of its optimizers steps again."""
+        if id(optimizer) in self._stepped:
+            self._new_iteration()
+            ref = window.batches[-1]
+            ref.step = self.tracker.num_batches
+            window.losses = [(ref.step, t) for _, t in window.losses]
+        self._stepped.add(id(optimizer))
+
+    def close_loaderless(self, window: Window) -> None:
+        """After the step: the next window shows itself only when its forward is over."""
+        self.tracker.window = None
+        if window.failure is None:
+            failure = self.engine.close_healthy(window)
+            if failure is not None:
+                self._handle(window, failure)
+        self._loaderless_rng = self.engine.open()
+
+    # The end
+
+    def finish(self) -> None:
+        """The loop is over, perhaps in the middle of something: a last look."""
+        if self.phase is Phase.OVER:
+            return
+        self.engine.ranks.leave()
+        window, self.tracker.window = self.tracker.window, None
+        if window is not None and window.num_attempted:
+            self.tracker.close(window)
+            self._after_window(window, is_regular=False)
+        self._look_last()
+        self.phase = Phase.OVER
+
+    def _look_last(self) -> None:
+        self._collect(is_last=True)
+        if self.engine.log:
+            last = self.engine.log[-1]
+            failure = self.engine.deep_check(last.step)
+            if failure is not None:
+                self._handle(last, failure)

@@ -66,7 +66,6 @@ class Recovery:
     def state(self) -> TrainState:
         return self._host.state
 
-    # -- incidents -----------------------------------------------------------------------------
 
     def conclude(self, verdict: Verdict) -> Incident:
         """Count it, answer it by the policy, tell of it; raises where the run must not go on."""
@@ -178,7 +177,6 @@ class Recovery:
                 )
             )  # fmt: skip
 
-    # -- rollback ------------------------------------------------------------------------------
 
     def _roll_back(self, verdict: Verdict, decision: Decision) -> Action:
         """Everything as it was at the snapshot; the batches since then are left out."""
@@ -221,22 +219,23 @@ class Recovery:
         for key in {id(o) if o is not None else 0 for o in owners} or {0}:
             self.drops[key] = self.drops.get(key, 0) + count
 
-    def drops_batch(self, ref: BatchRef, owner: object | None, is_first: bool = True) -> bool:
+    def drops_batch(
+        self, step: int, indices: object, loader: object | None, is_first: bool = True
+    ) -> bool:
         """Whether this batch is one of those that a rollback leaves out as well."""
-        key = id(owner) if owner is not None else 0
+        key = id(loader) if loader is not None else 0
         if not self.drops.get(key):
             return False
         self.drops[key] -= 1
         if is_first:
             self.ledger.add(
                 LedgerEntry(
-                    step=ref.step, epoch=ref.epoch, kind="dropped", indices=_indices(ref),
+                    step=step, epoch=0, kind="dropped", indices=_whole_numbers(indices),
                     reason="left out after a rollback (skip_next)",
                 )
             )  # fmt: skip
         return True
 
-    # -- sanitizing ----------------------------------------------------------------------------
 
     def _key(self, window: Window) -> tuple[int, int]:
         return window.epoch, window.step
@@ -299,7 +298,6 @@ class Recovery:
             "the step was made with the rest",
         )
 
-    # -- the ledger ----------------------------------------------------------------------------
 
     def _note(self, window: Window | None, kind: str, incident: Incident) -> None:
         if window is None:
@@ -315,7 +313,6 @@ class Recovery:
             )
         )  # fmt: skip
 
-    # -- spikes --------------------------------------------------------------------------------
 
     def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
         """Compare this step's finite figures with the usual; a Failure where the policy acts."""
@@ -380,8 +377,11 @@ class Recovery:
 
 
 def _indices(ref: BatchRef) -> tuple[int, ...]:
-    known = ref.indices or []
-    return tuple(int(i) for i in known if isinstance(i, int))
+    return _whole_numbers(ref.indices)
+
+
+def _whole_numbers(found: object) -> tuple[int, ...]:
+    return tuple(i for i in found if isinstance(i, int)) if isinstance(found, list) else ()
 
 
 def _doing(policy: Policy) -> str:

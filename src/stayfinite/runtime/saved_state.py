@@ -7,13 +7,17 @@ import shutil
 import tempfile
 import weakref
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from ..recover.snapshot import DiskSnapshot, Snapshot
 from .rng import RngState
 from .state import TrainState
+from .undo import entries, optimizer_extras
 from .window import Window
 
-__all__ = ["Before", "LeftByLoop", "choose_snapshot", "free_memory"]
+__all__ = ["Before", "LeftByLoop", "OptimizerCopy", "choose_snapshot", "free_memory"]
 
 
 def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
@@ -79,3 +83,28 @@ class LeftByLoop:
     def put_back(self) -> None:
         self._snapshot.restore()
         self._rng.restore()
+
+
+class OptimizerCopy:
+    """What one optimizer moves and keeps; the memory is used again by the next `take`."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._kept = Snapshot()
+
+    def take(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        groups = optimizer.param_groups
+        tensors = [p for g in groups for p in g["params"]]
+        tensors += [v for g in groups for v in g.values() if isinstance(v, Tensor)]
+        states = [e for e in optimizer.state.values() if isinstance(e, dict)]
+        tensors += [v for e in states for v in e.values() if isinstance(v, Tensor)]
+        captures = [entries(g, skip=("params",)) for g in groups]
+        captures += [entries(e) for e in states]
+        captures += optimizer_extras(optimizer)
+        self._kept.take(0, tensors, captures, [optimizer.state])
+
+    def restore(self) -> None:
+        self._kept.restore()

@@ -36,6 +36,8 @@ class TrainState:
         self.optimizers: WeakList[Optimizer] = WeakList(self._optimizer_gone)
         self.schedulers: WeakList[Any] = WeakList()
         self.scalers: WeakList[Any] = WeakList()
+        self.generation = 0
+        """Goes up when an optimizer is gone: what was copied before is of another training."""
         self.averages: dict[str, nn.Module] = {}
         """Running averages of the weights: nothing moves them but the loop itself."""
         self.others: dict[str, Any] = {}
@@ -74,9 +76,13 @@ class TrainState:
 
     def _optimizer_gone(self) -> None:
         """With its last optimizer a training is over: nothing of it is kept."""
-        self._forget_caches()
+        self.generation += 1
         if not self.optimizers:
             self.let_go()
+            return
+        self.snapshot.drop()
+        self._shadows.clear()
+        self._forget_caches()
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         if not any(o is optimizer for o in self.optimizers):
@@ -117,7 +123,6 @@ class TrainState:
     def _forget_caches(self) -> None:
         self._names = self._buffer_homes = self._params = None
 
-    # -- names -----------------------------------------------------------------------------
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the models, then those that only an optimizer knows."""
@@ -220,7 +225,6 @@ class TrainState:
             *(SourceRef("optimizer_state", n, t) for n, t in self.optimizer_state()),
         ]
 
-    # -- deep check --------------------------------------------------------------------------
 
     def bad_state(self, ignore_initial: bool = True) -> list[tuple[str, str, Tensor]]:
         """(kind, name, tensor) of all that is non-finite; one fused pass while all is well."""
@@ -262,7 +266,6 @@ class TrainState:
             self._flag = FiniteFlag(device)
         return self._flag
 
-    # -- buffers move in the forward, so they are shadowed every step --------------------------
 
     def shadow_buffers(self) -> None:
         """Copy the buffers that moved since the last call; a version counter tells which.
@@ -300,7 +303,6 @@ class TrainState:
                 live.copy_(kept)
                 self._shadows[id(module), key] = (live, kept, live._version)
 
-    # -- snapshots -----------------------------------------------------------------------------
 
     def take_snapshot(self, tag: int) -> float:
         """Copy all that a step moves; returns the seconds it took."""
@@ -369,6 +371,33 @@ class TrainState:
         captures += [scaler_state(s) for s in self.scalers if s.is_enabled()]
         return captures
 
+    def capture_small(self) -> Callable[[], None]:
+        """Puts rates, schedulers and scalers back to how they are now."""
+        undos = [capture() for capture in self.small_captures()]
+
+        def undo() -> None:
+            for each in undos:
+                each()
+
+        return undo
+
+    def capture_averages(self) -> list[Callable[[], None]]:
+        """The same for running averages of the weights."""
+        pairs = [(t, t.detach().clone(), t._version) for _, t in self._average_parts()]
+
+        @torch.no_grad()
+        def undo() -> None:
+            for live, kept, version in pairs:
+                if live._version != version:
+                    live.copy_(kept)
+
+        return [undo] if pairs else []
+
+    def _average_parts(self) -> Iterator[tuple[str, Tensor]]:
+        for name, module in self.averages.items():
+            for key, value in (*module.named_parameters(), *module.named_buffers()):
+                yield _join(name, key), value
+
     def snapshot_bytes(self) -> int:
         tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers()]
         per_param = sum(t.numel() * t.element_size() for t in tensors)
@@ -377,7 +406,22 @@ class TrainState:
 
     def clear_grads(self) -> None:
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.grad = None
+
+    def take_grads(self) -> list[tuple[Tensor, Tensor | None]]:
+        """All gradients, taken off their parameters; `put_grads` hangs them back."""
+        params = {id(p): p for _, p in self.parameters()}
+        taken = [(p, p.grad) for p in params.values()]
+        for p, grad in taken:
+            if grad is not None:
+                p.grad = None
+        return taken
+
+    def put_grads(self, taken: list[tuple[Tensor, Tensor | None]]) -> None:
+        for p, grad in taken:
+            p.grad = grad
 
 
 def _by_state_dict(obj: Any) -> Capture:

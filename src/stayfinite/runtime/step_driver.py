@@ -1,30 +1,26 @@
-"""`guard.step(loss_fn, batch)`: the guard owns the step, so it can run it again."""
+"""`guard.step(loss_fn, batch)`: the guard owns the step, so it can compute it again."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..observe.labels import without_labels
-from ..observe.witness import witness
+from ..patches.firewall import Firewall
+from ..patches.provenance import provenance
 from ..records import Incident
-from .core import Core
-from .investigation import Investigation, Verdict, small_state
-from .passes import ActivePass, drive
+from .closures import Abort
+from .engine import Engine
 from .ranks import plain_norm
+from .saved_state import OptimizerCopy
 from .schedule import Schedule
-from .window import BatchRef, Failure, Pass, PassResult, Window
+from .step_parts import LossFn, StepParts
+from .window import BatchRef, Failure, Window
 
-__all__ = ["Outcome", "Stepper"]
-
-LossFn = Callable[[Any, Any], Tensor]
+__all__ = ["Outcome", "StepDriver"]
 
 
 class Outcome:
@@ -36,7 +32,7 @@ class Outcome:
         self,
         step: int,
         loss: Tensor | float | None,
-        owner: Stepper,
+        owner: StepDriver,
         norm: Tensor | None,
         applied: bool,
         incident: Incident | None = None,
@@ -63,117 +59,101 @@ class Outcome:
         return f"Outcome(step={self.step}, loss={self.loss:.6g}, {what})"
 
 
-class _Abort(Exception):
-    """Leaves a closure-driven optimizer (LBFGS) in the middle of its step."""
-
-
-class Stepper:
+class StepDriver:
     """Runs steps of one model and one optimizer."""
 
     def __init__(
-        self, core: Core, model: nn.Module, optimizer: Optimizer, scheduler: Any, scaler: Any,
+        self, engine: Engine, model: nn.Module, optimizer: Any, scheduler: Any, scaler: Any,
         clip_norm: float | None,
     ) -> None:  # fmt: skip
-        self.core = core
-        self.model = model
-        self.optimizer = optimizer
-        self.scaler: Any = scaler if scaler is not None and scaler.is_enabled() else None
-        self.clip_norm = clip_norm
+        self.engine = engine
+        enabled = scaler if scaler is not None and scaler.is_enabled() else None
+        self.parts = StepParts(model, optimizer, enabled, clip_norm, Schedule(scheduler))
         self.num_batches = 0
         self.epoch = 0
-        self._did_step = False
-        self._schedule = Schedule(scheduler)
-        self._needs_closure = isinstance(optimizer, torch.optim.LBFGS)
-        self._is_plain = scheduler is None and self.scaler is None
-        self._hook = (
-            optimizer.register_step_post_hook(self._note_step) if self.scaler is not None else None
-        )
-
-    def _note_step(self, optimizer: Optimizer, *args: Any) -> None:
-        # A fused optimizer is called even when the scaler found an Inf; it then skips by itself.
-        found = getattr(optimizer, "found_inf", None) if self.scaler is not None else None
-        self._did_step = found is None or not found.item()
-
-    def close(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        self.firewall = Firewall("the protection of guard.step")
+        self._copy: OptimizerCopy | None = None
+        self._is_plain = scheduler is None and enabled is None
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
         """One whole step: forward, backward, check, apply or not."""
-        core = self.core
-        if self._schedule.is_waiting:
-            self._schedule.before_step()
-        late = self._collect() if core.is_deferring else None
-        rng = core.open()
+        engine, parts = self.engine, self.parts
+        if parts.schedule.is_waiting:
+            parts.schedule.before_step()
+        late = self.firewall.call(self._collect) if engine.deferral.is_under_way else None
         ref = BatchRef(self.num_batches, self.epoch, [(None, batch)])
         ref.loss_fn = loss_fn
-        ref.indices = witness.batch_indices
-        if core.recovery.drops and core.recovery.drops_batch(ref, None):
+        ref.indices = provenance.batch_indices
+        drops = engine.recovery.drops
+        if drops and engine.recovery.drops_batch(ref.step, ref.indices, None):
             self.num_batches += 1
             return Outcome(ref.step, None, self, None, False, late)
-        window = Window([ref], rng, core.state.lrs())
+        rng = self.firewall.call(engine.open)
+        window = Window([ref], rng, self.firewall.call(engine.state.lrs, fallback=()))
         self.num_batches += 1
         failure = self._attempt(window)
-        if failure is None and window.num_applied and self._is_plain and not window.is_moved:
-            failure = core.close_healthy(window)
-            if failure is None:
-                return Outcome(ref.step, window.loss, self, window.norm, True)
-            incident, again = self._handle(window, failure)
-            return again or self._outcome(window, window in core.log, incident)
-        outcome = self._run(window, failure)
+        outcome = self._finish(window, failure)
         if outcome.incident is None:
             outcome.incident = late
         return outcome
 
+    def _finish(self, window: Window, failure: Failure | None) -> Outcome:
+        """What follows from an attempt."""
+        incident: Incident | None = None
+        engine, schedule = self.engine, self.parts.schedule
+        applied = failure is None and window.num_applied > 0
+        if failure is None:
+            if applied and schedule.is_ours is not False:
+                schedule.after_step()
+            if window.is_moved:
+                return self._outcome(window, applied, None)  # its verdict comes later
+            if applied and self.parts.scaler is not None:
+                engine.scale_watch.note_applied()
+            failure = self.firewall.call(engine.close_healthy, window)
+            if failure is None:
+                return self._outcome(window, applied, None)
+            again: Outcome | None
+            incident, again = self.firewall.call(
+                self._handle, window, failure, fallback=(None, None)
+            )
+            return again or self._outcome(window, window in engine.log, incident)
+        is_dull = failure.symptom == "scaler_skip" and engine.scale_watch.passes_by(
+            engine.state.scale() or 1.0
+        )
+        if is_dull:
+            return self._outcome(window, False, None)
+        incident, again = self.firewall.call(self._handle, window, failure, fallback=(None, None))
+        if failure.symptom == "learning_rate" and schedule.is_ours is not False:
+            schedule.after_step()  # it would give the same bad rate for ever
+        return again or self._outcome(window, False, incident)
+
     def _collect(self, is_last: bool = False) -> Incident | None:
         """Deferred steps: close those that went well, look into the first that did not."""
-        fine, bad, later = self.core.collect(is_last)
+        fine, bad, later = self.engine.deferral.collect(is_last)
         for window in fine:
             window.is_moved = False
-            failure = self.core.close_healthy(window)
+            failure = self.engine.close_healthy(window)
             if failure is not None:
                 return self._handle(window, failure)[0]
         if bad is None:
             return None
-        failure = self.core.late_failure(bad)
-        return self._handle(bad, failure, later)[0] if failure is not None else None
+        bad.is_moved = False
+        late = self.engine.shared.late_failure(bad)
+        return self._handle(bad, late, later)[0] if late is not None else None
 
     def flush(self) -> None:
         """The end of an epoch or of the run: a last deep check, each rank for itself."""
-        self.core.ranks.leave()
-        self._schedule.before_step()
+        self.engine.ranks.leave()
+        self.parts.schedule.before_step()
+        self.firewall.call(self._look_last)
+
+    def _look_last(self) -> None:
         self._collect(is_last=True)
-        if self.core.log:
-            last = self.core.log[-1]
-            failure = self.core.deep_check(last.step)
+        if self.engine.log:
+            last = self.engine.log[-1]
+            failure = self.engine.deep_check(last.step)
             if failure is not None:
                 self._handle(last, failure)
-
-    def _run(self, window: Window, failure: Failure | None) -> Outcome:
-        """What follows from an attempt."""
-        incident = None
-        if failure is None:
-            applied = window.num_applied > 0
-            if applied:
-                if self._schedule.is_ours is not False:
-                    self._schedule.after_step()
-                if self.scaler is not None:
-                    self.core.scale_watch.note_applied()
-            if window.is_moved:
-                return self._outcome(window, applied, None)  # its verdict comes later
-            failure = self.core.close_healthy(window)
-            if failure is not None:
-                incident, again = self._handle(window, failure)
-                return again or self._outcome(window, window in self.core.log, incident)
-            return self._outcome(window, applied, None)
-        if failure.symptom == "scaler_skip" and self.core.passes_by_skip():
-            return self._outcome(window, False, None)
-        incident, again = self._handle(window, failure)
-        if failure.symptom == "learning_rate" and self._schedule.is_ours is not False:
-            self._schedule.after_step()  # it would give the same bad rate for ever
-        if again is not None:
-            return again
-        return self._outcome(window, False, incident)
 
     def _outcome(self, window: Window, applied: bool, incident: Incident | None) -> Outcome:
         loss: Tensor | float | None = window.loss
@@ -183,223 +163,143 @@ class Stepper:
 
     def grad_norm(self, step: int) -> float | None:
         """The norm of the gradients that are there now, if they are still those of `step`."""
-        grads = [g.detach() for _, g in self.core.state.grads([self.optimizer])]
+        grads = [g.detach() for _, g in self.engine.state.grads([self.parts.optimizer])]
         if not grads or step != self.num_batches - 1:
             return None
         return float(torch.nn.utils.get_total_norm(grads))
 
-    # -- one attempt -----------------------------------------------------------------------------
-
     def _attempt(self, window: Window) -> Failure | None:
-        if self._needs_closure:
+        parts, engine = self.parts, self.engine
+        if parts.needs_closure:
             return self._attempt_closure(window)
         batch = window.batches[0]
-        without_labels(self.optimizer.zero_grad, set_to_none=True)
+        parts.optimizer.zero_grad(set_to_none=True)
         try:
-            loss = self._loss(batch.loss_fn, batch.value)
+            loss = parts.loss(batch.loss_fn, batch.value)
         except UsageError:
             raise
-        except Exception:
-            if self.core.ranks.is_shared(self.optimizer):
-                raise  # the other ranks are in their backward; nothing can be decided with them
-            # Sampling from NaN probabilities raises before there is a loss to look at.
-            bad = self.core.state.bad_state()
-            if not bad:
-                raise
-            window.small_state = small_state(self.core.state)
-            return Failure("loss", batch.step, name=bad[0][1])
-        window.losses = [(batch.step, loss)]
-        if self.scaler is not None:
-            window.losses = [(batch.step, loss.detach())]
-            self._backward(loss)
+        except Exception as error:
+            return self._explain_error(window, error)
+        window.losses = [(batch.step, loss.detach())]
+        window.num_backward = 1
+        if parts.scaler is not None:
+            parts.scaler.scale(loss).backward()
             self._clip(window)
             return self._scaler_step(window)
         loss.backward()
-        if self.clip_norm is not None:
+        if parts.clip_norm is not None:
             self._clip(window)
-        if self.core.settings.deferred and self.core.is_deferred(self.optimizer):
-            call = functools.partial(without_labels, self.optimizer.step)
-            self.core.step_deferred(window, self.optimizer, call)
+        window.num_attempted = 1
+        if self.firewall.call(engine.deferral.serves, parts.optimizer):
+            engine.deferral.arm(window, parts.optimizer)
+            parts.optimizer.step()
+            engine.deferral.submit(window, parts.optimizer)
             return None
-        failure = self.core.check(window, self.optimizer)
+        failure: Failure | None = self.firewall.call(engine.check, window, parts.optimizer)
         if failure is not None:
-            window.small_state = small_state(self.core.state)
+            window.small_state = engine.state.capture_small()
             return failure
-        without_labels(self.optimizer.step)
+        parts.optimizer.step()
         window.num_applied = 1
         return None
 
-    def _loss(self, loss_fn: LossFn, batch: Any) -> Tensor:
-        loss = loss_fn(self.model, batch)
-        if type(loss) is Tensor and not loss.dim() and loss.requires_grad:
-            return loss
-        if not isinstance(loss, Tensor):
-            raise UsageError(
-                f"loss_fn must return a tensor, got {type(loss).__name__}; "
-                "return the scalar loss, not a number or a tuple"
-            )
-        if loss.numel() != 1:
-            raise UsageError(
-                f"loss_fn must return a scalar, got shape {tuple(loss.shape)}; "
-                "reduce it, for instance with .mean()"
-            )
-        if not loss.requires_grad:
-            raise UsageError(
-                "the loss needs no gradient: nothing in it depends on a parameter that requires "
-                "grad; look for .detach(), torch.no_grad() or frozen parameters"
-            )
-        return loss
-
-    def _backward(self, loss: Tensor) -> None:
-        (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
+    def _explain_error(self, window: Window, error: Exception) -> Failure | None:
+        """Sampling from NaN probabilities raises before there is a loss to look at."""
+        engine = self.engine
+        if engine.ranks.is_shared(self.parts.optimizer):
+            raise error  # the other ranks are in their backward; nothing can be decided with them
+        bad = self.firewall.call(engine.state.bad_state, fallback=[])
+        if not bad:
+            raise error
+        window.error = error
+        window.small_state = engine.state.capture_small()
+        return Failure("loss", window.step, name=bad[0][1])
 
     def _clip(self, window: Window) -> None:
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        if self.clip_norm is not None:
-            params = [p for g in self.optimizer.param_groups for p in g["params"]]
-            window.norm = plain_norm(torch.nn.utils.clip_grad_norm_(params, self.clip_norm))
+        parts = self.parts
+        if parts.scaler is not None:
+            parts.scaler.unscale_(parts.optimizer)
+        if parts.clip_norm is not None:
+            moved = [p for g in parts.optimizer.param_groups for p in g["params"]]
+            window.norm = plain_norm(torch.nn.utils.clip_grad_norm_(moved, parts.clip_norm))
 
     def _scaler_step(self, window: Window) -> Failure | None:
         """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
-        batch = window.batches[0]
-        failure = self._bad_loss(window) or self.core.see(window)
+        parts, engine = self.parts, self.engine
+        failure: Failure | None = self.firewall.call(self._bad_loss, window)
+        failure = failure or self.firewall.call(engine.see, window)
         if failure is not None:
-            window.small_state = small_state(self.core.state)
-            self.scaler._per_optimizer_states.clear()
+            window.small_state = engine.state.capture_small()
+            parts.scaler._per_optimizer_states.clear()
             return failure
-        self._did_step = False
-        self.scaler.step(self.optimizer)
-        if self._did_step:
-            self.scaler.update()
-            window.num_applied = 1
-            return None
-        window.small_state = small_state(self.core.state)
-        self.scaler.update()
-        return Failure("scaler_skip", batch.step)
+        state = parts.scaler._per_optimizer_states[id(parts.optimizer)]
+        found = sum(v.item() for v in state["found_inf_per_device"].values())
+        if found:
+            window.small_state = engine.state.capture_small()
+        parts.scaler.step(parts.optimizer)
+        parts.scaler.update()
+        if found:
+            return Failure("scaler_skip", window.step)
+        window.num_applied = 1
+        return None
 
     def _bad_loss(self, window: Window) -> Failure | None:
-        if self.core.is_shared(self.optimizer):
+        optimizer = self.parts.optimizer
+        if self.engine.shared.is_shared(optimizer):
             # The gradients' share of the verdict the scaler has reduced over the ranks itself.
-            window.norm, norm = None, window.norm
-            failure = self.core.check_together(window, self.optimizer, is_scaled=True)
-            window.norm = norm
-            return failure
-        if math.isfinite(window.losses[0][1].item()):
-            return None
-        return Failure("loss", window.step, value=float(window.losses[0][1]))
+            return self.engine.shared.check(window, optimizer, is_scaled=True)
+        value = float(window.losses[0][1])
+        return None if math.isfinite(value) else Failure("loss", window.step, value=value)
 
     def _attempt_closure(self, window: Window) -> Failure | None:
         """LBFGS: the closure runs many times; a bad one ends the step and undoes it."""
-        core, batch = self.core, window.batches[0]
-        core.state.take_snapshot(batch.step)
-        core.log.clear()
+        parts, batch = self.parts, window.batches[0]
+        self._copy = self._copy or OptimizerCopy(parts.optimizer)
+        self._copy.take()
         found: list[Failure] = []
 
         def closure() -> Tensor:
-            self.optimizer.zero_grad(set_to_none=True)
-            loss = self._loss(batch.loss_fn, batch.value)
+            parts.optimizer.zero_grad(set_to_none=True)
+            loss = parts.loss(batch.loss_fn, batch.value)
             window.losses = [(batch.step, loss.detach())]
-            self._backward(loss)
+            loss.backward()
             self._clip(window)
-            failure = core.check(window, self.optimizer)
+            failure = self.firewall.call(self.engine.check, window, parts.optimizer)
             if failure is not None:
                 found.append(failure)
-                raise _Abort
+                raise Abort
             return loss
 
         try:
-            self.optimizer.step(closure)  # type: ignore[arg-type]
-        except _Abort:
-            core.state.snapshot.restore()
-            window.small_state = small_state(core.state)
+            parts.optimizer.step(closure)
+        except Abort:
+            self._copy.restore()
+            window.small_state = self.engine.state.capture_small()
             return found[0]
         window.num_applied = 1
         return None
 
-    # -- investigations --------------------------------------------------------------------------
-
     def _handle(
         self, window: Window, failure: Failure, later: list[Window] | None = None
     ) -> tuple[Incident | None, Outcome | None]:
-        with self._schedule.left_alone():
-            verdict = self._investigate(window, failure)
-            again: Outcome | None = None
-            incident = None
-            if verdict.incident is not None:
-                incident = self.core.conclude(verdict)
-                if incident.action.kind == "rolled_back":
-                    self._schedule.keep_as_it_is()
-            again_too = [] if self.core.ranks.has_parted else [*verdict.redo, *(later or [])]
-            for old in again_too:
-                fresh = Window(old.batches, self.core.rng.capture(), old.lrs)
-                if not self._schedule.is_ours:
-                    self.core.state.set_lrs(old.lrs)
-                self.core.state.shadow_buffers()
-                again = self._run(fresh, self._attempt(fresh))
+        again: Outcome | None = None
+        schedule, engine = self.parts.schedule, self.engine
+        with schedule.left_alone():
+            incident, verdict = engine.handle(window, failure)
+            if incident is not None and incident.action.kind == "rolled_back":
+                schedule.keep_as_it_is()
+            redo = [] if engine.ranks.has_parted else [*verdict.redo, *(later or [])]
+            for old in redo:
+                again = self._once_more(old)
                 if again.incident is None:
                     again.incident = incident
         return incident, again
 
-    def _investigate(self, window: Window, failure: Failure) -> Verdict:
-        return drive(Investigation(self.core, window, failure).run(), self._run_pass)
-
-    def _run_pass(self, wanted: Pass) -> PassResult:
-        if self.core.ranks.has_parted:
-            return PassResult(is_complete=False)
-        active = ActivePass(self.core, wanted)
-        if not self._schedule.is_ours:
-            self.core.state.set_lrs(wanted.window.lrs)
-        try:
-            with active:
-                for batch in wanted.window.batches:
-                    self._run_again(active, batch, wanted)
-        except _Abort:
-            pass
-        except UsageError:
-            raise
-        except Exception:
-            if self.core.ranks.is_on:
-                raise
-            if active.result.failure is None:
-                bad = self.core.state.bad_state()
-                active.result.is_complete = False
-                if bad:
-                    active.raised(bad, wanted.window.step)
-        return active.result
-
-    def _run_again(self, active: ActivePass, batch: BatchRef, wanted: Pass) -> None:
-        value = batch.value if wanted.batch is None else wanted.batch
-        step = batch.step
-
-        def evaluate() -> Tensor:
-            self.optimizer.zero_grad(set_to_none=True)
-            loss = self._loss(batch.loss_fn, value)
-            active.before_backward(loss, step)
-            if active.is_decided and not self.core.ranks.is_on:
-                raise _Abort  # with others, the backward runs on every rank or on none
-            self._backward(loss)
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
-            active.after_backward(step)
-            active.agree()
-            if active.is_decided:
-                raise _Abort
-            if self.clip_norm is not None:
-                params = [p for g in self.optimizer.param_groups for p in g["params"]]
-                torch.nn.utils.clip_grad_norm_(params, self.clip_norm)
-            return loss
-
-        try:
-            if self._needs_closure and wanted.is_applied:
-                self.optimizer.step(evaluate)  # type: ignore[arg-type]
-                return
-            evaluate()
-            if wanted.is_applied:
-                active.on_step(self.optimizer, self.optimizer.step, step)
-                self._schedule.in_pass()
-                if self.scaler is not None and not active.is_decided:
-                    self.scaler.update()
-        finally:
-            if self.scaler is not None:
-                self.scaler._per_optimizer_states.clear()
+    def _once_more(self, old: Window) -> Outcome:
+        """A window that ran on corrupted state, as if it were new."""
+        engine = self.engine
+        fresh = Window(old.batches, engine.rng.capture(), old.lrs)
+        if not self.parts.schedule.is_ours:
+            engine.state.set_lrs(old.lrs)
+        engine.state.shadow_buffers()
+        return self._finish(fresh, self._attempt(fresh))

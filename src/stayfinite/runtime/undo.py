@@ -8,6 +8,8 @@ hold modules, functions and tensors with a graph.
 
 from __future__ import annotations
 
+import types
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,6 +25,7 @@ Capture = Callable[[], Undo]
 
 _CONTAINERS = (list, dict, OrderedDict, defaultdict, Counter, deque, set)
 _SMALL = 64
+_GONE: Any = object()
 _TORCH_OWN = frozenset(
     ("defaults", "state", "param_groups", "step", "_opt_called")
     + tuple(n for n in vars(Optimizer) if not n.startswith("__"))
@@ -38,13 +41,16 @@ def entries(home: dict[str, Any], skip: tuple[str, ...] = ()) -> Capture:
             k: _kept(v) for k, v in home.items() if k not in skip and not isinstance(v, Tensor)
         }
 
-        def undo() -> None:
-            for key, put in kept.items():
-                home[key] = put()
-
-        return undo
+        return lambda: _put(home, kept)
 
     return capture
+
+
+def _put(home: dict[str, Any], kept: dict[str, Callable[[], Any]]) -> None:
+    for key, put in kept.items():
+        value = put()
+        if value is not _GONE:
+            home[key] = value
 
 
 def attributes(obj: Any, stop: tuple[type, ...] = (Optimizer, nn.Module)) -> Capture:
@@ -68,13 +74,18 @@ def _note(obj: Any, stop: tuple[type, ...], undos: list[Undo], seen: set[int]) -
     if not isinstance(home, dict) or id(obj) in seen or isinstance(obj, stop):
         return
     seen.add(id(obj))
-    kept = {k: _kept(v) for k, v in home.items()}
+    kept = {k: _kept(v) for k, v in home.items() if not isinstance(v, stop)}
+    names = set(home)
+    # What is noted must not keep the training alive: a scheduler holds its optimizer.
+    owner = weakref.ref(obj)
 
     def undo() -> None:
-        for key in [k for k in home if k not in kept]:
-            del home[key]
-        for key, put in kept.items():
-            home[key] = put()
+        live = owner()
+        if live is None:
+            return
+        for key in [k for k in vars(live) if k not in names]:
+            del vars(live)[key]
+        _put(vars(live), kept)
 
     undos.append(undo)
     for value in list(home.values()):
@@ -104,12 +115,12 @@ def _kept(value: Any) -> Callable[[], Any]:
 
         return put_tensor
     if type(value) not in _CONTAINERS:
-        return lambda: value
+        return _weakly(value)
     if isinstance(value, dict):
         inside = {k: _kept(v) for k, v in value.items()}
 
         def put_dict() -> Any:
-            restored = {k: put() for k, put in inside.items()}
+            restored = {k: v for k, put in inside.items() if (v := put()) is not _GONE}
             value.clear()
             value.update(restored)
             return value
@@ -127,12 +138,26 @@ def _kept(value: Any) -> Callable[[], Any]:
     items = [_kept(v) for v in value]
 
     def put_items() -> Any:
-        restored = [put() for put in items]
+        restored = [v for put in items if (v := put()) is not _GONE]
         value.clear()
         value.extend(restored)
         return value
 
     return put_items
+
+
+def _weakly(value: Any) -> Callable[[], Any]:
+    """A plain value as it is; an object only for as long as somebody else holds it."""
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None), tuple)):
+        return lambda: value
+    if isinstance(value, types.MethodType):  # made anew at every look: its owner is what counts
+        owner, function = weakref.ref(value.__self__), value.__func__
+        return lambda: _GONE if (o := owner()) is None else types.MethodType(function, o)
+    try:
+        ref = weakref.ref(value)
+    except TypeError:
+        return lambda: value
+    return lambda: _GONE if (found := ref()) is None else found
 
 
 def optimizer_extras(optimizer: Any) -> list[Capture]:
@@ -145,12 +170,7 @@ def optimizer_extras(optimizer: Any) -> list[Capture]:
 
     def capture() -> Undo:
         kept = {k: _kept(home[k]) for k in plain if k in home}
-
-        def undo() -> None:
-            for key, put in kept.items():
-                home[key] = put()
-
-        return undo
+        return lambda: _put(home, kept)
 
     inner = [home[k] for k in extra if not _is_plain(home[k]) and _is_own_object(home[k])]
     return [capture, *(_plain_attributes(o) for o in inner)]

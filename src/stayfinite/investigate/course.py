@@ -1,0 +1,109 @@
+"""The course of an investigation: replay, trace, go back where the state itself is corrupted, diagnose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..locate.slice import Origin
+from ..records import Incident, Location
+from ..runtime.incidents import new_incident
+from ..runtime.recovery import DEEP
+from ..runtime.saved_state import Before, LeftByLoop
+from ..runtime.window import Failure, Verdict, Window
+from .across_ranks import by_rules
+from .describe import scale_collapse
+from .diagnosis import diagnose, diagnose_plain
+from .investigation import Investigation, Replays
+from .random_numbers import move_on
+from .spikes import spike_incident
+from .time_travel import Found, travel
+
+__all__ = ["course"]
+
+_UNLUCKY = (
+    "the step was not applied: parameters, optimizer state, buffers, scheduler and scaler are as "
+    "before it; the random numbers are left behind, since two steps failed on them and with others "
+    "this one is finite"
+)
+
+
+def course(about: Investigation) -> Replays:
+    """The whole investigation; returns the Verdict."""
+    failure, window = about.failure, about.window
+    if failure.symptom == "spike":
+        if not window.num_applied:
+            about.rewind()
+        return Verdict(spike_incident(about.engine, window, failure), [], window)
+    if failure.symptom in DEEP:
+        return (yield from _travel(about, failure))
+    left = LeftByLoop.take(about.state)
+    is_scaler_skip = failure.symptom == "scaler_skip"
+    with_step = failure.symptom == "learning_rate"
+    about.rewind()
+    if not about.is_moved and about.is_state_bad():
+        return (yield from _travel(about, failure))
+    before = Before()
+    if with_step:
+        before.take(about.state, window)
+    result = yield about.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
+    about.traced = result
+    if with_step:
+        before.restore()
+    if is_scaler_skip and result.failure is None:
+        left.put_back()
+        return Verdict(_scale_incident(about), [], window)
+    found = result.failure or failure
+    if about.engine.ranks.broadcast_from(about.leader, about.is_older(result)):
+        return (yield from _travel(about, found))
+    about.rewind()
+    return (yield from _finish(about, found, result.origin, about.location(result), []))
+
+
+def _travel(about: Investigation, failure: Failure) -> Replays:
+    found: Found = yield from travel(about, failure)
+    return (
+        yield from _finish(
+            about, found.failure, found.origin, found.location, found.redo, found.noticed
+        )
+    )
+
+
+def _scale_incident(about: Investigation) -> Incident | None:
+    """An overflow that vanishes without the scale: the scaler's business, unless it collapses."""
+    engine, window = about.engine, about.window
+    scale = engine.state.scale() or 1.0
+    if not engine.scale_watch.note_skip(scale):
+        engine.note_scaler_skip(window)
+        return None
+    engine.scale_watch.note_applied()
+    event, location, action = scale_collapse(engine, window, scale)
+    incident = new_incident(event, location=location, action=action, history=engine.records())
+    if engine.settings.diagnose:
+        incident = diagnose_plain(about, incident, unscaled="finite")
+    return incident
+
+
+def _finish(
+    about: Investigation,
+    failure: Failure,
+    origin: Origin | None,
+    location: Location,
+    redo: list[Window],
+    noticed: int | None = None,
+) -> Replays:
+    """The incident with its diagnosis, and the generators where they belong."""
+    engine = about.engine
+    incident = about.incident(failure, origin, location, noticed)
+    if engine.ranks.has_others:
+        if engine.settings.diagnose and about.leader == engine.ranks.rank:
+            incident = by_rules(diagnose(about, incident, origin), incident)
+    elif engine.settings.diagnose:
+        incident = yield from diagnose(about, incident, origin)
+    is_unlucky = about.method == "replay" and (yield from move_on(about, origin))
+    if is_unlucky:
+        incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
+    keeps = is_unlucky or about.window.is_loaderless or about.vehicle.has_effects
+    if not is_unlucky and about.window.batches[0].loss_fn is None:
+        # The loop goes on behind its step, as if nobody had looked.
+        about.rng_after.restore()
+    return Verdict(incident, redo, about.window, keeps_random_state=keeps)

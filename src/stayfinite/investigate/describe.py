@@ -1,0 +1,127 @@
+"""What an incident says about its step: the event, the phase, what was done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ..locate.slice import Origin
+from ..locate.trace import SourceRef
+from ..patches.provenance import provenance
+from ..records import Action, Event, Incident, Location
+from ..report.text import headline
+from ..runtime.engine import Engine
+from ..runtime.state import TrainState
+from ..runtime.window import Failure, Window
+
+__all__ = ["WENT_BACK", "event_of", "not_applied", "on_rank", "phase_of", "scale_collapse"]
+
+WENT_BACK = (
+    "parameters, optimizer state and buffers went back to the last snapshot, {} steps ago; what was "
+    "learned since then is lost, because those steps cannot be computed again"
+)
+_PHASES = {
+    "gradient": "backward", "parameter": "optimizer", "optimizer_state": "optimizer",
+    "learning_rate": "optimizer", "buffer": "forward",
+}  # fmt: skip
+
+
+def event_of(
+    engine: Engine, window: Window, failure: Failure, phase: str, noticed: int | None = None
+) -> Event:
+    """The event of a failed window."""
+    return Event(
+        step=failure.step,
+        epoch=window.epoch,
+        phase=phase,
+        symptom=failure.symptom if failure.symptom != "scaler_skip" else "gradient",
+        name=failure.name,
+        value=failure.value,
+        noticed_at_step=noticed,
+        loss=_last_loss(window),
+        grad_norm=_scalar(window.norm),
+        lr=engine.state.lrs(),
+        scale=engine.state.scale(),
+        rank=engine.ranks.rank,
+    )
+
+
+def on_rank(event: Event) -> Event:
+    """The event with its rank in the words that every report shows."""
+    text = headline(Incident(id="", event=event)).partition(": ")[2]
+    return replace(event, message=f"{text} on rank {event.rank}")
+
+
+def not_applied(engine: Engine, window: Window) -> str:
+    """What is as before the step; said only where it is so."""
+    if window.is_moved:
+        return (
+            "the step was not applied; another optimizer's step on the same batch had been applied "
+            "before and stays"
+        )
+    kept = "buffers, scheduler, scaler and random state"
+    if window.is_loaderless:
+        kept = "buffers and scheduler" if engine.state.is_scaled else "buffers, scheduler and scaler"
+    return f"the step was not applied: parameters, optimizer state, {kept} are as before it"
+
+
+def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:
+    """Where in the step the birth is."""
+    if origin is None:
+        return _PHASES.get(failure.symptom, "loss")
+    birth = origin.birth
+    if birth is not None:
+        if birth.direction in ("backward", "optimizer"):
+            return birth.direction
+        return "forward" if birth.module is not None else "loss"
+    source = origin.source
+    if source is None:
+        consumer = origin.consumer
+        return "forward" if consumer is not None and consumer.module is not None else "loss"
+    if source.kind == "batch":
+        return "data"
+    if f"{source.kind} {source.name}" in state.initially_bad:
+        return "checkpoint" if _was_restored(state, source) else "parameter"
+    return "optimizer" if source.kind != "buffer" else "forward"
+
+
+def _was_restored(state: TrainState, source: SourceRef) -> bool:
+    targets: list[Any] = list(state.optimizers)
+    if source.kind != "optimizer_state":
+        targets = [m for root in state.roots.values() for m in root.modules()]
+    return provenance.restore_of(*targets) is not None
+
+
+def scale_collapse(
+    engine: Engine, window: Window, scale: float
+) -> tuple[Event, Location, Action]:
+    """A scaler that keeps skipping although the gradients are finite without its scale."""
+    event = Event(
+        step=window.step,
+        epoch=window.epoch,
+        phase="backward",
+        kind="scale_collapse",
+        symptom="gradient",
+        loss=_last_loss(window),
+        lr=engine.state.lrs(),
+        scale=scale,
+        message="the GradScaler keeps skipping; without its scale the gradients are finite",
+    )
+    location = Location(method="replay", note="gradients are finite at a loss scale of 1")
+    return event, location, Action(kind="skipped", detail="the GradScaler skipped the step itself")
+
+
+def _last_loss(window: Window) -> float | None:
+    for _step, loss in window.losses:
+        value = _scalar(loss)
+        if value is not None and value - value != 0:
+            return value
+    return _scalar(window.losses[-1][1]) if window.losses else window.loss
+
+
+def _scalar(value: Tensor | None) -> float | None:
+    if value is None or value.numel() != 1 or value.is_complex():
+        return None
+    return float(value.detach())

@@ -1,0 +1,125 @@
+"""Where the runtime hands a bad step over: known already, or to be investigated."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from ..errors import StayfiniteError
+from ..locate.trace import OpTrace
+from ..records import Incident, Location
+from ..runtime.engine import Engine
+from ..runtime.incidents import new_incident
+from ..runtime.known import KnownIncident, signature_of
+from ..runtime.undo import modes
+from ..runtime.window import Failure, Replay, Verdict, Window
+from .across_ranks import together
+from .course import course
+from .describe import event_of, not_applied
+from .investigation import Investigation
+from .replay import drive
+from .time_travel import go_back
+from .vehicle_choice import choose_vehicle
+from .vehicles import Vehicle
+
+__all__ = ["investigate"]
+
+_COUNTED = ("loss", "gradient", "learning_rate")
+
+
+def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
+    """What happened, where and why; the training is left as if the step had not been."""
+    is_countable = failure.symptom in _COUNTED and not engine.ranks.has_others
+    signature = signature_of(window, failure) if is_countable else None
+    known = engine.known.find(signature) if is_countable else None
+    if known is not None:
+        return _again(engine, window, failure, known)
+    vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
+    verdict = _unharmed(Investigation(engine, window, failure, vehicle))
+    verdict.run_again = lambda old: _run_again(engine, vehicle, old)
+    if is_countable and verdict.incident is not None and verdict.incident.event.kind == "nonfinite":
+        engine.known.add(signature, verdict.incident, verdict.keeps_random_state)
+    return verdict
+
+
+def _again(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
+    """The same incident once more: counted, with what is known of it."""
+    old = known.incident
+    about = Investigation(engine, window, failure, Vehicle(engine))
+    about.rewind()
+    event = event_of(engine, window, failure, old.event.phase)
+    incident = new_incident(
+        replace(event, value=failure.value),
+        location=old.location,
+        diagnosis=replace(old.diagnosis, samples=(), dataset_indices=()),
+        action=replace(old.action, kind="skipped", detail=not_applied(engine, window)),
+    )
+    incident = replace(incident, same_as=old.id)
+    if window.batches[0].loss_fn is None:
+        about.rng_after.restore()
+    frame = sys._getframe(2)
+
+    def run_again(window: Window) -> bool:
+        return _run_again(engine, choose_vehicle(engine, window, failure, frame), window)
+
+    verdict = Verdict(incident, [], window, keeps_random_state=known.keeps_random_state)
+    verdict.run_again = run_again
+    return verdict
+
+
+def _run_again(engine: Engine, vehicle: Vehicle, window: Window) -> bool:
+    """Compute a window and apply its step; False where that cannot be done."""
+    if not vehicle.can_run(window):
+        return False
+    if window.rng is not None:
+        window.rng.restore()
+    result = vehicle.run(Replay(window=window, is_applied=True))
+    if result.failure is not None or not result.is_complete:
+        return False
+    engine.state.shadow_buffers()
+    window.num_applied = 1
+    engine.close_healthy(window)
+    return True
+
+
+def _unharmed(about: Investigation) -> Verdict:
+    """An error of ours is no reason for the training to end, nor to end in another mode."""
+    put_modes = modes(about.state.roots.values())()
+    window = about.window
+    try:
+        replays = course(about)
+        if about.engine.ranks.is_on:
+            replays = together(about, replays)
+        verdict: Verdict = drive(replays, about.vehicle.run)
+        return verdict
+    except StayfiniteError:
+        raise
+    except Exception as error:
+        if OpTrace.is_strict:
+            raise
+        return _broke_off(about, error, window)
+    finally:
+        put_modes()
+
+
+def _broke_off(about: Investigation, error: Exception, window: Window) -> Verdict:
+    """What is known, and a state that is whole."""
+    about.window = window
+    if about.method == "time_travel" and about.state.snapshot.is_taken:
+        about.num_given_up = max(1, go_back(about))  # in the middle of the way there is no other
+    else:
+        about.rewind()
+    note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"
+    location = Location(is_reproduced=False, method="none", note=note)
+    incident: Incident | None = about.known
+    if incident is not None:
+        location = replace(incident.location, note=note)
+        incident = replace(incident, location=location, action=about.action())
+    else:
+        incident = about.incident(about.failure, None, location, None)
+    if window.batches[0].loss_fn is None:
+        about.rng_after.restore()
+    keeps = window.is_loaderless or about.vehicle.has_effects
+    return Verdict(incident, [], window, keeps_random_state=keeps)
+
+

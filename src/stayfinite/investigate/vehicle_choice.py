@@ -1,0 +1,87 @@
+"""Which vehicle can compute a step again: the safest one that shows the failure."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import Any
+
+from ..runtime.engine import Engine
+from ..runtime.window import Failure, Replay, ReplayResult, Window
+from .body.body import Body
+from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
+from .vehicles import BodyVehicle, NoVehicle, StepVehicle, Vehicle
+
+__all__ = ["choose_vehicle"]
+
+_MAX_FRAMES = 8
+
+
+def choose_vehicle(
+    engine: Engine, window: Window, failure: Failure, frame: FrameType | None
+) -> Vehicle:
+    """`frame`: where the step stands on the stack."""
+    if engine.settings.replay == "off":
+        return NoVehicle(engine)
+    if window.batches and window.batches[0].loss_fn is not None:
+        assert engine.step_parts is not None
+        return StepVehicle(engine, engine.step_parts)
+    scenes = scenes_of_frame(frame)
+    if window.error is not None:
+        scenes = scenes_of_traceback(window.error.__traceback__)
+    found = _bodies(engine, window, scenes)
+    if not found:
+        return NoVehicle(engine)
+    return found[0] if len(found) == 1 else FirstThatShows(engine, found)
+
+
+def _bodies(engine: Engine, window: Window, scenes: list[Scene]) -> list[Vehicle]:
+    def is_training_object(value: object) -> bool:
+        state = engine.state
+        return value in state.optimizers or value in state.schedulers or value in state.scalers
+
+    found: list[Vehicle] = []
+    for i, scene in enumerate(scenes[:_MAX_FRAMES]):
+        body = Body.of(scene, scenes[i + 1 :], is_training_object)
+        if body is not None:
+            found.append(BodyVehicle(engine, body, window))
+    return found
+
+
+class FirstThatShows(Vehicle):
+    """Several frames may hold the step; the first whose replay shows the failure is taken."""
+
+    def __init__(self, engine: Engine, candidates: list[Vehicle]) -> None:
+        super().__init__(engine)
+        self._candidates = candidates
+        self._chosen: Vehicle | None = None
+
+    @property
+    def _now(self) -> Vehicle:
+        return self._chosen or self._candidates[0]
+
+    @property
+    def has_effects(self) -> bool:
+        return self._now.has_effects
+
+    def can_run(self, window: Window) -> bool:
+        if self._chosen is not None:
+            return self._chosen.can_run(window)
+        return any(c.can_run(window) for c in self._candidates)
+
+    def run(self, wanted: Replay) -> ReplayResult:
+        if self._chosen is not None:
+            return self._chosen.run(wanted)
+        rng: Any = wanted.window.rng
+        first: ReplayResult | None = None
+        for candidate in self._candidates:
+            if rng is not None and first is not None:
+                rng.restore()
+            result = candidate.run(wanted)
+            self.refused += [r for r in candidate.refused if r not in self.refused]
+            if result.failure is not None:
+                self._chosen = candidate
+                return result
+            if first is None or (result.is_complete and not first.is_complete):
+                first = result
+        assert first is not None
+        return first

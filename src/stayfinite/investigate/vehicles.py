@@ -1,0 +1,211 @@
+"""Who computes a step again: the guard's own closure, a framework's step, the loop's statements.
+
+A vehicle takes a `Replay` and gives a `ReplayResult`. Whatever it runs, it runs in the sandbox, with the
+gradients and random numbers of the training put back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..numerics.health import badness
+from ..runtime.engine import Engine
+from ..runtime.step_parts import StepParts
+from ..runtime.window import BatchRef, Replay, ReplayResult, Window
+from ..sandbox.compute import computing_only
+from .body.body import Body
+from .replay import ActiveReplay, Enough
+from .tracing import eager_stance, symptom_origin
+
+__all__ = ["BodyVehicle", "NoVehicle", "StepVehicle", "Vehicle"]
+
+
+class Vehicle:
+    """Runs replays of one training."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.refused: list[str] = []
+        """What the code that was replayed wanted to do, and was not let."""
+
+    def can_run(self, window: Window) -> bool:
+        """Whether this window can be computed again."""
+        return True
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether the loop's body does things besides training, which have happened once and stay."""
+        return False
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
+        return False
+
+    def run(self, wanted: Replay) -> ReplayResult:
+        active = ActiveReplay(self.engine, wanted)
+        if self.engine.ranks.has_parted or not self.can_run(wanted.window):
+            active.result.is_complete = False
+            return active.result
+        state = self.engine.state
+        grads = state.take_grads()
+        self.engine.replay = active
+        try:
+            with computing_only() as report, eager_stance(), torch.enable_grad():
+                try:
+                    with active:
+                        self._compute(active)
+                except Enough:
+                    pass
+                except UsageError:
+                    raise
+                except Exception as error:
+                    self._broke_off(active, error)
+            self.refused += [r for r in report.refused if r not in self.refused]
+        finally:
+            self.engine.replay = None
+            state.put_grads(grads)
+        return active.result
+
+    def _compute(self, active: ActiveReplay) -> None:
+        raise NotImplementedError
+
+    def _broke_off(self, active: ActiveReplay, error: Exception) -> None:
+        """The code raised: because of a value that is not finite, as a rule."""
+        if self.engine.ranks.is_on:
+            raise error
+        active.result.is_complete = False
+        if active.is_decided:
+            return
+        bad = self.engine.state.bad_state()
+        if bad:
+            active.raised(bad)
+
+
+class NoVehicle(Vehicle):
+    """Nothing can be computed again."""
+
+    def can_run(self, window: Window) -> bool:
+        return False
+
+
+class StepVehicle(Vehicle):
+    """`guard.step`: the guard owns the closure and calls it again."""
+
+    def __init__(self, engine: Engine, parts: StepParts) -> None:
+        super().__init__(engine)
+        self._parts = parts
+
+    @property
+    def is_cheap(self) -> bool:
+        return True
+
+    def can_run(self, window: Window) -> bool:
+        return all(b.loss_fn is not None for b in window.batches)
+
+    def _compute(self, active: ActiveReplay) -> None:
+        wanted = active.wanted
+        if not self._parts.schedule.is_ours:
+            self.engine.state.set_lrs(wanted.window.lrs)
+        for ref in wanted.window.batches:
+            active.step = ref.step
+            self._one(active, ref)
+
+    def _one(self, active: ActiveReplay, ref: BatchRef) -> None:
+        parts, wanted = self._parts, active.wanted
+        optimizer, scaler = parts.optimizer, parts.scaler
+
+        def evaluate() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = parts.loss(ref.loss_fn, ref.value)
+            scaled = scaler.scale(loss) if scaler is not None else loss
+            active.on_backward(scaled, loss.detach(), scaled.backward)
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+                active.look_at_gradients()
+            active.agree()
+            if active.is_decided:
+                raise Enough
+            if parts.clip_norm is not None:
+                moved = [p for g in optimizer.param_groups for p in g["params"]]
+                torch.nn.utils.clip_grad_norm_(moved, parts.clip_norm)
+            return loss
+
+        try:
+            if parts.needs_closure and wanted.is_applied:
+                optimizer.step(evaluate)
+                return
+            evaluate()
+            if wanted.is_applied:
+                active.on_optimizer_step(optimizer, optimizer.step)
+                parts.schedule.in_replay()
+                if scaler is not None and not active.is_decided:
+                    scaler.update()
+        finally:
+            if scaler is not None:
+                scaler._per_optimizer_states.clear()
+
+
+class BodyVehicle(Vehicle):
+    """The statements of the loop's body on which the loss depends, on a copy of its variables."""
+
+    def __init__(self, engine: Engine, body: Body, own: Window) -> None:
+        super().__init__(engine)
+        self.body = body
+        self._own = own
+        """The window that the variables of the body belong to."""
+
+    @property
+    def has_effects(self) -> bool:
+        return bool(self.body.left_out) or bool(self.body.taken)
+
+    def can_run(self, window: Window) -> bool:
+        is_own = _same_batches(window.batches, self._own.batches)
+        if is_own and len(window.batches) == 1:
+            return True
+        return all(b.items and self.body.can_bind(len(b.items)) for b in window.batches)
+
+    def _compute(self, active: ActiveReplay) -> None:
+        wanted = active.wanted
+        refs = wanted.window.batches
+        if wanted.is_applied and len(refs) > 1:
+            # Which of its statements make the step, and which only add up gradients, depends on a count.
+            active.result.is_complete = False
+            return
+        for i, ref in enumerate(refs):
+            active.step = ref.step
+            if i and ref.rng is not None:
+                ref.rng.restore()
+            namespace = self._run(ref)
+            if not active.num_backward:
+                self._look_at_made(active, self.body.made(namespace))
+
+    def _run(self, ref: BatchRef) -> dict[str, Any]:
+        if ref.items and self.body.can_bind(len(ref.items)):
+            return self.body.run(ref.value)
+        return self.body.run()
+
+    def _look_at_made(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
+        """A loop that gives up before its backward: the numbers that it has computed until then."""
+        for number in made:
+            active.look_at_loss(number)
+        if active.is_decided or not made:
+            active.result.is_complete = bool(made)
+            return
+        trace = active.wanted.trace
+        moved = [p for _, p in self.engine.state.parameters() if p.requires_grad]
+        last = next((t for t in reversed(made) if t.requires_grad), None)
+        if trace is None or last is None:
+            return
+        grads = torch.autograd.grad(last, moved, allow_unused=True)
+        bad = [g for g in grads if g is not None and badness(g)]
+        active.result.origin = symptom_origin(trace, bad)
+
+
+def _same_batches(one: list[BatchRef], other: list[BatchRef]) -> bool:
+    return [b.items for b in one] == [b.items for b in other] if one is not other else True

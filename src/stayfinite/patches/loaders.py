@@ -1,0 +1,125 @@
+"""Which batch a loop has been given, noted where torch's own iterator hands it out.
+
+`iter(loader)` stays the loader's own iterator: only `__next__` of its class is wrapped. A loader that
+looks ahead and iterates another one (accelerate's) is noted where the loop meets it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from .firewall import Firewall
+from .manager import Subscribers, Subscription, Target, subscribe
+from .provenance import provenance
+
+__all__ = ["LoaderListener", "LoaderPatches"]
+
+_ident = threading.get_ident
+_inside = threading.local()
+_REASON = "the batch of a step is noted where the loader hands it out"
+_AROUND = (
+    ("accelerate.data_loader", "DataLoaderShard"),
+    ("accelerate.data_loader", "DataLoaderDispatcher"),
+)
+
+
+class LoaderListener(Protocol):
+    """Who is told of batches."""
+
+    thread_id: int
+    firewall: Firewall
+
+    def before_batch(self, loader: Any) -> None:
+        """The loop asks for the next batch: what it did with the last one is over."""
+
+    def on_batch(self, loader: Any, batch: Any, indices: Any) -> None: ...
+
+    def drops_batch(self, loader: Any, indices: Any) -> bool: ...
+
+    def on_loader_end(self, loader: Any) -> None: ...
+
+
+class LoaderPatches:
+    """A listener's part in them; `close` ends it."""
+
+    def __init__(self, listener: LoaderListener) -> None:
+        self.listener = listener
+        target = Target(_BaseDataLoaderIter, "__next__", _REASON, "loaders")
+        self._subscriptions: list[Subscription] = [subscribe(target, _next, self)]
+        self._around: set[type] = set()
+
+    def look_for_others(self) -> None:
+        """Loaders round loaders, once their package has been imported."""
+        for module, name in _AROUND:
+            cls = getattr(sys.modules.get(module), name, None)
+            if isinstance(cls, type) and cls not in self._around:
+                self._around.add(cls)
+                target = Target(cls, "__iter__", _REASON, "loaders")
+                self._subscriptions.append(subscribe(target, _iter_around, self))
+
+    def close(self) -> None:
+        while self._subscriptions:
+            self._subscriptions.pop().close()
+
+
+def _listener(subscribers: Subscribers) -> LoaderListener | None:
+    me = _ident()
+    for each in reversed(subscribers):
+        if each.listener.thread_id == me:
+            listener: LoaderListener = each.listener
+            return listener
+    return None
+
+
+def _next(original: Any, subscribers: Subscribers) -> Any:
+    def __next__(iterator: Any) -> Any:
+        listener = None if getattr(_inside, "count", 0) else _listener(subscribers)
+        if listener is None:
+            return original(iterator)
+        loader = provenance.loader_of(iterator)
+        return _noted(listener, iterator if loader is None else loader, original, iterator)
+
+    return __next__
+
+
+def _noted(listener: LoaderListener, loader: Any, draw: Any, iterator: Any) -> Any:
+    call = listener.firewall.call
+    call(listener.before_batch, loader)
+    while True:
+        _inside.count = getattr(_inside, "count", 0) + 1
+        try:
+            batch = draw(iterator)
+        except StopIteration:
+            _inside.count -= 1
+            call(listener.on_loader_end, loader)
+            _inside.count += 1
+            raise
+        finally:
+            _inside.count -= 1
+        indices = provenance.batch_indices
+        if not call(listener.drops_batch, loader, indices, fallback=False):
+            break
+    call(listener.on_batch, loader, batch, indices)
+    return batch
+
+
+def _iter_around(original: Any, subscribers: Subscribers) -> Any:
+    def __iter__(loader: Any) -> Iterator[Any]:
+        inner = original(loader)
+        while True:
+            listener = None if getattr(_inside, "count", 0) else _listener(subscribers)
+            try:
+                if listener is None:
+                    batch = next(inner)
+                else:
+                    batch = _noted(listener, loader, next, inner)
+            except StopIteration:
+                return
+            yield batch
+
+    return __iter__

@@ -1,0 +1,189 @@
+"""Which batches a loop is training on: windows are opened and filled as batches are drawn.
+
+Nothing here asks what the loop looks like. A window holds the batches between two optimizer steps;
+whether a batch of another loader belongs to it shows when something is trained on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections import UserDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engine import Engine
+from .window import BatchRef, Window
+
+__all__ = ["BatchTracker"]
+
+_MAX_AHEAD = 64
+_MAX_BATCHES = 64
+
+
+class BatchTracker:
+    """Counts batches and epochs, and keeps the window that is open."""
+
+    def __init__(self, engine: Engine, counts_every_batch: bool) -> None:
+        self._engine = engine
+        self.counts_every_batch = counts_every_batch
+        """What is given to guard(...) is the training; a script's loaders may be for evaluation."""
+        self.window: Window | None = None
+        self.num_batches = 0
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._num_epochs = 0
+        self._other: BatchRef | None = None
+        """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
+
+    def owns(self, loader: Any) -> bool:
+        """Whether the open window has a batch of this loader."""
+        window = self.window
+        return window is not None and any(o is loader for b in window.batches for o, _ in b.items)
+
+    def add(self, loader: Any, batch: Any, indices: Any) -> None:
+        """A new batch goes into the window, or beside it while that is still to be settled."""
+        window, item = self.window, (loader, _whole(batch))
+        if window is None:
+            rng = self._engine.open()
+            ref = BatchRef(self.num_batches, self._epoch(loader), [item], rng)
+            ref.indices = indices
+            self.window = Window([ref], rng, self._engine.state.lrs())
+            return
+        if window.is_loaderless or (window.num_attempted and not self.owns(loader)):
+            if self._other is None or any(o is loader for o, _ in self._other.items):
+                self._other = self._new_ref(loader)
+            self._other.items.append(item)
+            self._other.indices = self._other.indices or indices
+            return
+        last = window.batches[-1]
+        if any(o is loader for o, _ in last.items):
+            last = self._next_ref(window, loader)
+        last.items.append(item)
+        last.indices = last.indices or indices
+
+    def _new_ref(self, loader: Any) -> BatchRef:
+        return BatchRef(self.num_batches, self._epoch(loader), [], self._engine.rng.capture())
+
+    def _next_ref(self, window: Window, loader: Any) -> BatchRef:
+        """The same loader gave another batch before any optimizer step."""
+        last = window.batches[-1]
+        if last.is_used or self.counts_every_batch:
+            self.num_batches += 1
+        ref = self._new_ref(loader)
+        if last.is_used and window.num_backward:
+            window.batches.append(ref)  # gradient accumulation
+            del window.batches[:-_MAX_BATCHES]
+            window.ahead = ()
+        else:
+            window.batches[-1] = ref  # nothing was learned from it yet
+            window.ahead = (*window.ahead[-_MAX_AHEAD:], last)
+            if len(window.batches) == 1:
+                window.rng = ref.rng
+        return ref
+
+    def take_other(self) -> Window | None:
+        """A backward begins: if it is for another loader's batch, that opens the next window.
+
+        Returns the window that is over by it.
+        """
+        if self._other is None or not torch.is_grad_enabled():
+            return None
+        ref, self._other = self._other, None
+        over, self.window = self.window, None
+        if over is not None:
+            self.close(over)
+        ref.step = self.num_batches
+        self._engine.state.shadow_buffers()
+        self.window = Window([ref], ref.rng, self._engine.state.lrs())
+        return over
+
+    def open_loaderless(self, rng: Any) -> Window:
+        """No loader in sight: a window runs from one optimizer step to the next."""
+        window = Window([BatchRef(self.num_batches, 0, [])], rng, self._engine.state.lrs())
+        window.is_loaderless = True
+        self.window = window
+        return window
+
+    def note_used(self, window: Window) -> int:
+        """Something is trained on the last batch; its step."""
+        last = window.batches[-1]
+        if window.num_backward and last.is_used and window.ahead and not window.is_ahead:
+            self._take_ahead(window)
+        if window.is_ahead:
+            at = min(len(window.losses), len(window.batches) - 1)
+            return window.batches[at].step
+        last.is_used = True
+        return last.step
+
+    def _take_ahead(self, window: Window) -> None:
+        """A second backward without a new batch between: several were drawn at once, one for each."""
+        last = window.batches[-1]
+        drawn = [*window.ahead, last]
+        window.is_ahead = True
+        if len(window.batches) == 1:
+            window.rng = drawn[0].rng
+        for i, ref in enumerate(drawn):
+            ref.step, ref.is_used = last.step + i, True
+        window.batches[-1:] = drawn
+        self.num_batches = drawn[-1].step
+
+    def close(self, window: Window) -> None:
+        """The window is over: its batches are counted."""
+        if window is self.window:
+            self.window = None
+        step = window.batches[-1].step
+        if not window.is_loaderless and step >= self.num_batches:
+            self.num_batches = step + 1
+
+    def is_trained(self, loader: Any) -> bool:
+        window = self.window
+        return window is not None and any(
+            o is loader for b in window.batches if b.is_used for o, _ in b.items
+        )
+
+    def forget(self, loader: Any) -> None:
+        """A loader is through: what it gave without being trained on belongs to no step."""
+        if self._other is not None and any(o is loader for o, _ in self._other.items):
+            self._other = None
+        window = self.window
+        if window is None or window.num_attempted or window.num_backward:
+            return
+        last = window.batches[-1]
+        if not last.is_used:
+            last.items = [(o, i) for o, i in last.items if o is not loader]
+            if not last.items and len(window.batches) == 1 and not window.is_loaderless:
+                self.window = None
+
+    def drop_other(self) -> None:
+        """What other loaders gave in between was not trained on."""
+        self._other = None
+
+    def _epoch(self, loader: Any) -> int:
+        if self.counts_every_batch:
+            return self._num_epochs
+        try:
+            return self._epochs.get(loader, 0)
+        except TypeError:
+            return 0
+
+    def end_epoch(self, loader: Any) -> None:
+        self._engine.recovery.note_epoch()
+        if self.counts_every_batch:
+            self._num_epochs += 1
+            return
+        try:
+            self._epochs[loader] = self._epochs.get(loader, 0) + 1
+        except TypeError:
+            return
+
+
+def _whole(batch: Any) -> Any:
+    """A batch that a loop takes apart (`batch.pop("labels")`) is whole when it is looked into."""
+    kind = type(batch)
+    if kind is tuple or kind is Tensor:
+        return batch
+    if kind is dict or kind is list:
+        return kind(batch)
+    return copy.copy(batch) if isinstance(batch, UserDict) else batch

@@ -1,0 +1,107 @@
+"""Optimizers that evaluate their closure by themselves: once (Lightning), or many times (LBFGS, SAM).
+
+The closure belongs to the optimizer, which calls it when and how it likes, at whatever weights. A look
+at what it has computed follows each evaluation; a bad one ends the step, and what the optimizer has
+moved by then is put back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from ..patches.firewall import Firewall
+from .engine import Engine
+from .saved_state import OptimizerCopy
+from .window import Failure, Window
+
+__all__ = ["Abort", "ClosureDriver", "ClosureSteps", "moves_before_closure"]
+
+
+class Abort(Exception):
+    """Leaves an optimizer in the middle of its step."""
+
+
+class ClosureDriver(Protocol):
+    """Whose loop makes the steps."""
+
+    engine: Engine
+    firewall: Firewall
+
+    def window_for(self, optimizer: Any) -> Window: ...
+
+    def refuse(self, window: Window, failure: Failure) -> None: ...
+
+    def on_step_done(self, optimizer: Any, is_done: bool) -> None: ...
+
+    def end_refused(self, window: Window) -> None: ...
+
+
+def moves_before_closure(optimizer: Any) -> bool:
+    """Whether weights may have moved by the time that a closure is evaluated.
+
+    The optimizers of torch evaluate it before anything else, but for LBFGS; somebody else's may climb
+    first (SAM), or try steps of several sizes.
+    """
+    cls = type(optimizer)
+    is_torch = cls.__module__.startswith("torch.optim")
+    return not is_torch or issubclass(cls, torch.optim.LBFGS)
+
+
+class ClosureSteps:
+    """Makes such steps for a driver."""
+
+    def __init__(self, driver: ClosureDriver) -> None:
+        self._driver = weakref.ref(driver)
+        self._copies: weakref.WeakKeyDictionary[Any, OptimizerCopy] = weakref.WeakKeyDictionary()
+
+    def step(self, optimizer: Any, closure: Callable[[], Any], call: Callable[[Any], Any]) -> Any:
+        driver = self._driver()
+        if driver is None:
+            return call(closure)
+        window: Window | None = driver.firewall.call(driver.window_for, optimizer)
+        if window is None:
+            return call(closure)
+        copy = driver.firewall.call(self._copy, optimizer)
+        found: list[Failure] = []
+        last: list[Any] = []
+
+        def watched() -> Any:
+            loss = closure()
+            last[:] = [loss]
+            failure = driver.firewall.call(self._look, driver.engine, window, optimizer)
+            if failure is not None:
+                found.append(failure)
+                raise Abort
+            return loss
+
+        is_done = False
+        try:
+            result = call(watched)
+            is_done = True
+        except Abort:
+            result = last[0]
+        if found:
+            if copy is not None:
+                driver.firewall.call(copy.restore)
+            driver.firewall.call(driver.refuse, window, found[0])
+            driver.firewall.call(driver.end_refused, window)
+        else:
+            driver.firewall.call(driver.on_step_done, optimizer, is_done)
+        return result
+
+    def _copy(self, optimizer: Any) -> OptimizerCopy | None:
+        if not moves_before_closure(optimizer):
+            return None
+        copy = self._copies.get(optimizer)
+        if copy is None:
+            copy = self._copies[optimizer] = OptimizerCopy(optimizer)
+        copy.take()
+        return copy
+
+    def _look(self, engine: Engine, window: Window, optimizer: Any) -> Failure | None:
+        window.losses = window.losses[-1:]
+        return engine.check(window, optimizer)
