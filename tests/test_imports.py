@@ -25,6 +25,7 @@ ALLOWED = {
     "report": BASE - {"numerics"},
     "conductor": BASE
     | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
+    "investigate": BASE | {"locate"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
     "patches": {"errors"},
     "aside": set(),

@@ -1,0 +1,267 @@
+"""Which statements of a body are run again: those that the training's own calls depend on.
+
+A statement that reaches outside is not run; what it produced is taken from the variables as it stands. Where
+that value has been overwritten since, it is lost, and what needs it cannot be run either.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .access import GRADIENTS, RANDOM
+from .units import Unit, flat
+from .values import Path
+
+__all__ = ["Cut", "Rules", "can_strip", "rebuild", "show"]
+
+_ALWAYS_THERE = {RANDOM, GRADIENTS}
+
+
+@dataclass
+class Rules:
+    """How values from before the body, and values that are not computed again, can be had."""
+
+    restored: frozenset[str] = frozenset()
+    """Names that begin with their first value again: the batch, a function's arguments."""
+    lost_names: frozenset[str] = frozenset()
+    """Local names of a function that has returned: nothing of them is left."""
+    is_call: bool = False
+    """A function that is called anew: all that it finds is as it was."""
+    fed: frozenset[Unit] = frozenset()
+    """Statements that get their value from outside, in place of what they say."""
+
+
+@dataclass
+class Cut:
+    """The statements to run, and what they take from the variables."""
+
+    units: list[Unit]
+    rules: Rules
+    blocked: dict[Unit, str] = field(default_factory=dict)
+    """Statements that cannot be run again, and why."""
+    kept: set[Unit] = field(default_factory=set)
+    needed: set[Unit] = field(default_factory=set)
+    """Statements that are not run, but whose values are used."""
+
+    def __post_init__(self) -> None:
+        self.all = list(flat(self.units))
+
+    def solve(self, is_wanted: Callable[[Unit], bool]) -> None:
+        """Find what can be run, then what of it the wanted statements depend on."""
+        for unit in self.all:
+            if unit.access.outside and unit not in self.rules.fed:
+                self._block(unit, unit.access.outside)
+        while True:
+            self._block_what_lost_its_values()
+            self._follow([u for u in self.all if is_wanted(u)])
+            stuck = {u.loops[0] for u in self.needed if u.loops} - set(self.blocked)
+            if not stuck:
+                return
+            for loop in stuck:
+                self._block(loop, "a part of the loop cannot be run again")
+
+    def _block(self, unit: Unit, reason: str) -> None:
+        self.blocked.setdefault(unit, reason)
+        for block in () if can_strip(unit) else unit.blocks.values():
+            for inner in flat(block):
+                self.blocked.setdefault(inner, reason)
+
+    def _block_what_lost_its_values(self) -> None:
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            for unit in self.all:
+                if unit in self.blocked or unit in self.rules.fed:
+                    continue
+                gone = next((r for r in unit.access.reads if self._is_lost(r, unit)), None)
+                if gone is not None:
+                    self._block(unit, f"the value that {show(gone)} had is gone")
+                    is_changed = True
+
+    def _is_lost(self, path: Path, unit: Unit) -> bool:
+        if path in _ALWAYS_THERE:
+            return False
+        sources, is_entry = self.reaching(path, unit)
+        absent = [s for s in sources if s in self.blocked]
+        if is_entry and not self._is_there_at_entry(path):
+            return self._is_overwritten(path, unit)
+        if not absent:
+            return False
+        if path[0] in self.rules.lost_names and any(_binds_root(s, path) for s in absent):
+            return True
+        return self._is_overwritten(path, unit)
+
+    def _is_there_at_entry(self, path: Path) -> bool:
+        if self.rules.is_call:
+            return True
+        if path[0] not in self.rules.restored:
+            return False
+        # The batch itself is the same object: what was changed in it in place stays changed.
+        return not any(m[0] == path[0] for u in self.all for m in u.access.mutates)
+
+    def _is_overwritten(self, path: Path, unit: Unit) -> bool:
+        """Whether the variable got another value after this statement had read it."""
+        for other in self.all:
+            is_after = other.position >= unit.position or set(other.loops) & set(unit.loops)
+            if not is_after and other not in unit.loops:
+                continue
+            if any(_overwrites(w, path) for w in other.access.writes):
+                return True
+        return False
+
+    def reaching(self, path: Path, unit: Unit) -> tuple[set[Unit], bool]:
+        """The statements whose value may be read here; whether it may be from before the body."""
+        found: set[Unit] = set()
+        for other in reversed(self.all[: unit.position]):
+            if not any(_touch(w, path) for w in other.access.writes):
+                continue
+            found.add(other)
+            if _is_certain(other, unit) and any(_covers(w, path) for w in other.access.binds):
+                if set(unit.loops) <= {*other.loops, other}:
+                    return found, False
+                return found | self._carried(path, unit, other), False
+        return found | self._carried(path, unit, None), True
+
+    def _carried(self, path: Path, unit: Unit, source: Unit | None) -> set[Unit]:
+        """What an earlier iteration of a loop inside the body may have written."""
+        loops = set(unit.loops) - (set(source.loops) if source is not None else set())
+        late = self.all[unit.position :]
+        return {
+            u for u in late
+            if set(u.loops) & loops and any(_touch(w, path) for w in u.access.writes)
+        }  # fmt: skip
+
+    def _follow(self, wanted: Iterable[Unit]) -> None:
+        self.kept, self.needed = set(), set()
+        todo = [u for u in wanted if u not in self.blocked]
+        while todo:
+            unit = todo.pop()
+            if unit in self.kept:
+                continue
+            self.kept.add(unit)
+            todo += [u for u in unit.ancestors if u not in self.blocked]
+            for source in self._sources(unit):
+                (self.needed.add if source in self.blocked else todo.append)(source)
+
+    def _sources(self, unit: Unit) -> set[Unit]:
+        found: set[Unit] = set()
+        if unit in self.rules.fed:
+            return found
+        for path in unit.access.reads | unit.access.passes:
+            found |= self.reaching(path, unit)[0]
+        if unit.is_loop:
+            found |= {u for u in self.all if unit in u.loops and _steers(u)}
+        return found
+
+
+def show(path: Path) -> str:
+    """A path as it is written in the source."""
+    text = path[0].split("@")[0]
+    return text + "".join(p if p.startswith("[") else f".{p}" for p in path[1:])
+
+
+def _touch(written: Path, read: Path) -> bool:
+    return written == read[: len(written)] or read == written[: len(read)]
+
+
+def _covers(written: Path, read: Path) -> bool:
+    return written == read[: len(written)]
+
+
+_overwrites = _covers
+
+
+def _binds_root(unit: Unit, path: Path) -> bool:
+    return (path[0],) in unit.access.writes
+
+
+def _steers(unit: Unit) -> bool:
+    """Statements that end a loop inside the body, or skip a part of it."""
+    return isinstance(unit.node, (ast.Break, ast.Continue))
+
+
+def can_strip(unit: Unit) -> bool:
+    """A `with` whose context reaches outside (a timer, a lock) is left out, its block is not."""
+    return isinstance(unit.node, ast.With)
+
+
+def _is_certain(writer: Unit, reader: Unit) -> bool:
+    """Whether the writer has always been run when the reader is."""
+    above = set(reader.ancestors)
+    if writer in above:
+        return True
+    parent = writer.parent
+    if writer.is_loop:
+        return False
+    while parent is not None and parent not in above:
+        if not isinstance(parent.node, (ast.With, ast.Try)):
+            return False
+        parent = parent.parent
+    return not (parent is not None and _in_other_block(parent, writer, reader))
+
+
+def _in_other_block(parent: Unit, writer: Unit, reader: Unit) -> bool:
+    """In the other branch of the same `if`."""
+    if not isinstance(parent.node, ast.If):
+        return False
+    return _block_of(parent, writer) != _block_of(parent, reader)
+
+
+def _block_of(parent: Unit, unit: Unit) -> str:
+    line = [unit, *unit.ancestors]
+    child = line[line.index(parent) - 1]
+    return next(name for name, block in parent.blocks.items() if child in block)
+
+
+Keep = Callable[[Unit], bool]
+Replace = Callable[[Unit], "list[ast.stmt] | None"]
+
+
+def rebuild(units: list[Unit], cut: Cut, keep: Keep, replace: Replace) -> list[ast.stmt]:
+    """The statements to run, with the places that they have in the source."""
+    found: list[ast.stmt] = []
+    for unit in units:
+        instead = replace(unit)
+        if instead is not None:
+            found += instead
+        elif not unit.blocks:
+            found += [unit.node] if keep(unit) else []
+        else:
+            found += _rebuild_compound(unit, cut, keep, replace)
+    return found
+
+
+def _rebuild_compound(unit: Unit, cut: Cut, keep: Keep, replace: Replace) -> list[ast.stmt]:
+    blocks = {name: rebuild(block, cut, keep, replace) for name, block in unit.blocks.items()}
+    if not keep(unit) and not any(blocks.values()):
+        return []
+    if unit in cut.blocked and can_strip(unit):
+        return blocks["body"]
+    node = copy.copy(unit.node)
+    if isinstance(node, ast.Try):
+        _refill_try(node, unit, blocks)
+        return [node] if blocks["body"] else []
+    for name, block in blocks.items():
+        is_optional = name in ("orelse", "finalbody")
+        setattr(node, name, block or ([] if is_optional else [_nothing(unit.node)]))
+    return [node]
+
+
+def _refill_try(node: ast.Try, unit: Unit, blocks: dict[str, list[ast.stmt]]) -> None:
+    node.body, node.orelse = blocks["body"], blocks["orelse"]
+    node.finalbody = blocks["finalbody"]
+    handlers = []
+    for index, handler in enumerate(node.handlers):
+        cut = copy.copy(handler)
+        cut.body = blocks[f"handler{index}"] or [_nothing(handler)]
+        handlers.append(cut)
+    node.handlers = handlers
+    if not node.handlers and not node.finalbody:
+        node.finalbody = [_nothing(unit.node)]
+
+
+def _nothing(place: ast.stmt | ast.excepthandler) -> ast.Pass:
+    return ast.copy_location(ast.Pass(), place)

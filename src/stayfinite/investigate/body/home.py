@@ -1,0 +1,126 @@
+"""The body around the current line: the innermost loop, else the function, up to where it stands."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .scene import Scene
+from .source import function_source, source_tree
+
+__all__ = ["Home", "homes_of"]
+
+Loop = ast.For | ast.While | ast.AsyncFor
+_Place = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Home:
+    """A body to run again."""
+
+    node: ast.AST
+    """The loop, the function or the module."""
+    statements: list[ast.stmt]
+    """Those that have been run, the current one included; of blocks that are open, what was run of them."""
+    following: list[ast.stmt]
+    """The rest of the body."""
+    arguments: tuple[str, ...] = ()
+    """Of a function: the names that its caller gave values."""
+
+    @property
+    def is_loop(self) -> bool:
+        return isinstance(self.node, Loop)
+
+
+def homes_of(scene: Scene) -> list[Home]:
+    """The bodies around the current line, the innermost first."""
+    source = function_source(scene.code) if scene.is_function else None
+    root: ast.AST | None = source.node if source else None
+    if not scene.is_function:
+        root = source_tree(scene.file)
+    if root is None or isinstance(root, ast.Lambda):
+        return []
+    place = (scene.line, -1 if scene.column is None else scene.column)
+    found = [_home(root, place), *(_home(loop, place) for loop in _loops(root, place))]
+    return found[::-1]
+
+
+def _home(node: ast.AST, place: _Place) -> Home:
+    body: list[ast.stmt] = node.body  # type: ignore[attr-defined]
+    index = _current(body, place)
+    arguments: tuple[str, ...] = ()
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        arguments = tuple(a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg))
+    return Home(node, _until(body, place), body[index + 1 :], arguments)
+
+
+def _loops(root: ast.AST, place: _Place) -> Iterator[Loop]:
+    """The loops whose body the current line is in, outermost first; not those of inner functions."""
+    for child in ast.iter_child_nodes(root):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            continue
+        if isinstance(child, Loop) and any(_holds(s, place) for s in child.body):
+            yield child
+        yield from _loops(child, place)
+
+
+def _holds(node: ast.stmt | ast.expr, place: _Place) -> bool:
+    line, column = place
+    end = (node.end_lineno or node.lineno, node.end_col_offset or 0)
+    if column < 0:
+        return node.lineno <= line <= end[0]
+    return (node.lineno, node.col_offset) <= (line, column) < end
+
+
+def _current(body: list[ast.stmt], place: _Place) -> int:
+    inside = [i for i, s in enumerate(body) if _holds(s, place)]
+    if inside:
+        return inside[-1]
+    before = [i for i, s in enumerate(body) if (s.lineno, s.col_offset) <= (place[0], place[1])]
+    return before[-1] if before else -1
+
+
+def _until(body: list[ast.stmt], place: _Place) -> list[ast.stmt]:
+    """The statements up to the current one."""
+    index = _current(body, place)
+    if index < 0:
+        return []
+    current = body[index]
+    if not _holds(current, place):
+        return body[: index + 1]
+    return [*body[:index], *_entered(current, place)]
+
+
+def _entered(statement: ast.stmt, place: _Place) -> list[ast.stmt]:
+    """Of a compound statement that is open: what was run of it.
+
+    The branch of an `if` that the program is in is known, so its condition need not be computed. A
+    handler of an open `try` would catch what ends a replay.
+    """
+    for block in _blocks(statement):
+        if not any(_holds(s, place) for s in block):
+            continue
+        inner = _until(block, place)
+        if isinstance(statement, (ast.With, ast.AsyncWith, ast.For, ast.While, ast.AsyncFor)):
+            if block is not statement.body:
+                return inner
+            cut = copy.copy(statement)
+            cut.body = inner
+            if not isinstance(cut, (ast.With, ast.AsyncWith)):
+                cut.orelse = []
+            return [cut]
+        if isinstance(statement, ast.Try) and block is not statement.body:
+            return [*([] if block is not statement.finalbody else statement.body), *inner]
+        return inner
+    return [statement] if not _blocks(statement) else []
+
+
+def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return []
+    names = ("body", "orelse", "finalbody")
+    found = [b for n in names if isinstance(b := getattr(statement, n, None), list)]
+    found += [h.body for h in getattr(statement, "handlers", [])]
+    return found + [c.body for c in getattr(statement, "cases", [])]

@@ -1,0 +1,421 @@
+"""May this call be made again? Judged by the object that is called, not by its name.
+
+What only computes may. What reaches outside (files, iterators, queues, clocks, environments) may not: its
+result is taken from the variables. A function that the user wrote is judged by its source.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import random
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import known_calls as calls
+from .access import GRADIENTS, RANDOM, Reader, Verdict
+from .source import file_kind
+from .values import UNKNOWN, Bound, Env, Path, Value, attribute_of, known
+
+__all__ = ["Judge", "Summarize", "Summary"]
+
+_CLIPPING = {"clip_grad_norm_", "clip_grad_value_", "clip_gradients", "clip_grads_with_norm_"}
+_STEPPING = {"step", "zero_grad", "unscale_", "update", "zero_grad_"}
+_READING_SCALER = {"scale", "get_scale", "is_enabled", "state_dict", "get_last_lr", "param_groups"}
+_MAX_DEPTH = 10
+
+
+class Summary(Protocol):
+    """What a call of a user's function does, in terms of its arguments' names."""
+
+    outside: str | None
+    is_training: bool
+    is_backward: bool
+    is_step: bool
+    needs_protection: bool
+    """Run as it is, it would write to globals, or do what a replay leaves out."""
+    reads: set[Path]
+    mutates: set[Path]
+    result: Value
+
+
+Summarize = Callable[
+    [types.FunctionType, "list[Value]", "dict[str, Value]", bool], "Summary | None"
+]
+
+
+class Judge:
+    """Judges the calls of one body; what it found out about a function is kept."""
+
+    def __init__(
+        self, is_training_object: Callable[[object], bool], summarize: Summarize | None = None
+    ) -> None:
+        self._is_training_object = is_training_object
+        self.summarize = summarize
+        self.depth = 0
+        self.is_lenient = False
+        """In the code of libraries, what cannot be resolved is trusted."""
+        self._found: dict[tuple[int, int], tuple[ast.Call, Env, Verdict]] = {}
+
+    def call(self, node: ast.Call, env: Env) -> Verdict:
+        """What this call does."""
+        key = (id(node), id(env))
+        if key not in self._found:
+            self._found[key] = (node, env, self._judge(node, env))
+        return self._found[key][2]
+
+    def forget(self, env: Env) -> None:
+        """The variables have other values now."""
+        self._found = {k: v for k, v in self._found.items() if v[1] is not env}
+
+    def iteration(self, value: Value) -> str | None:
+        """Why a loop over this may not be run again."""
+        if value.is_known and not calls.can_iterate_again(value.obj):
+            if not (self.is_lenient and not calls.is_iterator(value.obj)):
+                return f"it draws from a {type(value.obj).__name__}"
+        return None
+
+    def is_training_object(self, obj: Any) -> bool:
+        if isinstance(obj, (Optimizer, torch.amp.GradScaler)) or self._is_training_object(obj):
+            return True
+        kind = type(obj)
+        if file_kind_of(kind) != "library":
+            return False
+        return all(any(n in base.__dict__ for base in kind.__mro__) for n in ("step", "zero_grad"))
+
+    def _judge(self, node: ast.Call, env: Env) -> Verdict:
+        reader = Reader(env, self)
+        training = self._training(node, reader)
+        if training is not None:
+            return training
+        target = reader.value(node.func)
+        if target.kind == "fresh":
+            return Verdict()
+        if target.kind == "unknown":
+            return self._unknown(node, target)
+        verdict = self._known(target.obj, node, reader, target.is_shared)
+        for other in {type(o): o for o in target.others}.values():
+            verdict.outside = verdict.outside or self._known(other, node, reader, False).outside
+        return verdict
+
+    def _training(self, node: ast.Call, reader: Reader) -> Verdict | None:
+        """`loss.backward()`, `optimizer.step()`, `scaler.update()`, clipping: the training's own calls."""
+        func = node.func
+        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        found = Verdict(is_training=True, reads={GRADIENTS}, mutates={GRADIENTS})
+        target = reader.value(func)
+        owner = reader.value(func.value) if isinstance(func, ast.Attribute) else UNKNOWN
+        if name in _STEPPING and owner.is_known and self.is_training_object(owner.obj):
+            return replace(found, is_step=name == "step")
+        if name == "backward" and owner.is_known and isinstance(owner.obj, Tensor):
+            return replace(found, is_backward=True)
+        if target.is_known and _code_kind(target.obj) == "user":
+            return None
+        if getattr(target.obj, "__name__", name) in _CLIPPING:
+            return found
+        if name in ("backward", "manual_backward") and isinstance(func, ast.Attribute):
+            return replace(found, is_backward=True)
+        is_model = owner.is_known and isinstance(owner.obj, nn.Module)
+        if name == "zero_grad" and (is_model or not owner.is_known):
+            return found
+        return None
+
+    def _unknown(self, node: ast.Call, target: Value) -> Verdict:
+        func = node.func
+        if target.is_shared:
+            return Verdict("it works on an object that is shared", result=UNKNOWN)
+        if self.is_lenient:
+            return Verdict(result=UNKNOWN)
+        if isinstance(func, ast.Attribute) and calls.unknown_method_is_harmless(func.attr):
+            return Verdict()
+        return Verdict("nobody knows what is called", result=UNKNOWN)
+
+    def _known(self, obj: Any, node: ast.Call, reader: Reader, is_shared: bool) -> Verdict:
+        if isinstance(obj, Bound):
+            return self._c_method(obj, node, reader, is_shared)
+        if isinstance(obj, functools.partial):
+            return self._known(obj.func, node, reader, is_shared)
+        if isinstance(obj, (types.FunctionType, types.MethodType)):
+            return self._python(obj, node, reader)
+        if isinstance(obj, types.BuiltinFunctionType):
+            return self._builtin(obj, node, reader)
+        if isinstance(obj, type):
+            return self._construction(obj, node, reader)
+        if isinstance(obj, nn.Module):
+            return self._module_call(obj, node, reader)
+        module = str(getattr(type(obj), "__module__", ""))
+        if module.split(".")[0] in ("torch", "numpy"):  # operators of torch, ufuncs
+            return self._of_module(
+                str(getattr(obj, "__module__", module) or module), obj, node, reader
+            )
+        method = attribute_of(known(obj), "__call__")
+        if method.is_known and isinstance(method.obj, types.MethodType):
+            return self._python(method.obj, node, reader, is_bound_here=True, can_protect=False)
+        return Verdict(f"a {type(obj).__name__} is called", result=UNKNOWN)
+
+    def _c_method(self, bound: Bound, node: ast.Call, reader: Reader, is_shared: bool) -> Verdict:
+        owner, name = bound.owner, bound.name
+        verdict = Verdict()
+        path = reader.env.path(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if isinstance(owner, Tensor):
+            is_mutating = calls.tensor_method_mutates(name)
+            _note_draws(verdict, "torch", name)
+        elif calls.is_plain(owner) and not calls.is_iterator(owner):
+            if _is_generator(owner):
+                return Verdict("it draws from a generator of its own", result=UNKNOWN)
+            is_mutating = name in calls.MUTATING
+            if is_mutating and is_shared:
+                return Verdict("it writes into an object that is shared", result=UNKNOWN)
+        elif owner is random._inst:  # type: ignore[attr-defined]
+            is_mutating = False
+            _note_draws(verdict, "random", name)
+        else:
+            return Verdict(f"{name} of a {type(owner).__name__} may reach outside", result=UNKNOWN)
+        if is_mutating and path is not None:
+            verdict.mutates.add(path)
+            verdict.reads.add(path)
+            if "grad" in path:
+                verdict.mutates.add(GRADIENTS)
+        return verdict
+
+    def _builtin(self, obj: types.BuiltinFunctionType, node: ast.Call, reader: Reader) -> Verdict:
+        owner = obj.__self__
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            if type(owner).__module__.startswith("torch._C"):
+                return self._of_module("torch", obj, node, reader)
+            return self._c_method(Bound(owner, obj.__name__), node, reader, False)
+        module = obj.__module__ or getattr(owner, "__name__", "")
+        if isinstance(owner, type):
+            module = owner.__module__
+        if module != "builtins":
+            return self._of_module(module, obj, node, reader)
+        if not calls.is_pure_builtin(obj.__name__):
+            if obj.__name__ == "setattr" and node.args:
+                return self._setattr(node, reader)
+            return Verdict(f"{obj.__name__}() reaches outside", result=UNKNOWN)
+        return self._consuming(obj.__name__, node, reader)
+
+    def _setattr(self, node: ast.Call, reader: Reader) -> Verdict:
+        if reader.value(node.args[0]).is_shared:
+            return Verdict("it writes into an object that is shared")
+        path = reader.env.path(node.args[0])
+        return Verdict(mutates={path} if path else set())
+
+    def _consuming(self, name: str, node: ast.Call, reader: Reader) -> Verdict:
+        result = UNKNOWN if name == "getattr" else Verdict().result
+        if name in calls.CONSUMERS:
+            for argument in node.args:
+                value = reader.value(argument)
+                reason = self.iteration(value)
+                if reason is not None and not (value.is_known and callable(value.obj)):
+                    return Verdict(reason, result=UNKNOWN)
+                if name in ("list", "tuple", "sorted", "enumerate", "zip") and value.is_shared:
+                    result = Value("unknown", None, is_shared=True)
+        return Verdict(result=result)
+
+    def _of_module(self, module: str, obj: Any, node: ast.Call, reader: Reader) -> Verdict:
+        """A function of torch, numpy, math, ..."""
+        name = str(getattr(obj, "__name__", ""))
+        reason = calls.module_effect(module, name)
+        if reason is not None:
+            is_trusted = self.is_lenient and module.startswith("torch.distributed") is False
+            return Verdict(None if is_trusted and not module else reason, result=UNKNOWN)
+        verdict = Verdict()
+        _note_draws(verdict, module, name)
+        for keyword in node.keywords:
+            path = reader.env.path(keyword.value) if keyword.arg == "out" else None
+            if path is not None:
+                verdict.mutates.add(path)
+            generator = reader.value(keyword.value) if keyword.arg == "generator" else UNKNOWN
+            if generator.is_known and isinstance(generator.obj, torch.Generator):
+                return Verdict("it draws from a generator of its own", result=UNKNOWN)
+        if calls.tensor_method_mutates(name) and node.args:
+            path = reader.env.path(node.args[0])
+            if path is not None:
+                verdict.mutates.add(path)
+                verdict.reads.add(path)
+        return verdict
+
+    def _construction(self, kind: type, node: ast.Call, reader: Reader) -> Verdict:
+        if kind.__module__ == "builtins":
+            if issubclass(kind, BaseException) or calls.is_pure_builtin(kind.__name__):
+                return self._consuming(kind.__name__, node, reader)
+            return Verdict(f"{kind.__name__}() may reach outside", result=UNKNOWN)
+        init = attribute_of(known(kind), "__init__").obj
+        if isinstance(init, types.FunctionType) and _code_kind(init) in ("user", "library"):
+            if (
+                "__dataclass_fields__" not in kind.__dict__
+                or init.__code__.co_filename != "<string>"
+            ):
+                return self._python(init, node, reader, first=Verdict().result, can_protect=False)
+        if file_kind_of(kind) in ("user", "library"):
+            return Verdict()
+        reason = calls.module_effect(kind.__module__, kind.__name__)
+        return Verdict(reason, result=UNKNOWN if reason else Verdict().result)
+
+    def _module_call(self, module: nn.Module, node: ast.Call, reader: Reader) -> Verdict:
+        verdict = Verdict()
+        if calls.module_draws(module):
+            _note_draws(verdict, "torch", "dropout")
+        seen: set[type] = set()
+        for part in module.modules():
+            if type(part) in seen or file_kind_of(type(part)) != "user":
+                continue
+            seen.add(type(part))
+            forward = attribute_of(known(part), "forward").obj
+            if isinstance(forward, types.MethodType):
+                inner = self._python(forward, node, reader, is_root=part is module)
+                verdict.outside = verdict.outside or inner.outside
+                verdict.is_backward |= inner.is_backward
+                verdict.needs_protection |= inner.needs_protection
+                if part is module:
+                    verdict.reads |= inner.reads
+                    verdict.mutates |= inner.mutates
+        return verdict
+
+    def _python(
+        self,
+        obj: types.FunctionType | types.MethodType,
+        node: ast.Call,
+        reader: Reader,
+        *,
+        first: Value | None = None,
+        is_bound_here: bool = False,
+        can_protect: bool = True,
+        is_root: bool = True,
+    ) -> Verdict:
+        """A function with source: the user's and the libraries' are analyzed."""
+        func = obj.__func__ if isinstance(obj, types.MethodType) else obj
+        if not isinstance(func, types.FunctionType):
+            return Verdict("nobody knows what is called", result=UNKNOWN)
+        func = _unwrapped(func)
+        kind = _code_kind(func)
+        module = str(func.__module__ or "")
+        if kind in ("torch", "stdlib"):
+            return self._of_module(module, func, node, reader)
+        if module.split(".")[0] in ("numpy", "scipy", "einops"):
+            return self._of_module(module, func, node, reader)
+        if self.summarize is None or self.depth >= _MAX_DEPTH:
+            return Verdict("it is too deep to be analyzed", result=UNKNOWN)
+        owner = known(obj.__self__) if isinstance(obj, types.MethodType) else first
+        if not is_root:
+            return self._summary(func, [owner or UNKNOWN], {}, kind == "library", can_protect)[1]
+        positional, named = self._arguments(node, reader, owner)
+        summary, verdict = self._summary(func, positional, named, kind == "library", can_protect)
+        if summary is not None:
+            self._translate(func, summary, node, reader, owner is not None, verdict)
+            verdict.is_analyzed = not any(isinstance(a, ast.Starred) for a in node.args)
+        return verdict
+
+    def _arguments(
+        self, node: ast.Call, reader: Reader, owner: Value | None
+    ) -> tuple[list[Value], dict[str, Value]]:
+        positional = [] if owner is None else [owner]
+        for argument in node.args:
+            if isinstance(argument, ast.Starred):
+                break
+            positional.append(reader.value(argument))
+        return positional, {k.arg: reader.value(k.value) for k in node.keywords if k.arg}
+
+    def _summary(
+        self,
+        func: types.FunctionType,
+        positional: list[Value],
+        named: dict[str, Value],
+        is_library: bool,
+        can_protect: bool,
+    ) -> tuple[Summary | None, Verdict]:
+        assert self.summarize is not None
+        before = self.depth, self.is_lenient
+        self.depth, self.is_lenient = self.depth + 1, self.is_lenient or is_library
+        try:
+            summary = self.summarize(func, positional, named, is_library)
+        finally:
+            self.depth, self.is_lenient = before
+        if summary is None:
+            trusted = is_library or self.is_lenient
+            reason = None if trusted else f"the source of {func.__name__} is not known"
+            return None, Verdict(reason, result=UNKNOWN)
+        reason = summary.outside
+        if reason is None and summary.needs_protection and not can_protect:
+            reason = f"{func.__qualname__} changes things that cannot be protected"
+        verdict = Verdict(
+            reason, summary.is_training, summary.is_backward, summary.is_step,
+            summary.needs_protection, result=summary.result,
+        )  # fmt: skip
+        return summary, verdict
+
+    def _translate(
+        self,
+        func: types.FunctionType,
+        summary: Summary,
+        node: ast.Call,
+        reader: Reader,
+        is_bound: bool,
+        verdict: Verdict,
+    ) -> None:
+        """From the names of the function's arguments to what stands there in the call."""
+        code = func.__code__
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        given: dict[str, ast.expr] = {k.arg: k.value for k in node.keywords if k.arg}
+        rest = list(names)
+        if is_bound and rest:
+            own = rest.pop(0)
+            if isinstance(node.func, ast.Attribute):
+                given[own] = node.func.value
+            elif isinstance(node.func, ast.Name):
+                given[own] = node.func
+        given.update(zip(rest, node.args))
+        for source, target in ((summary.reads, verdict.reads), (summary.mutates, verdict.mutates)):
+            for path in source:
+                if path[0] not in names:
+                    target.add(path)
+                    continue
+                prefix = reader.env.path(given[path[0]]) if path[0] in given else None
+                if prefix is not None:
+                    target.add((*prefix, *path[1:]))
+
+
+def _note_draws(verdict: Verdict, module: str, name: str) -> None:
+    if calls.draws_numbers(module, name):
+        verdict.reads.add(RANDOM)
+        verdict.mutates.add(RANDOM)
+
+
+def _is_generator(obj: Any) -> bool:
+    return isinstance(obj, (np.random.Generator, np.random.RandomState))
+
+
+def _unwrapped(func: types.FunctionType) -> types.FunctionType:
+    """The function inside of `@torch.no_grad()` and other wrappers that the source does not show."""
+    while file_kind(func.__code__.co_filename) in ("torch", "stdlib"):
+        inner = func.__dict__.get("__wrapped__")
+        if not isinstance(inner, types.FunctionType):
+            break
+        func = inner
+    return func
+
+
+def _code_kind(obj: Any) -> str:
+    func = obj.__func__ if isinstance(obj, types.MethodType) else obj
+    if not isinstance(func, types.FunctionType):
+        return ""
+    return file_kind(_unwrapped(func).__code__.co_filename)
+
+
+def file_kind_of(kind: type) -> str:
+    """Whose class this is."""
+    root = kind.__module__.split(".")[0] if isinstance(kind.__module__, str) else ""
+    if root in ("torch", "builtins"):
+        return "torch" if root == "torch" else "stdlib"
+    for value in kind.__dict__.values():
+        if isinstance(value, types.FunctionType) and value.__code__.co_filename != "<string>":
+            return file_kind(value.__code__.co_filename)
+    return "user" if root == "__main__" else "library"

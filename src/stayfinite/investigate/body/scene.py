@@ -1,0 +1,129 @@
+"""A function that is running, as it stands: its place in the source and its variables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+from .source import file_kind
+
+__all__ = ["Scene", "scenes_of_frame", "scenes_of_traceback"]
+
+_OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_RUNNERS = {"runpy", "pytest", "_pytest", "pluggy", "importlib", "torchrun"}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A frame of a training, as it stood."""
+
+    file: str
+    line: int
+    function: str
+    first_line: int
+    code: CodeType = field(repr=False)
+    local_variables: dict[str, Any] = field(repr=False)
+    """Closure variables included; empty for the body of a module."""
+    module_globals: dict[str, Any] = field(repr=False)
+    column: int | None = None
+    """Where the current call begins, with Python 3.11 and later."""
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """All names that the function can see, without the builtins."""
+        return {**self.module_globals, **self.local_variables}
+
+    @property
+    def is_function(self) -> bool:
+        return bool(self.code.co_flags & _OPTIMIZED)
+
+
+def scenes_of_frame(frame: FrameType | None) -> list[Scene]:
+    """The frames on the stack that may belong to a training, innermost first."""
+    found = []
+    while frame is not None:
+        if _is_wanted(frame):
+            found.append(_scene(frame, frame.f_lineno, frame.f_lasti))
+        frame = frame.f_back
+    return found
+
+
+def scenes_of_traceback(tb: TracebackType | None) -> list[Scene]:
+    """The frames that an exception went through, innermost first."""
+    found = []
+    while tb is not None:
+        if _is_wanted(tb.tb_frame):
+            found.append(_scene(tb.tb_frame, tb.tb_lineno, tb.tb_lasti))
+        tb = tb.tb_next
+    return found[::-1]
+
+
+def _is_wanted(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    kind = file_kind(file)
+    if (
+        kind in ("torch", "stdlib")
+        or str(frame.f_globals.get("__name__")).split(".")[0] in _RUNNERS
+    ):
+        return False
+    return kind == "user" or not file.startswith(_OWN)
+
+
+def _scene(frame: FrameType, line: int, instruction: int) -> Scene:
+    code = frame.f_code
+    is_module = not code.co_flags & _OPTIMIZED and frame.f_locals is frame.f_globals
+    names = {} if is_module else variables(frame)
+    column = _column(code, line, instruction)
+    return Scene(
+        code.co_filename, line, code.co_name, code.co_firstlineno, code, names, frame.f_globals,
+        column,
+    )  # fmt: skip
+
+
+def _column(code: CodeType, line: int, instruction: int) -> int | None:
+    if sys.version_info < (3, 11) or instruction < 0:
+        return None
+    start, _, column, _ = next(_skip(code.co_positions(), instruction // 2))
+    return column if start == line else None
+
+
+def _skip(positions: Iterator[Any], count: int) -> Iterator[Any]:
+    for index, position in enumerate(positions):
+        if index >= count:
+            yield position
+    yield (None, None, None, None)
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """A function's variables; nothing stays behind that would keep them alive after a `del`."""
+    names = frame.f_locals
+    found = dict(names)
+    _let_go(frame, names)
+    return found
+
+
+def _let_go(frame: FrameType, names: Any) -> None:
+    """Before Python 3.13 a function's `f_locals` is a copy that the frame holds on to; it is also what
+    `locals()` has given the function, if it asked: then it is not ours to empty."""
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & _OPTIMIZED:
+        if sys.getrefcount(names) <= _NOBODY_ELSE:
+            names.clear()
+
+
+def _count_holders() -> int:
+    """How many hold such a copy when nobody but the frame and we do, counted the same way."""
+    frame = sys._getframe()
+    names = frame.f_locals
+
+    def inner(frame: FrameType, names: Any) -> int:
+        return sys.getrefcount(names)
+
+    return inner(frame, names)
+
+
+_NOBODY_ELSE = _count_holders()

@@ -1,0 +1,232 @@
+"""What a call of a Python function does, found from its source; and the function without its effects.
+
+A helper that counts, logs or appends beside computing the loss can be called again without that: the
+statements that reach outside are left out of it, unless its result depends on them.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .access import Access
+from .compiled import compile_function
+from .cut import Cut, Rules, rebuild
+from .judge import Judge
+from .source import FunctionSource, function_source
+from .units import Unit, build_units
+from .values import FRESH, UNKNOWN, Env, Path, Value, known
+
+__all__ = ["Functions", "FunctionSummary"]
+
+_GENERATOR = 0x20 | 0x80 | 0x200  # as in inspect.CO_…: generators and coroutines
+_MAX_FUNCTIONS = 400
+_MAX_STATEMENTS = 1500
+_Key = tuple[Any, ...]
+
+
+@dataclass
+class FunctionSummary:
+    """In terms of the names of the function's arguments, of globals and of closure variables."""
+
+    outside: str | None = None
+    is_training: bool = False
+    is_backward: bool = False
+    is_step: bool = False
+    needs_protection: bool = False
+    reads: set[Path] = field(default_factory=set)
+    mutates: set[Path] = field(default_factory=set)
+    result: Value = FRESH
+
+
+class Functions:
+    """All functions that the statements of one body call."""
+
+    def __init__(self, is_training_object: Callable[[object], bool]) -> None:
+        self.judge = Judge(is_training_object, self.summarize)
+        self._summaries: dict[_Key, FunctionSummary] = {}
+        self._alive: list[Any] = []
+        self._left_out: dict[types.CodeType, set[ast.stmt]] = {}
+        self._analyzed: dict[types.CodeType, tuple[FunctionSource, list[Unit], Cut]] = {}
+        self._compiled: dict[types.CodeType, types.CodeType] = {}
+
+    def code_for(self, code: types.CodeType) -> types.CodeType:
+        """The code to run in place of this one: without the statements that reach outside."""
+        if not self._left_out.get(code):
+            return code
+        if code not in self._compiled:
+            self._compiled[code] = self._compile(code)
+        return self._compiled[code]
+
+    def summarize(
+        self,
+        func: types.FunctionType,
+        positional: list[Value],
+        named: dict[str, Value],
+        is_library: bool,
+    ) -> FunctionSummary | None:
+        """None where the source is not known or is too long."""
+        source = function_source(func.__code__)
+        if source is None or len(self._summaries) >= _MAX_FUNCTIONS:
+            return None
+        values = _bind(func, positional, named)
+        key = (func.__code__, *((name, _fingerprint(v)) for name, v in sorted(values.items())))
+        if key not in self._summaries:
+            self._summaries[key] = FunctionSummary(result=UNKNOWN)  # while it is being analyzed
+            self._alive.append((func, values))
+            self._summaries[key] = self._analyze(func, source, values, is_library)
+        return self._summaries[key]
+
+    def _analyze(
+        self,
+        func: types.FunctionType,
+        source: FunctionSource,
+        values: dict[str, Value],
+        is_library: bool,
+    ) -> FunctionSummary:
+        body = _statements(source)
+        if sum(1 for s in body for n in ast.walk(s) if isinstance(n, ast.stmt)) > _MAX_STATEMENTS:
+            return FunctionSummary(outside=f"{func.__name__} is too long to be analyzed")
+        env = _environment(func, source, values)
+        units = build_units(body, env, self.judge)
+        local = frozenset(env.root(n) for n in env.local_names if n not in env.cells)
+        cut = Cut(units, Rules(lost_names=local, is_call=True))
+        cut.solve(lambda u: _is_result(u, env.is_generator))
+        self._note(func.__code__, source, units, cut, is_library)
+        return self._describe(func, cut, env, is_library)
+
+    def _note(
+        self,
+        code: types.CodeType,
+        source: FunctionSource,
+        units: list[Unit],
+        cut: Cut,
+        is_library: bool,
+    ) -> None:
+        if is_library:
+            return
+        self._analyzed[code] = (source, units, cut)
+        gone = {u.node for u in cut.all if u in cut.blocked}
+        self._left_out.setdefault(code, set()).update(gone)
+        self._compiled.pop(code, None)
+
+    def _describe(
+        self, func: types.FunctionType, cut: Cut, env: Env, is_library: bool
+    ) -> FunctionSummary:
+        found = FunctionSummary()
+        local = cut.rules.lost_names
+        results = [u for u in cut.all if _is_result(u, env.is_generator)]
+        stuck = [u for u in results if u in cut.blocked]
+        if stuck:
+            found.outside = f"{func.__qualname__}: {cut.blocked[stuck[0]]}"
+        if env.is_generator and cut.blocked:
+            found.outside = (
+                found.outside or f"{func.__qualname__}: {next(iter(cut.blocked.values()))}"
+            )
+        for unit in cut.all:
+            if unit not in cut.blocked:
+                self._add(found, unit.access, local)
+                found.mutates |= {p for p in unit.access.writes if _is_felt(p, unit, local)}
+        for unit in cut.kept:
+            found.reads |= {
+                p for p in unit.access.reads
+                if cut.reaching(p, unit)[1] and (p[0] not in local or _is_argument(p, func))
+            }  # fmt: skip
+        is_changing = any("@" in p[0] for p in found.mutates)
+        found.needs_protection |= not is_library and (bool(cut.blocked) or is_changing)
+        found.result = _common([u.result for u in results if isinstance(u.node, ast.Return)])
+        return found
+
+    def _add(self, found: FunctionSummary, access: Access, local: frozenset[str]) -> None:
+        found.is_training |= access.is_training
+        found.is_backward |= access.is_backward
+        found.is_step |= access.is_step
+        found.needs_protection |= access.needs_protection
+
+    def _compile(self, code: types.CodeType) -> types.CodeType:
+        source, units, cut = self._analyzed[code]
+        if isinstance(source.node, ast.Lambda):
+            return code
+        gone = self._left_out[code]
+        body = rebuild(
+            units, cut, lambda u: u.node not in gone, lambda u: [] if u.node in gone and not _is_with(u) else None
+        )  # fmt: skip
+        return compile_function(source, body, code)
+
+
+def _is_with(unit: Unit) -> bool:
+    return isinstance(unit.node, ast.With)
+
+
+def _statements(source: FunctionSource) -> list[ast.stmt]:
+    node = source.node
+    if not isinstance(node, ast.Lambda):
+        return node.body
+    return [ast.copy_location(ast.Return(node.body), node.body)]
+
+
+def _is_result(unit: Unit, is_generator: bool) -> bool:
+    if unit.access.is_training or isinstance(unit.node, ast.Return):
+        return True
+    if not is_generator or unit.blocks:
+        return False
+    return any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(unit.node))
+
+
+def _is_felt(path: Path, unit: Unit, local: frozenset[str]) -> bool:
+    """Written where the caller can see it: not just a local name."""
+    return path[0] not in local or len(path) > 1 or path in unit.access.mutates
+
+
+def _is_argument(path: Path, func: types.FunctionType) -> bool:
+    code = func.__code__
+    return path[0] in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _common(values: list[Value]) -> Value:
+    if not values or all(v.kind == "fresh" for v in values):
+        return FRESH
+    first = values[0]
+    is_same = all(v.is_known and v.obj is first.obj for v in values)
+    return first if is_same else UNKNOWN
+
+
+def _bind(
+    func: types.FunctionType, positional: list[Value], named: dict[str, Value]
+) -> dict[str, Value]:
+    code = func.__code__
+    names = code.co_varnames[: code.co_argcount]
+    values = dict(zip(reversed(names), map(known, reversed(func.__defaults__ or ()))))
+    values.update((k, known(v)) for k, v in (func.__kwdefaults__ or {}).items())
+    values.update(zip(names, positional))
+    values.update((k, v) for k, v in named.items() if k in code.co_varnames)
+    return values
+
+
+def _environment(func: types.FunctionType, source: FunctionSource, values: dict[str, Value]) -> Env:
+    code = func.__code__
+    cells = dict(zip(code.co_freevars, func.__closure__ or ()))
+    found = {**values}
+    for name, cell in cells.items():
+        try:
+            found[name] = known(cell.cell_contents)
+        except ValueError:
+            found[name] = UNKNOWN
+    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    is_generator = bool(code.co_flags & _GENERATOR)
+    return Env(func.__globals__, local, found, cells, source.class_name, is_generator=is_generator)
+
+
+def _fingerprint(value: Value) -> tuple[Any, ...]:
+    """Tensors and plain values of one type are all the same to an analysis."""
+    if not value.is_known:
+        return (value.kind, value.is_shared)
+    obj = value.obj
+    if obj is None or isinstance(obj, (Tensor, int, float, str, bytes)):
+        return (type(obj),)
+    return (id(obj), value.is_shared)
