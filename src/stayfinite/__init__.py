@@ -15,9 +15,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .conductor.checkpoints import save_gate
-    from .conductor.limits import watch
-    from .conductor.resume import last_good, load_last_good
+    from .runtime.checkpoints import save_gate
+    from .runtime.limits import watch
+    from .runtime.resume import last_good, load_last_good
     from .config import Settings
     from .errors import (
         BudgetExceededError,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from .guard import Guard, Outcome
     from .numerics.parts import PartTally, finite_mean, finite_sum
-    from .observe.probes import probe
+    from .runtime.probes import probe
     from .records import Diagnosis, Event, Incident, Location
     from .recover.ledger import Ledger
     from .recover.plan import Stage, StagedPlan
@@ -89,11 +89,11 @@ _HOME = {
     "UsageError": "errors",
     "finite_mean": "numerics.parts",
     "finite_sum": "numerics.parts",
-    "last_good": "conductor.resume",
-    "load_last_good": "conductor.resume",
-    "probe": "observe.probes",
-    "save_gate": "conductor.checkpoints",
-    "watch": "conductor.limits",
+    "last_good": "runtime.resume",
+    "load_last_good": "runtime.resume",
+    "probe": "runtime.probes",
+    "save_gate": "runtime.checkpoints",
+    "watch": "runtime.limits",
 }
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 from .errors import UsageError
 
-__all__ = ["Settings"]
+__all__ = ["PARTS", "REPLAYS", "Settings"]
+
+REPLAYS = ("auto", "full", "off")
+PARTS = ("training", "loaders", "saves", "provenance", "processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,7 @@ class Settings:
     >>> Settings.from_mapping({"budget": 2, "colour": 1})
     Traceback (most recent call last):
     stayfinite.errors.UsageError: 2 problems with the settings:
-      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, snapshot_ram_share
+      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, replay, snapshot_ram_share, without
       - `budget` must be above 0 and at most 1, got 2
     """
 
@@ -39,6 +42,11 @@ class Settings:
     """Look for the cause and try fixes after locating."""
     diagnose_seconds: float = 20.0
     """Time limit for the experiments of one incident."""
+    replay: str = "auto"
+    """How a bad step is computed again: "auto" where nothing of it can be felt, "full" also by handing the
+    loop its batch a second time, "off" not at all."""
+    without: tuple[str, ...] = ()
+    """Parts that are turned off: training, loaders, saves, provenance, processes."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -84,6 +92,10 @@ def _problems(s: Settings) -> list[str]:
             found.append(f"`{name}` must be a whole number, got {value!r}")
         elif value < least:
             found.append(f"`{name}` must be at least {least}, got {value!r}")
+    if s.replay not in REPLAYS:
+        found.append(f"`replay` must be one of {', '.join(REPLAYS)}, got {s.replay!r}")
+    if not isinstance(s.without, (tuple, list)) or any(w not in PARTS for w in s.without):
+        found.append(f"`without` must be a list of {', '.join(PARTS)}, got {s.without!r}")
     for name in ("deferred", "diagnose"):
         if not isinstance(getattr(s, name), bool):
             found.append(f"`{name}` must be true or false, got {getattr(s, name)!r}")

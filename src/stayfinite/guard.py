@@ -11,28 +11,32 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .conductor.about import environment
-from .conductor.checkpoints import CheckpointWatch
-from .conductor.core import Core
-from .conductor.journaling import RunJournal
-from .conductor.limits import Limit
-from .conductor.loop import LoopDriver
-from .conductor.state import TrainState
-from .conductor.stepper import LossFn, Outcome, Stepper
 from .config import Settings
 from .errors import StayfiniteError, UsageError
+from .investigate.entry import investigate
 from .numerics.parts import listeners as part_listeners
-from .observe import witness as _witness
-from .observe.wires import Wires
+from .patches import provenance as _provenance
+from .patches.training import TrainingPatches
 from .records import Event, Incident
 from .recover.ledger import LEDGER_NAME, Ledger
 from .recover.policy import Policy
 from .recover.ramp import PrecisionRamp
 from .report.store import RunFolder
+from .runtime.checkpoints import CheckpointWatch
+from .runtime.engine import Engine
+from .runtime.given_loader import GivenBatches
+from .runtime.incidents import environment
+from .runtime.journal import RunJournal
+from .runtime.limits import Limit
+from .runtime.loop_driver import LoopDriver
+from .runtime.state import TrainState
+from .runtime.step_driver import Outcome, StepDriver
+from .runtime.step_parts import LossFn
 
 __all__ = ["Guard", "Outcome"]
 
-_witness.install()
+# What is restored before there is a guard is evidence too; the last guard that is closed ends it.
+_provenance.install()
 
 
 class Guard:
@@ -72,55 +76,58 @@ class Guard:
             raise UsageError(f"`clip_norm` must be above 0, got {clip_norm!r}")
         if ramp is not None and scaler is None:
             scaler = ramp.scaler
+        self._held = (models, optimizers, schedulers, scaler)
+        """The training's own objects; everything behind the guard holds them weakly."""
         self.state = TrainState()
         for name, module in models.items():
             self.state.add_root(module, name)
         for each in optimizers:
             self.state.add_optimizer(each)
-        self.state.schedulers += schedulers
-        self.state.scalers += [scaler] if scaler is not None else []
+        for each in schedulers:
+            self.state.schedulers.append(each)
+        if scaler is not None:
+            self.state.scalers.append(scaler)
         self.optimizer = optimizers[0]
         """The optimizer, or the first of several; `state.optimizers` has them all."""
         self._loop_only = _loop_only(models, optimizers, schedulers)
-        self.core = Core(self.state, _settings(settings), Policy.parse(policy))
+        self.engine = Engine(self.state, _settings(settings), Policy.parse(policy), investigate)
         self.folder = RunFolder(run_dir)
-        self.core.on_incident = self.folder.save
+        self.engine.on_incident = self.folder.save
         if run_dir is not None:
-            self.core.snapshot_folder = Path(run_dir) / "snapshots"
-            self.core.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
-            self.core.journal = RunJournal(run_dir, self.state, environment())
-        self._stepper = Stepper(
-            self.core, next(iter(models.values())), optimizers[0],
+            self.engine.snapshot_folder = Path(run_dir) / "snapshots"
+            self.engine.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
+            self.engine.journal = RunJournal(run_dir, self.state, environment())
+        self._steps = StepDriver(
+            self.engine, next(iter(models.values())), optimizers[0],
             schedulers[0] if schedulers else None, scaler, clip_norm,
         )  # fmt: skip
-        self._driver: LoopDriver | None = None
-        self._wires: Wires | None = None
+        self.engine.step_parts = self._steps.parts
+        self._loop: LoopDriver | None = None
         # A script that ends without `close` still has its last step looked at and its last lines written.
-        self._checkpoints = CheckpointWatch(self.core)
-        self._at_end = self._end_with(self._stepper.flush)
-        part_listeners.add(self.core.recovery)
+        self._open = _Open(self.engine, self._steps.flush)
+        self._at_end = weakref.finalize(self, self._open.close, is_quiet=True)
         if ramp is not None:
-            self.core.recovery.follow(ramp)
+            self.engine.recovery.follow(ramp)
 
     @property
     def incidents(self) -> list[Incident]:
         """Every incident so far, oldest first."""
-        return list(self.core.incidents)
+        return list(self.engine.incidents)
 
     @property
     def warnings(self) -> list[Event]:
         """What was worth a warning so far: spikes, limits, a learning rate that a resume changed."""
-        return list(self.core.recovery.warnings)
+        return list(self.engine.recovery.warnings)
 
     @property
     def bad_parts(self) -> dict[str, int]:
         """How often `finite_mean` and `finite_sum` left each part of the loss out."""
-        return dict(self.core.recovery.bad_parts)
+        return dict(self.engine.recovery.bad_parts)
 
     @property
     def ledger(self) -> Ledger:
         """Every batch that was left out or cut, and why; `ledger.jsonl` in the run folder."""
-        return self.core.recovery.ledger
+        return self.engine.recovery.ledger
 
     def watch(self, pattern: str, *, max_abs: float, action: str = "warn") -> None:
         """Warn (or raise) when a parameter whose name matches grows beyond `max_abs`.
@@ -133,11 +140,11 @@ class Guard:
         stayfinite.errors.UsageError: watch('*.alpha') matches no parameter; there are: weight, bias
         """
         limit = Limit(pattern, max_abs, action)
-        if not limit.matches(self.core):
+        if not limit.matches(self.engine.recovery):
             names = [n for n, _ in self.state.parameters()]
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UsageError(f"watch({pattern!r}) matches no parameter; there are: {shown}")
-        self.core.recovery.limits.append(limit)
+        self.engine.recovery.limits.append(limit)
 
     def track(self, name: str, what: Any) -> None:
         """Take something else along: it is checked, and goes back with a rollback.
@@ -164,8 +171,8 @@ class Guard:
 
     @property
     def replaying(self) -> bool:
-        """True while the loop is handed a batch for the second time; skip logging if you like."""
-        return self._driver is not None and self._driver.is_replaying
+        """True while a bad step is computed again; skip logging if you like."""
+        return self.engine.replay is not None
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
         """One step: zero_grad, forward, backward, check, and apply it unless it went bad.
@@ -178,15 +185,15 @@ class Guard:
                 f"guard.step drives one optimizer and its scheduler, and here {self._loop_only}; "
                 "use `for batch in guard(loader):` and let the loop make its own steps"
             )
-        return self._stepper.step(loss_fn, batch)
+        return self._steps.step(loss_fn, batch)
 
     def log(self, **parts: Any) -> None:
         """Parts of this step's loss, for the journal: `guard.log(text=text_loss, image=image_loss)`.
 
         Call it before the step is applied; tensors are kept by reference and read later.
         """
-        if self.core.journal is not None and not self.replaying:
-            self.core.journal.note_parts(parts)
+        if self.engine.journal is not None and not self.replaying:
+            self.engine.journal.note_parts(parts)
 
     def __call__(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The loader's batches, for an existing loop that makes its own steps."""
@@ -194,54 +201,23 @@ class Guard:
             raise UsageError(
                 f"guard(...) takes a loader or another iterable of batches, got {type(loader).__name__}"
             )
-        return self._stream(loader)
-
-    def _stream(self, loader: Iterable[Any]) -> Iterator[Any]:
-        driver = self._listen()
-        stream = driver.stream(loader, iter(loader))
-        for batch in stream:
-            yield batch
-            del batch  # not kept for the rest of the epoch
-            break
-        else:
-            if iter(loader) is loader:
-                raise UsageError(
-                    "the loader gave no batch: it is an iterator that is already exhausted; "
-                    "pass the loader itself, not iter(loader)"
-                )
-        yield from stream
+        return GivenBatches(self._listen(), loader)
 
     def _listen(self) -> LoopDriver:
-        if self._driver is None:
-            self._driver = LoopDriver(self.core, counts_every_batch=True)
-            self._wires = Wires(self._driver, with_loaders=False)
-            self._at_end.detach()
-            self._at_end = self._end_with(self._driver.abandon, self._wires.close)
+        if self._loop is None:
+            self._loop = driver = LoopDriver(self.engine, counts_every_batch=True)
+            patches = TrainingPatches(driver, finds_optimizers=False)
             for optimizer in self.state.optimizers:
-                self._wires.watch_optimizer(optimizer)
-        return self._driver
-
-    def _end_with(self, *flush: Callable[[], None]) -> weakref.finalize[Any, Guard]:
-        return weakref.finalize(self, _end, self.core, *flush, self._checkpoints.close)
+                patches.watch_optimizer(optimizer)
+            driver.on_close = patches.close
+            self._open.add(driver.finish, patches.close)
+        return self._loop
 
     def close(self) -> None:
-        """A last deep check; then every wire and hook is taken out."""
-        self._at_end.detach()
-        try:
-            if self._driver is not None:
-                self._driver.abandon()
-            else:
-                self._stepper.flush()
-        finally:
-            self._stepper.close()
-            self._checkpoints.close()
-            part_listeners.discard(self.core.recovery)
-            if self._wires is not None:
-                self._wires.close()
-            self._driver = self._wires = None
-            self.core.ranks.forget()
-            if self.core.journal is not None:
-                self.core.journal.close()
+        """A last deep check; then every patch is taken out."""
+        if self._at_end.detach() is not None:
+            self._loop = None
+            self._open.close()
 
     def __enter__(self) -> Guard:
         return self
@@ -250,19 +226,46 @@ class Guard:
         self.close()
 
 
-def _end(core: Core, flush: Callable[[], None], *close: Callable[[], None]) -> None:
-    """What `close` would have told."""
-    try:
-        flush()
-    except StayfiniteError as e:
-        print(f"stayfinite: {e}", file=sys.stderr)
-    finally:
-        for each in close:
-            each()
-        core.ranks.forget()
-        part_listeners.discard(core.recovery)
-        if core.journal is not None:
-            core.journal.close()
+class _Open:
+    """What is open on behalf of a guard, so that it can be closed without it."""
+
+    def __init__(self, engine: Engine, flush: Callable[[], None]) -> None:
+        self._engine = engine
+        self._flush = flush
+        self._patches: list[Callable[[], None]] = []
+        self._checkpoints: CheckpointWatch | None = None
+        without = engine.settings.without
+        self._has_provenance = "provenance" not in without
+        if self._has_provenance:
+            _provenance.install()
+        if "saves" not in without:
+            self._checkpoints = CheckpointWatch(engine)
+        part_listeners.add(engine.recovery)
+
+    def add(self, flush: Callable[[], None], close: Callable[[], None]) -> None:
+        """A loop is watched from now on."""
+        self._flush = flush
+        self._patches.append(close)
+
+    def close(self, is_quiet: bool = False) -> None:
+        """A last look, then everything is taken out; `is_quiet`: what it raises is only printed."""
+        try:
+            self._flush()
+        except StayfiniteError as e:
+            if not is_quiet:
+                raise
+            print(f"stayfinite: {e}", file=sys.stderr)
+        finally:
+            for close in self._patches:
+                close()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
+            if self._has_provenance:
+                _provenance.remove(is_last_user=True)
+            part_listeners.discard(self._engine.recovery)
+            self._engine.ranks.forget()
+            if self._engine.journal is not None:
+                self._engine.journal.close()
 
 
 def _settings(value: Settings | Mapping[str, Any] | None) -> Settings:

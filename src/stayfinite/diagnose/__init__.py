@@ -4,15 +4,17 @@ from stayfinite.diagnose import register_rule, Evidence, Finding
 """
 
 from .evidence import Evidence
-from .registry import EXPERIMENTS, Finding, Rule, all_rules, register_rule, unregister_rule
+from .experiments import experiment, known_experiments
+from .registry import Finding, Rule, all_rules, register_rule, unregister_rule
 from .rules import load as _load
 
 __all__ = [
-    "EXPERIMENTS",
     "Evidence",
     "Finding",
     "Rule",
     "all_rules",
+    "experiment",
+    "known_experiments",
     "register_rule",
     "unregister_rule",
 ]

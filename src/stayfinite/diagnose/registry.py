@@ -10,9 +10,9 @@ from .. import codes
 from ..errors import UsageError
 from ..records import Fix
 from .evidence import Evidence
+from .experiments import known_experiments
 
 __all__ = [
-    "EXPERIMENTS",
     "Finding",
     "Rule",
     "all_rules",
@@ -20,24 +20,6 @@ __all__ = [
     "rule",
     "unregister_rule",
 ]
-
-EXPERIMENTS: dict[str, str] = {
-    "higher_precision": "float32 instead of half precision",
-    "unscaled": "without the loss scale",
-    "smaller_lr": "a tenth of the learning rate since the last snapshot",
-    "much_smaller_lr": "a thousandth of the learning rate since the last snapshot",
-    "clipped": "gradients clipped to a norm of 1 since the last snapshot",
-    "previous_batch": "the batch before, on these weights",
-    "without_rows": "without the offending rows",
-    "patched_operator": "this line kept finite",
-    "without_outlier": "the steps since the last snapshot without the batch that sticks out",
-    "limited_gradient": "gradients limited between the layers",
-    "filled_state": "the non-finite values replaced",
-    "fresh_optimizer": "a new optimizer state",
-    "finite_lr": "the last finite learning rate",
-    "larger_eps": "a larger epsilon in the optimizer",
-}
-"""Every experiment and what it changes. A rule may ask for these by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +126,11 @@ def check_finding(made_by: Rule, finding: object) -> Finding | None:
         raise UsageError(f"{who}: confidence must be from 0 to 1, got {finding.confidence!r}")
     asked = {*finding.wants, *([finding.proof] if finding.proof else [])}
     asked |= {f.experiment for f in finding.fixes if f.experiment}
-    unknown = sorted(asked - set(EXPERIMENTS))
+    known = known_experiments()
+    unknown = sorted(asked - set(known)) if known else []  # none are loaded with the rules alone
     if unknown:
         raise UsageError(
             f"{who} asks for unknown experiments {', '.join(unknown)}; "
-            f"known: {', '.join(sorted(EXPERIMENTS))}"
+            f"known: {', '.join(sorted(known))}"
         )
     return finding

@@ -1,117 +1,34 @@
-"""One investigation by several ranks: the same passes on each, and one story in the end.
+"""One investigation by several ranks: the same replays on each, and one story in the end.
 
-Values travel between ranks in collectives, which a trace cannot look through: behind one, a NaN has
-no producer. So each rank also notes the first bad value that it *sent*. The rank where the story
-begins is the one that can name an operator, a batch or a parameter of its own; the others only
-received it.
+The rank where the story begins is the one that can name an operator, a batch or a parameter of its
+own; the others only received it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from ..locate.slice import Origin, find_origin
+from ..locate.slice import Origin
 from ..locate.trace import OpTrace
-from ..numerics.health import badness
-from ..records import Event, Incident
-from ..report.text import headline
-from .ranks import hushed, local
-from .window import Pass, PassResult
+from ..records import Incident
+from ..runtime.window import Replay, ReplayResult, Verdict
+from .investigation import Investigation
+from .rank_trace import RankTrace, is_received
 
-if TYPE_CHECKING:
-    from .investigation import Investigation, Verdict
-
-__all__ = ["PARTED_NOTE", "SUM_NOTE", "RankTrace", "by_rules", "on_rank", "together"]
-
-_TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
-_SENT = {
-    "tensors", "input", "inputs", "input_tensor", "input_tensors", "all_gather_inputs", "self",
-}  # fmt: skip
-_RECEIVED = {"out", "output", "output_tensor", "output_tensors", "all_gather_output"}
-_FROM_ONE = ("broadcast_", "broadcast", "scatter_", "recv_")
-
-SUM_NOTE = (
-    "every rank's own values were finite, and what came back from the others was not: the sum over "
-    "the ranks overflowed"
-)
-
-PARTED_NOTE = (
-    "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "
-    "this rank's state was left as it is; do not save a checkpoint from it"
-)
+__all__ = ["by_rules", "together"]
 
 _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
 """What a rank has to tell, best first: where its own symptom was born, where a bad value was born
 that it sent away, a symptom that came from elsewhere, nothing."""
 
 
-class RankTrace(OpTrace):
-    """A trace that sees this rank's shards only, and what it sends to the others."""
-
-    is_quiet = False
-    """The other ranks are not there to answer: stop before the first collective."""
-    first_sent: Origin | None = None
-    """The origin of the first bad value that went into a collective."""
-
-    def __enter__(self) -> OpTrace:
-        self._hush = hushed() if self.is_quiet else contextlib.nullcontext()
-        self._hush.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        self._hush.__exit__(*exc)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if self.is_paused or func.namespace not in _TALK:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        if self.is_quiet:
-            raise RuntimeError(f"{func._schema.name} needs the other ranks")
-        named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
-        if self.first_sent is None and not func._schema.name.endswith(_FROM_ONE):
-            self.first_sent = self._origin_of(named)
-        result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(v for k, v in named.items() if k in _RECEIVED):
-            self.writers.clear(tensor, whole=True)
-        return result
-
-    def _origin_of(self, named: dict[str, Any]) -> Origin | None:
-        for tensor in _tensors(v for k, v in named.items() if k in _SENT):
-            if badness(tensor):
-                origin = find_origin(self, [tensor])
-                if origin is not None and not is_received(origin):
-                    return origin
-        return None
-
-    def _inputs(self, schema: Any, named: dict[str, Any]) -> Any:
-        return super()._inputs(schema, _local(named))
-
-    def _inspect(self, schema: Any, named: dict[str, Any], given: Any, out: Any) -> list[Tensor]:
-        return super()._inspect(schema, _local(named), given, _local(out))
-
-
-def is_received(origin: Origin) -> bool:
-    """Whether the slice ended at a value that no operator and nobody's state on this rank made."""
-    if origin.source is not None:
-        return False
-    if not origin.path:
-        return True
-    return any(not b.producers and b.source is None for b in origin.path[0].bad_inputs)
-
-
 def together(
-    about: Investigation, alone: Generator[Pass, PassResult, Verdict]
-) -> Generator[Pass, PassResult, Verdict]:
-    """Runs an investigation so that each rank is sent the same verdict on each pass."""
-    ranks = about.core.ranks
+    about: Investigation, alone: Generator[Replay, ReplayResult, Verdict]
+) -> Generator[Replay, ReplayResult, Verdict]:
+    """Runs an investigation so that each rank is sent the same verdict on each replay."""
+    ranks = about.engine.ranks
     try:
         wanted = next(alone)
         while True:
@@ -126,8 +43,8 @@ def together(
     return verdict
 
 
-def _agree(about: Investigation, wanted: Pass, result: PassResult) -> PassResult:
-    ranks = about.core.ranks
+def _agree(about: Investigation, wanted: Replay, result: ReplayResult) -> ReplayResult:
+    ranks = about.engine.ranks
     origin, merit = _own_story(wanted.trace, result)
     merits = ranks.gather((merit, ranks.rank, result.is_complete))
     failures = ranks.gather_failures(result.failure)
@@ -141,7 +58,7 @@ def _agree(about: Investigation, wanted: Pass, result: PassResult) -> PassResult
     return replace(result, origin=origin, is_complete=all(c for _, _, c in merits))
 
 
-def _own_story(trace: OpTrace | None, result: PassResult) -> tuple[Origin | None, int]:
+def _own_story(trace: OpTrace | None, result: ReplayResult) -> tuple[Origin | None, int]:
     origin = result.origin
     if origin is not None and not is_received(origin):
         return origin, _ORIGIN
@@ -151,13 +68,7 @@ def _own_story(trace: OpTrace | None, result: PassResult) -> tuple[Origin | None
     return origin, _SYMPTOM if result.failure is not None else _NOTHING
 
 
-def on_rank(event: Event) -> Event:
-    """The event with its rank in the words that every report shows."""
-    text = headline(Incident(id="", event=event)).partition(": ")[2]
-    return replace(event, message=f"{text} on rank {event.rank}")
-
-
-def by_rules(diagnosis: Generator[Pass, PassResult, Incident], incident: Incident) -> Incident:
+def by_rules(diagnosis: Generator[Replay, ReplayResult, Incident], incident: Incident) -> Incident:
     """The diagnosis without its experiments.
 
     An experiment changes the step on one rank, and then its gradients no longer fit the others'
@@ -166,31 +77,10 @@ def by_rules(diagnosis: Generator[Pass, PassResult, Incident], incident: Inciden
     try:
         next(diagnosis)
         while True:
-            diagnosis.send(PassResult(is_complete=False))
+            diagnosis.send(ReplayResult(is_complete=False))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except Exception as e:
         # The other ranks wait for this incident; without a cause it is still worth having.
         warnings.warn(f"the cause could not be looked for: {type(e).__name__}: {e}", stacklevel=2)
         return incident
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            value = local(value)
-            if value.is_floating_point() or value.is_complex():
-                yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
-def _local(value: Any) -> Any:
-    """The same arguments with this rank's part in place of each DTensor."""
-    if isinstance(value, Tensor):
-        return local(value)
-    if isinstance(value, dict):
-        return {k: _local(v) for k, v in value.items()}
-    if type(value) in (list, tuple) and any(isinstance(v, (Tensor, list)) for v in value):
-        return type(value)(_local(v) for v in value)
-    return value

@@ -9,21 +9,19 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UsageError
-from ..observe.batches import batch_bytes
-from ..observe.witness import witness
+from ..patches.provenance import provenance
 from ..records import Incident
-from .gate import ungated
-from .rows import map_tensors
-
-if TYPE_CHECKING:
-    from .investigation import Investigation
+from ..runtime.batches import batch_bytes
+from ..runtime.rows import map_tensors
+from ..runtime.save_gate import ungated
+from .investigation import Investigation
 
 __all__ = ["CAPSULE", "MAX_BYTES", "load_capsule", "load_into", "save_capsule"]
 
@@ -35,7 +33,7 @@ MAX_BYTES = 1 << 29
 
 def save_capsule(about: Investigation, incident: Incident) -> str:
     """Write the state before the failed step beside the incident; says why where it does not."""
-    journal = about.core.journal
+    journal = about.engine.journal
     if journal is None:
         return ""
     state = about.state
@@ -87,7 +85,7 @@ def _script(about: Investigation) -> str | None:
     """The file that `stayfinite run` runs; with a guard of one's own, whoever replays must build."""
     from .script import ScriptRun
 
-    if not isinstance(getattr(about.core.on_incident, "__self__", None), ScriptRun):
+    if not isinstance(getattr(about.engine.on_incident, "__self__", None), ScriptRun):
         return None
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.abspath(file) if file else None
@@ -163,4 +161,4 @@ def load_into(
     for group, rate in zip(optimizer.param_groups, capsule["lrs"]):
         group["lr"] = rate
     for part in (model, optimizer):  # this was a replay, not a resume
-        witness.restored.pop(part, None)
+        provenance.restored.pop(part, None)

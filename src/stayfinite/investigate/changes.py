@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import TorchFunctionMode
 
-from .state import TrainState
+from ..runtime.state import TrainState
 
 __all__ = [
     "clipped",
@@ -29,9 +29,6 @@ __all__ = [
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
-
-
-# -- precision -----------------------------------------------------------------------------------
 
 
 class _Widen(TorchFunctionMode):
@@ -120,9 +117,6 @@ def _no_autocast() -> Iterator[None]:
         for device in active:
             torch.set_autocast_enabled(device, True)
         torch.clear_autocast_cache()
-
-
-# -- gradients and the optimizer -------------------------------------------------------------------
 
 
 @contextlib.contextmanager

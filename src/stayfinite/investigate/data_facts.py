@@ -25,10 +25,10 @@ from ..locate.frames import Frame, is_user_file
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import badness
-from ..observe.batches import named_tensors
-from ..observe.rng import RngState
-from ..observe.witness import witness
-from .window import Window
+from ..patches.provenance import provenance
+from ..runtime.batches import named_tensors
+from ..runtime.rng import RngState
+from ..runtime.window import Window
 
 __all__ = ["look_at_data"]
 
@@ -74,7 +74,7 @@ def _loader(owner: Any) -> _Source | None:
     for candidate in (owner, getattr(owner, "loader", None), getattr(owner, "dataloader", None)):
         if isinstance(candidate, DataLoader):
             return _Source(candidate.dataset, candidate.collate_fn)
-    iterator = witness.iterator if owner is None else None
+    iterator = provenance.iterator if owner is None else None
     if iterator is None:
         return None
     return _Source(iterator._dataset, iterator._collate_fn)
@@ -151,9 +151,6 @@ def _bad(value: Any) -> list[Tensor]:
     return [t for _, t in named_tensors(value) if badness(t)]
 
 
-# -- what a data set stores --------------------------------------------------------------------------
-
-
 def _stored(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Tensors, arrays and numbers that hang on a data set, each with the way to it."""
     if depth > 5 or id(value) in seen or value is None:
@@ -197,9 +194,6 @@ def _is_bad_value(value: Any) -> bool:
         if getattr(value, "dtype", None) is not None and value.dtype.kind in "fc":
             return not bool(numpy.isfinite(value).all())
     return False
-
-
-# -- the first line that goes wrong --------------------------------------------------------------------
 
 
 class _LineWatch:

@@ -63,7 +63,9 @@ def not_applied(engine: Engine, window: Window) -> str:
         )
     kept = "buffers, scheduler, scaler and random state"
     if window.is_loaderless:
-        kept = "buffers and scheduler" if engine.state.is_scaled else "buffers, scheduler and scaler"
+        kept = (
+            "buffers and scheduler" if engine.state.is_scaled else "buffers, scheduler and scaler"
+        )
     return f"the step was not applied: parameters, optimizer state, {kept} are as before it"
 
 
@@ -94,9 +96,7 @@ def _was_restored(state: TrainState, source: SourceRef) -> bool:
     return provenance.restore_of(*targets) is not None
 
 
-def scale_collapse(
-    engine: Engine, window: Window, scale: float
-) -> tuple[Event, Location, Action]:
+def scale_collapse(engine: Engine, window: Window, scale: float) -> tuple[Event, Location, Action]:
     """A scaler that keeps skipping although the gradients are finite without its scale."""
     event = Event(
         step=window.step,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..locate.slice import Origin
-from ..observe.witness import witness
+from ..patches.provenance import provenance
 from ..records import Diagnosis, Fix, Incident, Link, Location
+from ..runtime.rows import num_rows
+from ..runtime.window import Replay, ReplayResult
 from .capsule import save_capsule
-from .experiments import Laboratory, short_place
 from .gather import gather
-from .rows import num_rows
-from .window import Pass, PassResult
-
-if TYPE_CHECKING:
-    from .investigation import Investigation
+from .investigation import Investigation
+from .laboratory import Laboratory, short_place
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -31,9 +28,9 @@ _PER_SAMPLE = {
 
 def diagnose(
     about: Investigation, incident: Incident, origin: Origin | None
-) -> Generator[Pass, PassResult, Incident]:
+) -> Generator[Replay, ReplayResult, Incident]:
     """The incident with its diagnosis. The training is left as it was found."""
-    seconds = about.core.settings.diagnose_seconds
+    seconds = about.engine.settings.diagnose_seconds
     evidence = gather(about, incident, origin, seconds)
     lab = Laboratory(about, origin, seconds)
     ranked = consider(evidence)
@@ -97,7 +94,7 @@ def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
     ref = about.window.batches[0]
     is_listed = bool(ref.items) and isinstance(ref.items[0][0], (list, tuple))
     known = ref.indices
-    if is_listed or witness.iterator is None or not known or len(known) != num_rows(ref.value):
+    if is_listed or provenance.iterator is None or not known or len(known) != num_rows(ref.value):
         return ()
     return tuple(int(known[r]) for r in rows if isinstance(known[r], int))
 

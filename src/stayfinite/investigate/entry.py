@@ -121,5 +121,3 @@ def _broke_off(about: Investigation, error: Exception, window: Window) -> Verdic
         about.rng_after.restore()
     keeps = window.is_loaderless or about.vehicle.has_effects
     return Verdict(incident, [], window, keeps_random_state=keeps)
-
-

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,14 +25,12 @@ from ..diagnose.evidence import (
 from ..diagnose.unfilled import filling_of
 from ..locate.slice import DISCARDS, Origin
 from ..numerics.health import dense_parts, stats
-from ..observe.batches import named_tensors
-from ..observe.witness import witness
+from ..patches.provenance import provenance
 from ..records import Incident, TensorStats
+from ..runtime.batches import named_tensors
+from ..runtime.window import BatchRef
 from .data_facts import look_at_data
-from .window import BatchRef
-
-if TYPE_CHECKING:
-    from .investigation import Investigation
+from .investigation import Investigation
 
 __all__ = ["gather"]
 
@@ -79,9 +77,6 @@ def _is_discarded(about: Investigation, origin: Origin | None) -> bool:
     return any(n.absorbed_by & DISCARDS for n in later)
 
 
-# -- weights -----------------------------------------------------------------------------------
-
-
 def _weights(about: Investigation) -> Weights:
     state = about.state
     largest, name, first, growth = 0.0, None, 0.0, 1.0
@@ -100,7 +95,7 @@ def _weights(about: Investigation) -> Weights:
         largest=largest,
         largest_name=name,
         first=first,
-        steps=len(about.core.log),
+        steps=len(about.engine.log),
         growth=growth,
     )
 
@@ -115,12 +110,9 @@ def _size(tensor: Tensor) -> tuple[float, float] | None:
     return (largest, norm) if math.isfinite(largest) else None
 
 
-# -- the batch -----------------------------------------------------------------------------------
-
-
 def _batch_parts(about: Investigation) -> list[BatchPart]:
     usual: dict[str, float] = {}
-    for window in about.core.log[-_USUAL_BATCHES:]:
+    for window in about.engine.log[-_USUAL_BATCHES:]:
         if window is about.window:
             continue
         for batch in window.batches:
@@ -145,7 +137,7 @@ def _batch_parts(about: Investigation) -> list[BatchPart]:
 def _outlier(about: Investigation) -> Outlier | None:
     """The batch since the snapshot that sticks out, if there are enough to compare it with."""
     seen: dict[str, list[tuple[float, BatchRef, Tensor]]] = {}
-    for window in about.core.log[-_PAST_BATCHES:]:
+    for window in about.engine.log[-_PAST_BATCHES:]:
         for batch in window.batches if window is not about.window else ():
             for name, t in list(named_tensors(batch.value))[:_MAX_PARTS]:
                 if t.is_floating_point() and (peak := _finite_peak(t)) is not None:
@@ -197,16 +189,13 @@ def _bad_rows(tensor: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in bad.nonzero().flatten().tolist())
 
 
-# -- restores, scales, settings --------------------------------------------------------------------
-
-
 def _resume(about: Investigation) -> Resume:
     state = about.state
     modules = [m for root in state.roots.values() for m in root.modules()]
-    model = witness.restore_of(*modules)
-    optimizer = witness.restore_of(*state.optimizers)
-    scheduler = witness.restore_of(*state.schedulers)
-    read = witness.last_read
+    model = provenance.restore_of(*modules)
+    optimizer = provenance.restore_of(*state.optimizers)
+    scheduler = provenance.restore_of(*state.schedulers)
+    read = provenance.last_read
     notes = [n for n in (model, optimizer) if n is not None]
     is_same_file = read is not None and any(n.path == read.path for n in notes)
     groups = optimizer.saved.get("param_groups", ()) if optimizer is not None else ()
@@ -238,7 +227,7 @@ def _scale(about: Investigation, incident: Incident) -> Scale:
 
 def _is_scaler_unused(about: Investigation) -> bool:
     """It has a scale, steps were applied, and it never once updated."""
-    if not about.core.num_applied:
+    if not about.engine.num_applied:
         return False
     for scaler in about.state.scalers:
         if not scaler.is_enabled() or scaler._scale is None:
@@ -269,9 +258,6 @@ def _is_half(about: Investigation, incident: Incident) -> bool:
             if o.stats is not None and o.stats.dtype in ("float16", "bfloat16"):
                 return True
     return any(t.dtype in _HALF for b in about.window.batches for _, t in named_tensors(b.value))
-
-
-# -- memory --------------------------------------------------------------------------------------
 
 
 def _memory(about: Investigation, origin: Origin | None) -> Memory | None:

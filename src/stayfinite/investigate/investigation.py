@@ -35,9 +35,7 @@ Replays = Generator[Replay, ReplayResult, Any]
 class Investigation:
     """Finds out about one failure of one window."""
 
-    def __init__(
-        self, engine: Engine, window: Window, failure: Failure, vehicle: Vehicle
-    ) -> None:
+    def __init__(self, engine: Engine, window: Window, failure: Failure, vehicle: Vehicle) -> None:
         self.engine = engine
         self.state = engine.state
         self.window = window
@@ -137,8 +135,11 @@ class Investigation:
         if self.trace is not None and self.trace.error:
             notes.append(f"a part of the trace failed, which is a bug: {self.trace.error}")
         location = replace(location, note="; ".join(n for n in notes if n))
-        engine, event = self.engine, event_of(
-            self.engine, self.window, failure, phase_of(self.state, failure, origin), noticed
+        engine, event = (
+            self.engine,
+            event_of(
+                self.engine, self.window, failure, phase_of(self.state, failure, origin), noticed
+            ),
         )
         event = replace(event, rank=self.leader)
         event = on_rank(event) if engine.ranks.has_others else event
@@ -154,7 +155,6 @@ class Investigation:
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
         return Action(kind="skipped", detail=not_applied(self.engine, self.window))
-
 
 
 def _batch_sources(window: Window) -> Iterator[SourceRef]:

@@ -11,17 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ..locate.slice import Origin
-from ..observe.rng import RngState
-from .experiments import Laboratory
-from .window import Pass, PassResult
-
-if TYPE_CHECKING:
-    from .core import Core
-    from .investigation import Investigation
+from ..runtime.engine import Engine
+from ..runtime.rng import RngState
+from ..runtime.window import Replay, ReplayResult
+from .investigation import Investigation
+from .laboratory import Laboratory
 
 __all__ = ["move_on"]
 
@@ -34,23 +31,23 @@ class _Draw:
     """Where the numbers begin that nobody has tried yet."""
 
 
-_last: WeakKeyDictionary[Core, _Draw] = WeakKeyDictionary()
+_last: WeakKeyDictionary[Engine, _Draw] = WeakKeyDictionary()
 
 
-def move_on(about: Investigation, origin: Origin | None) -> Generator[Pass, PassResult, bool]:
+def move_on(about: Investigation, origin: Origin | None) -> Generator[Replay, ReplayResult, bool]:
     """Whether the random numbers were to blame; then the generators stand behind them."""
     start, after = about.window.rng, about.rng_after
     lab = Laboratory(about, origin, seconds=math.inf)
     if start is None or start.is_same(after) or not lab.can_replay:
         return False
-    draw = _last.get(about.core)
+    draw = _last.get(about.engine)
     if draw is None or not draw.start.is_same(start):
-        _last[about.core] = _Draw(start, after)
+        _last[about.engine] = _Draw(start, after)
         return False
     outcome, behind = yield from lab.redrawn(draw.following)
     if outcome != "finite":
         draw.following = behind
         return False
     draw.following.restore()
-    del _last[about.core]
+    del _last[about.engine]
     return True

@@ -15,10 +15,9 @@ import torch
 
 from ..config import Settings
 from ..errors import UsageError
-from ..observe.witness import witness
+from ..patches.provenance import provenance
 from ..records import Incident
 from ..recover.policy import Policy
-from .core import Core
 from .script import ScriptDriver, ScriptRun
 
 __all__ = ["replay_script"]
@@ -46,7 +45,7 @@ class _ReplayDriver(ScriptDriver):
     def _load(self) -> None:
         self.before_window()
         models = list(self.state.roots.values())
-        own = dict(witness.restored.items())
+        own = dict(provenance.restored.items())
         try:
             for model, saved in zip(models, self._capsule["models"].values()):
                 model.load_state_dict(saved)
@@ -58,8 +57,8 @@ class _ReplayDriver(ScriptDriver):
                 "  try: the same arguments and the same version of the script"
             ) from e
         # This was a replay, not a resume; what the script itself restored it did restore.
-        witness.restored.clear()
-        witness.restored.update(own)
+        provenance.restored.clear()
+        provenance.restored.update(own)
         self.state.set_lrs(tuple(self._capsule["lrs"]))
         self.core.prime_again()
         remember(self.core, self._capsule, self._old)

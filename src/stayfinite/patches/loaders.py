@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -36,6 +36,9 @@ class LoaderListener(Protocol):
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for the next batch: what it did with the last one is over."""
+
+    def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
+        """The batch that the loop gets: the loader's own."""
 
     def on_batch(self, loader: Any, batch: Any, indices: Any) -> None: ...
 
@@ -93,7 +96,7 @@ def _noted(listener: LoaderListener, loader: Any, draw: Any, iterator: Any) -> A
     while True:
         _inside.count = getattr(_inside, "count", 0) + 1
         try:
-            batch = draw(iterator)
+            batch = listener.draw(loader, lambda: draw(iterator))
         except StopIteration:
             _inside.count -= 1
             call(listener.on_loader_end, loader)

@@ -7,10 +7,11 @@ goes on as it was. Notes are side tables with weak references; nothing hangs on 
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +58,8 @@ class Provenance:
         self.restored: weakref.WeakKeyDictionary[Any, Restore] = weakref.WeakKeyDictionary()
         self.checks: weakref.WeakSet[Any] = weakref.WeakSet()
         """Who has a say (`on_restore`) before a state is restored; False leaves it out."""
-        self.instead: Callable[[Any], Any] = lambda path: path
-        """What to read when a script asks for this path: whoever holds saves back knows better."""
+        self.stand_ins: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Who knows of files that were written elsewhere (`instead`)."""
         self.last_path: str | None = None
         self.last_read: FileRead | None = None
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -74,6 +75,14 @@ class Provenance:
         self._order = 0
         self._loaded: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
+
+    def instead(self, path: Any) -> Any:
+        """What to read when a script asks for this path: whoever held a save back knows better."""
+        for each in list(self.stand_ins):
+            found = each.instead(path)
+            if found is not path:
+                return found
+        return path
 
     def note_restore(self, target: Any, saved: Any, before: tuple[float, ...] = ()) -> None:
         with self._lock:
@@ -117,6 +126,7 @@ provenance = Provenance()
 _firewall = Firewall("noting where things come from")
 _subscriptions: list[Subscription | ImportPatch] = []
 _users = 0
+_IMPORT = "stayfinite.guard"
 
 _RESTORE = "a restore, and the file it came from, is noted and checked"
 _AVERAGE = "running averages of the weights are noted when they are made"
@@ -142,9 +152,12 @@ def install() -> None:
     )  # fmt: skip
 
 
-def remove() -> None:
+def remove(is_last_user: bool = False) -> None:
+    """`is_last_user`: with the last guard, the notes that began with the import of `Guard` end too."""
     global _users
     _users = max(0, _users - 1)
+    if _users == 1 and is_last_user and _IMPORT in sys.modules:
+        _users = 0
     while not _users and _subscriptions:
         _subscriptions.pop().close()
 

@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import (
     ReduceLROnPlateau,
     SequentialLR,
 )
-
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -167,9 +166,7 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             if not isinstance(first, Tensor):
                 continue
             if listener.is_replaying:
-                return listener.replay_backward(
-                    first, lambda: original(tensors, *args, **kwargs)
-                )
+                return listener.replay_backward(first, lambda: original(tensors, *args, **kwargs))
             listener.firewall.call(listener.before_backward, first)
         return original(tensors, *args, **kwargs)
 

@@ -8,19 +8,18 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..checkpoint import TensorFinding
 from ..errors import CheckpointError, NonFiniteError
-from ..observe.witness import witness
-from ..records import Action, Diagnosis, Event, Incident, Location
+from ..patches.provenance import provenance
+from ..records import Action, Diagnosis, Event, Incident
 from ..report.text import headline
-from .about import environment, new_incident_id, now
-from .gate import Refusal, SaveGate
+from .engine import Engine
+from .incidents import new_incident
 from .resume import blame, last_good, rate_mismatch, refuse
-
-if TYPE_CHECKING:
-    from .core import Core
+from .save_gate import Refusal, SaveGate
+from .save_patches import SavePatches
 
 __all__ = ["CheckpointWatch", "save_gate"]
 
@@ -30,88 +29,84 @@ _OWN_ROLES = ("optimizer", "ema", "batchnorm", "scaler")
 class CheckpointWatch:
     """Connects the gate and the resume check to one training."""
 
-    def __init__(self, core: Core, checks_resume: bool = True) -> None:
-        self._core = weakref.ref(core)
+    def __init__(self, engine: Engine, checks_resume: bool = True) -> None:
+        self._engine = weakref.ref(engine)
         self._told: set[str] = set()
         self.checks_resume = checks_resume
         self.gate = SaveGate(self._refused, self._good, self._is_ours)
-        self.gate.open()
-        witness.checks.add(self)
+        self._patches = SavePatches(self.gate)
+        provenance.checks.add(self)
 
     def close(self) -> None:
-        self.gate.close()
-        witness.checks.discard(self)
-
-    # -- saving --------------------------------------------------------------------------------
+        self._patches.close()
+        provenance.checks.discard(self)
 
     def _is_ours(self, found: TensorFinding) -> bool:
         """Whether it is a part of this training, or some data that happens to be saved meanwhile."""
-        core = self._core()
-        if core is None or not core.state.roots or found.role in _OWN_ROLES:
-            return core is not None
+        engine = self._engine()
+        if engine is None or not engine.state.roots or found.role in _OWN_ROLES:
+            return engine is not None
         name = found.tensor or ""
-        known = [n for n, _ in (*core.state.parameters(), *core.state.buffers())]
+        known = [n for n, _ in (*engine.state.parameters(), *engine.state.buffers())]
         ours = [n for n in known if name == n or name.endswith(f".{n}")]
-        bad = core.state.initially_bad
+        bad = engine.state.initially_bad
         return any(f"parameter {n}" not in bad and f"buffer {n}" not in bad for n in ours)
 
     def _good(self, path: str) -> None:
-        core = self._core()
-        if core is not None and core.journal is not None:
-            core.journal.checkpoint(path, core.num_applied, "good")
+        engine = self._engine()
+        if engine is not None and engine.journal is not None:
+            engine.journal.checkpoint(path, engine.num_applied, "good")
 
     def _refused(self, refusal: Refusal) -> None:
-        core = self._core()
-        if core is None:
+        engine = self._engine()
+        if engine is None:
             return
         where = f"written to {refusal.written_to} instead" if refusal.written_to else "not written"
         good = refusal.last_good or _search(refusal.path)
         kept = f"the last good checkpoint is {good}" if good else "there is no good checkpoint yet"
         first = refusal.findings[0]
-        raises = core.policy.name == "raise"
+        raises = engine.policy.name == "raise"
         incident = self._incident(
-            core, first, "checkpoint", f"the checkpoint {refusal.path} was held back: "
+            engine, first, "checkpoint", f"the checkpoint {refusal.path} was held back: "
             f"{first.tensor or 'a tensor'} is not finite ({first.message})",
             Action(kind="raised" if raises else "diverted", detail=f"{where}; {kept}"),
         )  # fmt: skip
-        if core.journal is not None:
+        if engine.journal is not None:
             detail = f"{where}; {kept}"
-            core.journal.checkpoint(refusal.path, core.num_applied, "refused", detail)
-        core.want_deep_check()
+            engine.journal.checkpoint(refusal.path, engine.num_applied, "refused", detail)
+        engine.want_deep_check()
         if raises:
             raise NonFiniteError(headline(incident), incident)
 
-    # -- restoring -----------------------------------------------------------------------------
-
     def on_restore(self, target: Any, state: Any) -> bool:
         """Called before `load_state_dict` does anything: False leaves it out; raises to resume no more."""
-        core = self._core()
-        if core is None or not self.checks_resume or not isinstance(state, dict):
+        engine = self._engine()
+        if engine is None or not self.checks_resume or not isinstance(state, dict):
             return True
-        path = witness.last_path
+        path = provenance.last_path
         found = refuse(target, state)
         if found:
-            is_loaded = witness.is_loaded(state)
-            if core.state.first_sizes and not is_loaded:  # the training has begun
-                self._leave_out(core, target, found)
+            is_loaded = provenance.is_loaded(state)
+            if engine.state.first_sizes and not is_loaded:  # the training has begun
+                self._leave_out(engine, target, found)
                 return False
-            self._refuse(core, found, path, "file" if is_loaded else blame(found, path))
+            self._refuse(engine, found, path, "file" if is_loaded else blame(found, path))
         if path is not None:
-            self._compare_rates(core, target, state, path)
+            self._compare_rates(engine, target, state, path)
         return True
 
-    def _leave_out(self, core: Core, target: Any, found: list[TensorFinding]) -> None:
+    def _leave_out(self, engine: Engine, target: Any, found: list[TensorFinding]) -> None:
         """Amid the training it is a copy of what a step has spoiled (a target network, a swap of
         averages): the copy keeps what it holds, and the step is looked for at once."""
-        core.want_deep_check()
+        engine.want_deep_check()
         first = found[0]
         what = f"{type(target).__name__} {first.tensor or ''}".strip()
         if what in self._told:
             return
         self._told.add(what)
-        core.recovery.warn(
+        engine.recovery.warn(
             Event(
-                step=core.num_applied, phase="parameter", kind="copy_left_out", symptom="parameter",
+                step=engine.num_applied, phase="parameter", kind="copy_left_out", symptom="parameter",
                 name=first.tensor,
                 message=f"load_state_dict on {type(target).__name__} was left out: "
                 f"not finite are {_shown(found)}; it keeps the values that it had",
@@ -119,7 +114,7 @@ class CheckpointWatch:
         )  # fmt: skip
 
     def _refuse(
-        self, core: Core, found: list[TensorFinding], path: str | None, origin: str
+        self, engine: Engine, found: list[TensorFinding], path: str | None, origin: str
     ) -> None:
         what = f"a state must not be restored: not finite are {_shown(found)}"
         remedy, good = "look at where the script has it from", None
@@ -133,7 +128,7 @@ class CheckpointWatch:
             what = f"{path or 'the state'} must not be resumed from: not finite are {_shown(found)}"
             remedy = f"resume from the last good checkpoint, {good}" if good else "start anew"
         self._incident(
-            core, found[0], "resume", what,
+            engine, found[0], "resume", what,
             Action(kind="raised", detail=f"nothing was restored; {remedy}"),
             Diagnosis(
                 cause="corrupt_checkpoint", confidence=1.0, summary=what, evidence=(_shown(found),)
@@ -145,35 +140,31 @@ class CheckpointWatch:
             f"  try: {remedy}; `stayfinite scan` tells more, --no-resume-check loads it all the same"
         )
 
-    def _compare_rates(self, core: Core, target: Any, state: Any, path: str) -> None:
+    def _compare_rates(self, engine: Engine, target: Any, state: Any, path: str) -> None:
         # Optimizer and scheduler of one file tell the same story: once is enough.
         found = rate_mismatch(target, state, path) if path not in self._told else None
         if found is None:
             return
         self._told.add(path)
-        core.recovery.warn(
+        engine.recovery.warn(
             Event(
-                step=core.num_applied, phase="resume", kind="resume_mismatch", symptom="learning_rate",
+                step=engine.num_applied, phase="resume", kind="resume_mismatch", symptom="learning_rate",
                 name="lr", value=found[1], message=found[2],
             )
         )  # fmt: skip
 
     def _incident(
-        self, core: Core, first: TensorFinding, phase: str, message: str, action: Action,
+        self, engine: Engine, first: TensorFinding, phase: str, message: str, action: Action,
         diagnosis: Diagnosis | None = None,
     ) -> Incident:  # fmt: skip
 
         symptom = "optimizer_state" if first.role == "optimizer" else "parameter"
         event = Event(
-            step=core.num_applied, phase=phase, symptom=symptom, name=first.tensor,
-            lr=core.state.lrs(), message=message, rank=core.ranks.rank,
+            step=engine.num_applied, phase=phase, symptom=symptom, name=first.tensor,
+            lr=engine.state.lrs(), message=message, rank=engine.ranks.rank,
         )  # fmt: skip
-        incident = Incident(
-            id=new_incident_id(event.step), event=event, action=action,
-            diagnosis=diagnosis or Diagnosis(), history=core.records(), environment=environment(),
-            created=now(), location=Location(method="none"),
-        )  # fmt: skip
-        return core.publish_alone(incident)
+        incident = new_incident(event, action=action, diagnosis=diagnosis, history=engine.records())
+        return engine.publish_alone(incident)
 
 
 def _shown(found: list[TensorFinding]) -> str:
@@ -210,8 +201,8 @@ def save_gate() -> Iterator[SaveGate]:
         )
 
     gate = SaveGate(tell)
-    gate.open()
+    patches = SavePatches(gate)
     try:
         yield gate
     finally:
-        gate.close()
+        patches.close()

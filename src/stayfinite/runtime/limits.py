@@ -50,7 +50,9 @@ class Limit:
     @torch.no_grad()
     def check(self, training: Watched, step: int) -> None:
         """Look at them; told once for each time that one goes beyond its bound."""
-        named = [(n, t) for n, t in self.matches(training) if t.numel() and t.layout == torch.strided]
+        named = [
+            (n, t) for n, t in self.matches(training) if t.numel() and t.layout == torch.strided
+        ]
         if not named:
             if not self._has_looked and training.state.roots:
                 self._warn(training, step, None, f"watch({self.pattern!r}) matches no parameter")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +26,10 @@ from .saved_state import OptimizerCopy
 from .window import Failure, Verdict, Window
 
 __all__ = ["LoopDriver", "Phase"]
+
+_SPEAKS_OF_NAN = re.compile(
+    r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow)\b"
+)
 
 
 class Phase(enum.Enum):
@@ -105,6 +110,9 @@ class LoopDriver:
         window = self.tracker.window
         if window is not None and window.num_attempted:
             self._close(window)
+
+    def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
+        return draw()
 
     def on_batch(self, loader: Any, batch: Any, indices: Any) -> None:
         if self._is_own_work or self.is_replaying:
@@ -192,7 +200,9 @@ class LoopDriver:
     def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
         if self.tracker.window is None and not self.num_steps:
-            self._loaderless_rng = self.engine.rng.capture()  # a loop without a loader may begin here
+            self._loaderless_rng = (
+                self.engine.rng.capture()
+            )  # a loop without a loader may begin here
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
@@ -334,9 +344,7 @@ class LoopDriver:
                 if verdict.run_again is None or not verdict.run_again(old):
                     break
 
-    def _plan_undo(
-        self, window: Window, failure: Failure, verdict: Verdict, is_back: bool
-    ) -> None:
+    def _plan_undo(self, window: Window, failure: Failure, verdict: Verdict, is_back: bool) -> None:
         """What is put back when the iteration is over, as if its batch had never been."""
         self._undo.clear()
         if failure.symptom == "scaler_skip" and verdict.incident is None:
@@ -428,6 +436,23 @@ class LoopDriver:
         self._loaderless_rng = self.engine.open()
 
     # The end
+
+    def on_error(self, error: Exception) -> None:
+        """The script did not survive: was it a value that is not finite?"""
+        window = self.tracker.window
+        if self.phase is Phase.OVER or window is None or window.failure is not None:
+            return
+        self.tracker.note_used(window)
+        failure = self.engine.explain(window, list(self.state.optimizers))
+        if failure is None:
+            bad = self.state.bad_state()
+            name = bad[0][1] if bad else None
+            if not bad and not _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}"):
+                return
+            failure = Failure("loss" if not window.num_backward else "gradient", window.step, name)
+        window.error = error
+        self.engine.ranks.leave()
+        self.refuse(window, failure)
 
     def finish(self) -> None:
         """The loop is over, perhaps in the middle of something: a last look."""

@@ -66,7 +66,6 @@ class Recovery:
     def state(self) -> TrainState:
         return self._host.state
 
-
     def conclude(self, verdict: Verdict) -> Incident:
         """Count it, answer it by the policy, tell of it; raises where the run must not go on."""
         assert verdict.incident is not None
@@ -177,7 +176,6 @@ class Recovery:
                 )
             )  # fmt: skip
 
-
     def _roll_back(self, verdict: Verdict, decision: Decision) -> Action:
         """Everything as it was at the snapshot; the batches since then are left out."""
         host, state = self._host, self.state
@@ -235,7 +233,6 @@ class Recovery:
                 )
             )  # fmt: skip
         return True
-
 
     def _key(self, window: Window) -> tuple[int, int]:
         return window.epoch, window.step
@@ -298,7 +295,6 @@ class Recovery:
             "the step was made with the rest",
         )
 
-
     def _note(self, window: Window | None, kind: str, incident: Incident) -> None:
         if window is None:
             return
@@ -312,7 +308,6 @@ class Recovery:
                 for ref in window.batches
             )
         )  # fmt: skip
-
 
     def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
         """Compare this step's finite figures with the usual; a Failure where the policy acts."""

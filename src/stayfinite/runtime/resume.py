@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from ..checkpoint import CheckpointReport, LearningRates, TensorFinding, compare, scan
 from ..checkpoint.timeline import is_same_model
 from ..errors import CheckpointError, UsageError
-from .capsule import CAPSULE
-from .gate import bad_tensors
+from .save_gate import bad_tensors
 
 __all__ = ["blame", "last_good", "load_last_good", "rate_mismatch", "refuse"]
 
 _PART = ".stayfinite-part-"
+_CAPSULE = "capsule.pt"
 
 
 def last_good(
@@ -57,7 +57,7 @@ def _holds_state(checkpoint: CheckpointReport) -> bool:
     if checkpoint.link_to is not None or _PART in checkpoint.path:
         return False
     where = Path(checkpoint.path)
-    if where.name == CAPSULE and (where.parent / "incident.json").exists():
+    if where.name == _CAPSULE and (where.parent / "incident.json").exists():
         return False
     kinds = {t.role for f in checkpoint.files for t in f.tensors}
     return bool(kinds & {"weights", "ema", "batchnorm"})

@@ -9,27 +9,45 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import multiprocessing.process
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..locate.frames import is_user_file
+from ..patches.firewall import Firewall
+from ..patches.manager import Subscribers, Target, subscribe
+from .engine import Engine
 
-if TYPE_CHECKING:
-    from .script import ScriptRun
+__all__ = ["Spawned", "Watching", "watch_spawned"]
 
-__all__ = ["Spawned", "watch_spawned"]
+_REASON = "a process that the script starts to train in is watched as well"
+_firewall = Firewall("watching the processes that the script starts")
+_numbers = itertools.count()
 
-_here: ScriptRun | None = None
+
+class Watching(Protocol):
+    """The run that watches a process."""
+
+    engine: Engine
+
+    def leave(self) -> None: ...
+
+    def run_call(self, call: Callable[[], Any]) -> Any: ...
+
+    def for_child(self, index: int) -> Callable[[], Watching]: ...
+
+
+_here: Watching | None = None
 """The run that watches this process; a forked child finds it here, a spawned one does not."""
 
 
 class Spawned:
     """A process's target, with what it takes to watch it. Picklable, as `spawn` needs it."""
 
-    def __init__(self, target: Callable[..., Any], make: Callable[[], ScriptRun]) -> None:
+    def __init__(self, target: Callable[..., Any], make: Callable[[], Watching]) -> None:
         self.target = target
         self._make = make
 
@@ -40,27 +58,36 @@ class Spawned:
 
 
 @contextmanager
-def watch_spawned(run: ScriptRun) -> Iterator[None]:
+def watch_spawned(run: Watching) -> Iterator[None]:
     """While it is entered, what the script starts is watched too."""
     global _here
-    original = multiprocessing.process.BaseProcess.start
-    count = 0
-
-    @functools.wraps(original)
-    def start(process: Any) -> None:
-        nonlocal count
-        if trains(process._target):
-            process._target = Spawned(process._target, run.for_child(count))
-            count += 1
-        original(process)
-
+    if "processes" in run.engine.settings.without:
+        yield
+        return
     before, _here = _here, run
-    multiprocessing.process.BaseProcess.start = start  # type: ignore[assignment]
+    target = Target(multiprocessing.process.BaseProcess, "start", _REASON, "processes")
+    subscription = subscribe(target, _start, run)
     try:
         yield
     finally:
-        multiprocessing.process.BaseProcess.start = original  # type: ignore[method-assign]
+        subscription.close()
         _here = before
+
+
+def _start(original: Any, subscribers: Subscribers) -> Any:
+    def start(process: Any) -> None:
+        target = getattr(process, "_target", None)
+        runs = list(subscribers)
+        if not runs or not _firewall.call(trains, target):
+            original(process)
+            return
+        process._target = Spawned(target, runs[-1].for_child(next(_numbers)))
+        try:
+            original(process)
+        finally:
+            process._target = target  # as the script made it
+
+    return start
 
 
 def trains(target: Any) -> bool:

@@ -123,7 +123,6 @@ class TrainState:
     def _forget_caches(self) -> None:
         self._names = self._buffer_homes = self._params = None
 
-
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the models, then those that only an optimizer knows."""
         seen: set[int] = set()
@@ -163,11 +162,11 @@ class TrainState:
 
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         for optimizer in self.optimizers:
-            for p, entries in optimizer.state.items():
-                owner = self.name_of(p) if isinstance(p, Tensor) else str(p)
-                if not isinstance(entries, dict):
+            for p, held in optimizer.state.items():
+                owner = self.name_of(p) if isinstance(p, Tensor) else type(p).__name__
+                if not isinstance(held, dict):
                     continue
-                for key, value in entries.items():
+                for key, value in held.items():
                     if isinstance(value, Tensor):
                         yield f"{owner}:{key}", value
 
@@ -225,7 +224,6 @@ class TrainState:
             *(SourceRef("optimizer_state", n, t) for n, t in self.optimizer_state()),
         ]
 
-
     def bad_state(self, ignore_initial: bool = True) -> list[tuple[str, str, Tensor]]:
         """(kind, name, tensor) of all that is non-finite; one fused pass while all is well."""
         groups = (
@@ -266,7 +264,6 @@ class TrainState:
             self._flag = FiniteFlag(device)
         return self._flag
 
-
     def shadow_buffers(self) -> None:
         """Copy the buffers that moved since the last call; a version counter tells which.
 
@@ -302,7 +299,6 @@ class TrainState:
             if live._version != version or isinstance(module, _NormBase):
                 live.copy_(kept)
                 self._shadows[id(module), key] = (live, kept, live._version)
-
 
     def take_snapshot(self, tag: int) -> float:
         """Copy all that a step moves; returns the seconds it took."""

@@ -37,9 +37,7 @@ def entries(home: dict[str, Any], skip: tuple[str, ...] = ()) -> Capture:
     """The values of a dict that are no tensors; tensors are copied with the model's."""
 
     def capture() -> Undo:
-        kept = {
-            k: _kept(v) for k, v in home.items() if k not in skip and not isinstance(v, Tensor)
-        }
+        kept = {k: _kept(v) for k, v in home.items() if k not in skip and not isinstance(v, Tensor)}
 
         return lambda: _put(home, kept)
 
@@ -189,9 +187,7 @@ def _is_own_object(value: Any) -> bool:
 
 
 def _plain_attributes(obj: Any) -> Capture:
-    return entries(
-        vars(obj), skip=tuple(k for k, v in vars(obj).items() if not _is_plain(v))
-    )
+    return entries(vars(obj), skip=tuple(k for k, v in vars(obj).items() if not _is_plain(v)))
 
 
 def modes(roots: Iterable[nn.Module]) -> Capture:

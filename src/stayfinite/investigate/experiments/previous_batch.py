@@ -1,0 +1,17 @@
+"""Is it this batch, or would the one before fail as well?"""
+
+from __future__ import annotations
+
+from ...diagnose.evidence import Evidence
+from ...diagnose.experiments import experiment
+from ..laboratory import Laboratory, Run
+
+__all__ = ["previous_batch"]
+
+
+@experiment("previous_batch", "the batch before, on these weights")
+def previous_batch(lab: Laboratory, e: Evidence) -> Run:
+    log = [w for w in lab.about.engine.log if w is not lab.window]
+    if not log:
+        return None
+    return (yield from lab.once(window=log[-1], is_applied=False))

@@ -1,0 +1,114 @@
+"""Which models does an optimizer move? Found from the variables of the functions that are running.
+
+Only what the script itself can reach from there is looked at, a few thousand objects at the most;
+the objects of the rest of the process are nobody's business.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..patches.provenance import provenance
+from .frames import calling_frames, variables
+
+__all__ = ["find_models", "find_stateful", "reachable_modules"]
+
+_MAX_OBJECTS = 4000
+_MAX_DEPTH = 4
+_MAX_PARTS = 256
+_CLOSED = (
+    torch.Tensor, str, bytes, int, float, bool, type(None), type, torch.optim.lr_scheduler.LRScheduler,
+)  # fmt: skip
+
+
+def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
+    """(what it is called, the module): the outermost modules within reach, nearest first."""
+    todo: deque[tuple[str, Any, int]] = deque()
+    for each in calling_frames(frame):
+        scope = variables(each)
+        names = {**each.f_globals, **scope} if scope is not each.f_globals else scope
+        todo.extend((n, v, 0) for n, v in names.items() if not n.startswith("__"))
+    seen: set[int] = set()
+    found: list[tuple[str, nn.Module]] = []
+    while todo and len(seen) < _MAX_OBJECTS:
+        name, value, depth = todo.popleft()
+        if isinstance(value, _CLOSED) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if issubclass(type(value), nn.Module):
+            if _is_whole(value):
+                found.append((name, value))
+        elif depth < _MAX_DEPTH:
+            todo.extend((n, v, depth + 1) for n, v in _parts(name, value))
+    return _outermost(found)
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    if kind in (list, tuple):
+        for part in value[:_MAX_PARTS]:
+            yield name, part
+    elif kind is dict:
+        for key, part in list(value.items())[:_MAX_PARTS]:
+            yield str(key), part
+    elif not kind.__module__.startswith(("torch.utils.data", "builtins", "_io", "threading")):
+        try:
+            inside = object.__getattribute__(value, "__dict__")
+        except (AttributeError, TypeError):
+            return
+        if isinstance(inside, dict):
+            for key, part in list(inside.items())[:_MAX_PARTS]:
+                yield str(key), part
+
+
+def _is_whole(module: nn.Module) -> bool:
+    """Not one whose `__init__` has raised before it was made."""
+    return "_parameters" in module.__dict__ and "_modules" in module.__dict__
+
+
+def _outermost(found: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    inner = {id(m) for _, module in found for m in module.modules() if m is not module}
+    return [(n, m) for n, m in found if id(m) not in inner]
+
+
+def find_models(optimizers: Iterable[Any], frame: FrameType | None) -> list[tuple[str, nn.Module]]:
+    """The outermost modules that hold what these optimizers move.
+
+    An optimizer that moves tensors of no module may hold copies in float32 of a half-precision
+    model's weights: then every other module that is trained (not a frozen teacher, not an average)
+    counts as a model too.
+    """
+    moved = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
+    held = [(name, m, list(m.parameters())) for name, m in reachable_modules(frame)]
+    if moved <= {id(p) for _, _, params in held for p in params}:
+        return [(n, m) for n, m, params in held if any(id(p) in moved for p in params)]
+    averages = list(provenance.averages)
+    return [
+        (n, m)
+        for n, m, params in held
+        if any(id(p) in moved for p in params)
+        or (any(_is_trained(p) for p in params) and not any(m is a for a in averages))
+    ]
+
+
+def _is_trained(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad and parameter.is_floating_point()
+
+
+def find_stateful(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
+    """Modules without any parameter that keep floating buffers: a loss with a running center.
+
+    Their buffers are state of the training as much as the model's: a step that is left out must
+    leave no NaN in them.
+    """
+    return [
+        (n, m)
+        for n, m in reachable_modules(frame)
+        if next(m.parameters(), None) is None and any(b.is_floating_point() for b in m.buffers())
+    ]

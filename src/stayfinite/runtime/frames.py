@@ -1,0 +1,52 @@
+"""The variables of running functions, looked at without leaving anything behind."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+__all__ = ["calling_frames", "variables"]
+
+_OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
+_PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click")
+
+
+def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
+    """The frames of the user's and the frameworks' code on the stack, innermost first."""
+    found: list[FrameType] = []
+    while frame is not None and len(found) < most:
+        if not str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """A function's variables; nothing stays behind that would keep them alive after a `del`."""
+    names = frame.f_locals
+    found = dict(names)
+    _let_go(frame, names)
+    return found
+
+
+def _let_go(frame: FrameType, names: Any) -> None:
+    """Before Python 3.13 a function's `f_locals` is a copy that the frame holds on to; it is also what
+    `locals()` has given the function, if it asked: then it is not ours to empty."""
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & _OPTIMIZED:
+        if sys.getrefcount(names) <= _NOBODY_ELSE:
+            names.clear()
+
+
+def _count_holders() -> int:
+    """How many hold such a copy when nobody but the frame and we do, counted the same way."""
+    frame = sys._getframe()
+    names = frame.f_locals
+
+    def inner(frame: FrameType, names: Any) -> int:
+        return sys.getrefcount(names)
+
+    return inner(frame, names)
+
+
+_NOBODY_ELSE = _count_holders()

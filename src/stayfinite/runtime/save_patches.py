@@ -1,0 +1,229 @@
+"""What writes checkpoints, patched while a save gate is open."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..patches.firewall import Firewall
+from ..patches.imports import ImportPatch, patch_when_imported
+from ..patches.manager import Subscribers, Subscription, Target, subscribe
+from ..patches.provenance import provenance
+from ..recover.atomic import atomic_path
+from .save_gate import SaveGate, is_ungated, refused_name, ungated
+
+__all__ = ["SavePatches"]
+
+_REASON = "a checkpoint that is not finite is written beside the good one, not over it"
+_DCP = "torch.distributed.checkpoint.state_dict_saver"
+_LIGHTNING = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities.cloud_io")
+
+
+class SavePatches:
+    """Opens a gate for this process; `close` ends it."""
+
+    def __init__(self, gate: SaveGate) -> None:
+        self.gate = gate
+        self.firewall = Firewall("the save gate", self.close)
+        self._subscriptions: list[Subscription | ImportPatch] = []
+        self._renames: list[Subscription] = []
+        self._add(torch, "save", _torch_save)
+        self._late("safetensors.torch", "save_file", _save_file)
+        for name in ("save", "async_save"):
+            self._late(_DCP, name, _dcp_save)
+        for home in _LIGHTNING:
+            self._late(home, "_atomic_save", _lightning_save)
+        provenance.stand_ins.add(gate)
+
+    def _add(self, owner: Any, name: str, make: Any) -> None:
+        self._subscriptions.append(subscribe(Target(owner, name, _REASON, "saves"), make, self))
+
+    def _late(self, module: str, name: str, make: Any) -> None:
+        self._subscriptions.append(patch_when_imported(module, name, _REASON, "saves", make, self))
+
+    def follow_renames(self) -> None:
+        """A bad state was written under another name: a script that renames its file must find it."""
+        if not self._renames:
+            self._renames = [
+                subscribe(Target(os, name, _REASON, "saves"), _rename, self)
+                for name in ("rename", "replace")
+            ]
+
+    def close(self) -> None:
+        for subscription in (*self._subscriptions, *self._renames):
+            subscription.close()
+        self._subscriptions.clear()
+        self._renames.clear()
+        provenance.stand_ins.discard(self.gate)
+        self.gate.close()
+
+    def save(
+        self,
+        value: Any,
+        path: Any,
+        write: Callable[[Any], Any],
+        agree: Callable[[bool], bool] = bool,
+    ) -> Any:
+        """Write it where it belongs, or beside it."""
+        name = os.fspath(path)
+        findings = self.firewall.call(self.gate.findings, value, fallback=[])
+        if not agree(bool(findings)):
+            with ungated():
+                result = write(path)
+            self.firewall.call(self.gate.note_good, name)
+            return result
+        self.follow_renames()
+        with ungated():
+            return self.gate.refuse(name, findings, write)
+
+
+def _gate(subscribers: Subscribers) -> SavePatches | None:
+    """The gate opened last is the training at hand; of another thread it is none of its business."""
+    if is_ungated():
+        return None
+    me = threading.get_ident()
+    for each in reversed(subscribers):
+        if each.gate.thread_id == me:
+            found: SavePatches = each
+            return found
+    return None
+
+
+def _torch_save(original: Any, subscribers: Subscribers) -> Any:
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        gate = _gate(subscribers)
+        if gate is None:
+            return original(obj, f, *args, **kwargs)
+        if isinstance(f, (str, os.PathLike)):
+            return gate.save(obj, f, _whole_writer(original, obj, args, kwargs))
+        name = getattr(f, "name", None)
+        if isinstance(name, str) and hasattr(f, "fileno"):
+            return _save_into(gate, original, obj, f, args, kwargs)
+        return original(obj, f, *args, **kwargs)
+
+    return save
+
+
+def _whole_writer(
+    original: Any, first: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Any], Any]:
+    def write(path: Any) -> Any:
+        with _whole(path) as part:
+            return original(first, part, *args, **kwargs)
+
+    return write
+
+
+def _save_into(
+    gate: SavePatches, original: Any, obj: Any, file: Any, args: Any, kwargs: Any
+) -> Any:
+    """The file is open, and empty, already: a good state goes into it, a bad one beside it."""
+    findings = gate.firewall.call(gate.gate.findings, obj, fallback=[])
+    if not findings:
+        result = original(obj, file, *args, **kwargs)
+        file.flush()
+        gate.firewall.call(gate.gate.keep, file.name)
+        gate.firewall.call(gate.gate.note_good, file.name)
+        return result
+    gate.gate.put_back(file)
+    gate.follow_renames()
+    with ungated():
+        return gate.gate.refuse(file.name, findings, _whole_writer(original, obj, args, kwargs))
+
+
+class _whole:
+    """`atomic_path`, or the path itself where nothing may be made beside it."""
+
+    def __init__(self, path: Any) -> None:
+        self._path = path
+        self._inner: Any = None
+
+    def __enter__(self) -> Any:
+        folder = os.path.dirname(os.path.realpath(self._path))
+        is_special = os.path.exists(self._path) and not os.path.isfile(self._path)
+        if is_special or not os.access(folder, os.W_OK | os.X_OK):
+            return self._path
+        self._inner = atomic_path(self._path)
+        return str(self._inner.__enter__())
+
+    def __exit__(self, *exc: Any) -> Any:
+        return self._inner.__exit__(*exc) if self._inner is not None else None
+
+
+def _save_file(original: Any, subscribers: Subscribers) -> Any:
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        gate = _gate(subscribers)
+        if gate is None:
+            return original(tensors, filename, *args, **kwargs)
+        return gate.save(tensors, filename, _whole_writer(original, tensors, args, kwargs))
+
+    return save_file
+
+
+def _dcp_save(original: Any, subscribers: Subscribers) -> Any:
+    def save(state_dict: Any, *args: Any, checkpoint_id: Any = None, **kwargs: Any) -> Any:
+        def write(path: Any) -> Any:
+            return original(state_dict, *args, checkpoint_id=path, **kwargs)
+
+        gate = _gate(subscribers)
+        if gate is None or checkpoint_id is None or kwargs.get("storage_writer") is not None:
+            return write(checkpoint_id)
+        agree = functools.partial(_any_rank, kwargs)
+        return gate.save(_states_of(state_dict), checkpoint_id, write, agree)
+
+    return save
+
+
+def _states_of(value: Any) -> Any:
+    """Objects that DCP would ask for their state."""
+    if not isinstance(value, dict):
+        return value
+    return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in value.items()}
+
+
+def _any_rank(kwargs: dict[str, Any], is_bad: bool) -> bool:
+    """Each rank writes its own shards into one checkpoint: bad on one is bad on all."""
+    dist = torch.distributed
+    if kwargs.get("no_dist") or not dist.is_available() or not dist.is_initialized():
+        return is_bad
+    found: list[Any] = [None] * dist.get_world_size(kwargs.get("process_group"))
+    dist.all_gather_object(found, is_bad, group=kwargs.get("process_group"))
+    return any(found)
+
+
+def _lightning_save(original: Any, subscribers: Subscribers) -> Any:
+    def _atomic_save(checkpoint: Any, filepath: Any) -> Any:
+        gate = _gate(subscribers)
+        if gate is None:
+            return original(checkpoint, filepath)
+        return gate.save(checkpoint, filepath, lambda path: original(checkpoint, path))
+
+    return _atomic_save
+
+
+def _rename(original: Any, subscribers: Subscribers) -> Any:
+    """The script writes to a temporary name and renames it: the bad state stays bad."""
+
+    def rename(src: Any, dst: Any, **kwargs: Any) -> Any:
+        for each in subscribers:
+            moved = _diverted(each.gate, src)
+            if moved is not None:
+                original(moved, refused_name(os.fspath(dst)), **kwargs)
+                del each.gate.refused[os.path.abspath(src)]
+                each.gate.refused[os.path.abspath(dst)] = refused_name(os.fspath(dst))
+                return None
+        return original(src, dst, **kwargs)
+
+    return rename
+
+
+def _diverted(gate: SaveGate, src: Any) -> str | None:
+    if not isinstance(src, (str, os.PathLike)) or isinstance(os.fspath(src), bytes):
+        return None
+    where = os.path.abspath(src)
+    return gate.refused.get(where) if not os.path.exists(where) else None
