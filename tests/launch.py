@@ -23,7 +23,8 @@ class Done:
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    path = os.pathsep.join((str(ROOT / "src"), str(ROOT)))  # the sources beside these tests
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 
 
 def alone(args: list[str], cwd: pathlib.Path) -> Done:

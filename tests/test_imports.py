@@ -28,10 +28,10 @@ ALLOWED = {
     "investigate": BASE | {"locate"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
     "patches": {"errors"},
-    "aside": set(),
+    "sandbox": set(),
     "preflight": BASE
-    | {"aside", "conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
-    "ladder": BASE | {"aside", "conductor", "preflight", "recover", "report"},
+    | {"sandbox", "conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
+    "ladder": BASE | {"sandbox", "conductor", "preflight", "recover", "report"},
     "lint": {"records", "errors", "codes"},
     "integrations": BASE | {"guard", "conductor"},
     "demo": {"records", "errors", "numerics"},

@@ -94,7 +94,7 @@ def ladder_command(
     """Run a failing training again with one change each: which one survives?
 
     Nothing of yours is changed on disk: config files are changed in a copy, and what the script
-    writes is kept aside. Exit code: 0 a change survives or nothing fails, 1 none survives, 2 wrong
+    writes is redirected. Exit code: 0 a change survives or nothing fails, 1 none survives, 2 wrong
     usage.
     """  # fmt: skip
     from ..ladder import Plan, climb

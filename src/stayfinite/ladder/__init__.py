@@ -3,7 +3,7 @@
     survey ──► resolve ──► unchanged run ──► one rung a change ──► sets ──► LadderReport
 
 The survey looks at the script without training (its flags, the config files it reads); each rung is
-the script in a process of its own, with one change and with its files kept aside.
+the script in a process of its own, with one change and with its files redirected.
 """
 
 from __future__ import annotations

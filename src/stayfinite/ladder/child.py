@@ -37,21 +37,21 @@ def write_answer(folder: str, name: str, answer: dict[str, Any]) -> None:
 
 
 def prepare(spec: dict[str, Any]) -> dict[str, Any]:
-    """Files led aside, random numbers fixed, knobs turned. A forked process has it all already."""
+    """Files redirected, random numbers fixed, knobs turned. A forked process has it all already."""
     if _prepared:
         return _prepared
     import torch
 
-    from ..aside import keep_aside
+    from ..sandbox import redirect_for_good
     from .apply import Seen, turn_knobs
 
-    aside = keep_aside(spec["folder"])
+    files = redirect_for_good(spec["folder"])
     random.seed(_SEED)
     torch.manual_seed(_SEED)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(_SEED)
     turn_knobs(spec.get("knobs", {}))
-    _prepared.update(aside=aside, seen=Seen())
+    _prepared.update(files=files, seen=Seen())
     return _prepared
 
 

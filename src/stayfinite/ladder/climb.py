@@ -341,17 +341,17 @@ class _Climber:
 
 def _place_configs(folder: Path, changes: Sequence[Change]) -> None:
     """Changed copies lie where the run will look first; the files themselves stay untouched."""
-    from ..aside import Aside
+    from ..sandbox import RedirectedFiles
 
     texts: dict[str, str] = {}
     for c in changes:
         if c.kind == "config" and c.file is not None:
             text = texts.get(c.file) or Path(c.file).read_text(encoding="utf-8")
             texts[c.file] = changed_file(c.file, text, c)
-    aside = Aside(str(folder))
+    files = RedirectedFiles(str(folder))
     for file, text in texts.items():
         for name in {file, os.path.realpath(file)}:  # whichever way the script comes to it
-            place = Path(aside.place(name))
+            place = Path(files.place(name))
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text, encoding="utf-8")
 

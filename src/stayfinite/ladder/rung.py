@@ -38,7 +38,7 @@ class RungRun(ScriptRun):
         self._prepared = prepare(spec)
         self._unread: set[str] = set(spec["changed"])
         """Changed files that the script has not looked at yet."""
-        self._prepared["aside"].on_read = self._note_read
+        self._prepared["files"].on_read = self._note_read
         self._goal: int | None = spec["goal"]
         self._told_at = 0.0
         self._loss: float | None = None

@@ -144,7 +144,7 @@ def _is_library(path: str) -> bool:
 def run_survey(spec: dict[str, Any]) -> int:
     """Run the script as far as it takes; the answer is a `Survey`."""
     surveyor = _Surveyor(spec)
-    prepare(spec)["aside"].on_read = surveyor.note_file
+    prepare(spec)["files"].on_read = surveyor.note_file
     surveyor.watch_parser()
     surveyor.watch_training()
     target = spec["target"]

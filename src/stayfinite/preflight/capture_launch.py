@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..aside import keep_aside
 from ..conductor.spawned import trains
+from ..sandbox import redirect_for_good
 
 __all__ = ["ELSEWHERE", "Elsewhere", "as_one_rank", "keep_children", "needs_launcher", "num_ranks"]
 
@@ -75,7 +75,7 @@ class _Kept:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _parent != os.getppid():  # a forked one has it already
-            keep_aside(self.folder)
+            redirect_for_good(self.folder)
         torch.autograd.backward = self._leave
         return self.target(*args, **kwargs)
 

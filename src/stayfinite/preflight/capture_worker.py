@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
-from ..aside import keep_aside
 from ..observe.wires import Wires
 from ..records import from_plain, to_plain
+from ..sandbox import redirect_for_good
 from .capture_launch import Elsewhere, keep_children
 from .capture_loop import Captor, Finished
 from .probes import Probe, Seen, Subject
@@ -128,7 +128,7 @@ def main(folder: Path) -> None:
         threading.__excepthook__(args)
 
     threading.excepthook = hook
-    keep_aside(str(folder))
+    redirect_for_good(str(folder))
     keep_children(str(folder))
     _soften_exit()
     _seed(job["seed"])

@@ -1,4 +1,4 @@
-"""Writers that pass Python's own `open` by are led aside too."""
+"""Writers that pass Python's own `open` by are redirected too."""
 
 import os
 import pathlib
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 NATIVES = """
 import pathlib, sqlite3, sys
 import numpy as np, safetensors.numpy, safetensors.torch, torch
-from stayfinite.aside import keep_aside
-keep_aside(sys.argv[1])
+from stayfinite.sandbox import redirect_for_good
+redirect_for_good(sys.argv[1])
 torch.save({"a": torch.ones(2)}, "old.pt")
 print(torch.load("old.pt")["a"].sum().item(), torch.load("old.pt", mmap=True)["a"].sum().item())
 safetensors.torch.save_file({"a": torch.ones(3)}, "new.safetensors")
@@ -52,7 +52,7 @@ print(sorted(p.name for p in pathlib.Path(".").iterdir()))
 """
 
 
-def test_native_writers_are_led_aside(tmp_path):
+def test_native_writers_are_redirected(tmp_path):
     users = tmp_path / "users"
     users.mkdir()
     for name in ("old.pt", "old.safetensors", "data.bin"):
@@ -63,9 +63,9 @@ def test_native_writers_are_led_aside(tmp_path):
     shutil.copy(users / "old.db", users / "large.db")
     os.truncate(users / "large.db", (1 << 28) + 1)
     before = tree(users)
-    (tmp_path / "aside").mkdir()
+    (tmp_path / "redirected").mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", NATIVES, str(tmp_path / "aside")], cwd=users, env=environment(),
+        [sys.executable, "-c", NATIVES, str(tmp_path / "redirected")], cwd=users, env=environment(),
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_native_writers_are_led_aside(tmp_path):
     names = ["a.npy", "b.bin", "base.db", "data.bin", "large.db", "made.bin"]
     names += ["new.safetensors", "old.db", "old.pt", "old.safetensors", "scripted.pt", "shared.bin"]
     assert done.stdout.splitlines()[-1] == str(names)
-    aside = pathlib.Path(str(tmp_path / "aside" / "files") + str(users))
-    assert sorted(p.name for p in aside.iterdir()) == [
+    redirected = pathlib.Path(str(tmp_path / "redirected" / "files") + str(users))
+    assert sorted(p.name for p in redirected.iterdir()) == [
         n for n in names if n not in ("data.bin", "large.db")
     ]

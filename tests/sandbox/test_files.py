@@ -1,4 +1,4 @@
-"""A script whose files are kept aside sees what it would see, and the user's tree stays as it is."""
+"""A script whose files are redirected sees what it would see, and the user's tree stays as it is."""
 
 import os
 import pathlib
@@ -15,11 +15,11 @@ SRC = pathlib.Path(__file__).parents[2] / "src"
 RUN = """
 import sqlite3, sys, tempfile
 sys.path.insert(0, {src!r})
-from stayfinite.aside import Aside
-aside = Aside({folder!r})
-aside.install()
+from stayfinite.sandbox import RedirectedFiles
+files = RedirectedFiles({folder!r})
+files.install()
 connect = sqlite3.connect
-sqlite3.connect = lambda name: connect(aside.to_write(name))
+sqlite3.connect = lambda name: connect(files.to_write(name))
 sys.path[0] = "."
 with open({script!r}) as f:
     code = f.read()
@@ -52,11 +52,11 @@ def users(tmp_path):
     return folder
 
 
-def aside_run(users, tmp_path, script):
-    aside = tmp_path / "aside"
-    (aside / "tmp").mkdir(parents=True, exist_ok=True)
-    code = RUN.format(src=str(SRC), folder=str(aside), script=str(script))
-    return run(code, users, aside / "tmp")
+def redirected_run(users, tmp_path, script):
+    redirected = tmp_path / "redirected"
+    (redirected / "tmp").mkdir(parents=True, exist_ok=True)
+    code = RUN.format(src=str(SRC), folder=str(redirected), script=str(script))
+    return run(code, users, redirected / "tmp")
 
 
 def test_the_script_sees_its_own_files_and_the_users_stay(users, tmp_path):
@@ -66,7 +66,7 @@ def test_the_script_sees_its_own_files_and_the_users_stay(users, tmp_path):
     before = tree(users)
 
     alone = run((SCRIPTS / "files.py").read_text(), plain, tmp_path / "tmp")
-    kept = aside_run(users, tmp_path, SCRIPTS / "files.py")
+    kept = redirected_run(users, tmp_path, SCRIPTS / "files.py")
 
     assert alone.returncode == 0, alone.stderr
     assert kept.returncode == 0, kept.stderr
@@ -75,7 +75,7 @@ def test_the_script_sees_its_own_files_and_the_users_stay(users, tmp_path):
     assert tree(plain) != before
 
 
-def test_what_cannot_be_led_aside_is_refused(users, tmp_path):
+def test_what_cannot_be_redirected_is_refused(users, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import io, os\n"
@@ -87,7 +87,7 @@ def test_what_cannot_be_led_aside_is_refused(users, tmp_path):
         "        print(e.strerror)\n"
     )
     before = tree(users)
-    done = aside_run(users, tmp_path, script)
+    done = redirected_run(users, tmp_path, script)
     assert done.stdout == 2 * "kept from being changed in a run that is only a trial\n", done.stderr
     assert tree(users) == before
 
@@ -95,12 +95,12 @@ def test_what_cannot_be_led_aside_is_refused(users, tmp_path):
 def test_a_changed_module_is_imported_even_where_a_cache_is_there(users, tmp_path):
     subprocess.run([sys.executable, "-m", "py_compile", "helper.py"], cwd=users, check=True)
     assert list(users.rglob("*.pyc"))
-    aside = tmp_path / "aside"
-    place = pathlib.Path(str(aside / "files") + str(users / "helper.py"))
+    redirected = tmp_path / "redirected"
+    place = pathlib.Path(str(redirected / "files") + str(users / "helper.py"))
     place.parent.mkdir(parents=True)
     place.write_text("VALUE = 2\n")
     script = tmp_path / "script.py"
     script.write_text("import helper\nprint(helper.VALUE, open('helper.py').read())\n")
     before = tree(users)
-    assert aside_run(users, tmp_path, script).stdout == "2 VALUE = 2\n\n"
+    assert redirected_run(users, tmp_path, script).stdout == "2 VALUE = 2\n\n"
     assert tree(users) == before

@@ -1,8 +1,8 @@
-"""What a script writes, kept aside: it sees its own files, the user's stay as they are.
+"""What a script writes, redirected: it sees its own files, the user's stay as they are.
 
-Inside a process that is only there to run the script once, every path that is written to is led into
-a folder of our own, and read from there afterwards; the rest is read where it is. What cannot be led
-aside (a write that bypasses Python's own functions but not its audit events) is refused.
+Inside a process that is only there to run the script once, every path that is written to is redirected to
+a folder of our own, and read from there afterwards; the rest is read where it is. What cannot be
+redirected (a write that bypasses Python's own functions but not its audit events) is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from .listing import Entries, Entry
 
-__all__ = ["Aside", "free_places"]
+__all__ = ["RedirectedFiles", "free_places"]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _AUDITED = {
@@ -43,8 +43,8 @@ def free_places() -> tuple[str, ...]:
     return ("/dev", "/proc", *caches)
 
 
-class Aside:
-    """Leads writing into `folder`; `install` is for good, the process must be a throwaway."""
+class RedirectedFiles:
+    """Redirects writing to `folder`; `install` is for good, the process must be a throwaway."""
 
     def __init__(self, folder: str) -> None:
         self._root = os.path.abspath(folder)
@@ -64,7 +64,7 @@ class Aside:
     # -- where things are --------------------------------------------------------------------------
 
     def place(self, path: str) -> str:
-        """Where a file of this path lies when it has been led aside."""
+        """Where a file of this path lies when it has been redirected."""
         return os.path.join(self._root, "files", self._full(path).lstrip(os.sep).replace(":", "_"))
 
     def _full(self, path: Any) -> str:
@@ -95,7 +95,7 @@ class Aside:
         return self._has(self.to_read(path))
 
     def is_users(self, path: Any) -> bool:
-        """Whether this is a file of the user's, not yet led aside."""
+        """Whether this is a file of the user's, not yet redirected."""
         place = self.to_read(self._full(path))
         return self._has(place) and not self._is_free(place)
 
@@ -240,13 +240,13 @@ class Aside:
     def getcwd(self) -> str:
         return self._cwd
 
-    def _led(self, name: str, lead: Callable[[Any], Any]) -> Callable[..., Any]:
-        """The real function, on the path that `to_read` or `to_write` leads to."""
+    def _redirected(self, name: str, redirect: Callable[[Any], Any]) -> Callable[..., Any]:
+        """The real function, on the path that `to_read` or `to_write` gives."""
         real = self.real[name]
 
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("dir_fd") is None:
-                path = lead(path)
+                path = redirect(path)
             return real(path, *args, **kwargs)
 
         return call
@@ -282,15 +282,15 @@ class Aside:
             "open": self.os_open, "mkdir": self.mkdir, "listdir": self.listdir,
             "scandir": self.scandir, "chdir": self.chdir, "getcwd": self.getcwd,
         }  # fmt: skip
-        wrappers |= {n: self._led(n, self.to_read) for n in _READERS if n in self.real}
-        wrappers |= {n: self._led(n, self.to_write) for n in _WRITERS if n in self.real}
+        wrappers |= {n: self._redirected(n, self.to_read) for n in _READERS if n in self.real}
+        wrappers |= {n: self._redirected(n, self.to_write) for n in _WRITERS if n in self.real}
         wrappers |= {n: self._remover(n) for n in ("remove", "unlink", "rmdir")}
         wrappers |= {n: self._mover(n) for n in ("rename", "replace")}
         wrappers |= {n: self._linker(n) for n in ("link", "symlink") if n in self.real}
         return wrappers
 
     def _install_imports(self) -> None:
-        """A module whose file lies aside is compiled from there, never from a cache."""
+        """A module whose file was redirected is compiled from there, never from a cache."""
         loader: Any = importlib.machinery.SourceFileLoader
         original = loader.get_data
 
