@@ -28,7 +28,7 @@ ALLOWED = {
     "investigate": BASE | {"locate"},
     "guard": BASE | {"conductor", "recover", "observe", "report"},
     "patches": {"errors"},
-    "sandbox": set(),
+    "sandbox": {"patches"},
     "preflight": BASE
     | {"sandbox", "conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
     "ladder": BASE | {"sandbox", "conductor", "preflight", "recover", "report"},

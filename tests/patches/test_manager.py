@@ -186,6 +186,14 @@ def test_names_signature_documentation_and_pickles_are_those_of_the_original(mod
     assert pickle.loads(wrapped) is os.getpid
 
 
+def test_a_patch_is_known_by_the_sets_in_which_the_original_is(module):
+    known, others = {module.double}, {len}
+    wanted = Target(module, "double", "a test", "tests", members=(known, others))
+    with subscribe(wanted, noting, []):
+        assert module.double in known and len(known) == 2 and others == {len}
+    assert known == {module.double}
+
+
 def test_a_patch_of_somebody_else_on_top_of_ours_stays(module):
     original, heard = module.double, []
     subscription = subscribe(target(module), noting, heard)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, overload
 
 from .attribute import Attribute, describe
@@ -35,6 +35,8 @@ class Target:
     name: str
     reason: str
     switch: str
+    members: tuple[set[Any], ...] = field(default=(), repr=False, compare=False)
+    """Sets by which others know the original (`os.supports_follow_symlinks`); the patch is in them too."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +122,12 @@ class _Layer:
 class _Patch:
     """One replaced attribute. Different wrappers for it are layers, called from the last to the first."""
 
-    def __init__(self, owner: Any, name: str) -> None:
-        self.attribute = Attribute(owner, name)
+    def __init__(self, target: Target) -> None:
+        self.attribute = Attribute(target.owner, target.name)
         self.layers: tuple[_Layer, ...] = ()
         self.top = self.attribute.function
         self.installed = self.attribute.wrapped(self._dispatcher())
+        self._members = [m for m in target.members if self.attribute.raw in m]
 
     def _dispatcher(self) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +136,16 @@ class _Patch:
         return call
 
     def install(self) -> None:
+        for members in self._members:
+            members.add(self.installed)
         setattr(self.attribute.owner, self.attribute.name, self.installed)
+
+    def remove(self) -> None:
+        """The original is back, unless somebody else's patch or the original itself is there."""
+        if self.is_on_top():
+            self.attribute.put_back()
+        for members in self._members:
+            members.discard(self.installed)
 
     def is_on_top(self) -> bool:
         return self.attribute.current() is self.installed
@@ -240,7 +252,7 @@ class _Manager:
             if patch.attribute.current() is patch.attribute.raw:
                 patch.install()  # somebody has put back what was there before us
                 return patch
-        made = _Patch(target.owner, target.name)
+        made = _Patch(target)
         made.install()
         self._patches.setdefault(key, []).append(made)
         return made
@@ -251,10 +263,9 @@ class _Manager:
         for patch in reversed(list(patches)):
             if patch.layers:
                 continue
-            if patch.is_on_top():
-                patch.attribute.put_back()
-            elif patch.attribute.current() is not patch.attribute.raw:
+            if not patch.is_on_top() and patch.attribute.current() is not patch.attribute.raw:
                 continue  # under somebody else's patch, which may call ours: it stays, empty
+            patch.remove()
             patches.remove(patch)
         if not patches:
             self._patches.pop(key, None)

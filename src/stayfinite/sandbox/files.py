@@ -46,9 +46,9 @@ def free_places() -> tuple[str, ...]:
 class RedirectedFiles:
     """Redirects writing to `folder`; `install` is for good, the process must be a throwaway."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, free: tuple[str, ...] | None = None) -> None:
         self._root = os.path.abspath(folder)
-        self._free = (self._root, *free_places())
+        self._free = (self._root, *(free_places() if free is None else free))
         self._gone: set[str] = set()
         """Paths of the user's that the script believes to have removed."""
         self._cwd = os.getcwd()

@@ -6,143 +6,141 @@ import importlib
 import importlib.util
 import os
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from ..patches import Target, subscribe
 from .files import RedirectedFiles
 
-__all__ = ["redirect_natives"]
+__all__ = ["NATIVES", "redirect_natives"]
 
 _LARGE_DATABASE = 1 << 28
 
-
-def redirect_natives(files: RedirectedFiles) -> None:
-    """Checkpoints of torch and safetensors, memory maps, SQLite files, rendezvous files."""
-    core: Any = torch._C
-    core.PyTorchFileWriter = _first_argument(core.PyTorchFileWriter, files, is_written=True)
-    core.PyTorchFileReader = _first_argument(core.PyTorchFileReader, files, is_written=False)
-    _databases(files)
-    _stores(files)
-    _scripted(files)
-    _safetensors(files)
-    _memory_maps(files)
-    _mapped_storages(files)
+Redirect = Callable[[RedirectedFiles, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _first_argument(original: Any, files: RedirectedFiles, is_written: bool) -> Any:
-    def make(file: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, (str, bytes)):
-            file = files.to_write(file, keeps=False) if is_written else files.to_read(file)
-        return original(file, *args, **kwargs)
-
-    return make
+def _writer(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
+    this, *rest = args
+    if rest and isinstance(rest[0], (str, bytes)):
+        rest[0] = files.to_write(rest[0], keeps=False)
+    return original(this, *rest, **kwargs)
 
 
-def _databases(files: RedirectedFiles) -> None:
+def _reader(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
+    this, *rest = args
+    if rest and isinstance(rest[0], (str, bytes)):
+        rest[0] = files.to_read(rest[0])
+    return original(this, *rest, **kwargs)
+
+
+def _save_scripted(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
+    this, file, *rest = args
+    return original(this, files.to_write(file, keeps=False), *rest, **kwargs)
+
+
+def _database(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
     """SQLite files: copied before they are opened, since whoever opens one may write to it.
 
     A large one is most likely the data; it is opened for reading only.
     """
-    if importlib.util.find_spec("_sqlite3") is None:
-        return
-    import sqlite3
-
-    original: Any = sqlite3.connect
-
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
-        name = os.fsdecode(database)
-        query = ""
-        if kwargs.get("uri") and name.startswith("file:"):
-            address = urllib.parse.urlsplit(name)
-            name, query = urllib.parse.unquote(address.path), address.query
-        if name in ("", ":memory:") or "mode=memory" in query:
-            return original(database, *args, **kwargs)
-        is_large = files.is_users(name) and os.stat(name).st_size > _LARGE_DATABASE
-        if is_large or "mode=ro" in query or "immutable=1" in query:
-            query = query or "mode=ro"
-            place = files.to_read(name)
-        else:
-            place = files.to_write(name)
-        if query:
-            kwargs["uri"] = True
-            place = f"file:{urllib.parse.quote(place)}?{query}"
-        return original(place, *args, **kwargs)
-
-    sqlite3.connect = connect
+    kwargs = dict(kwargs)
+    database, *rest = args or [kwargs.pop("database")]
+    name, query = os.fsdecode(database), ""
+    if kwargs.get("uri") and name.startswith("file:"):
+        address = urllib.parse.urlsplit(name)
+        name, query = urllib.parse.unquote(address.path), address.query
+    if name in ("", ":memory:") or "mode=memory" in query:
+        return original(database, *rest, **kwargs)
+    is_large = files.is_users(name) and os.stat(name).st_size > _LARGE_DATABASE
+    if is_large or "mode=ro" in query or "immutable=1" in query:
+        query = query or "mode=ro"
+        place = files.to_read(name)
+    else:
+        place = files.to_write(name)
+    if query:
+        kwargs["uri"] = True
+        place = f"file:{urllib.parse.quote(place)}?{query}"
+    return original(place, *rest, **kwargs)
 
 
-def _stores(files: RedirectedFiles) -> None:
-    """The file by which several ranks meet; each run has one of its own."""
-    if not torch.distributed.is_available():
-        return
-    meeting: Any = importlib.import_module("torch.distributed.rendezvous")
-    store = _first_argument(meeting.FileStore, files, is_written=True)
-    meeting.FileStore = store
-    distributed: Any = torch.distributed
-    distributed.FileStore = store
+def _serialize(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
+    kwargs = dict(kwargs)
+    tensors, *rest = args
+    filename = rest.pop(0) if rest else kwargs.pop("filename")
+    return original(tensors, str(files.to_write(filename, keeps=False)), *rest, **kwargs)
 
 
-def _scripted(files: RedirectedFiles) -> None:
-    jit: Any = torch.jit
-    cls = jit.RecursiveScriptModule
-    original = cls.save
-
-    def save(module: Any, f: Any, **kwargs: Any) -> Any:
-        return original(module, files.to_write(f, keeps=False), **kwargs)
-
-    cls.save = save
-
-
-def _safetensors(files: RedirectedFiles) -> None:
-    """Before `safetensors.torch` is imported, which takes the function's reference."""
-    package: Any = importlib.import_module("safetensors")
-    original = package.serialize_file
-
-    def serialize_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(tensors, str(files.to_write(filename, keeps=False)), *args, **kwargs)
-
-    package.serialize_file = serialize_file
-    for name in ("torch", "numpy"):
-        if importlib.util.find_spec(f"safetensors.{name}") and (
-            name != "numpy" or importlib.util.find_spec("numpy")
-        ):
-            importlib.import_module(f"safetensors.{name}").serialize_file = serialize_file  # type: ignore[attr-defined]
-
-
-def _memory_maps(files: RedirectedFiles) -> None:
+def _memory_map(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
     """A map for writing becomes a map whose changes stay in memory: no large file is copied."""
-    if importlib.util.find_spec("numpy") is None:
-        return
-    import numpy as np
-
-    cls: Any = np.memmap
-    original = cls.__new__
-
-    def __new__(
-        subtype: Any, filename: Any, dtype: Any = np.uint8, mode: str = "r+", *args: Any, **kw: Any
-    ) -> Any:
-        if mode in ("r+", "readwrite") and not hasattr(filename, "read"):
-            mode = "c" if files.is_users(filename) else mode
-        return original(subtype, filename, dtype, mode, *args, **kw)
-
-    cls.__new__ = __new__
+    kwargs = dict(kwargs)
+    args = list(args)  # the class, filename, dtype, mode, …
+    filename = args[1] if len(args) > 1 else kwargs["filename"]
+    mode = args[3] if len(args) > 3 else kwargs.get("mode", "r+")
+    is_written = mode in ("r+", "readwrite") and not hasattr(filename, "read")
+    if is_written and files.is_users(filename):
+        if len(args) > 3:
+            args[3] = "c"
+        else:
+            kwargs["mode"] = "c"
+    return original(*args, **kwargs)
 
 
-def _mapped_storages(files: RedirectedFiles) -> None:
+def _mapped_storage(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
     """The same for torch's own maps."""
+    kwargs = dict(kwargs)
+    filename, *rest = args or [kwargs.pop("filename")]
+    shared = rest.pop(0) if rest else kwargs.pop("shared", False)
+    if shared and files.is_users(filename):
+        shared = False
+    elif shared:
+        filename = files.to_write(filename)
+    return original(str(files.to_read(filename)), shared, *rest, **kwargs)
 
-    def wrapped(original: Any) -> Any:
-        def from_file(filename: Any, shared: Any = False, *args: Any, **kwargs: Any) -> Any:
-            if shared and files.is_users(filename):
-                shared = False
-            elif shared:
-                filename = files.to_write(filename)
-            return original(str(files.to_read(filename)), shared, *args, **kwargs)
 
-        return from_file
+NATIVES: tuple[tuple[str, str, Redirect], ...] = (
+    ("torch._C", "PyTorchFileWriter.__init__", _writer),
+    ("torch._C", "PyTorchFileReader.__init__", _reader),
+    ("torch.jit", "RecursiveScriptModule.save", _save_scripted),
+    ("torch", "from_file", _mapped_storage),
+    ("torch", "UntypedStorage.from_file", _mapped_storage),
+    ("sqlite3", "connect", _database),
+    ("safetensors", "serialize_file", _serialize),
+    ("safetensors.torch", "serialize_file", _serialize),  # keeps a reference of its own
+    ("safetensors.numpy", "serialize_file", _serialize),
+    ("numpy", "memmap.__new__", _memory_map),
+)
+"""Module, name within it, and how its call is redirected."""
 
-    tensors: Any = torch
-    tensors.from_file = wrapped(torch.from_file)
-    storage: Any = torch.UntypedStorage
-    storage.from_file = staticmethod(wrapped(storage.from_file))
+_STORES: tuple[tuple[str, str, Redirect], ...] = (
+    ("torch._C._distributed_c10d", "FileStore.__init__", _writer),
+)
+"""The file by which several ranks meet; each trial has one of its own."""
+
+_NEEDED = {"sqlite3": "_sqlite3", "numpy": "numpy", "safetensors.numpy": "numpy"}
+
+
+def redirect_natives(files: RedirectedFiles) -> None:
+    """Checkpoints of torch and safetensors, memory maps, SQLite files, rendezvous files; for good."""
+    for module, path, redirect in (*NATIVES, *_STORES):
+        needed = _NEEDED.get(module)
+        if needed is not None and importlib.util.find_spec(needed) is None:
+            continue
+        try:
+            owner: Any = importlib.import_module(module)
+        except ImportError:
+            continue  # a torch that was built without distributed, for example
+        *between, name = path.split(".")
+        for part in between:
+            owner = getattr(owner, part)
+        target = Target(owner, name, "what a tried-out script writes is redirected", "sandbox")
+        subscribe(target, _for_good(redirect), files)
+
+
+def _for_good(redirect: Redirect) -> Callable[[Callable[..., Any], Any], Callable[..., Any]]:
+    def make(original: Callable[..., Any], subscribers: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return redirect(subscribers[-1], original, args, kwargs)
+
+        return call
+
+    return make

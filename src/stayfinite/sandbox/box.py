@@ -1,0 +1,121 @@
+"""What a replay may do, thread by thread: everything that is patched asks `here` first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .private_warnings import PrivateWarnings
+    from .replay_files import ReplayFiles
+
+__all__ = ["Abandoned", "Box", "Refused", "Report", "Rule", "here", "only_here", "outside"]
+
+_MOST_REFUSALS = 1000
+
+
+class Refused(RuntimeError):
+    """Something that a replay must not do: it would be felt outside."""
+
+
+class Abandoned(BaseException):
+    """A replay that is refused the same thing for ever, in a loop that swallows it, is ended."""
+
+
+@dataclass
+class Report:
+    """What a replay wanted to do and did not, in short texts with their counts.
+
+    >>> report = Report(refused={"a subprocess (curl …)": 1, "a network connection (host)": 3})
+    >>> report.text()
+    'not done during the replay: a subprocess (curl …), a network connection (host) (3 times)'
+    """
+
+    refused: dict[str, int] = field(default_factory=dict)
+    redirected: list[str] = field(default_factory=list)
+    """The user's paths that were written, elsewhere."""
+
+    def add(self, what: str) -> None:
+        self.refused[what] = self.refused.get(what, 0) + 1
+
+    def text(self) -> str:
+        """One line for an incident, empty when there is nothing to say."""
+        if not self.refused:
+            return ""
+        parts = [w if n == 1 else f"{w} ({n} times)" for w, n in self.refused.items()]
+        return f"not done during the replay: {', '.join(parts)}"
+
+
+class Box:
+    """One thread's replay: where its files go, what it was refused, what it must put back."""
+
+    def __init__(self, files: ReplayFiles, warnings: PrivateWarnings, report: Report) -> None:
+        self.thread = threading.get_ident()
+        self.files = files
+        self.warnings = warnings
+        self.report = report
+        self.own_fds: set[int] = set()
+        """Descriptors that the replay itself has opened."""
+        self.own_queues: set[int] = set()
+        self.environ: dict[str, str | None] = {}
+        """What the variables that the replay has set were before."""
+        self._num_waits = 0
+
+    def refuse(self, what: str) -> Any:
+        """Raises; returns nothing."""
+        self.report.add(what)
+        self.count_wait()
+        raise Refused(f"{what} is refused during a replay, which computes and does nothing else")
+
+    def count_wait(self) -> None:
+        """A loop that tries again until it succeeds would never end in here."""
+        self._num_waits += 1
+        if self._num_waits > _MOST_REFUSALS:
+            raise Abandoned
+
+
+class _Here(threading.local):
+    box: Box | None = None
+
+
+here = _Here()
+"""`here.box` is the calling thread's replay, None in every other thread."""
+
+Act = Callable[[Box, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def only_here(act: Act) -> Callable[[Callable[..., Any], Any], Callable[..., Any]]:
+    """A wrapper that does `act` in a thread that replays and is the original in all others."""
+
+    def make(original: Callable[..., Any], subscribers: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            box = here.box
+            if box is None:
+                return original(*args, **kwargs)
+            return act(box, original, args, kwargs)
+
+        return call
+
+    return make
+
+
+def outside(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call something of our own as if there were no replay."""
+    box, here.box = here.box, None
+    try:
+        return function(*args, **kwargs)
+    finally:
+        here.box = box
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One patch of the sandbox: `path` within a module, if that is imported and has it."""
+
+    module: str
+    path: str
+    make: Callable[[Callable[..., Any], Any], Callable[..., Any]]
+    reason: str
+    members: tuple[set[Any], ...] = ()
