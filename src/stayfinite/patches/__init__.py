@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .firewall import Firewall, failures, guarded
-from .manager import Row, Subscribers, Subscription, Target, subscribe, table
+from .manager import Row, Subscribers, Subscription, Target, subscribe, table, unpatched
 
 __all__ = [
     "Firewall",
@@ -15,4 +15,5 @@ __all__ = [
     "guarded",
     "subscribe",
     "table",
+    "unpatched",
 ]

@@ -28,6 +28,8 @@ class Attribute:
         self.is_own = own is not _MISSING
         self.raw: Any = own if self.is_own else inherited
         self.function: Callable[..., Any] = _function(self.raw)
+        self.is_lasting = _find(owner) is owner
+        """Whether the owner can be found by its name, so that it lives as long as the process."""
         if not callable(self.function):
             raise UsageError(f"{describe(owner)}.{name} cannot be patched: it is not callable")
 
@@ -40,7 +42,8 @@ class Attribute:
     def wrapped(self, call: Callable[..., Any]) -> Any:
         """`call` in the form in which `raw` was: a static method stays one, and so on."""
         functools.update_wrapper(call, self.function)
-        _name_for_pickle(call, self.owner, self.name)
+        if self.is_lasting:
+            self._name_for_pickle(call)
         if isinstance(self.raw, (staticmethod, classmethod)):
             return type(self.raw)(call)
         if isinstance(self.raw, property):
@@ -48,6 +51,23 @@ class Attribute:
         if isinstance(self.owner, type) and not hasattr(type(self.raw), "__get__"):
             return staticmethod(call)  # a builtin does not bind, a Python function would
         return call
+
+    def _name_for_pickle(self, call: Any) -> None:
+        """A builtin knows itself by a private module (`posix.open`), where the wrapper is not."""
+        owner = self.owner
+        if isinstance(owner, type):
+            call.__module__, call.__qualname__ = (
+                owner.__module__,
+                f"{owner.__qualname__}.{self.name}",
+            )
+        else:
+            call.__module__, call.__qualname__ = owner.__name__, self.name
+
+    def is_as_found(self) -> bool:
+        """Whether the attribute is again what it was at first."""
+        if self.is_own:
+            return self.current() is self.raw
+        return self.name not in self.owner.__dict__ and _raw(self.owner, self.name) is self.raw
 
     def put_back(self) -> None:
         if self.is_own:
@@ -78,17 +98,23 @@ def _raw(owner: Any, name: str) -> Any:
 def _function(raw: Any) -> Any:
     if isinstance(raw, (staticmethod, classmethod)):
         return raw.__func__
-    return raw.fget if isinstance(raw, property) else raw
+    if isinstance(raw, property):
+        return raw.fget
+    return _called_by(raw) if isinstance(raw, functools.partialmethod) else raw
 
 
-def _name_for_pickle(call: Any, owner: Any, name: str) -> None:
-    """A builtin knows itself by a private module (`posix.open`), where the wrapper is not."""
-    module, path = getattr(owner, "__name__", None), name
-    found = sys.modules.get(str(module))
-    if isinstance(owner, type):
-        module, path = owner.__module__, f"{owner.__qualname__}.{name}"
-        found = sys.modules.get(module)
-        for part in owner.__qualname__.split("."):
-            found = getattr(found, part, None)
-    if found is owner:
-        call.__module__, call.__qualname__ = module, path
+def _called_by(method: functools.partialmethod[Any]) -> Callable[..., Any]:
+    def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+        return method.__get__(this, type(this))(*args, **kwargs)
+
+    return functools.update_wrapper(call, method.func)
+
+
+def _find(owner: Any) -> Any:
+    """What is found by the owner's name."""
+    if not isinstance(owner, type):
+        return sys.modules.get(str(getattr(owner, "__name__", None)))
+    found: Any = sys.modules.get(owner.__module__)
+    for part in owner.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -12,7 +12,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from types import FunctionType
+from typing import Any, cast, overload
 
 from .attribute import Attribute, describe
 
@@ -24,6 +25,7 @@ __all__ = [
     "Target",
     "subscribe",
     "table",
+    "unpatched",
 ]
 
 
@@ -125,15 +127,10 @@ class _Patch:
     def __init__(self, target: Target) -> None:
         self.attribute = Attribute(target.owner, target.name)
         self.layers: tuple[_Layer, ...] = ()
+        self._spare: _Layer | None = None
         self.top = self.attribute.function
-        self.installed = self.attribute.wrapped(self._dispatcher())
+        self.installed = self.attribute.wrapped(_dispatcher(self))
         self._members = [m for m in target.members if self.attribute.raw in m]
-
-    def _dispatcher(self) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return self.top(*args, **kwargs)
-
-        return call
 
     def install(self) -> None:
         for members in self._members:
@@ -154,7 +151,13 @@ class _Patch:
         for layer in self.layers:
             if layer.make_wrapper == make_wrapper:
                 return layer
-        layer = _Layer(make_wrapper, self.top, is_lowest=not self.layers)
+        spare = self._spare
+        if not self.layers and spare is not None and spare.make_wrapper == make_wrapper:
+            layer = spare
+        else:
+            layer = _Layer(make_wrapper, self.top, is_lowest=not self.layers)
+            if not self.layers:
+                self._spare = layer
         self.layers += (layer,)
         self.top = layer.call
         return layer
@@ -180,6 +183,18 @@ class _Patch:
         )
 
 
+def _dispatcher(patch: _Patch | None) -> FunctionType:
+    """The function that takes the original's place."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return patch.top(*args, **kwargs)  # type: ignore[union-attr]
+
+    return cast("FunctionType", call)
+
+
+_DISPATCH = _dispatcher(None).__code__
+
+
 class _Manager:
     """All patches; every change is made under one lock, which a fork waits for."""
 
@@ -188,6 +203,8 @@ class _Manager:
         self._is_changing = False
         self._to_close: list[Subscription] = []
         self._patches: dict[tuple[int, str], list[_Patch]] = {}
+        self._kept: dict[tuple[int, str], _Patch] = {}
+        """Removed patches of owners that live as long as the process, to be installed again."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._lock.acquire,
@@ -244,17 +261,25 @@ class _Manager:
     def _patch(self, target: Target) -> _Patch:
         """The patch to join: the one on top, or a new one on top of whoever has come after us."""
         key = (id(target.owner), target.name)
+        patches = self._patches.get(key)
+        if patches is None:
+            return self._install(key, target, [])
         self._settle(key)
-        patches = self._patches.get(key, [])
         if patches and patches[-1].is_on_top():
             return patches[-1]
         for patch in patches:
             if patch.attribute.current() is patch.attribute.raw:
                 patch.install()  # somebody has put back what was there before us
                 return patch
-        made = _Patch(target)
+        return self._install(key, target, patches)
+
+    def _install(self, key: tuple[int, str], target: Target, patches: list[_Patch]) -> _Patch:
+        made = self._kept.pop(key, None)
+        if made is None or not made.attribute.is_as_found():
+            made = _Patch(target)
         made.install()
-        self._patches.setdefault(key, []).append(made)
+        patches.append(made)
+        self._patches[key] = patches
         return made
 
     def _settle(self, key: tuple[int, str]) -> None:
@@ -267,6 +292,8 @@ class _Manager:
                 continue  # under somebody else's patch, which may call ours: it stays, empty
             patch.remove()
             patches.remove(patch)
+            if patch.attribute.is_lasting:
+                self._kept[key] = patch
         if not patches:
             self._patches.pop(key, None)
 
@@ -277,8 +304,9 @@ _manager = _Manager()
 def subscribe(target: Target, make_wrapper: MakeWrapper, subscriber: Any) -> Subscription:
     """Take part in the patch of `target`; the first subscriber installs it, the last one ends it.
 
-    `make_wrapper(original, subscribers)` is called once, when the first subscriber comes that brings
-    it, and returns what is called instead. It is not called while it has no subscribers.
+    `make_wrapper(original, subscribers)` returns what is called instead. It is called when the first
+    subscriber comes that brings it; what it made is kept for the next time, so it must hold nothing but
+    the original. While there are no subscribers, what it made is not called.
 
     >>> import math
     >>> def doubled(original, subscribers):
@@ -290,6 +318,13 @@ def subscribe(target: Target, make_wrapper: MakeWrapper, subscriber: Any) -> Sub
     3.0
     """
     return _manager.subscribe(target, make_wrapper, subscriber)
+
+
+def unpatched(function: Any) -> Any:
+    """What was there before us, if `function` is one of our patches; else `function` itself."""
+    if type(function) is FunctionType and function.__code__ is _DISPATCH:
+        return function.__wrapped__  # type: ignore[attr-defined]
+    return function
 
 
 def table() -> list[Row]:

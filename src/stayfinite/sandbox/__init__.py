@@ -1,15 +1,30 @@
-"""A script that is only tried out changes nothing of the user's on disk.
+"""Code that is only tried out changes nothing of the user's.
 
 `check` and `ladder` run unmodified scripts, and these write checkpoints, logs and folders. In the
 process that is there for one such run, `redirect_for_good` redirects whatever is written to a folder of
-our own; the script reads its own files back from there.
+our own; the script reads its own files back from there. A replay runs in the live training: around it,
+`computing_only` leaves nothing but the computing.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from .box import Refused, Report
 from .files import RedirectedFiles
 
-__all__ = ["RedirectedFiles", "redirect_for_good"]
+if TYPE_CHECKING:
+    from .compute import computing_only
+    from .quiet import open_streams
+
+__all__ = [
+    "RedirectedFiles",
+    "Refused",
+    "Report",
+    "computing_only",
+    "open_streams",
+    "redirect_for_good",
+]
 
 
 def redirect_for_good(folder: str) -> RedirectedFiles:
@@ -20,3 +35,15 @@ def redirect_for_good(folder: str) -> RedirectedFiles:
     files.install()
     redirect_natives(files)
     return files
+
+
+def __getattr__(name: str) -> Any:
+    if name == "computing_only":
+        from .compute import computing_only
+
+        return computing_only
+    if name == "open_streams":
+        from .quiet import open_streams
+
+        return open_streams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

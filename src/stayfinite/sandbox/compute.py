@@ -1,0 +1,164 @@
+"""A replay in the user's live process computes, and does nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+from ..patches import Subscription, Target, subscribe, unpatched
+from . import descriptors, private_warnings, quiet, refusals, replay_files
+from .box import Abandoned, Box, Refused, Report, Rule, here, outside
+from .imported_names import imported_names, stamp
+from .private_warnings import PrivateWarnings
+from .replay_files import ReplayFiles
+from .state import thread_state_kept
+
+__all__ = ["computing_only"]
+
+_RULES: tuple[Rule, ...] = (
+    *quiet.RULES,
+    *private_warnings.RULES,
+    *replay_files.RULES,
+    *descriptors.RULES,
+    *refusals.RULES,
+)
+_SWITCH = "sandbox"
+
+
+@contextlib.contextmanager
+def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
+    """While this is entered, the calling thread computes and nothing it does is felt outside.
+
+    Prints, logging, warnings and progress bars are muted; what is written by path goes to a temporary
+    folder that is removed at the end; sockets, processes, threads, signals and questions are `Refused`,
+    and the report that is returned says which; sleeping is skipped; torch's switches, `os.environ` and
+    `sys.path` are put back. All other threads pass straight through. Inside another `computing_only` of
+    the same thread it shares that one's files and report.
+
+    `streams`: file objects that were opened before and are to be muted too (see `open_streams`). Not
+    caught: other such file objects, an `io.FileIO` that is made by hand, memory that is mapped to a file,
+    open connections of databases, extensions that open files or write to stdout in C, packages that are
+    first imported in the replay, what torch remembers of warnings that it gives once.
+
+    >>> with computing_only() as report:
+    ...     print("not heard")
+    ...     try:
+    ...         _ = os.system("date")
+    ...     except Refused as error:
+    ...         caught = error
+    >>> report.text()
+    'not done during the replay: a subprocess (date)'
+    """
+    if here.box is not None:
+        with _environ_kept(here.box), thread_state_kept():
+            yield here.box.report
+        return
+    report = Report()
+    box = _new_box(report)
+    with thread_state_kept(), contextlib.ExitStack() as stack:
+        stack.callback(box.files.remove_all)
+        _subscribe(box, streams, stack)
+        _open_boxes[id(box)] = (box, stack)
+        stack.callback(_open_boxes.pop, id(box), None)
+        here.box = box
+        try:
+            with _environ_kept(box):
+                yield report
+        except Abandoned:
+            raise Refused(
+                f"the replay was ended: {report.text() or 'it waited too often'}"
+            ) from None
+        finally:
+            here.box = None
+
+
+def _new_box(report: Report) -> Box:
+    box: Box
+    files = ReplayFiles(lambda what: box.refuse(what), lambda path: _note(report, path))
+    box = Box(files, PrivateWarnings(), report)
+    return box
+
+
+def _note(report: Report, path: str) -> None:
+    if path not in report.redirected:
+        report.redirected.append(path)
+
+
+def _subscribe(box: Box, streams: Iterable[Any], stack: contextlib.ExitStack) -> None:
+    wanted = list(_targets(stamp()))
+    originals = {
+        id(unpatched(vars(target.owner).get(target.name))): (make, target.reason)
+        for target, make in wanted
+        if isinstance(target.owner, ModuleType)
+    }
+    for module, name, (make, reason) in imported_names(originals):
+        wanted.append((Target(module, name, reason, _SWITCH), make))
+    wanted += quiet.stream_targets([*quiet.standard_streams(), *streams])
+    made: list[Subscription] = []
+    stack.callback(_close_all, made)
+    for target, make in wanted:
+        made.append(subscribe(target, make, box))
+
+
+def _close_all(subscriptions: list[Subscription]) -> None:
+    try:
+        while subscriptions:
+            subscriptions.pop().close()
+    finally:  # an interrupt in between
+        for left in subscriptions:
+            left.close()
+
+
+@functools.lru_cache(maxsize=1)
+def _targets(at: tuple[int, str]) -> list[tuple[Target, Any]]:
+    """The rules for what is imported; `at`: the stamp of the moment."""
+    found = []
+    for rule in _RULES:
+        owner: Any = sys.modules.get(rule.module)
+        *between, name = rule.path.split(".")
+        for part in between:
+            owner = getattr(owner, part, None)
+        if owner is not None and hasattr(owner, name):
+            target = Target(owner, name, rule.reason, _SWITCH, rule.members)
+            found.append((target, rule.make))
+    return found
+
+
+@contextlib.contextmanager
+def _environ_kept(box: Box) -> Iterator[None]:
+    """Only what the replay has set is put back: other threads may set variables too."""
+    outer, box.environ = box.environ, {}
+    try:
+        yield
+    finally:
+        changed, box.environ = box.environ, outer
+        outside(_put_back, changed)
+
+
+def _put_back(environ: dict[str, str | None]) -> None:
+    for key, value in environ.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value
+
+
+_open_boxes: dict[int, tuple[Box, contextlib.ExitStack]] = {}
+
+
+def _drop_boxes_of_lost_threads() -> None:
+    """A forked child has one thread only; what the others had patched is undone there."""
+    for box, stack in list(_open_boxes.values()):
+        if box.thread != threading.get_ident():
+            box.files.remove_all = lambda: None  # type: ignore[method-assign]
+            stack.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_boxes_of_lost_threads)
