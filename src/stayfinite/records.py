@@ -252,6 +252,8 @@ class Incident:
     environment: dict[str, str] = field(default_factory=dict)
     created: str = ""
     path: str | None = None
+    same_as: str | None = None
+    """The id of the incident that this one repeats: it was counted, not investigated again."""
     schema: int = SCHEMA_VERSION
 
     KIND: ClassVar[str] = "stayfinite.incident"

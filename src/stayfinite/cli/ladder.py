@@ -149,7 +149,7 @@ def _incident(folder: Path | None, words: list[str]) -> tuple[int | None, list[s
         raise UsageError(f"{home} is no incident: {e.strerror or e}") from e
     if words:
         return incident.event.step, words
-    from ..conductor.capsule import load_capsule
+    from ..investigate.capsule import load_capsule
 
     capsule = load_capsule(home)
     if not capsule["script"]:

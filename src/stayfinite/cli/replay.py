@@ -61,8 +61,8 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
     """(the saved incident, the new one or None if the step is finite now)."""
     import torch
 
-    from ..conductor.capsule import load_capsule, load_into
-    from ..conductor.rescript import remember
+    from ..investigate.capsule import load_capsule, load_into
+    from ..investigate.rescript import remember
     from ..config import Settings
     from ..guard import Guard
     from ..records import Incident
@@ -75,7 +75,7 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
     capsule = load_capsule(folder)
     settings = Settings(diagnose_seconds=seconds)
     if build is None and capsule["script"]:
-        from ..conductor.rescript import replay_script
+        from ..investigate.rescript import replay_script
 
         with tempfile.TemporaryDirectory() as aside:
             return old, replay_script(capsule, old, settings, Path(aside))

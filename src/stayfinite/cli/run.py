@@ -17,6 +17,8 @@ _WITH_VALUE = {
     "--budget",
     "--sink",
     "--on-incident",
+    "--replay",
+    "--without",
 }
 
 
@@ -67,7 +69,7 @@ def run(
         help="Where the journal and the incidents go. Default: stayfinite-runs/<script>-<time>.",
     ),
     max_skips: int = typer.Option(50, help="Skipped steps in a row after which the run stops."),
-    budget: float = typer.Option(0.01, help="Share of step time for deep checks and snapshots."),
+    budget: float = typer.Option(0.005, help="Share of step time for deep checks and snapshots."),
     deferred: bool = typer.Option(
         False, "--deferred", help="Never sync with the device; read the flag one step late."
     ),
@@ -75,6 +77,17 @@ def run(
         True, help="Refuse to restore a checkpoint that is not finite; compare its learning rate."
     ),
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
+    replay: str = typer.Option(
+        "auto",
+        help="How a bad step is computed again: auto (where nothing of it can be felt), full (also by "
+        "handing the loop its batch a second time), off.",
+    ),
+    without: Optional[list[str]] = typer.Option(  # noqa: UP045
+        None, help="Turn a part off: training, loaders, saves, provenance, processes."
+    ),
+    show_patches: bool = typer.Option(
+        False, "--show-patches", help="Print what is patched in the script's process, and why."
+    ),
     sink: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
     ),
@@ -97,17 +110,23 @@ def run(
     if module is None and not words:
         raise typer.BadParameter("give the script to run: stayfinite run train.py [ARGS]...")
     try:
-        settings = Settings(budget=budget, deferred=deferred, diagnose=diagnose)
+        settings = Settings(
+            budget=budget, deferred=deferred, diagnose=diagnose, replay=replay,
+            without=tuple(without or ()),
+        )  # fmt: skip
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
-    from ..conductor.script import ScriptRun
+    from ..investigate.entry import investigate
     from ..report.hooks import incident_hook
+    from ..runtime.script import ScriptRun
 
     script = ScriptRun(
         settings=settings,
         policy=rules,
         run_dir=run_dir,
+        investigate=investigate,
+        shows_patches=show_patches,
         sinks=sink or (),
         on_incident=incident_hook(on_incident) if on_incident else None,
         resume_check=resume_check,

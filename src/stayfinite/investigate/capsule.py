@@ -76,19 +76,9 @@ def _contents(about: Investigation) -> dict[str, Any] | None:
         "first_sizes": {k: list(v) for k, v in state.first_sizes.items()},
         "first_lrs": list(state.first_lrs),
         "indices": _plain_part({"indices": window.batches[0].indices}),
-        "script": _script(about),
+        "script": about.engine.script,
         "args": list(sys.argv[1:]),
     }
-
-
-def _script(about: Investigation) -> str | None:
-    """The file that `stayfinite run` runs; with a guard of one's own, whoever replays must build."""
-    from .script import ScriptRun
-
-    if not isinstance(getattr(about.engine.on_incident, "__self__", None), ScriptRun):
-        return None
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return os.path.abspath(file) if file else None
 
 
 _NOT_PLAIN = object()

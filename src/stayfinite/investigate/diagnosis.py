@@ -12,12 +12,15 @@ from ..patches.provenance import provenance
 from ..records import Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
+from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
 from .gather import gather
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 
 __all__ = ["diagnose", "diagnose_plain"]
+
+assert _experiments.__all__
 
 _PER_SAMPLE = {
     "low_precision_overflow", "low_precision_underflow", "log_of_zero", "domain_error",

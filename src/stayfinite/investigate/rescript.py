@@ -7,7 +7,7 @@ the script ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,34 @@ from ..errors import UsageError
 from ..patches.provenance import provenance
 from ..records import Incident
 from ..recover.policy import Policy
-from .script import ScriptDriver, ScriptRun
+from ..runtime.engine import Engine
+from ..runtime.script import ScriptRun
+from ..runtime.script_driver import ScriptDriver
+from .entry import investigate
 
-__all__ = ["replay_script"]
+__all__ = ["remember", "replay_script"]
 
 
 class _ReplayDriver(ScriptDriver):
-    def __init__(self, core: Core, capsule: dict[str, Any], old: Incident) -> None:
-        super().__init__(core)
+    def __init__(self, engine: Engine, capsule: dict[str, Any], old: Incident) -> None:
+        super().__init__(engine)
         self._capsule = capsule
         self._old = old
-        self.is_served = False
+        self._left: list[Any] | None = None
 
-    def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]:
-        if self.is_served:
-            return super().stream(owner, inner)
-        self.is_served = True
-        return super().stream(owner, self._saved(inner))
+    @property
+    def is_served(self) -> bool:
+        return self._left is not None
 
-    def _saved(self, inner: Iterator[Any]) -> Iterator[Any]:
-        next(inner, None)  # a loader that cannot give a batch should say so itself
-        self._load()
-        yield from self._capsule["batches"]
-        raise SystemExit(0)
+    def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
+        """The saved batches instead of the loader's; then the script ends."""
+        if self._left is None:
+            draw()  # a loader that cannot give a batch should say so itself
+            self._load()
+            self._left = list(self._capsule["batches"])
+        if not self._left:
+            raise SystemExit(0)
+        return self._left.pop(0)
 
     def _load(self) -> None:
         self.before_window()
@@ -60,18 +65,18 @@ class _ReplayDriver(ScriptDriver):
         provenance.restored.clear()
         provenance.restored.update(own)
         self.state.set_lrs(tuple(self._capsule["lrs"]))
-        self.core.prime_again()
-        remember(self.core, self._capsule, self._old)
-        self.num_batches = self._capsule["step"]
+        self.engine.prime_again()
+        remember(self.engine, self._capsule, self._old)
+        self.tracker.num_batches = self._capsule["step"]
         torch.set_rng_state(self._capsule["rng"])
 
 
-def remember(core: Core, capsule: dict[str, Any], old: Incident) -> None:
+def remember(engine: Engine, capsule: dict[str, Any], old: Incident) -> None:
     """The course of the run up to the failure is evidence too."""
-    core.state.first_sizes = {k: tuple(v) for k, v in capsule["first_sizes"].items()}
-    core.state.first_lrs = tuple(capsule["first_lrs"])
+    engine.state.first_sizes = {k: tuple(v) for k, v in capsule["first_sizes"].items()}
+    engine.state.first_lrs = tuple(capsule["first_lrs"])
     for r in old.history:
-        core.history.append((r.step, r.epoch, r.loss, r.grad_norm, r.lr, r.scale, r.is_applied))
+        engine.history.append((r.step, r.epoch, r.loss, r.grad_norm, r.lr, r.scale, r.is_applied))
 
 
 def replay_script(
@@ -80,11 +85,12 @@ def replay_script(
     """Run the script of the capsule to its failed step; the new incident, or None."""
     # The saved state may be the bad one: it is to be looked at, not to be refused.
     run = ScriptRun(
-        settings=settings, policy=Policy.parse("skip"), run_dir=folder, resume_check=False
-    )
-    driver = _ReplayDriver(run.core, capsule, old)
+        settings=settings, policy=Policy.parse("skip"), run_dir=folder, resume_check=False,
+        investigate=investigate,
+    )  # fmt: skip
+    driver = _ReplayDriver(run.engine, capsule, old)
     run.driver = driver
     code = run.run_file(capsule["script"], capsule["args"])
     if not driver.is_served and code:
         raise UsageError(f"{capsule['script']} ended with exit code {code} before its first batch")
-    return run.core.incidents[0] if run.core.incidents else None
+    return run.engine.incidents[0] if run.engine.incidents else None

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from ..conductor import changes
-from ..conductor.state import TrainState
+from ..investigate import changes
+from ..runtime.state import TrainState
 
 __all__ = ["Seen", "turn_knobs"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..conductor.script import ScriptRun
+from ..runtime.script import ScriptRun
 from ..config import Settings
 from ..records import Incident
 from ..recover.policy import Policy

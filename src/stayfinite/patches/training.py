@@ -82,7 +82,8 @@ class TrainingPatches:
         self._add(torch.amp.GradScaler, "scale", _LOSS, _scale)
         self._add(torch.amp.GradScaler, "step", _STEP, _scaler_step)
         if finds_optimizers:
-            self._add(Optimizer, "_patch_step_function", _FIND, _new_optimizer)
+            for name in ("__init__", "__setstate__"):
+                self._add(Optimizer, name, _FIND, _new_optimizer)
             for cls in (LRScheduler, ReduceLROnPlateau, SequentialLR, ChainedScheduler):
                 self._add(cls, "__init__", _FIND, _new_scheduler)
         self._classes: set[type] = set()
@@ -197,15 +198,13 @@ def _same_clip(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
-    def _patch_step_function(optimizer: Any) -> Any:
-        result = original(optimizer)
-        if not _is_compiling():
-            for each in subscribers:
-                each.listener.firewall.call(each.watch_optimizer, optimizer)
-                each.listener.firewall.call(each.listener.on_optimizer, optimizer)
-        return result
+    def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        for each in subscribers:
+            each.listener.firewall.call(each.watch_optimizer, optimizer)
+            each.listener.firewall.call(each.listener.on_optimizer, optimizer)
 
-    return _patch_step_function
+    return made
 
 
 def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:

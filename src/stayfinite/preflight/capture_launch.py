@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..conductor.spawned import trains
+from ..runtime.spawned import trains
 from ..sandbox import redirect_for_good
 
 __all__ = ["ELSEWHERE", "Elsewhere", "as_one_rank", "keep_children", "needs_launcher", "num_ranks"]

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..conductor.rows import num_rows
+from ..runtime.rows import num_rows
 from ..conductor.script import find_models, variable_name
-from ..conductor.state import TrainState
-from ..observe.wires import Listener
+from ..runtime.state import TrainState
+from .capture_patches import Listener
 from .capture_turn import NOTHING, Turn, criteria, first, heads, is_in
 from .layers_leaves import user_variables
 from .probes import Probe, Seen, Step, Subject

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
-from ..observe.wires import Wires
+from .capture_patches import Wires
 from ..records import from_plain, to_plain
 from ..sandbox import redirect_for_good
 from .capture_launch import Elsewhere, keep_children

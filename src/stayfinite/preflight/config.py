@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..conductor.slots import dict_slot, state_slot
+from ..runtime.undo import attributes, entries
 from .config_gather import Reading, held, in_file, tags_of
 from .probes import Checks, Subject
 from .records import Finding, failed, passed, skipped, warned
@@ -257,8 +257,8 @@ def _schedules(subject: Subject) -> list[Finding]:
 def _ahead(scheduler: Any) -> tuple[list[float], str]:
     """The rates of the next steps (the worst over the groups), and what ended it early."""
     optimizer = scheduler.optimizer
-    slots = [state_slot(scheduler)] + [dict_slot(g, skip="params") for g in optimizer.param_groups]
-    kept = [(put, copy.deepcopy(get())) for get, put in slots]
+    undos = [attributes(scheduler)()]
+    undos += [entries(g, skip=("params",))() for g in optimizer.param_groups]
     count = getattr(optimizer, "_step_count", None)
     rates = [_worst(optimizer)]
     error = ""
@@ -273,9 +273,9 @@ def _ahead(scheduler: Any) -> tuple[list[float], str]:
     except ValueError:
         pass  # a schedule of fixed length (OneCycleLR) is through
     finally:
-        for put, value in kept:
+        for undo in undos:
             with contextlib.suppress(Exception):
-                put(value)
+                undo()
         if count is not None:
             optimizer._step_count = count
     return rates, error

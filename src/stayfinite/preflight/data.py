@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..observe.rng import RngState
+from ..runtime.rng import RngState
 from .data_checks import checks_of
 from .data_file import scan_file
 from .data_labels import label_checks

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ..observe.batches import named_tensors
+from ..runtime.batches import named_tensors
 from .data_source import Scan
 from .data_stats import PartStats
 from .probes import Subject

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..observe.batches import named_tensors
+from ..runtime.batches import named_tensors
 
 __all__ = ["padding_of"]
 

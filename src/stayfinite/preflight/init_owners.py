@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..observe.batches import named_tensors
+from ..runtime.batches import named_tensors
 from .layers import few
 from .layers_leaves import reachable_leaves
 from .probes import Checks, Probe, Subject

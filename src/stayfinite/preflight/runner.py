@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..conductor import changes
-from ..conductor.state import TrainState
-from ..conductor.tracing import eager_stance, symptom_origin
+from ..investigate import changes
+from ..runtime.state import TrainState
+from ..investigate.tracing import eager_stance, symptom_origin
 from ..locate.modules import name_modules
 from ..locate.slice import to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import is_finite
-from ..observe.batches import named_tensors
-from ..observe.rng import RngState
+from ..runtime.batches import named_tensors
+from ..runtime.rng import RngState
 from ..recover.snapshot import Snapshot
 from .flow_losses import LossWatch
 from .probes import Probe, Seen

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..conductor.rows import num_rows
-from ..conductor.state import TrainState
+from ..runtime.rows import num_rows
+from ..runtime.state import TrainState
 from ..errors import UsageError
 from ..locate.frames import is_user_file
 from .probes import Probe, Seen, Step, Subject

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..conductor.changes import higher_precision
-from ..conductor.state import TrainState
+from ..investigate.changes import higher_precision
+from ..runtime.state import TrainState
 
 __all__ = ["DTYPES", "autocast_off", "in_precision", "noting_autocast"]
 

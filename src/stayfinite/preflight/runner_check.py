@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..observe.rng import RngState
+from ..runtime.rng import RngState
 from .probes import Subject
 from .records import CheckReport
 from .runner_build import BuildRunner

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..observe.batches import named_tensors
+from ..runtime.batches import named_tensors
 from .probes import LayerSeen
 
 __all__ = ["LayerWatch"]

@@ -75,6 +75,8 @@ class Engine:
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.step_parts: StepParts | None = None
         """What `guard.step` makes its steps of."""
+        self.script: str | None = None
+        """The file that `stayfinite run` runs; with a guard of one's own, None."""
         self.num_applied = 0
         self._investigate = investigate
         self._stale: list[Window] = []

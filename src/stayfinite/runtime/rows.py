@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..observe.batches import named_tensors
+from .batches import named_tensors
 
 __all__ = ["cover_rows", "map_tensors", "num_rows", "take_rows"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..numerics.health import is_finite
-from ..observe.batches import named_tensors
+from .batches import named_tensors
 
 __all__ = ["bad_rows", "zeroed"]
 

@@ -19,6 +19,7 @@ from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, Stayf
 from ..numerics.parts import listeners as part_listeners
 from ..patches import provenance as _provenance
 from ..patches.loaders import LoaderPatches
+from ..patches.manager import table
 from ..patches.training import TrainingPatches
 from ..records import Incident
 from ..recover.ledger import LEDGER_NAME, Ledger
@@ -52,7 +53,9 @@ class ScriptRun:
         on_incident: Callable[[Incident], object] | None = None,
         index: int = 0,
         resume_check: bool = True,
+        shows_patches: bool = False,
     ) -> None:
+        self._shows_patches = shows_patches
         self._wanted_dir = run_dir
         self._checks_resume = resume_check
         self._checkpoints: CheckpointWatch | None = None
@@ -149,6 +152,8 @@ class ScriptRun:
             self._loaders = LoaderPatches(self.driver)
             self.driver.on_new_optimizer = lambda _: self._look_for_loaders()
         self.driver.on_close = self._unlisten
+        if self._shows_patches:
+            print(patch_table(), file=sys.stderr)
 
     def _look_for_loaders(self) -> None:
         if self._loaders is not None:
@@ -185,6 +190,7 @@ class ScriptRun:
         except StayfiniteError as e:
             print(f"stayfinite run: {e}", file=sys.stderr)
             return 2
+        self.engine.script = script
         self._listen()
         code = 0
         try:
@@ -238,3 +244,12 @@ def _exit_code(e: SystemExit) -> int:
         return e.code
     print(e.code, file=sys.stderr)
     return 1
+
+
+def patch_table() -> str:
+    """What is patched just now, and the part by which each patch is turned off (`--without`)."""
+    rows = [(f"{r.owner}.{r.name}", r.switch, r.reason) for r in table()]
+    rows.append(("step() of each optimizer's class", "training", "when the first of its kind is made"))
+    wide = max(len(name) for name, _, _ in rows)
+    lines = [f"  {name:<{wide}}  {switch:<10}  {reason}" for name, switch, reason in rows]
+    return "\n".join(["stayfinite: patched in this process (turn a part off with --without PART)", *lines])
