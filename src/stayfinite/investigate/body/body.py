@@ -46,7 +46,7 @@ class Body:
         self._home = home
         self._functions = functions
         self._units = units
-        self._feeds = feeds_of(home, units)
+        self._feeds = feeds_of(home, units, scene.variables)
 
     @classmethod
     def of(
@@ -59,14 +59,17 @@ class Body:
 
         `outer`: the scenes that called this one, innermost first.
         """
+        found = []
         for home in homes_of(scene):
             functions = Functions(is_training_object)
-            env = _home_environment(scene)
-            units = build_units(home.statements, env, functions.judge)
+            units = build_units(home.statements, _home_environment(scene), functions.judge)
             body = cls(scene, home, functions, units)
-            if body._plan.code is not None:
+            if body._plan.code is None:
+                continue
+            if body._plan.has_backward:
                 return body
-        return None
+            found.append(body)
+        return found[0] if found else None
 
     @functools.cached_property
     def _plan(self) -> _Plan:
@@ -196,6 +199,10 @@ class _Plan:
 
     def _is_wanted_kept(self, unit: Unit) -> bool:
         return not unit.blocks
+
+    @property
+    def has_backward(self) -> bool:
+        return any(u.access.is_backward for u in self._cut.kept)
 
     @functools.cached_property
     def taken(self) -> tuple[str, ...]:

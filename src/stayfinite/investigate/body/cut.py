@@ -105,7 +105,7 @@ class Cut:
     def _is_overwritten(self, path: Path, unit: Unit) -> bool:
         """Whether the variable got another value after this statement had read it."""
         for other in self.all:
-            is_after = other.position >= unit.position or set(other.loops) & set(unit.loops)
+            is_after = other.position >= unit.position or set(other.loops) & unit.repeated_in
             if not is_after and other not in unit.loops:
                 continue
             if any(_overwrites(w, path) for w in other.access.writes):
@@ -115,19 +115,21 @@ class Cut:
     def reaching(self, path: Path, unit: Unit) -> tuple[set[Unit], bool]:
         """The statements whose value may be read here; whether it may be from before the body."""
         found: set[Unit] = set()
+        is_entry = True
         for other in reversed(self.all[: unit.position]):
+            is_entry = is_entry and not _binds_on_all_ways(other, path, unit)
             if not any(_touch(w, path) for w in other.access.writes):
                 continue
             found.add(other)
             if _is_certain(other, unit) and any(_covers(w, path) for w in other.access.binds):
-                if set(unit.loops) <= {*other.loops, other}:
+                if unit.repeated_in <= {*other.loops, other}:
                     return found, False
                 return found | self._carried(path, unit, other), False
-        return found | self._carried(path, unit, None), True
+        return found | self._carried(path, unit, None), is_entry
 
     def _carried(self, path: Path, unit: Unit, source: Unit | None) -> set[Unit]:
         """What an earlier iteration of a loop inside the body may have written."""
-        loops = set(unit.loops) - (set(source.loops) if source is not None else set())
+        loops = unit.repeated_in - (set(source.loops) if source is not None else set())
         late = self.all[unit.position :]
         return {
             u for u in late
@@ -201,6 +203,25 @@ def _is_certain(writer: Unit, reader: Unit) -> bool:
             return False
         parent = parent.parent
     return not (parent is not None and _in_other_block(parent, writer, reader))
+
+
+def _binds_on_all_ways(compound: Unit, path: Path, reader: Unit) -> bool:
+    """Both branches of an `if`, or the body of a loop (it is taken to run at least once)."""
+    if not isinstance(compound.node, (ast.If, ast.For)) or compound in reader.ancestors:
+        return False
+    names = ["body"] if compound.is_loop else ["body", "orelse"]
+    return all(_block_binds(compound.blocks[name], path) for name in names)
+
+
+def _block_binds(block: list[Unit], path: Path) -> bool:
+    for unit in block:
+        if any(_covers(w, path) for w in unit.access.binds):
+            return True
+        names = {ast.If: ["body", "orelse"], ast.With: ["body"], ast.Try: ["body"]}
+        inner = names.get(type(unit.node), [])
+        if inner and all(_block_binds(unit.blocks[name], path) for name in inner):
+            return True
+    return False
 
 
 def _in_other_block(parent: Unit, writer: Unit, reader: Unit) -> bool:

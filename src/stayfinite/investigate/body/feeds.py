@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
 
 from .home import Home
 from .units import Unit, flat
@@ -26,7 +31,7 @@ class Feed:
         return self.unit is not None and bool(self.unit.loops)
 
 
-def feeds_of(home: Home, units: list[Unit]) -> list[Feed]:
+def feeds_of(home: Home, units: list[Unit], variables: dict[str, Any]) -> list[Feed]:
     """The batches of one iteration, in the order in which they come."""
     found: list[Feed] = []
     if isinstance(home.node, (ast.For, ast.AsyncFor)):
@@ -34,10 +39,9 @@ def feeds_of(home: Home, units: list[Unit]) -> list[Feed]:
     drawn: dict[str, Feed] = {}
     for unit in flat(units):
         target = _drawn_into(unit)
-        if target is not None:
+        if target is not None and _holds_tensors(target, variables):
             top = _outermost(unit)
             drawn.setdefault(ast.dump(target) + str(id(top)), Feed(target, top))
-    # `for step in range(n): batch = next(it)`: the body says more than the head.
     return [*found, *drawn.values()]
 
 
@@ -79,6 +83,21 @@ def _drawn_into(unit: Unit) -> ast.expr | None:
         or (isinstance(call.func, ast.Attribute) and call.func.attr == "__next__")
     )
     return node.targets[0] if is_next else None
+
+
+def _holds_tensors(target: ast.expr, variables: dict[str, Any]) -> bool:
+    """What was drawn is data, not a name or a number."""
+    names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
+    return any(_has_tensor(variables.get(n), 3) for n in names)
+
+
+def _has_tensor(value: Any, depth: int) -> bool:
+    if isinstance(value, (Tensor, np.ndarray)):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    if depth == 0 or not isinstance(value, (dict, list, tuple)):
+        return hasattr(value, "input_ids")
+    return any(_has_tensor(p, depth - 1) for p in itertools.islice(parts, 100))
 
 
 def _outermost(unit: Unit) -> Unit:

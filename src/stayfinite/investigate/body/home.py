@@ -113,8 +113,14 @@ def _entered(statement: ast.stmt, place: _Place) -> list[ast.stmt]:
             return [cut]
         if isinstance(statement, ast.Try) and block is not statement.body:
             return [*([] if block is not statement.finalbody else statement.body), *inner]
+        if isinstance(statement, ast.If) and _binds(statement.test):
+            return [ast.copy_location(ast.Expr(statement.test), statement.test), *inner]
         return inner
     return [statement] if not _blocks(statement) else []
+
+
+def _binds(test: ast.expr) -> bool:
+    return any(isinstance(n, ast.NamedExpr) for n in ast.walk(test))
 
 
 def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:

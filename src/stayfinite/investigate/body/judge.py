@@ -97,9 +97,9 @@ class Judge:
             return training
         target = reader.value(node.func)
         if target.kind == "fresh":
-            return Verdict()
+            return _changing(node, reader, Verdict())
         if target.kind == "unknown":
-            return self._unknown(node, target)
+            return _changing(node, reader, self._unknown(node, target))
         verdict = self._known(target.obj, node, reader, target.is_shared)
         for other in {type(o): o for o in target.others}.values():
             verdict.outside = verdict.outside or self._known(other, node, reader, False).outside
@@ -179,10 +179,7 @@ class Judge:
         else:
             return Verdict(f"{name} of a {type(owner).__name__} may reach outside", result=UNKNOWN)
         if is_mutating and path is not None:
-            verdict.mutates.add(path)
-            verdict.reads.add(path)
-            if "grad" in path:
-                verdict.mutates.add(GRADIENTS)
+            _note_change(verdict, path)
         return verdict
 
     def _builtin(self, obj: types.BuiltinFunctionType, node: ast.Call, reader: Reader) -> Verdict:
@@ -381,6 +378,24 @@ class Judge:
                 prefix = reader.env.path(given[path[0]]) if path[0] in given else None
                 if prefix is not None:
                     target.add((*prefix, *path[1:]))
+
+
+def _note_change(verdict: Verdict, path: Path) -> None:
+    verdict.mutates.add(path)
+    verdict.reads.add(path)
+    if "grad" in path:
+        verdict.mutates.add(GRADIENTS)
+        verdict.reads.add(GRADIENTS)
+
+
+def _changing(node: ast.Call, reader: Reader, verdict: Verdict) -> Verdict:
+    """`parts.append(x)`, `p.grad.mul_(2)` of something made by the statements."""
+    if isinstance(node.func, ast.Attribute):
+        path, name = reader.env.path(node.func.value), node.func.attr
+        if path is not None and (name in calls.MUTATING or calls.tensor_method_mutates(name)):
+            _note_change(verdict, path)
+        _note_draws(verdict, "", name)
+    return verdict
 
 
 def _note_draws(verdict: Verdict, module: str, name: str) -> None:

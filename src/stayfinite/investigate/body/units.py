@@ -39,6 +39,11 @@ class Unit:
         return isinstance(self.node, (ast.For, ast.While, ast.AsyncFor))
 
     @property
+    def repeated_in(self) -> set[Unit]:
+        """The loops that run it several times; the condition of a `while` belongs to its loop."""
+        return {*self.loops, self} if isinstance(self.node, ast.While) else set(self.loops)
+
+    @property
     def is_leaving(self) -> bool:
         return isinstance(self.node, _LEAVING)
 
