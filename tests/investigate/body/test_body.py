@@ -887,7 +887,7 @@ def changed_in_place(model, optimizer, loader):
         optimizer.step()
 
 
-@loop(can_bind=False, taken=("x",))
+@loop(taken=("x",))
 def batch_changed_in_place(model, optimizer, loader):
     for x, y in loader:
         x[0] += 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,6 +25,8 @@ class Verdict:
     is_training: bool = False
     is_backward: bool = False
     is_step: bool = False
+    optimizers: tuple[object, ...] = ()
+    """Those whose step this is."""
     needs_protection: bool = False
     """Inside of it something is written that only a copy of the function keeps from the user's."""
     reads: set[Path] = field(default_factory=set)
@@ -52,6 +55,7 @@ class Access:
     is_training: bool = False
     is_backward: bool = False
     is_step: bool = False
+    optimizers: tuple[object, ...] = ()
     needs_protection: bool = False
 
     @property
@@ -63,6 +67,7 @@ class Access:
         self.is_training |= verdict.is_training
         self.is_backward |= verdict.is_backward
         self.is_step |= verdict.is_step
+        self.optimizers += verdict.optimizers
         self.needs_protection |= verdict.needs_protection
         self.reads |= verdict.reads
         self.mutates |= verdict.mutates
@@ -142,13 +147,21 @@ class Reader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         verdict = self.judge.call(node, self.env)
         self.access.add(verdict)
-        owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-        for part in (owner, *node.args, *(k.value for k in node.keywords)):
+        self._read_callee(node.func, verdict)
+        for part in (*node.args, *(k.value for k in node.keywords)):
             path = self.env.path(part) if verdict.is_analyzed else None
             if path is None:
                 self.visit(part)
             else:
                 self.access.passes.add(path)
+
+    def _read_callee(self, func: ast.expr, verdict: Verdict) -> None:
+        """`self.model(x)` depends on that attribute only; a method that is not analyzed, on its object."""
+        is_whole = isinstance(func, ast.Attribute) and not verdict.is_analyzed
+        if is_whole and isinstance(self.value(func).obj, types.MethodType):
+            assert isinstance(func, ast.Attribute)
+            self.visit(func.value)
+        self.visit(func)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self.visit(node.value)
@@ -256,7 +269,10 @@ class Reader(ast.NodeVisitor):
             self.access.mutates.add(GRADIENTS)
         if path is None:
             return
-        is_exact = isinstance(target, ast.Attribute) or isinstance(target.slice, ast.Constant)
+        is_exact = isinstance(target, ast.Attribute) or _is_key(target.slice, owner)
+        if isinstance(target, ast.Subscript) and not is_exact:
+            path = self.env.path(target.value)
+            assert path is not None
         (self.access.binds if is_exact else self.access.mutates).add(path)
         if not is_exact:
             self.access.reads.add(path)
@@ -266,6 +282,13 @@ def _root_name(node: ast.expr) -> str | None:
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_key(index: ast.expr, owner: Value) -> bool:
+    """An entry of a dict or a list; to write a part of a tensor changes the tensor."""
+    if not isinstance(index, ast.Constant):
+        return False
+    return isinstance(index.value, str) or isinstance(owner.obj, (dict, list))
 
 
 def _names(target: ast.expr) -> list[str]:

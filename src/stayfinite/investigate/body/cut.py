@@ -32,6 +32,10 @@ class Rules:
     """A function that is called anew: all that it finds is as it was."""
     fed: frozenset[Unit] = frozenset()
     """Statements that get their value from outside, in place of what they say."""
+    is_new: bool = False
+    """What is restored has not been changed in place by an earlier run of the body."""
+    start: int = 0
+    """Statements before this position belong to a step that has been made."""
 
 
 @dataclass
@@ -51,6 +55,8 @@ class Cut:
 
     def solve(self, is_wanted: Callable[[Unit], bool]) -> None:
         """Find what can be run, then what of it the wanted statements depend on."""
+        for unit in self.all[: self.rules.start]:
+            self._block(unit, "it belongs to a step that has been made")
         for unit in self.all:
             if unit.access.outside and unit not in self.rules.fed:
                 self._block(unit, unit.access.outside)
@@ -99,8 +105,12 @@ class Cut:
             return True
         if path[0] not in self.rules.restored:
             return False
-        # The batch itself is the same object: what was changed in it in place stays changed.
-        return not any(m[0] == path[0] for u in self.all for m in u.access.mutates)
+        # The step's own batch is the same object: what was changed in it in place stays changed.
+        return self.rules.is_new or not any(
+            w[0] == path[0] and (len(w) > 1 or w in u.access.mutates)
+            for u in self.all
+            for w in u.access.writes
+        )
 
     def _is_overwritten(self, path: Path, unit: Unit) -> bool:
         """Whether the variable got another value after this statement had read it."""
@@ -152,8 +162,13 @@ class Cut:
         found: set[Unit] = set()
         if unit in self.rules.fed:
             return found
-        for path in unit.access.reads | unit.access.passes:
+        for path in unit.access.reads:
             found |= self.reaching(path, unit)[0]
+        for path in unit.access.passes:
+            found |= {
+                u for u in self.reaching(path, unit)[0]
+                if any(_covers(w, path) for w in u.access.writes)
+            }  # fmt: skip
         if unit.is_loop:
             found |= {u for u in self.all if unit in u.loops and _steers(u)}
         return found

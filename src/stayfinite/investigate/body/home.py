@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .scene import Scene
 from .source import function_source, source_tree
 
-__all__ = ["Home", "homes_of"]
+__all__ = ["Home", "calls_at", "homes_of"]
 
 Loop = ast.For | ast.While | ast.AsyncFor
 _Place = tuple[int, int]
@@ -34,8 +34,11 @@ class Home:
         return isinstance(self.node, Loop)
 
 
-def homes_of(scene: Scene) -> list[Home]:
-    """The bodies around the current line, the innermost first."""
+def homes_of(scene: Scene, instead: list[ast.stmt] | None = None) -> list[Home]:
+    """The bodies around the current line, the innermost first.
+
+    `instead`: what stands in place of the current statement.
+    """
     source = function_source(scene.code) if scene.is_function else None
     root: ast.AST | None = source.node if source else None
     if not scene.is_function:
@@ -43,17 +46,18 @@ def homes_of(scene: Scene) -> list[Home]:
     if root is None or isinstance(root, ast.Lambda):
         return []
     place = (scene.line, -1 if scene.column is None else scene.column)
-    found = [_home(root, place), *(_home(loop, place) for loop in _loops(root, place))]
+    nodes = [root, *_loops(root, place)]
+    found = [_home(node, place, instead) for node in nodes]
     return found[::-1]
 
 
-def _home(node: ast.AST, place: _Place) -> Home:
+def _home(node: ast.AST, place: _Place, instead: list[ast.stmt] | None) -> Home:
     body: list[ast.stmt] = node.body  # type: ignore[attr-defined]
     index = _current(body, place)
     arguments: tuple[str, ...] = ()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         arguments = tuple(a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg))
-    return Home(node, _until(body, place), body[index + 1 :], arguments)
+    return Home(node, _until(body, place, instead), body[index + 1 :], arguments)
 
 
 def _loops(root: ast.AST, place: _Place) -> Iterator[Loop]:
@@ -82,7 +86,7 @@ def _current(body: list[ast.stmt], place: _Place) -> int:
     return before[-1] if before else -1
 
 
-def _until(body: list[ast.stmt], place: _Place) -> list[ast.stmt]:
+def _until(body: list[ast.stmt], place: _Place, instead: list[ast.stmt] | None) -> list[ast.stmt]:
     """The statements up to the current one."""
     index = _current(body, place)
     if index < 0:
@@ -90,10 +94,10 @@ def _until(body: list[ast.stmt], place: _Place) -> list[ast.stmt]:
     current = body[index]
     if not _holds(current, place):
         return body[: index + 1]
-    return [*body[:index], *_entered(current, place)]
+    return [*body[:index], *_entered(current, place, instead)]
 
 
-def _entered(statement: ast.stmt, place: _Place) -> list[ast.stmt]:
+def _entered(statement: ast.stmt, place: _Place, instead: list[ast.stmt] | None) -> list[ast.stmt]:
     """Of a compound statement that is open: what was run of it.
 
     The branch of an `if` that the program is in is known, so its condition need not be computed. A
@@ -102,7 +106,7 @@ def _entered(statement: ast.stmt, place: _Place) -> list[ast.stmt]:
     for block in _blocks(statement):
         if not any(_holds(s, place) for s in block):
             continue
-        inner = _until(block, place)
+        inner = _until(block, place, instead)
         if isinstance(statement, (ast.With, ast.AsyncWith, ast.For, ast.While, ast.AsyncFor)):
             if block is not statement.body:
                 return inner
@@ -116,6 +120,8 @@ def _entered(statement: ast.stmt, place: _Place) -> list[ast.stmt]:
         if isinstance(statement, ast.If) and _binds(statement.test):
             return [ast.copy_location(ast.Expr(statement.test), statement.test), *inner]
         return inner
+    if instead is not None:
+        return instead
     return [statement] if not _blocks(statement) else []
 
 
@@ -130,3 +136,15 @@ def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
     found = [b for n in names if isinstance(b := getattr(statement, n, None), list)]
     found += [h.body for h in getattr(statement, "handlers", [])]
     return found + [c.body for c in getattr(statement, "cases", [])]
+
+
+def calls_at(scene: Scene) -> list[ast.Call]:
+    """The calls that may be running in the current statement, the likeliest first."""
+    found = homes_of(scene)
+    leaf: ast.stmt | None = found[0].statements[-1] if found and found[0].statements else None
+    while leaf is not None and _blocks(leaf):
+        body = _blocks(leaf)[0]
+        leaf = body[-1] if body else None
+    calls = [n for n in ast.walk(leaf) if isinstance(n, ast.Call)] if leaf is not None else []
+    place = (scene.line, scene.column)
+    return sorted(calls, key=lambda n: (n.lineno, n.col_offset) != place)

@@ -39,6 +39,7 @@ class Summary(Protocol):
     is_training: bool
     is_backward: bool
     is_step: bool
+    optimizers: tuple[object, ...]
     needs_protection: bool
     """Run as it is, it would write to globals, or do what a replay leaves out."""
     reads: set[Path]
@@ -113,7 +114,10 @@ class Judge:
         target = reader.value(func)
         owner = reader.value(func.value) if isinstance(func, ast.Attribute) else UNKNOWN
         if name in _STEPPING and owner.is_known and self.is_training_object(owner.obj):
-            return replace(found, is_step=name == "step")
+            is_step = name == "step"
+            return replace(
+                found, is_step=is_step, optimizers=_stepped(owner, node, reader, is_step)
+            )
         if name == "backward" and owner.is_known and isinstance(owner.obj, Tensor):
             return replace(found, is_backward=True)
         if target.is_known and _code_kind(target.obj) == "user":
@@ -345,7 +349,7 @@ class Judge:
             reason = f"{func.__qualname__} changes things that cannot be protected"
         verdict = Verdict(
             reason, summary.is_training, summary.is_backward, summary.is_step,
-            summary.needs_protection, result=summary.result,
+            summary.optimizers, summary.needs_protection, result=summary.result,
         )  # fmt: skip
         return summary, verdict
 
@@ -378,6 +382,16 @@ class Judge:
                 prefix = reader.env.path(given[path[0]]) if path[0] in given else None
                 if prefix is not None:
                     target.add((*prefix, *path[1:]))
+
+
+def _stepped(owner: Value, node: ast.Call, reader: Reader, is_step: bool) -> tuple[object, ...]:
+    """`optimizer.step()`, `scaler.step(optimizer)`."""
+    if not is_step:
+        return ()
+    if not isinstance(owner.obj, torch.amp.GradScaler) or not node.args:
+        return (owner.obj,)
+    given = reader.value(node.args[0])
+    return (given.obj,) if given.is_known else ()
 
 
 def _note_change(verdict: Verdict, path: Path) -> None:

@@ -38,6 +38,7 @@ class FunctionSummary:
     is_training: bool = False
     is_backward: bool = False
     is_step: bool = False
+    optimizers: tuple[object, ...] = ()
     needs_protection: bool = False
     reads: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
@@ -146,6 +147,7 @@ class Functions:
         found.is_training |= access.is_training
         found.is_backward |= access.is_backward
         found.is_step |= access.is_step
+        found.optimizers += access.optimizers
         found.needs_protection |= access.needs_protection
 
     def _compile(self, code: types.CodeType) -> types.CodeType:

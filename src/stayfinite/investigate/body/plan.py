@@ -1,0 +1,250 @@
+"""Which statements of a body are run, compiled once, and one run of them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .compiled import compile_block, compile_module
+from .copies import Copier, names_of
+from .cut import Cut, Rules, can_strip, rebuild, show
+from .feeds import BATCHES, Feed, take
+from .home import Home
+from .scene import Scene
+from .source import function_source
+from .summary import Functions
+from .units import Unit, build_units, flat
+from .values import Env, known
+
+__all__ = ["Plan", "home_environment", "is_scalar"]
+
+_TAKEN = "__stayfinite_taken__"
+
+
+class BodyParts(Protocol):
+    """What a plan has to know of its body."""
+
+    scene: Scene
+    home: Home
+    functions: Functions
+    units: list[Unit]
+    wanted: str
+
+
+class Plan:
+    """The statements to run."""
+
+    def __init__(
+        self, body: BodyParts, feeds: tuple[Feed, ...], given: frozenset[str], is_new: bool
+    ) -> None:
+        """`given`: names of arguments that get their first value again; `is_new`: see `Rules`."""
+        self._body = body
+        self._scene = body.scene
+        self._feeds = feeds
+        self._given = given
+        self._cut = Cut(body.units, self._rules(is_new))
+        self._cut.solve(self._wanted())
+        self._taken_names: set[str] = set()
+        statements = self._statements()
+        self._arguments = self._argument_names(statements)
+        self.code = self._compile(statements)
+
+    def _rules(self, is_new: bool) -> Rules:
+        heads = [f for f in self._feeds if f.unit is None]
+        names = {n.id for f in heads for n in ast.walk(f.target) if isinstance(n, ast.Name)}
+        env = home_environment(self._scene)
+        roots = frozenset(env.root(n) for n in names | self._given)
+        fed = frozenset(f.unit for f in self._feeds if f.unit is not None)
+        return Rules(roots, fed=fed, is_new=is_new, start=self._start(env))
+
+    def _start(self, env: Env) -> int:
+        """After an earlier step of the same optimizer: its window has been closed."""
+        units = list(flat(self._body.units))
+        if not units or self._body.wanted:
+            return 0
+        following = build_units(self._body.home.following, env, self._body.functions.judge)
+        ahead = [u for u in (units[-1], *flat(following)) if u.access.is_step]
+        current = ahead[0].access.optimizers if ahead else ()
+        start = 0
+        for unit in units[:-1]:
+            if unit.access.is_step and not unit.blocks and _is_always_run(unit):
+                same = [o for o in unit.access.optimizers if any(o is c for c in current)]
+                if same or not current or not unit.access.optimizers:
+                    start = unit.position + 1
+        return start
+
+    def _wanted(self) -> Callable[[Unit], bool]:
+        units = self._cut.all
+        if self._body.wanted:
+            return lambda u: any(p[0].startswith(self._body.wanted) for p in u.access.binds)
+        if any(u.access.is_backward for u in units[self._cut.rules.start :]):
+            return lambda u: u.access.is_training and not u.blocks
+        current = units[-1] if units else None
+        return lambda u: self._makes_scalar(u) or (u is current and not u.is_leaving)
+
+    def _makes_scalar(self, unit: Unit) -> bool:
+        if unit.blocks:
+            return False
+        names = [_name(p[0]) for p in unit.access.binds if len(p) == 1]
+        return any(is_scalar(self._scene.variables.get(n)) for n in names)
+
+    def _statements(self) -> list[ast.stmt]:
+        cut = self._cut
+        found = rebuild(self._body.units, cut, lambda u: u in cut.kept, self._instead)
+        if found:
+            heads = [f for f in self._feeds if f.unit is None]
+            found = [*(take(f, found[0]) for f in heads), *found]
+        return found
+
+    def _instead(self, unit: Unit) -> list[ast.stmt] | None:
+        feeds = [f for f in self._feeds if f.unit is unit]
+        if feeds:
+            return [take(f, unit.node) for f in feeds] if unit in self._cut.kept else []
+        if unit.is_leaving and not unit.loops:
+            return []
+        if unit in self._cut.blocked and not can_strip(unit):
+            return self._restored(unit) if unit in self._cut.needed else []
+        return None
+
+    def _restored(self, unit: Unit) -> list[ast.stmt]:
+        """Where an earlier statement is run, what this one made of its value is put back."""
+        inside = [u for u in self._cut.all if u is unit or unit in u.ancestors]
+        names = {_name(p[0]) for u in inside for p in u.access.writes if "<" not in p[0]}
+        earlier = {
+            _name(p[0]) for u in self._cut.kept if u.position < unit.position for p in u.access.writes
+        }  # fmt: skip
+        again = sorted(n for n in names & earlier if n in self._scene.variables)
+        self._taken_names.update(again)
+        return [_restore(n, unit.node) for n in again]
+
+    def _argument_names(self, statements: list[ast.stmt]) -> list[str]:
+        local = {**self._scene.local_variables, **dict.fromkeys(self._given)}
+        used = {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)}
+        first = [n for n in self._scene.code.co_varnames[:1] if n in local]
+        rest = sorted((used & local.keys()) - set(first) - {"__class__"})
+        extra = [BATCHES] if self._feeds else []
+        return [*first, *rest, *extra, *([_TAKEN] if self._taken_names else [])]
+
+    def _compile(self, statements: list[ast.stmt]) -> types.CodeType | None:
+        if all(u.blocks for u in self._cut.kept):
+            return None
+        if not self._scene.is_function:
+            return compile_module(statements, self._scene.code)
+        written = _declared_global(self._scene)
+        if written:
+            declared = ast.copy_location(ast.Global(sorted(written)), statements[0])
+            statements = [declared, *statements]
+        return compile_block(statements, self._arguments, self._scene.code)
+
+    @property
+    def has_backward(self) -> bool:
+        return any(u.access.is_backward for u in self._cut.kept)
+
+    @functools.cached_property
+    def taken(self) -> tuple[str, ...]:
+        """Variables that are used as they stand."""
+        paths = {p for u in self._cut.needed for p in u.access.writes if "<" not in p[0]}
+        return tuple(sorted({show(p) for p in paths}))
+
+    @functools.cached_property
+    def is_stale(self) -> bool:
+        """Whether something that is taken as it stands was computed from the old batch."""
+        env = home_environment(self._scene)
+        targets = {n.id for f in self._feeds for n in ast.walk(f.target) if isinstance(n, ast.Name)}
+        from_batch = {env.root(n) for n in targets | self._given}
+        for unit in self._cut.all:
+            if any(p[0] in from_batch for p in unit.access.reads):
+                if unit in self._cut.needed:
+                    return True
+                from_batch |= {p[0] for p in unit.access.binds}
+        return False
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        gone = [u for u in self._cut.all if u not in self._cut.kept]
+        return tuple(ast.unparse(u.node).splitlines()[0] for u in gone)
+
+    def run(
+        self, batches: Sequence[Any], given: dict[str, Any], is_copied: bool = False
+    ) -> dict[str, Any]:
+        """The variables after a run on fresh copies; `given`: values of arguments."""
+        assert self.code is not None
+        functions = self._body.functions
+        copier = Copier(functions.code_for, functions.judge.is_training_object)
+        space = copier.globals(self._scene.module_globals, names_of(self.code))
+        extra: dict[str, Any] = {n: v if is_copied else copier.copy(v) for n, v in given.items()}
+        variables = self._scene.variables
+        if self._feeds:
+            extra[BATCHES] = iter([copier.copy(b) for b in batches])
+        if self._taken_names:
+            extra[_TAKEN] = {n: copier.copy(variables[n]) for n in self._taken_names}
+        if not self._scene.is_function:
+            space.update({n: copier.copy(v) for n, v in self._scene.local_variables.items()})
+            space.update(extra)
+            exec(self.code, space)
+            return space
+        local = self._scene.local_variables
+        values = [extra[n] if n in extra else copier.copy(local.get(n)) for n in self._arguments]
+        closure = tuple(types.CellType(local[n]) for n in self.code.co_freevars)
+        function = types.FunctionType(self.code, space, self.code.co_name, None, closure)
+        return {**variables, **function(*values)}
+
+
+def _is_always_run(unit: Unit) -> bool:
+    return not any(isinstance(above.node, ast.If) for above in unit.ancestors)
+
+
+def home_environment(scene: Scene) -> Env:
+    """The variables of a scene, as they stand."""
+    local = set(scene.local_variables)
+    if scene.is_function:
+        local |= {*scene.code.co_varnames, *scene.code.co_cellvars, *scene.code.co_freevars}
+    values = {n: known(v) for n, v in scene.variables.items()}
+    return Env(scene.module_globals, local, values, _cells(scene), is_home=True)
+
+
+def _cells(scene: Scene) -> dict[str, Any]:
+    """The cells of variables that functions defined here share with it, found in those functions."""
+    names = {*scene.code.co_cellvars, *scene.code.co_freevars} - {"__class__"}
+    found: dict[str, Any] = {}
+    for value in scene.local_variables.values():
+        if not isinstance(value, types.FunctionType) or not value.__closure__:
+            continue
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__):
+            if name in names and _content(cell) is scene.local_variables.get(name, cell):
+                found[name] = cell
+    return found
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _declared_global(scene: Scene) -> set[str]:
+    """Names that the function writes as globals."""
+    source = function_source(scene.code)
+    nodes = ast.walk(source.node) if source is not None else ()
+    return {n for node in nodes if isinstance(node, ast.Global) for n in node.names}
+
+
+def _name(root: str) -> str:
+    return root.split("@")[0]
+
+
+def _restore(name: str, place: ast.stmt) -> ast.stmt:
+    value = ast.Subscript(ast.Name(_TAKEN, ast.Load()), ast.Constant(name), ast.Load())
+    assign = ast.Assign([ast.Name(name, ast.Store())], value)
+    return ast.fix_missing_locations(ast.copy_location(assign, place))
+
+
+def is_scalar(value: Any) -> bool:
+    """A loss, or something like it."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() == 1
