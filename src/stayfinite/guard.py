@@ -201,7 +201,7 @@ class Guard:
             raise UsageError(
                 f"guard(...) takes a loader or another iterable of batches, got {type(loader).__name__}"
             )
-        return GivenBatches(self._listen(), loader)
+        return GivenBatches(self._listen(), loader, self)
 
     def _listen(self) -> LoopDriver:
         if self._loop is None:

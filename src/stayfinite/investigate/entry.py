@@ -119,5 +119,4 @@ def _broke_off(about: Investigation, error: Exception, window: Window) -> Verdic
         incident = about.incident(about.failure, None, location, None)
     if window.batches[0].loss_fn is None:
         about.rng_after.restore()
-    keeps = window.is_loaderless or about.vehicle.has_effects
-    return Verdict(incident, [], window, keeps_random_state=keeps)
+    return Verdict(incident, [], window, keeps_random_state=window.is_loaderless)

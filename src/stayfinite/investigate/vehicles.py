@@ -162,7 +162,7 @@ class BodyVehicle(Vehicle):
 
     @property
     def has_effects(self) -> bool:
-        return bool(self.body.left_out) or bool(self.body.taken)
+        return self.body.has_effects
 
     def can_run(self, window: Window) -> bool:
         is_own = _same_batches(window.batches, self._own.batches)
@@ -208,4 +208,7 @@ class BodyVehicle(Vehicle):
 
 
 def _same_batches(one: list[BatchRef], other: list[BatchRef]) -> bool:
-    return [b.items for b in one] == [b.items for b in other] if one is not other else True
+    def ids(refs: list[BatchRef]) -> list[int]:
+        return [id(item) for ref in refs for _, item in ref.items]
+
+    return one is other or ids(one) == ids(other)

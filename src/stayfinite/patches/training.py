@@ -25,6 +25,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from .compiled import skip_our_code
 from .firewall import Firewall
 from .manager import Subscribers, Subscription, Target, subscribe
 
@@ -76,6 +77,7 @@ class TrainingPatches:
     def __init__(self, listener: TrainingListener, finds_optimizers: bool) -> None:
         self.listener = listener
         self._subscriptions: list[Subscription] = []
+        skip_our_code()
         self._add(torch.autograd, "backward", _LOSS, _backward)
         self._add(nn.utils.clip_grad, "clip_grad_norm_", _NORM, _clip)
         self._add(nn.utils, "clip_grad_norm_", _NORM, _same_clip)

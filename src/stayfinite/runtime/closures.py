@@ -104,4 +104,4 @@ class ClosureSteps:
 
     def _look(self, engine: Engine, window: Window, optimizer: Any) -> Failure | None:
         window.losses = window.losses[-1:]
-        return engine.check(window, optimizer)
+        return engine.check(window, optimizer, is_compared=not moves_before_closure(optimizer))

@@ -187,8 +187,14 @@ class Engine:
         self._unseen.clear()
         self._stale.clear()
 
-    def check(self, window: Window, optimizer: Optimizer) -> Failure | None:
-        """Whether this step may be applied: all finite, and no spike that the policy acts on."""
+    def check(
+        self, window: Window, optimizer: Optimizer, is_compared: bool = True
+    ) -> Failure | None:
+        """Whether this step may be applied: all finite, and no spike that the policy acts on.
+
+        Of several losses the last one counts: one before it that was not finite has made the gradients
+        so, unless the loop has thrown them away. `is_compared`: False for one of many evaluations.
+        """
         if len(self.state.optimizers) > 1:
             window.optimizer_id = id(optimizer)
         if self._has_world:
@@ -204,14 +210,14 @@ class Engine:
                 if bad is not None:
                     return Failure("learning_rate", window.step, name="lr", value=bad)
             grads += [g for p in group["params"] if (g := p.grad) is not None]
-        seen = self.checker.look(grads, [t for _, t in window.losses], window.norm)
+        seen = self.checker.look(grads, [t for _, t in window.losses[-1:]], window.norm)
         if seen is None:
             return self.explain(window, [optimizer])
         window.is_seen = True
         if window.losses:
             window.loss = seen.loss
             window.losses = []  # with the graph that hangs on it
-        return self.recovery.see(window, window.loss, seen.norm)
+        return self.recovery.see(window, window.loss, seen.norm) if is_compared else None
 
     def see(self, window: Window) -> Failure | None:
         """Loss and norm against the usual. The host has just waited for them: reading is free."""

@@ -16,8 +16,10 @@ __all__ = ["GivenBatches"]
 class GivenBatches:
     """The loader's own batches, in its own order; one `iter` is one epoch."""
 
-    def __init__(self, driver: LoopDriver, loader: Iterable[Any]) -> None:
+    def __init__(self, driver: LoopDriver, loader: Iterable[Any], guard: object) -> None:
         self._driver = driver
+        self._guard = guard
+        """Held for as long as the loop runs: nobody else may hold it."""
         self._loader = loader
         self._inner: Iterator[Any] | None = None
         self._num_given = 0

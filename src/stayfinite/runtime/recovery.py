@@ -30,6 +30,8 @@ __all__ = ["DEEP", "SPIKE_NAMES", "Recovery", "is_number"]
 
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
+_LOUD = 3.0
+"""A spike is printed when it is an alarm and this many times the usual; small batches have heavy tails."""
 SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
@@ -329,7 +331,9 @@ class Recovery:
         spike = watch.note(window.step, value)
         if watch.tell(spike):
             assert spike is not None
-            self._warn_of_spike(window, name, spike.describe(SPIKE_NAMES[name]), value)
+            text = spike.describe(SPIKE_NAMES[name])
+            is_loud = spike.is_alarm and value > _LOUD * abs(spike.usual)
+            self._warn_of_spike(window, name, text, value, is_loud)
         # Each rank has a loss of its own; the norm after the all-reduce is the same for all.
         acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_on)
         if spike is None or not spike.is_alarm or not acts:
@@ -347,12 +351,12 @@ class Recovery:
         # These steps are applied already: leaving them out now means going back.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
 
-    def warn(self, event: Event) -> None:
+    def warn(self, event: Event, is_printed: bool = True) -> None:
         """Something to look at while nothing is wrong yet: a spike, a limit, a resumed rate."""
         self.warnings.append(event)
         host = self._host
         self._num_warnings[event.kind, event.name] += 1
-        if host.ranks.is_first or not host.ranks.has_others:
+        if is_printed and (host.ranks.is_first or not host.ranks.has_others):
             say_warning(event, self._num_warnings[event.kind, event.name])
         if host.journal is not None:
             host.journal.journal.event(
@@ -360,14 +364,18 @@ class Recovery:
                 text=event.message,
             )  # fmt: skip
 
-    def _warn_of_spike(self, window: Window, name: str, text: str, value: float) -> None:
+    def _warn_of_spike(
+        self, window: Window, name: str, text: str, value: float, is_loud: bool
+    ) -> None:
+        """In the journal and in `guard.warnings`; on the terminal only what is far out."""
         self.warn(
             Event(
                 step=window.step, epoch=window.epoch, kind="spike", value=value, name=name,
                 phase="loss" if name == "loss" else "backward",
                 symptom="loss" if name == "loss" else "gradient",
                 lr=self.state.lrs(), message=text,
-            )
+            ),
+            is_printed=is_loud,
         )  # fmt: skip
 
 

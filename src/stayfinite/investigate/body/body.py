@@ -15,7 +15,7 @@ from .home import Home, homes_of
 from .plan import Plan, home_environment, is_scalar
 from .scene import Scene
 from .summary import Functions
-from .units import build_units
+from .units import build_units, flat
 
 __all__ = ["NOT_GIVEN", "Body"]
 
@@ -92,6 +92,22 @@ class Body:
     def left_out(self) -> tuple[str, ...]:
         """Statements that are not run."""
         return self.plan().left_out
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether an iteration does things besides training: it counts, collects, writes, draws."""
+        environment = home_environment(self.scene)
+        following = build_units(self.home.following, environment, self.functions.judge)
+        units = [*flat(self.units), *flat(following)]
+        bound = {p[0] for u in units for p in u.access.binds if len(p) == 1}
+        for unit in units:
+            access = unit.access
+            if access.is_training:
+                continue
+            outer = [p for p in access.mutates if p[0] not in bound and "<" not in p[0]]
+            if access.outside or access.needs_protection or outer:
+                return True
+        return False
 
     def can_bind(self, num_items: int) -> bool:
         """Whether so many batches, drawn for one iteration, can be put where the body takes its own."""

@@ -1,0 +1,65 @@
+"""Code of ours that runs between compiled functions is not compiled itself."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch._C._dynamo import eval_frame
+
+__all__ = ["skip_our_code"]
+
+_done: set[str] = set()
+
+
+def skip_our_code() -> None:
+    """`torch.compile` leaves our functions alone; what they call is compiled as without them.
+
+    A compiled region that breaks into several runs the rest of a call in Python, and there every
+    function is looked at by the compiler: ours would become graphs of their own.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("stayfinite.") and name not in _done and ".demo" not in name:
+            _done.add(name)
+            for code in _codes(module):
+                _skip(code)
+
+
+def _skip(code: types.CodeType) -> None:
+    """Older releases of torch have one function for it, newer ones a table of ways."""
+    if hasattr(eval_frame, "skip_code"):
+        eval_frame.skip_code(code)
+    elif hasattr(eval_frame, "set_code_exec_strategy"):
+        action = eval_frame._FrameAction
+        way = eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        eval_frame.set_code_exec_strategy(code, way)
+
+
+def _codes(module: Any) -> Iterator[types.CodeType]:
+    for value in list(vars(module).values()):
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        parts = vars(value).values() if isinstance(value, type) else (value,)
+        for part in parts:
+            for function in _functions(part):
+                yield from _nested(function.__code__)
+
+
+def _functions(part: Any) -> Iterator[types.FunctionType]:
+    if isinstance(part, property):
+        candidates: tuple[Any, ...] = (part.fget, part.fset)
+    else:
+        candidates = (getattr(part, "__func__", part),)
+    for each in candidates:
+        while isinstance(each, types.FunctionType):
+            yield each
+            each = getattr(each, "__wrapped__", None)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
