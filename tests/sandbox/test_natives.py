@@ -23,6 +23,8 @@ print(torch.load("old.pt")["a"].sum().item(), torch.load("old.pt", mmap=True)["a
 safetensors.torch.save_file({"a": torch.ones(3)}, "new.safetensors")
 safetensors.numpy.save_file({"a": np.ones(3)}, "old.safetensors")
 torch.jit.script(torch.nn.Linear(2, 2)).save("scripted.pt")
+torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save("traced.pt")
+torch.jit.save(torch.jit.trace(torch.sqrt, torch.ones(1, 2)), "traced_function.pt")
 np.save("a.npy", np.ones(3))
 np.ones(2).tofile("b.bin")
 grown = np.memmap("data.bin", dtype=np.uint8)
@@ -76,6 +78,7 @@ def test_native_writers_are_redirected(tmp_path):
     ]  # fmt: skip
     names = ["a.npy", "b.bin", "base.db", "data.bin", "large.db", "made.bin"]
     names += ["new.safetensors", "old.db", "old.pt", "old.safetensors", "scripted.pt", "shared.bin"]
+    names += ["traced.pt", "traced_function.pt"]
     assert done.stdout.splitlines()[-1] == str(names)
     redirected = pathlib.Path(str(tmp_path / "redirected" / "files") + str(users))
     assert sorted(p.name for p in redirected.iterdir()) == [

@@ -156,7 +156,6 @@ def _drop_boxes_of_lost_threads() -> None:
     """A forked child has one thread only; what the others had patched is undone there."""
     for box, stack in list(_open_boxes.values()):
         if box.thread != threading.get_ident():
-            box.files.remove_all = lambda: None  # type: ignore[method-assign]
             stack.close()
 
 

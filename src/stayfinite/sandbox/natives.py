@@ -33,11 +33,6 @@ def _reader(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> An
     return original(this, *rest, **kwargs)
 
 
-def _save_scripted(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
-    this, file, *rest = args
-    return original(this, files.to_write(file, keeps=False), *rest, **kwargs)
-
-
 def _database(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
     """SQLite files: copied before they are opened, since whoever opens one may write to it.
 
@@ -100,7 +95,8 @@ def _mapped_storage(files: RedirectedFiles, original: Any, args: Any, kwargs: An
 NATIVES: tuple[tuple[str, str, Redirect], ...] = (
     ("torch._C", "PyTorchFileWriter.__init__", _writer),
     ("torch._C", "PyTorchFileReader.__init__", _reader),
-    ("torch.jit", "RecursiveScriptModule.save", _save_scripted),
+    ("torch._C", "ScriptModule.save", _writer),
+    ("torch._C", "ScriptFunction.save", _writer),
     ("torch", "from_file", _mapped_storage),
     ("torch", "UntypedStorage.from_file", _mapped_storage),
     ("sqlite3", "connect", _database),

@@ -39,6 +39,10 @@ class PrivateWarnings:
 
     def enter(self, catcher: Any) -> list[Any] | None:
         self._entered[id(catcher)] = (self._filters, self._log, self._seen)
+        # As the original notes it: subclasses look at it, and it may be left after the replay.
+        catcher._entered = True
+        for name in ("filters", "showwarning", "_showwarnmsg_impl"):
+            setattr(catcher, "_" + name.lstrip("_"), getattr(warnings, name, None))
         self._filters, self._seen = list(self._now()), set()
         if catcher._record:
             self._log = []
@@ -53,6 +57,7 @@ class PrivateWarnings:
 
     def leave(self, catcher: Any) -> None:
         self._filters, self._log, self._seen = self._entered.pop(id(catcher))
+        catcher._entered = False
 
     def handle(self, message: warnings.WarningMessage, module: str) -> None:
         """Raise it where the filters say "error", record it where somebody records; no more."""
@@ -165,14 +170,17 @@ def _forget(namespace: dict[str, Any], message: warnings.WarningMessage, module:
     """Take back what was noted just now, so that the same warning is shown when it comes again."""
     text, category = str(message.message), message.category
     action = _action(warnings.filters, text, category, module, message.lineno)
+    noted: list[tuple[Any, ...]] = [(text, category, message.lineno)]
+    if action in ("once", "module"):
+        noted += [(text, category), (text, category, 0)]
     if action == "once":
         once: Any = getattr(warnings, "onceregistry", {})
         once.pop((text, category), None)
     registry = namespace.get("__warningregistry__")
     if not isinstance(registry, dict):
         return
-    for lineno in (message.lineno, 0) if action == "module" else (message.lineno,):
-        registry.pop((text, category, lineno), None)
+    for key in noted:
+        registry.pop(key, None)
     if not registry.keys() - {"version"}:
         namespace.pop("__warningregistry__", None)
 

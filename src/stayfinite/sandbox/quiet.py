@@ -142,6 +142,7 @@ def _rules(module: str, names: str, act: Any = _none) -> list[Rule]:
 RULES: tuple[Rule, ...] = (
     *_rules("logging", "Logger._log Logger.handle Logger.callHandlers Logger.addHandler "
             "Logger.removeHandler Logger.setLevel Handler.handle basicConfig disable"),
+    *_rules("sys", "unraisablehook"),
     *_rules("loguru._logger", "Logger._log"),
     *_rules("tqdm.std", "tqdm.update tqdm.close tqdm.clear tqdm.refresh tqdm.unpause tqdm.reset "
             "tqdm.set_description tqdm.set_description_str tqdm.set_postfix tqdm.set_postfix_str "

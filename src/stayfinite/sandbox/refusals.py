@@ -89,6 +89,11 @@ def _queue(what: str) -> Any:
     return only_here(act)
 
 
+def _new_pool(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
+    args[0]._state = "TERMINATE"  # its finalizer looks at it
+    return box.refuse("work for another thread or process")
+
+
 def _environ(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
     """Set for all threads, as the user's code wants it, and noted, to be put back at the end."""
     environ, key = args[0], args[1]
@@ -117,13 +122,14 @@ RULES: tuple[Rule, ...] = (
     *_rules("os", "_exit abort", _refuse("an exit of the process"), _PROCESS),
     *_rules("os", "kill killpg", _signal, _PROCESS),
     *_rules("os", "wait wait3 wait4 waitpid waitid", _refuse("waiting for a child process"), _PROCESS),
-    *_rules("os", "nice umask sched_setaffinity setpriority setsid setpgid setuid setgid putenv unsetenv",
+    *_rules("os", "nice umask sched_setaffinity setpriority setsid setpgid setuid setgid",
             _refuse("a change of the process"), _PROCESS),
     *_rules("signal", "signal alarm setitimer raise_signal pthread_kill pthread_sigmask set_wakeup_fd "
             "siginterrupt", _signal, _PROCESS),
     *_rules("resource", "setrlimit", _refuse("a change of the process"), _PROCESS),
     *_rules("multiprocessing.process", "BaseProcess.start", _refuse("a new process"), _PROCESS),
-    *_rules("multiprocessing.pool", "Pool.__init__ Pool._check_running", _worker, _PROCESS),
+    *_rules("multiprocessing.pool", "Pool._check_running", _worker, _PROCESS),
+    *_rules("multiprocessing.pool", "Pool.__init__", only_here(_new_pool), _PROCESS),
     *_rules("multiprocessing.connection", "_ConnectionBase.send _ConnectionBase.send_bytes "
             "_ConnectionBase.recv _ConnectionBase.recv_bytes _ConnectionBase.recv_bytes_into",
             _files_of_others, _PROCESS),

@@ -34,6 +34,7 @@ class ReplayFiles(RedirectedFiles):
         self.real = {n: _outside(f) for n, f in self.real.items()}
         self._refuse_call = refuse
         self._on_write = on_write
+        self._pid = os.getpid()
         self.is_touched = False
         """Whether anything can look different in here from what it is outside."""
 
@@ -79,7 +80,8 @@ class ReplayFiles(RedirectedFiles):
         self.is_touched = True
 
     def remove_all(self) -> None:
-        if self._has(self._root):
+        """The folder goes, unless this is a forked child: it is the parent's."""
+        if self._pid == os.getpid() and self._has(self._root):
             self.real["rmtree"](self._root, ignore_errors=True)
 
 
@@ -169,6 +171,13 @@ def _getcwdb(box: Box, original: Any, args: Any, kwargs: Any) -> bytes:
     return os.fsencode(box.files.getcwd())
 
 
+def _close_temporary(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
+    """It keeps `os.unlink` as a default argument, in a method that differs between versions."""
+    if "unlink" in original.__code__.co_varnames:
+        kwargs = {"unlink": os.unlink, **kwargs}
+    return original(*args, **kwargs)
+
+
 def _no_bytecode(box: Box, original: Any, args: Any, kwargs: Any) -> None:
     """A module that is first imported in a replay is not compiled to a file."""
 
@@ -205,6 +214,8 @@ RULES: tuple[Rule, ...] = (
     *(Rule("pathlib", f"_NormalAccessor.{n}", make, _REASON) for n, make in _OS.items() if n != "open"),
     Rule("pathlib", "_NormalAccessor.open", _open_here, _REASON),
     Rule("glob", "_StringGlobber.scandir", _OS["scandir"], _REASON),
+    Rule("tempfile", "_TemporaryFileCloser.close", only_here(_close_temporary), _REASON),
+    Rule("tempfile", "_TemporaryFileCloser.cleanup", only_here(_close_temporary), _REASON),
     Rule("importlib.machinery", "SourceFileLoader.set_data", only_here(_no_bytecode), _REASON),
     *(Rule(module, path, _native(redirect), _REASON) for module, path, redirect in NATIVES),
 )  # fmt: skip
