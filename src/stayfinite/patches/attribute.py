@@ -24,7 +24,8 @@ class Attribute:
         self.owner = owner
         self.name = name
         inherited = _raw(owner, name)
-        own = getattr(owner, "__dict__", {}).get(name, _MISSING)
+        self._namespace: Any = getattr(owner, "__dict__", {})  # a live view
+        own = self._namespace.get(name, _MISSING)
         self.is_own = own is not _MISSING
         self.raw: Any = own if self.is_own else inherited
         self.function: Callable[..., Any] = _function(self.raw)
@@ -35,9 +36,7 @@ class Attribute:
 
     def current(self) -> Any:
         """What is there now, without asking descriptors."""
-        if self.is_own:
-            return getattr(self.owner, "__dict__", {}).get(self.name, _MISSING)
-        return self.owner.__dict__.get(self.name, self.raw)
+        return self._namespace.get(self.name, _MISSING if self.is_own else self.raw)
 
     def wrapped(self, call: Callable[..., Any]) -> Any:
         """`call` in the form in which `raw` was: a static method stays one, and so on."""
@@ -67,7 +66,7 @@ class Attribute:
         """Whether the attribute is again what it was at first."""
         if self.is_own:
             return self.current() is self.raw
-        return self.name not in self.owner.__dict__ and _raw(self.owner, self.name) is self.raw
+        return self.name not in self._namespace and _raw(self.owner, self.name) is self.raw
 
     def put_back(self) -> None:
         if self.is_own:

@@ -116,9 +116,13 @@ class _Layer:
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
         return self.below(*args, **kwargs)
 
-    def set(self, subscriptions: tuple[Subscription, ...]) -> None:
-        self.subscriptions = subscriptions
-        self.subscribers._now = tuple(s.subscriber for s in subscriptions)
+    def add(self, subscription: Subscription) -> None:
+        self.subscriptions += (subscription,)
+        self.subscribers._now += (subscription.subscriber,)
+
+    def remove(self, subscription: Subscription) -> None:
+        self.subscriptions = tuple([s for s in self.subscriptions if s is not subscription])
+        self.subscribers._now = tuple([s.subscriber for s in self.subscriptions])
 
 
 class _Patch:
@@ -219,13 +223,14 @@ class _Manager:
                 patch = self._patch(target)
                 layer = patch.layer(make_wrapper)
                 made = Subscription(target, subscriber, patch, layer)
-                layer.set((*layer.subscriptions, made))
+                layer.add(made)
             except BaseException:
                 self._settle((id(target.owner), target.name))
                 raise
             finally:
                 self._is_changing = was_changing
-            self._close_waiting()
+            if self._to_close:
+                self._close_waiting()
         return made
 
     def close(self, subscription: Subscription) -> None:
@@ -252,7 +257,7 @@ class _Manager:
         layer, patch = subscription._layer, subscription._patch
         if subscription not in layer.subscriptions:
             return
-        layer.set(tuple(s for s in layer.subscriptions if s is not subscription))
+        layer.remove(subscription)
         if not layer.subscriptions:
             patch.drop(layer)
         if not patch.layers:
