@@ -1,6 +1,7 @@
 """A replay computes, and nothing it does is felt outside: by path, by thread, by state."""
 # ruff: noqa: SIM115  (files are opened as scripts open them)
 
+import importlib
 import os
 import pathlib
 import shutil
@@ -15,7 +16,7 @@ import torch
 
 from stayfinite.patches import table
 from stayfinite.sandbox import Refused, computing_only
-from stayfinite.sandbox.compute import _targets
+from stayfinite.sandbox.compute import _RULES, _targets
 from stayfinite.sandbox.imported_names import stamp
 
 
@@ -268,3 +269,43 @@ def test_the_numbers_are_those_of_the_training():
     with computing_only():
         replayed = gradients()
     assert all(torch.equal(a, b) for a, b in zip(plain, replayed))
+
+
+def test_every_rule_names_something_that_exists():
+    """A name that a new version of a package has lost would protect nothing, silently."""
+    version_specific = {
+        "_NormalAccessor",
+        "_StringGlobber",
+        "_TemporaryFileCloser.cleanup",
+        "startfile",
+        "_builtin_open",
+    }
+    optional = {"loguru._logger", "wandb.sdk.wandb_run"}
+    missing = []
+    for rule in _RULES:
+        if any(name in rule.path for name in version_specific) or rule.module in optional:
+            continue
+        owner = importlib.import_module(rule.module)
+        for part in rule.path.split("."):
+            owner = getattr(owner, part, None)
+        if owner is None:
+            missing.append(f"{rule.module}.{rule.path}")
+    assert missing == []
+
+
+def test_a_tracker_gets_nothing(tmp_path):
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(str(tmp_path))
+    writer.add_scalar("loss", 1.0, 0)
+    writer.flush()
+    (events,) = tmp_path.iterdir()
+    size = events.stat().st_size
+    with computing_only():
+        writer.add_scalar("loss", 2.0, 1)
+        writer.flush()
+        writer.close()
+    writer.flush()
+    assert events.stat().st_size == size
+    writer.add_scalar("loss", 3.0, 1)
+    writer.close()
+    assert events.stat().st_size > size

@@ -180,10 +180,12 @@ def test_no_record_reaches_a_handler_and_nothing_is_configured(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_bars_stand_still(capfd):
+def test_progress_bars_stand_still(capfd, monkeypatch):
     stream = io.StringIO()
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 0)
     bar = tqdm.tqdm(range(10), file=stream, mininterval=0)
     bar.update(3)
+    monkeypatch.setattr(tqdm.tqdm, "monitor_interval", 10)  # a new bar would start a thread
     interval, monitor = tqdm.tqdm.monitor_interval, tqdm.tqdm.monitor
     shown, num_bars = stream.getvalue(), len(tqdm.tqdm._instances)
     with computing_only() as report:

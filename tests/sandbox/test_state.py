@@ -120,3 +120,28 @@ def test_the_random_state_is_the_callers():
     torch.manual_seed(0)
     torch.rand(1)
     assert torch.equal(after, torch.rand(1))
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_the_device_is_put_back_and_no_driver_is_started_for_it(is_started, monkeypatch):
+    class Driver:
+        is_initialized = staticmethod(lambda: is_started)
+
+    device = {"index": 1, "asked": 0}
+
+    def current():
+        device["asked"] += 1
+        return device["index"]
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch, "get_device_module", lambda accelerator: Driver)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", current)
+    monkeypatch.setattr(
+        torch.accelerator, "set_device_index", lambda index: device.update(index=index)
+    )
+    with computing_only():
+        device["index"] = 0
+        torch.set_autocast_enabled("cuda", True)
+    assert not torch.is_autocast_enabled("cuda")
+    assert (device["index"] == 1) == is_started
+    assert (device["asked"] > 0) == is_started

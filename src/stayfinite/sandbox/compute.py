@@ -15,6 +15,7 @@ from ..patches import Subscription, Target, subscribe, unpatched
 from . import descriptors, private_warnings, quiet, refusals, replay_files
 from .box import Abandoned, Box, Refused, Report, Rule, here, outside
 from .imported_names import imported_names, stamp
+from .interruptions import interruptions_outside
 from .private_warnings import PrivateWarnings
 from .replay_files import ReplayFiles
 from .state import thread_state_kept
@@ -39,7 +40,8 @@ def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
     folder that is removed at the end; sockets, processes, threads, signals and questions are `Refused`,
     and the report that is returned says which; sleeping is skipped; torch's switches, `os.environ` and
     `sys.path` are put back. All other threads pass straight through. Inside another `computing_only` of
-    the same thread it shares that one's files and report.
+    the same thread it shares that one's files and report. The user's signal handlers run as if there were
+    no replay, and older garbage is not finalized in it.
 
     `streams`: file objects that were opened before and are to be muted too (see `open_streams`). Not
     caught: other such file objects, an `io.FileIO` that is made by hand, memory that is mapped to a file,
@@ -61,7 +63,7 @@ def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
         return
     report = Report()
     box = _new_box(report)
-    with thread_state_kept(), contextlib.ExitStack() as stack:
+    with interruptions_outside(), thread_state_kept(), contextlib.ExitStack() as stack:
         stack.callback(box.files.remove_all)
         _subscribe(box, streams, stack)
         _open_boxes[id(box)] = (box, stack)
@@ -93,9 +95,9 @@ def _note(report: Report, path: str) -> None:
 def _subscribe(box: Box, streams: Iterable[Any], stack: contextlib.ExitStack) -> None:
     wanted = list(_targets(stamp()))
     originals = {
-        id(unpatched(vars(target.owner).get(target.name))): (make, target.reason)
+        id(unpatched(vars(target.owner)[target.name])): (make, target.reason)
         for target, make in wanted
-        if isinstance(target.owner, ModuleType)
+        if isinstance(target.owner, ModuleType) and target.name in vars(target.owner)
     }
     for module, name, (make, reason) in imported_names(originals):
         wanted.append((Target(module, name, reason, _SWITCH), make))

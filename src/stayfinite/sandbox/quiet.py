@@ -157,5 +157,6 @@ RULES: tuple[Rule, ...] = (
     *_rules("rich.progress", "Progress.track", _iterate_tracked),
     *_rules("tensorboard.summary.writer.event_file_writer", "EventFileWriter.add_event "
             "EventFileWriter.flush EventFileWriter.close"),
+    *_rules("torch.utils.tensorboard.writer", "SummaryWriter.flush SummaryWriter.close"),
     *_rules("wandb.sdk.wandb_run", "Run._log Run.log Run.finish Run.alert Run.save"),
 )  # fmt: skip

@@ -118,9 +118,12 @@ def _switches() -> Iterator[Switch]:
     yield from _SWITCHES
     yield _autocast("cpu")
     accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    if accelerator is not None and torch.accelerator.is_available():
+    if accelerator is not None:
         yield _autocast(accelerator.type)
-        yield torch.accelerator.current_device_index, torch.accelerator.set_device_index
+        # Asking for the device would start a driver that the training does not use.
+        is_started = getattr(torch.get_device_module(accelerator), "is_initialized", None)
+        if is_started is not None and is_started():
+            yield torch.accelerator.current_device_index, torch.accelerator.set_device_index
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         yield numpy.geterr, lambda value: numpy.seterr(**value)
