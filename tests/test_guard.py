@@ -92,7 +92,7 @@ def test_clip_norm(value):
 def test_settings_of_a_config_file():
     text = message(lambda: guarded(settings={"budget": 3, "speed": "high"}))
     assert text.splitlines()[0] == "2 problems with the settings:"
-    assert guarded(settings={"budget": 0.5, "diagnose": False}).core.settings.budget == 0.5
+    assert guarded(settings={"budget": 0.5, "diagnose": False}).engine.settings.budget == 0.5
 
 
 def test_a_loss_that_is_no_scalar():

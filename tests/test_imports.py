@@ -10,30 +10,25 @@ import pytest
 SRC = pathlib.Path(__file__).parents[1] / "src" / "stayfinite"
 
 BASE = {"records", "errors", "config", "codes", "numerics"}
+STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
     "records": {"errors"},
-    "errors": {"records"},  # for type checking only
+    "errors": set(),
     "config": {"errors"},
     "codes": {"errors"},
     "numerics": {"records", "errors"},
-    "observe": BASE,
-    "detect": BASE,
-    "locate": BASE,
-    "diagnose": BASE,
-    "recover": BASE,
-    "checkpoint": BASE,
+    **{stage: BASE for stage in STAGES - {"report"}},
     "report": BASE - {"numerics"},
-    "conductor": BASE
-    | {"observe", "detect", "locate", "diagnose", "recover", "report", "checkpoint"},
-    "investigate": BASE | {"locate"},
-    "guard": BASE | {"conductor", "recover", "observe", "report"},
     "patches": {"errors"},
     "sandbox": {"patches"},
+    "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
+    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime"},
+    "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
-    | {"sandbox", "conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
-    "ladder": BASE | {"sandbox", "conductor", "preflight", "recover", "report"},
+    | {"sandbox", "patches", "runtime", "investigate", "guard", "checkpoint", "locate", "recover", "report"},
+    "ladder": BASE | {"sandbox", "runtime", "investigate", "preflight", "recover", "report"},
     "lint": {"records", "errors", "codes"},
-    "integrations": BASE | {"guard", "conductor"},
+    "integrations": BASE | {"guard", "runtime"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,

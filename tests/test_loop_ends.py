@@ -169,7 +169,7 @@ def test_a_bad_number_that_the_loop_replaces_itself_keeps_nothing_alive():
             loss = out.pow(2).mean() + (0.0 if torch.isnan(side) else side)
             loss.backward()
             optimizer.step()
-        assert len(guard.core.log) == 8 and not any(w.scenes for w in guard.core.log)
+        assert len(guard.engine.log) == 8 and not any(w.scenes for w in guard.engine.log)
         assert len(kept) <= 1
     assert guard.incidents == []
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stayfinite import Guard
-from stayfinite.conductor import changes
-from stayfinite.conductor.patching import PatchedLine
-from stayfinite.conductor.rows import cover_rows, num_rows, take_rows
-from stayfinite.conductor.state import TrainState
+from stayfinite.investigate import changes
+from stayfinite.investigate.patched_line import PatchedLine
+from stayfinite.runtime.rows import cover_rows, num_rows, take_rows
+from stayfinite.runtime.state import TrainState
 from stayfinite.records import Link
 
 

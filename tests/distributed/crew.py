@@ -77,7 +77,7 @@ def _wait(pids: list[int], deadline: float) -> list[int]:
 
 
 _LONG = (
-    "torch._dynamo", "torch.distributed.tensor", "stayfinite.guard", "stayfinite.conductor.script",
+    "torch._dynamo", "torch.distributed.tensor", "stayfinite.guard", "stayfinite.runtime.script",
     "tests.distributed.training",
 )  # fmt: skip
 

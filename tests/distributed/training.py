@@ -172,7 +172,7 @@ def guarded(rank: int, job: dict) -> dict:
         found["raised"] = e.incident.id
     found["incidents"] = [i.to_json() for i in guard.incidents]
     found["left_out"] = sorted({e.step for e in guard.ledger})
-    found["is_on"] = guard.core.ranks.has_others
+    found["is_on"] = guard.engine.ranks.has_others
     found["state"] = state_of(model, optimizer)
     return found
 
@@ -217,7 +217,7 @@ def side_training(rank: int, job: dict) -> dict:
     dist.barrier()
     return {
         "incidents": [i.to_json() for i in guard.incidents],
-        "is_on": guard.core.ranks.has_others,
+        "is_on": guard.engine.ranks.has_others,
     }
 
 
@@ -264,9 +264,9 @@ def joined(rank: int, job: dict) -> dict:
 
 def loop_without_loader(rank: int, job: dict) -> dict:
     """`stayfinite run` on a loop that takes no batches from a loader."""
-    from stayfinite.conductor.core import Core
-    from stayfinite.conductor.script import ScriptDriver
-    from stayfinite.conductor.state import TrainState
+    from stayfinite.conductor.engine import Core
+    from stayfinite.runtime.script import ScriptDriver
+    from stayfinite.runtime.state import TrainState
     from stayfinite.config import Settings
     from stayfinite.observe.wires import Wires
     from stayfinite.recover.policy import Policy

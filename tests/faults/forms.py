@@ -8,7 +8,8 @@ from typing import Any
 from tests.faults.training import Fault, batches, loop, loss_of, make
 
 from stayfinite import Guard, Incident, Policy, Settings
-from stayfinite.conductor.script import ScriptRun
+from stayfinite.investigate.entry import investigate
+from stayfinite.runtime.script import ScriptRun
 
 SCRIPTS = pathlib.Path(__file__).parents[1] / "scripts"
 QUICK = Settings(diagnose=False)
@@ -46,11 +47,13 @@ def by_run(fault: Fault, tmp_path: pathlib.Path) -> Trained:
     run, code = run_script("fault_matrix.py", args, tmp_path)
     assert code == 0
     main = sys.modules["__main__"]
-    return Trained(run.core.incidents, main.model, main.optimizer, main.scaler)
+    return Trained(run.engine.incidents, main.model, main.optimizer, main.scaler)
 
 
 def run_script(name: str, args: list[str], run_dir: pathlib.Path) -> tuple[ScriptRun, int]:
-    run = ScriptRun(settings=QUICK, policy=Policy(), run_dir=run_dir)
+    run = ScriptRun(
+        settings=QUICK, policy=Policy(), run_dir=run_dir, investigate=investigate
+    )
     return run, run.run_file(str(SCRIPTS / name), args)
 
 

@@ -24,7 +24,7 @@ def train(form, kind, precision, defect, is_left_out, tmp_path):
         assert code == 0
         main = sys.modules["__main__"]
         parts = main.model, main.optimizer, main.scheduler, main.scaler
-        return recipe.everything(*parts), run.core.incidents
+        return recipe.everything(*parts), run.engine.incidents
     if form == "plain script":
         sys.argv = ["recipe.py", kind, precision, defect, *(["without"] if is_left_out else [])]
         left = runpy.run_path(str(SCRIPTS / "recipe.py"), run_name="__main__")

@@ -45,7 +45,7 @@ def plainly(make):
 @pytest.mark.parametrize("make", CASES, ids=lambda f: f.__name__)
 def test_no_word_and_the_plain_result_of_a_script(make, tmp_path, as_script, capfd):
     run, code = run_script("silent.py", [make.__name__], tmp_path / "run")
-    assert (code, run.core.incidents) == (0, [])
+    assert (code, run.engine.incidents) == (0, [])
     assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "run" / "incidents").exists()
     assert_same(contents(sys.modules["__main__"].case), plainly(make))

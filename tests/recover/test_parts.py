@@ -14,7 +14,7 @@ from stayfinite import (
     probe,
     watch,
 )
-from stayfinite.conductor.limits import everywhere
+from stayfinite.runtime.limits import everywhere
 
 QUICK = {"diagnose": False}
 NAN = float("nan")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stayfinite.observe.batches import batch_bytes, named_tensors
+from stayfinite.runtime.batches import batch_bytes, named_tensors
 
 T = torch.zeros(2)
 Pair = namedtuple("Pair", "left right")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from stayfinite.observe.rng import RngMemory, RngState
+from stayfinite.runtime.rng import RngMemory, RngState
 
 
 def draw():
@@ -83,7 +83,7 @@ def test_whatever_moves_a_generator_is_noticed(move):
 
 
 def test_without_a_look_at_the_position_every_state_is_copied(monkeypatch):
-    monkeypatch.setattr("stayfinite.observe.rng._torch_areas", lambda: None)
+    monkeypatch.setattr("stayfinite.runtime.rng._torch_areas", lambda: None)
     memory = RngMemory()
     for _ in range(3):
         state = memory.capture()

@@ -10,9 +10,9 @@ from tests.launch import alone
 from torch import nn
 
 from stayfinite import Guard
-from stayfinite.conductor import journaling
-from stayfinite.conductor.journaling import LayerSampler, Stage
-from stayfinite.conductor.state import TrainState
+from stayfinite.runtime import journal as journaling
+from stayfinite.runtime.journal import LayerSampler, Stage
+from stayfinite.runtime.state import TrainState
 from stayfinite.report.journal_read import read_journal
 from stayfinite.report.model import load_run
 
@@ -61,7 +61,7 @@ def test_without_a_run_folder_nothing_is_journaled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     guard = train(3)
     guard.close()
-    assert guard.core.journal is None and list(tmp_path.iterdir()) == []
+    assert guard.engine.journal is None and list(tmp_path.iterdir()) == []
 
 
 def test_a_guard_that_nobody_closes_still_writes_its_last_lines(tmp_path):
@@ -84,7 +84,7 @@ def test_the_scale_of_each_step_is_its_own(tmp_path):
     rows, _ = rows_of(tmp_path)
     scales = [r["scale"] for r in rows]
     assert scales == sorted(scales) and scales[0] < scales[-1] and set(scales) <= {4, 8, 16, 32}
-    assert [r.scale for r in guard.core.records()] == scales
+    assert [r.scale for r in guard.engine.records()] == scales
 
 
 def test_values_on_a_device_are_read_together_and_rows_keep_their_order(monkeypatch):
