@@ -16,6 +16,7 @@ from ..numerics.health import badness, is_finite
 from ..recover.snapshot import Snapshot
 from ..runtime import probes
 from ..runtime.engine import Engine
+from ..runtime.undo import scaler_step
 from ..runtime.window import Failure, Replay, ReplayResult
 from .tracing import symptom_origin
 
@@ -51,11 +52,17 @@ class ActiveReplay:
         self.num_backward = 0
         self._stack = contextlib.ExitStack()
         self._small: Snapshot | None = None
+        self._step: list[Callable[[], None]] = []
 
     def __enter__(self) -> ActiveReplay:
         state = self.engine.state
         self._small = Snapshot()
+        scaled = [s for s in state.scalers if s.is_enabled()]
+        steps = [scaler_step(s) for s in scaled]
         self._small.take(0, [], state.small_captures(), [])
+        self._step = [capture() for capture in steps]
+        for scaler in scaled:
+            scaler._per_optimizer_states.clear()
         for context in self.wanted.contexts:
             self._stack.enter_context(context)
         if self.wanted.is_unscaled:
@@ -80,6 +87,8 @@ class ActiveReplay:
         self._stack.close()
         if self._small is not None and not self.wanted.is_applied:
             self._small.restore()
+        for undo in self._step:
+            undo()
 
     @property
     def is_decided(self) -> bool:

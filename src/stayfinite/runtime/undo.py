@@ -18,7 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["Capture", "Undo", "attributes", "entries", "modes", "optimizer_extras", "scaler_state"]
+__all__ = [
+    "Capture",
+    "Undo",
+    "attributes",
+    "entries",
+    "modes",
+    "optimizer_extras",
+    "scaler_state",
+    "scaler_step",
+]
 
 Undo = Callable[[], None]
 Capture = Callable[[], Undo]
@@ -208,23 +217,39 @@ def modes(roots: Iterable[nn.Module]) -> Capture:
 
 
 def scaler_state(scaler: Any) -> Capture:
-    """A GradScaler's scale and growth counter, and what it knows of the step under way."""
+    """A GradScaler's scale and growth counter."""
 
     def capture() -> Undo:
         names = [n for n in ("_scale", "_growth_tracker") if hasattr(scaler, n)]
         live = {n: getattr(scaler, n) for n in names}
         copies = {n: t.detach().clone() for n, t in live.items() if isinstance(t, Tensor)}
-        known = getattr(scaler, "_per_optimizer_states", None)
-        states = {k: dict(v) for k, v in known.items()} if known is not None else {}
 
         def undo() -> None:
             for name, value in live.items():
                 if name in copies:
                     value.copy_(copies[name])
                 setattr(scaler, name, value)
-            if known is not None:
-                known.clear()
-                known.update({k: dict(v) for k, v in states.items()})
+
+        return undo
+
+    return capture
+
+
+def scaler_step(scaler: Any) -> Capture:
+    """What a GradScaler knows of the step under way; the scaler itself holds on to these dicts."""
+
+    def capture() -> Undo:
+        known = getattr(scaler, "_per_optimizer_states", None)
+        if known is None:
+            return lambda: None
+        kept = {key: (state, dict(state)) for key, state in known.items()}
+
+        def undo() -> None:
+            known.clear()
+            for key, (state, entries) in kept.items():
+                state.clear()
+                state.update(entries)
+                known[key] = state
 
         return undo
 
