@@ -25,7 +25,12 @@ def fingerprint(value, seen=None):
         return ("seen", seen[id(value)][0])
     seen[id(value)] = (len(seen), value)
     if isinstance(value, torch.Tensor):
-        return ("tensor", value._version, value.detach().double().numpy().tobytes(), str(value.dtype))
+        return (
+            "tensor",
+            value._version,
+            value.detach().double().numpy().tobytes(),
+            str(value.dtype),
+        )
     if isinstance(value, np.ndarray):
         return ("array", value.tobytes(), value.shape)
     if isinstance(value, (list, tuple, deque)):

@@ -102,7 +102,7 @@ def while_true_with_next(model, optimizer, loader):
 @loop()
 def range_with_next(model, optimizer, loader):
     source = iter(loader)
-    for step in range(5):
+    for _ in range(5):
         batch = next(source)
         x, y = batch
         loss = F.mse_loss(model(x), y)
@@ -229,7 +229,7 @@ def helper(model, x, y, log):
 def helper_that_counts(model, optimizer, loader):
     log = Counter()
     for x, y in loader:
-        loss, out = helper(model, x, y, log)
+        loss, _ = helper(model, x, y, log)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -259,7 +259,7 @@ def helper_that_goes_backward(model, optimizer, loader):
 
     for x, y in loader:
         optimizer.zero_grad()
-        value = backward(x, y)
+        backward(x, y)
         optimizer.step()
 
 
@@ -372,7 +372,7 @@ def timed(model, optimizer, loader):
     for x, y in loader:
         with timer:
             loss = F.mse_loss(model(x), y)
-        with timer as again:
+        with timer as _:
             optimizer.zero_grad()
             loss.backward()
         optimizer.step()
@@ -428,7 +428,7 @@ def branches(model, optimizer, loader):
 
 @loop()
 def several_on_a_line(model, optimizer, loader):
-    for x, y in loader: optimizer.zero_grad(); loss = F.mse_loss(model(x), y); loss.backward(); optimizer.step(); print(1)  # fmt: skip  # noqa: E501, E701, E702
+    for x, y in loader: optimizer.zero_grad(); loss = F.mse_loss(model(x), y); loss.backward(); optimizer.step(); print(1)  # fmt: skip  # noqa: E701, E702
 
 
 @loop()
@@ -553,10 +553,10 @@ def environment_stepped_once(model, optimizer, loader):
 @loop(can_bind=False, is_exact=False, steps=0)
 def environment_episode(model, optimizer, loader):
     environment = Environment()
-    for episode in range(5):
+    for _ in range(5):
         state = environment.reset()
         losses = []
-        for _ in range(3):
+        for _k in range(3):
             action = model(state)
             state, reward = environment.step(action)
             losses.append((action - reward).pow(2).sum())
@@ -614,7 +614,7 @@ def batch_function(model, optimizer, loader):
         index = torch.randint(0, 10, (3,))
         return data[index], data[index].sum(1, keepdim=True)
 
-    for step in range(5):
+    for _ in range(5):
         x, y = get_batch()
         loss = F.mse_loss(model(x), y)
         optimizer.zero_grad()
@@ -631,7 +631,8 @@ def queue_and_iterators(model, optimizer, loader):
     numbers = (n for n in range(100))
     for x, y in loader:
         weight = 1.0 + jobs.get() + next(count) + next(numbers)
-        name = next(names)
+        names_seen = next(names)
+        print(names_seen)
         loss = weight * F.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -641,7 +642,7 @@ def queue_and_iterators(model, optimizer, loader):
 @loop()
 def random_noise(model, optimizer, loader):
     for x, y in loader:
-        unused = torch.rand(3)
+        torch.rand(3)
         noise = torch.randn_like(x)
         loss = F.mse_loss(model(x + 0.1 * noise), y)
         optimizer.zero_grad()
@@ -849,7 +850,7 @@ def inner_loops(model, optimizer, loader):
 
 @loop(can_bind=False)
 def several_epochs(model, optimizer, loader):
-    for epoch in range(3):
+    for _ in range(3):
         model.train()
         for x, y in loader:
             optimizer.zero_grad()
@@ -1002,9 +1003,9 @@ def two_loaders(model, optimizer, loader):
 @loop(num_items=2, can_bind=True, is_exact=False)
 def accumulation_by_next(model, optimizer, loader):
     source = iter(loader)
-    for step in range(3):
+    for _ in range(3):
         optimizer.zero_grad()
-        for micro in range(2):
+        for _k in range(2):
             x, y = next(source)
             loss = F.mse_loss(model(x), y) / 2
             loss.backward()

@@ -27,6 +27,8 @@ class Verdict:
     is_step: bool = False
     optimizers: tuple[object, ...] = ()
     """Those whose step this is."""
+    is_computing: bool = False
+    """A function or a module is called, not only a method of a tensor that is there."""
     needs_protection: bool = False
     """Inside of it something is written that only a copy of the function keeps from the user's."""
     reads: set[Path] = field(default_factory=set)
@@ -56,6 +58,7 @@ class Access:
     is_backward: bool = False
     is_step: bool = False
     optimizers: tuple[object, ...] = ()
+    is_computing: bool = False
     needs_protection: bool = False
 
     @property
@@ -68,6 +71,7 @@ class Access:
         self.is_backward |= verdict.is_backward
         self.is_step |= verdict.is_step
         self.optimizers += verdict.optimizers
+        self.is_computing |= verdict.is_computing
         self.needs_protection |= verdict.needs_protection
         self.reads |= verdict.reads
         self.mutates |= verdict.mutates

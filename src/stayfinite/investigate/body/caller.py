@@ -68,5 +68,5 @@ def _matched(call: ast.Call, code: types.CodeType, is_bound: bool) -> dict[str, 
         if isinstance(node, ast.Starred):
             break
         found[name] = node
-    found.update((k.arg, k.value) for k in call.keywords if k.arg in names)  # type: ignore[misc]
+    found.update((k.arg, k.value) for k in call.keywords if k.arg is not None and k.arg in names)
     return found

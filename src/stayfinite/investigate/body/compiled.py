@@ -1,7 +1,6 @@
 """Compiling statements so that every traceback still shows the user's own file, line and function."""
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -10,6 +9,7 @@ import functools
 import operator
 import types
 from collections.abc import Iterable
+from typing import Any
 
 from .source import FunctionSource
 
@@ -21,12 +21,17 @@ _OUTER = "__stayfinite_outer__"
 def compile_module(body: list[ast.stmt], original: types.CodeType) -> types.CodeType:
     """Statements at the level of a script."""
     tree = ast.fix_missing_locations(ast.Module(body, []))
-    return compile(tree, original.co_filename, "exec", _flags(original), dont_inherit=True)
+    code: types.CodeType = compile(
+        tree, original.co_filename, "exec", _flags(original), dont_inherit=True
+    )
+    return code
 
 
 def _flags(original: types.CodeType) -> int:
     """What the file imports from `__future__`."""
-    known = [getattr(__future__, name).compiler_flag for name in __future__.all_feature_names]
+    known: list[int] = [
+        getattr(__future__, name).compiler_flag for name in __future__.all_feature_names
+    ]
     return original.co_flags & functools.reduce(operator.or_, known)
 
 
@@ -77,6 +82,7 @@ def _inner(
         c for c in wrapping.co_consts
         if isinstance(c, types.CodeType) and c.co_name == function.name
     )  # fmt: skip
-    if hasattr(found, "co_qualname"):
-        return found.replace(co_name=original.co_name, co_qualname=original.co_qualname)
-    return found.replace(co_name=original.co_name)
+    new: dict[str, Any] = {"co_name": original.co_name}
+    if hasattr(found, "co_qualname"):  # from Python 3.11 on
+        new["co_qualname"] = getattr(original, "co_qualname", original.co_name)
+    return found.replace(**new)

@@ -8,6 +8,7 @@ statements of a replay do not write into it.
 from __future__ import annotations
 
 import array
+import contextlib
 import copy
 import functools
 import io
@@ -198,10 +199,8 @@ class Copier:
 
     def _cell(self, value: Any) -> Any:
         new = self._keep(value, types.CellType())
-        try:
+        with contextlib.suppress(ValueError):  # empty
             new.cell_contents = self.copy(value.cell_contents)
-        except ValueError:  # empty
-            pass
         return new
 
     def _function(self, value: types.FunctionType) -> Any:
@@ -251,16 +250,14 @@ class Copier:
             for name, part in list(own.items()):
                 new.__dict__[name] = self.copy(part)
         for base in type(value).__mro__:
-            for name, slot in list(base.__dict__.items()):
+            for slot in list(base.__dict__.values()):
                 if isinstance(slot, types.MemberDescriptorType) and base is not object:
                     self._slot(slot, value, new)
         return new
 
     def _slot(self, slot: types.MemberDescriptorType, value: Any, new: Any) -> None:
-        try:
+        with contextlib.suppress(AttributeError, TypeError):  # empty, or read-only
             slot.__set__(new, self.copy(slot.__get__(value, type(value))))
-        except (AttributeError, TypeError):  # empty, or read-only
-            pass
 
     def _protect_methods(self, value: Any, new: Any) -> None:
         """Methods that see globals, or are cut, are put on the copy itself: the class stays as it is."""
@@ -298,7 +295,7 @@ class Copier:
 
 
 def _global_generators() -> list[Any]:
-    return [random._inst, np.random.mtrand._rand, torch.default_generator]  # type: ignore[attr-defined]
+    return [random._inst, np.random.mtrand._rand, torch.default_generator]
 
 
 def names_of(code: types.CodeType) -> set[str]:
@@ -333,9 +330,9 @@ def _holds_user_code(cells: Any) -> bool:
             inside = cell.cell_contents
         except ValueError:
             continue
-        if isinstance(inside, types.FunctionType):
-            if file_kind(inside.__code__.co_filename) == "user":
-                return True
+        is_function = isinstance(inside, types.FunctionType)
+        if is_function and file_kind(inside.__code__.co_filename) == "user":
+            return True
     return False
 
 

@@ -14,15 +14,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import known_calls as calls
-from .access import GRADIENTS, RANDOM, Reader, Verdict
-from .source import file_kind
-from .values import UNKNOWN, Bound, Env, Path, Value, attribute_of, known
+from .access import GRADIENTS, Reader, Verdict
+from .effects import (
+    changing,
+    code_kind,
+    file_kind_of,
+    is_generator,
+    note_change,
+    note_draws,
+    stepped,
+    unwrapped,
+)
+from .values import UNKNOWN, Bound, Env, Path, Unbound, Value, attribute_of, known
 
 __all__ = ["Judge", "Summarize", "Summary"]
 
@@ -48,7 +56,7 @@ class Summary(Protocol):
 
 
 Summarize = Callable[
-    [types.FunctionType, "list[Value]", "dict[str, Value]", bool], "Summary | None"
+    [types.FunctionType, "list[Value]", "dict[str, Value]", bool, int], "Summary | None"
 ]
 
 
@@ -78,10 +86,11 @@ class Judge:
 
     def iteration(self, value: Value) -> str | None:
         """Why a loop over this may not be run again."""
-        if value.is_known and not calls.can_iterate_again(value.obj):
-            if not (self.is_lenient and not calls.is_iterator(value.obj)):
-                return f"it draws from a {type(value.obj).__name__}"
-        return None
+        if not value.is_known or calls.can_iterate_again(value.obj):
+            return None
+        if self.is_lenient and not calls.is_iterator(value.obj):
+            return None
+        return f"it draws from a {type(value.obj).__name__}"
 
     def is_training_object(self, obj: Any) -> bool:
         if isinstance(obj, (Optimizer, torch.amp.GradScaler)) or self._is_training_object(obj):
@@ -98,9 +107,9 @@ class Judge:
             return training
         target = reader.value(node.func)
         if target.kind == "fresh":
-            return _changing(node, reader, Verdict())
+            return changing(node, reader, Verdict())
         if target.kind == "unknown":
-            return _changing(node, reader, self._unknown(node, target))
+            return changing(node, reader, self._unknown(node, target))
         verdict = self._known(target.obj, node, reader, target.is_shared)
         for other in {type(o): o for o in target.others}.values():
             verdict.outside = verdict.outside or self._known(other, node, reader, False).outside
@@ -115,12 +124,10 @@ class Judge:
         owner = reader.value(func.value) if isinstance(func, ast.Attribute) else UNKNOWN
         if name in _STEPPING and owner.is_known and self.is_training_object(owner.obj):
             is_step = name == "step"
-            return replace(
-                found, is_step=is_step, optimizers=_stepped(owner, node, reader, is_step)
-            )
+            return replace(found, is_step=is_step, optimizers=stepped(owner, node, reader, is_step))
         if name == "backward" and owner.is_known and isinstance(owner.obj, Tensor):
             return replace(found, is_backward=True)
-        if target.is_known and _code_kind(target.obj) == "user":
+        if target.is_known and code_kind(target.obj) == "user":
             return None
         if getattr(target.obj, "__name__", name) in _CLIPPING:
             return found
@@ -144,6 +151,9 @@ class Judge:
     def _known(self, obj: Any, node: ast.Call, reader: Reader, is_shared: bool) -> Verdict:
         if isinstance(obj, Bound):
             return self._c_method(obj, node, reader, is_shared)
+        if isinstance(obj, Unbound):
+            new = Value("fresh", made_by=obj.owner)
+            return self._python(obj.function, node, reader, first=new, can_protect=False)
         if isinstance(obj, functools.partial):
             return self._known(obj.func, node, reader, is_shared)
         if isinstance(obj, (types.FunctionType, types.MethodType)):
@@ -170,20 +180,20 @@ class Judge:
         path = reader.env.path(node.func.value) if isinstance(node.func, ast.Attribute) else None
         if isinstance(owner, Tensor):
             is_mutating = calls.tensor_method_mutates(name)
-            _note_draws(verdict, "torch", name)
+            note_draws(verdict, "torch", name)
         elif calls.is_plain(owner) and not calls.is_iterator(owner):
-            if _is_generator(owner):
+            if is_generator(owner):
                 return Verdict("it draws from a generator of its own", result=UNKNOWN)
             is_mutating = name in calls.MUTATING
             if is_mutating and is_shared:
                 return Verdict("it writes into an object that is shared", result=UNKNOWN)
-        elif owner is random._inst:  # type: ignore[attr-defined]
+        elif owner is random._inst:
             is_mutating = False
-            _note_draws(verdict, "random", name)
+            note_draws(verdict, "random", name)
         else:
             return Verdict(f"{name} of a {type(owner).__name__} may reach outside", result=UNKNOWN)
         if is_mutating and path is not None:
-            _note_change(verdict, path)
+            note_change(verdict, path)
         return verdict
 
     def _builtin(self, obj: types.BuiltinFunctionType, node: ast.Call, reader: Reader) -> Verdict:
@@ -226,10 +236,9 @@ class Judge:
         name = str(getattr(obj, "__name__", ""))
         reason = calls.module_effect(module, name)
         if reason is not None:
-            is_trusted = self.is_lenient and module.startswith("torch.distributed") is False
-            return Verdict(None if is_trusted and not module else reason, result=UNKNOWN)
-        verdict = Verdict()
-        _note_draws(verdict, module, name)
+            return Verdict(reason, result=UNKNOWN)
+        verdict = Verdict(is_computing=module.split(".")[0] in ("torch", "numpy"))
+        note_draws(verdict, module, name)
         for keyword in node.keywords:
             path = reader.env.path(keyword.value) if keyword.arg == "out" else None
             if path is not None:
@@ -249,22 +258,24 @@ class Judge:
             if issubclass(kind, BaseException) or calls.is_pure_builtin(kind.__name__):
                 return self._consuming(kind.__name__, node, reader)
             return Verdict(f"{kind.__name__}() may reach outside", result=UNKNOWN)
+        new = Value("fresh", made_by=kind)
         init = attribute_of(known(kind), "__init__").obj
-        if isinstance(init, types.FunctionType) and _code_kind(init) in ("user", "library"):
-            if (
-                "__dataclass_fields__" not in kind.__dict__
-                or init.__code__.co_filename != "<string>"
-            ):
-                return self._python(init, node, reader, first=Verdict().result, can_protect=False)
+        is_written = (
+            isinstance(init, types.FunctionType) and init.__code__.co_filename != "<string>"
+        )
+        if is_written and code_kind(init) in ("user", "library"):  # not made by `dataclass`
+            verdict = self._python(init, node, reader, first=new, can_protect=False)
+            verdict.result = new
+            return verdict
         if file_kind_of(kind) in ("user", "library"):
-            return Verdict()
+            return Verdict(result=new)
         reason = calls.module_effect(kind.__module__, kind.__name__)
         return Verdict(reason, result=UNKNOWN if reason else Verdict().result)
 
     def _module_call(self, module: nn.Module, node: ast.Call, reader: Reader) -> Verdict:
-        verdict = Verdict()
+        verdict = Verdict(is_computing=True)
         if calls.module_draws(module):
-            _note_draws(verdict, "torch", "dropout")
+            note_draws(verdict, "torch", "dropout")
         seen: set[type] = set()
         for part in module.modules():
             if type(part) in seen or file_kind_of(type(part)) != "user":
@@ -296,8 +307,8 @@ class Judge:
         func = obj.__func__ if isinstance(obj, types.MethodType) else obj
         if not isinstance(func, types.FunctionType):
             return Verdict("nobody knows what is called", result=UNKNOWN)
-        func = _unwrapped(func)
-        kind = _code_kind(func)
+        func = unwrapped(func)
+        kind = code_kind(func)
         module = str(func.__module__ or "")
         if kind in ("torch", "stdlib"):
             return self._of_module(module, func, node, reader)
@@ -312,6 +323,7 @@ class Judge:
         summary, verdict = self._summary(func, positional, named, kind == "library", can_protect)
         if summary is not None:
             self._translate(func, summary, node, reader, owner is not None, verdict)
+            verdict.is_computing = True
             verdict.is_analyzed = not any(isinstance(a, ast.Starred) for a in node.args)
         return verdict
 
@@ -337,14 +349,14 @@ class Judge:
         before = self.depth, self.is_lenient
         self.depth, self.is_lenient = self.depth + 1, self.is_lenient or is_library
         try:
-            summary = self.summarize(func, positional, named, is_library)
+            summary = self.summarize(func, positional, named, is_library, before[0])
         finally:
             self.depth, self.is_lenient = before
         if summary is None:
-            trusted = is_library or self.is_lenient
-            reason = None if trusted else f"the source of {func.__name__} is not known"
-            return None, Verdict(reason, result=UNKNOWN)
+            return None, Verdict(f"{func.__name__} cannot be analyzed", result=UNKNOWN)
         reason = summary.outside
+        if reason is None and is_library and summary.is_training:
+            reason = f"{func.__qualname__} trains"
         if reason is None and summary.needs_protection and not can_protect:
             reason = f"{func.__qualname__} changes things that cannot be protected"
         verdict = Verdict(
@@ -382,69 +394,3 @@ class Judge:
                 prefix = reader.env.path(given[path[0]]) if path[0] in given else None
                 if prefix is not None:
                     target.add((*prefix, *path[1:]))
-
-
-def _stepped(owner: Value, node: ast.Call, reader: Reader, is_step: bool) -> tuple[object, ...]:
-    """`optimizer.step()`, `scaler.step(optimizer)`."""
-    if not is_step:
-        return ()
-    if not isinstance(owner.obj, torch.amp.GradScaler) or not node.args:
-        return (owner.obj,)
-    given = reader.value(node.args[0])
-    return (given.obj,) if given.is_known else ()
-
-
-def _note_change(verdict: Verdict, path: Path) -> None:
-    verdict.mutates.add(path)
-    verdict.reads.add(path)
-    if "grad" in path:
-        verdict.mutates.add(GRADIENTS)
-        verdict.reads.add(GRADIENTS)
-
-
-def _changing(node: ast.Call, reader: Reader, verdict: Verdict) -> Verdict:
-    """`parts.append(x)`, `p.grad.mul_(2)` of something made by the statements."""
-    if isinstance(node.func, ast.Attribute):
-        path, name = reader.env.path(node.func.value), node.func.attr
-        if path is not None and (name in calls.MUTATING or calls.tensor_method_mutates(name)):
-            _note_change(verdict, path)
-        _note_draws(verdict, "", name)
-    return verdict
-
-
-def _note_draws(verdict: Verdict, module: str, name: str) -> None:
-    if calls.draws_numbers(module, name):
-        verdict.reads.add(RANDOM)
-        verdict.mutates.add(RANDOM)
-
-
-def _is_generator(obj: Any) -> bool:
-    return isinstance(obj, (np.random.Generator, np.random.RandomState))
-
-
-def _unwrapped(func: types.FunctionType) -> types.FunctionType:
-    """The function inside of `@torch.no_grad()` and other wrappers that the source does not show."""
-    while file_kind(func.__code__.co_filename) in ("torch", "stdlib"):
-        inner = func.__dict__.get("__wrapped__")
-        if not isinstance(inner, types.FunctionType):
-            break
-        func = inner
-    return func
-
-
-def _code_kind(obj: Any) -> str:
-    func = obj.__func__ if isinstance(obj, types.MethodType) else obj
-    if not isinstance(func, types.FunctionType):
-        return ""
-    return file_kind(_unwrapped(func).__code__.co_filename)
-
-
-def file_kind_of(kind: type) -> str:
-    """Whose class this is."""
-    root = kind.__module__.split(".")[0] if isinstance(kind.__module__, str) else ""
-    if root in ("torch", "builtins"):
-        return "torch" if root == "torch" else "stdlib"
-    for value in kind.__dict__.values():
-        if isinstance(value, types.FunctionType) and value.__code__.co_filename != "<string>":
-            return file_kind(value.__code__.co_filename)
-    return "user" if root == "__main__" else "library"

@@ -84,7 +84,7 @@ class Plan:
             return lambda u: any(p[0].startswith(self._body.wanted) for p in u.access.binds)
         if any(u.access.is_backward for u in units[self._cut.rules.start :]):
             return lambda u: u.access.is_training and not u.blocks
-        current = units[-1] if units else None
+        current = units[-1] if units and self._scene.is_over else None
         return lambda u: self._makes_scalar(u) or (u is current and not u.is_leaving)
 
     def _makes_scalar(self, unit: Unit) -> bool:
@@ -131,7 +131,7 @@ class Plan:
         return [*first, *rest, *extra, *([_TAKEN] if self._taken_names else [])]
 
     def _compile(self, statements: list[ast.stmt]) -> types.CodeType | None:
-        if all(u.blocks for u in self._cut.kept):
+        if not statements or not self._computes():
             return None
         if not self._scene.is_function:
             return compile_module(statements, self._scene.code)
@@ -140,6 +140,13 @@ class Plan:
             declared = ast.copy_location(ast.Global(sorted(written)), statements[0])
             statements = [declared, *statements]
         return compile_block(statements, self._arguments, self._scene.code)
+
+    def _computes(self) -> bool:
+        """Whether something new is computed: the graph of a loss that is only taken has been freed."""
+        kept = [u for u in self._cut.kept if not u.blocks]
+        if not self.has_backward:
+            return bool(kept)
+        return any(u.access.is_computing for u in kept)
 
     @property
     def has_backward(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -32,6 +32,8 @@ class Scene:
     module_globals: dict[str, Any] = field(repr=False)
     column: int | None = None
     """Where the current call begins, with Python 3.11 and later."""
+    is_over: bool = False
+    """An exception has ended it: its current statement was not completed."""
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -58,7 +60,8 @@ def scenes_of_traceback(tb: TracebackType | None) -> list[Scene]:
     found = []
     while tb is not None:
         if _is_wanted(tb.tb_frame):
-            found.append(_scene(tb.tb_frame, tb.tb_lineno, tb.tb_lasti))
+            scene = _scene(tb.tb_frame, tb.tb_lineno, tb.tb_lasti)
+            found.append(replace(scene, is_over=True))
         tb = tb.tb_next
     return found[::-1]
 

@@ -22,11 +22,11 @@ from .source import FunctionSource, function_source
 from .units import Unit, build_units
 from .values import FRESH, UNKNOWN, Env, Path, Value, known
 
-__all__ = ["Functions", "FunctionSummary"]
+__all__ = ["FunctionSummary", "Functions"]
 
 _GENERATOR = 0x20 | 0x80 | 0x200  # as in inspect.CO_…: generators and coroutines
-_MAX_FUNCTIONS = 400
-_MAX_STATEMENTS = 1500
+_MAX_FUNCTIONS = 100
+_MAX_STATEMENTS = 400
 _Key = tuple[Any, ...]
 
 
@@ -51,6 +51,7 @@ class Functions:
     def __init__(self, is_training_object: Callable[[object], bool]) -> None:
         self.judge = Judge(is_training_object, self.summarize)
         self._summaries: dict[_Key, FunctionSummary] = {}
+        self._budget = _MAX_FUNCTIONS
         self._alive: list[Any] = []
         self._left_out: dict[types.CodeType, set[ast.stmt]] = {}
         self._analyzed: dict[types.CodeType, tuple[FunctionSource, list[Unit], Cut]] = {}
@@ -70,10 +71,14 @@ class Functions:
         positional: list[Value],
         named: dict[str, Value],
         is_library: bool,
+        depth: int,
     ) -> FunctionSummary | None:
-        """None where the source is not known or is too long."""
+        """None where the source is not known, or a call leads to too many functions."""
         source = function_source(func.__code__)
-        if source is None or len(self._summaries) >= _MAX_FUNCTIONS:
+        if depth == 0:
+            self._budget = _MAX_FUNCTIONS
+        self._budget -= 1
+        if source is None or self._budget < 0:
             return None
         values = _bind(func, positional, named)
         key = (func.__code__, *((name, _fingerprint(v)) for name, v in sorted(values.items())))

@@ -21,6 +21,7 @@ __all__ = [
     "Bound",
     "Env",
     "Path",
+    "Unbound",
     "Value",
     "attribute_of",
     "element_of",
@@ -44,6 +45,8 @@ class Value:
     obj: Any = None
     is_shared: bool = False
     """Reached through an object that a replay does not copy: to write into it would be felt."""
+    made_by: type | None = None
+    """Of something made by the statements: its class, where it is not one of torch's or Python's."""
     others: tuple[Any, ...] = ()
     """What it may be as well: the other layers of a list of layers."""
 
@@ -62,6 +65,14 @@ class Bound:
 
     owner: Any
     name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Unbound:
+    """A method of an object that the statements make."""
+
+    function: types.FunctionType
+    owner: type
 
 
 @dataclass
@@ -116,6 +127,8 @@ def known(obj: Any, is_shared: bool = False) -> Value:
 
 def attribute_of(value: Value, name: str) -> Value:
     """An attribute, as far as it can be had without running a property or `__getattr__`."""
+    if value.made_by is not None:
+        return _of_new_object(value.made_by, name)
     if not value.is_known:
         return value
     obj = value.obj
@@ -128,6 +141,13 @@ def attribute_of(value: Value, name: str) -> Value:
         if name in home:
             return known(home[name], value.is_shared)
     return _from_class(obj, name, value.is_shared)
+
+
+def _of_new_object(kind: type, name: str) -> Value:
+    found = _class_attribute(kind, name).obj
+    if isinstance(found, types.FunctionType):
+        return known(Unbound(found, kind))
+    return FRESH if not callable(found) else known(found)
 
 
 def _homes(obj: Any) -> list[dict[str, Any]]:
@@ -193,9 +213,9 @@ def item_of(value: Value, index: ast.expr) -> Value:
     if isinstance(index, ast.Constant):
         if type(obj) in _DICTS and index.value in obj:
             return known(obj[index.value], value.is_shared)
-        if type(obj) in (list, tuple) and isinstance(index.value, int):
-            if -len(obj) <= index.value < len(obj):
-                return known(obj[index.value], value.is_shared)
+        place = index.value if isinstance(index.value, int) else None
+        if type(obj) in (list, tuple) and place is not None and -len(obj) <= place < len(obj):
+            return known(obj[place], value.is_shared)
     return element_of(value)
 
 
@@ -218,5 +238,5 @@ def element_of(value: Value) -> Value:
         return FRESH
     is_same = all(type(p) is type(parts[0]) for p in parts)
     if is_same or all(isinstance(p, nn.Module) for p in parts):
-        return Value("known", parts[0], value.is_shared, tuple(parts[1:]))
+        return Value("known", parts[0], value.is_shared, others=tuple(parts[1:]))
     return Value("unknown", None, value.is_shared)

@@ -1,0 +1,92 @@
+"""Small answers that judging a call needs: who wrote a function, what a method changes."""
+
+from __future__ import annotations
+
+import ast
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import known_calls as calls
+from .access import GRADIENTS, RANDOM, Reader, Verdict
+from .source import file_kind
+from .values import Path, Value
+
+__all__ = [
+    "changing",
+    "code_kind",
+    "file_kind_of",
+    "is_generator",
+    "note_change",
+    "note_draws",
+    "stepped",
+    "unwrapped",
+]
+
+
+def stepped(owner: Value, node: ast.Call, reader: Reader, is_step: bool) -> tuple[object, ...]:
+    """`optimizer.step()`, `scaler.step(optimizer)`."""
+    if not is_step:
+        return ()
+    if not isinstance(owner.obj, torch.amp.GradScaler) or not node.args:
+        return (owner.obj,)
+    given = reader.value(node.args[0])
+    return (given.obj,) if given.is_known else ()
+
+
+def note_change(verdict: Verdict, path: Path) -> None:
+    verdict.mutates.add(path)
+    verdict.reads.add(path)
+    if "grad" in path:
+        verdict.mutates.add(GRADIENTS)
+        verdict.reads.add(GRADIENTS)
+
+
+def changing(node: ast.Call, reader: Reader, verdict: Verdict) -> Verdict:
+    """`parts.append(x)`, `p.grad.mul_(2)` of something made by the statements."""
+    if isinstance(node.func, ast.Attribute):
+        path, name = reader.env.path(node.func.value), node.func.attr
+        if path is not None and (name in calls.MUTATING or calls.tensor_method_mutates(name)):
+            note_change(verdict, path)
+        note_draws(verdict, "", name)
+    return verdict
+
+
+def note_draws(verdict: Verdict, module: str, name: str) -> None:
+    if calls.draws_numbers(module, name):
+        verdict.reads.add(RANDOM)
+        verdict.mutates.add(RANDOM)
+
+
+def is_generator(obj: Any) -> bool:
+    return isinstance(obj, (np.random.Generator, np.random.RandomState))
+
+
+def unwrapped(func: types.FunctionType) -> types.FunctionType:
+    """The function inside of `@torch.no_grad()` and other wrappers that the source does not show."""
+    while file_kind(func.__code__.co_filename) in ("torch", "stdlib"):
+        inner = func.__dict__.get("__wrapped__")
+        if not isinstance(inner, types.FunctionType):
+            break
+        func = inner
+    return func
+
+
+def code_kind(obj: Any) -> str:
+    func = obj.__func__ if isinstance(obj, types.MethodType) else obj
+    if not isinstance(func, types.FunctionType):
+        return ""
+    return file_kind(unwrapped(func).__code__.co_filename)
+
+
+def file_kind_of(kind: type) -> str:
+    """Whose class this is."""
+    root = kind.__module__.split(".")[0] if isinstance(kind.__module__, str) else ""
+    if root in ("torch", "builtins"):
+        return "torch" if root == "torch" else "stdlib"
+    for value in kind.__dict__.values():
+        if isinstance(value, types.FunctionType) and value.__code__.co_filename != "<string>":
+            return file_kind(value.__code__.co_filename)
+    return "user" if root == "__main__" else "library"
