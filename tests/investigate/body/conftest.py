@@ -239,6 +239,34 @@ def items():
     return [(x, x.sum(1, keepdim=True)) for x in pairs]
 
 
+def pytest_generate_tests(metafunc):
+    """Each function `loop_…` of a test module is a case; its keyword defaults say what to expect."""
+    if "loop" in metafunc.fixturenames:
+        found = {k: v for k, v in vars(metafunc.module).items() if k.startswith("loop_")}
+        metafunc.parametrize("loop", found.values(), ids=[n[5:] for n in found])
+
+
+@pytest.fixture
+def check(setting, stage):
+    """Run a loop on the stage; the replay has to be what the loop expects."""
+
+    def run(loop):
+        want = {"can_bind": True, "is_exact": True, "num_items": 1, "steps": 1, "depth": 0}
+        want |= loop.__kwdefaults__ or {}
+        stage.depth, stage.num_items = want["depth"], want["num_items"]
+        loop(*setting)
+        seen = stage.seen
+        assert seen is not None
+        assert seen.is_exact == want["is_exact"], (seen, stage.error)
+        assert seen.can_bind == want["can_bind"], seen
+        assert seen.is_exact_with_batch == want["can_bind"], (seen, stage.error)
+        assert set(seen.taken) == set(want.get("taken", seen.taken))
+        assert set(want.get("left_out", ())) <= set(seen.left_out)
+        assert seen.num_steps == want["steps"]
+
+    return run
+
+
 @pytest.fixture
 def setting(stage, model, items):
     """Model, optimizer and loader of a training on the stage."""

@@ -1,0 +1,159 @@
+"""What reaches outside is not called again; its result is taken."""
+
+import io
+import itertools
+import queue
+
+import torch
+import torch.nn.functional as F
+
+
+def test_a_replay_is_exact_and_cannot_be_felt(loop, check):
+    check(loop)
+
+
+class Environment:
+    all_steps = 0
+
+    def __init__(self):
+        self.position = torch.zeros(4)
+        self.num = 0
+
+    def reset(self):
+        self.num += 1
+        self.position = torch.full((4,), 0.1 * self.num)
+        return self.position.clone()
+
+    def step(self, action):
+        Environment.all_steps += 1
+        self.position = self.position + 0.1 * action.detach()
+        return self.position.clone(), float(-self.position.sum())
+
+
+class Buffer:
+    def __init__(self, size):
+        self.rows = [torch.full((4,), 0.1 * i) for i in range(size)]
+        self.pointer = 0
+
+    def sample(self, n):
+        rows = [self.rows[(self.pointer + i) % len(self.rows)] for i in range(n)]
+        self.pointer = (self.pointer + n) % len(self.rows)
+        return torch.stack(rows)
+
+    def draw(self, n):
+        index = torch.randint(0, len(self.rows), (n,))
+        return torch.stack([self.rows[i] for i in index.tolist()])
+
+    def add(self, row):
+        self.rows.append(row)
+
+
+def loop_warm_up_written_into_the_groups(model, optimizer, loader):
+    for i, (x, y) in enumerate(loader):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (i + 1)
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_environment_stepped_once(model, optimizer, loader, *, can_bind=False):
+    environment = Environment()
+    environment.reset()
+    for _ in range(5):
+        before = environment.position
+        state, reward = environment.step(before)
+        loss = (model(state) - reward).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_environment_episode(model, optimizer, loader, *, can_bind=False, is_exact=False, steps=0):
+    environment = Environment()
+    for _ in range(5):
+        state = environment.reset()
+        losses = []
+        for _k in range(3):
+            action = model(state)
+            state, reward = environment.step(action)
+            losses.append((action - reward).pow(2).sum())
+        loss = torch.stack(losses).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_buffer_with_a_pointer(
+    model, optimizer, loader, *, can_bind=False, taken=("buffer.pointer", "rows")
+):
+    buffer = Buffer(20)
+    for _ in range(5):
+        rows = buffer.sample(4)
+        loss = model(rows).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_buffer_drawn_at_random(model, optimizer, loader, *, can_bind=False, taken=()):
+    buffer = Buffer(20)
+    for _ in range(5):
+        rows = buffer.draw(4)
+        loss = model(rows).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_batch_function(model, optimizer, loader, *, can_bind=False):
+    data = torch.arange(40.0).reshape(10, 4)
+
+    def get_batch():
+        index = torch.randint(0, 10, (3,))
+        return data[index], data[index].sum(1, keepdim=True)
+
+    for _ in range(5):
+        x, y = get_batch()
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_queue_and_iterators(model, optimizer, loader):
+    jobs = queue.Queue()
+    for n in range(20):
+        jobs.put(n)
+    count, names = itertools.count(), iter("abcdefghij")
+    numbers = (n for n in range(100))
+    for x, y in loader:
+        weight = 1.0 + jobs.get() + next(count) + next(numbers)
+        names_seen = next(names)
+        print(names_seen)
+        loss = weight * F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_own_generator(model, optimizer, loader):
+    source = torch.Generator().manual_seed(3)
+    for x, y in loader:
+        noise = torch.randn(6, 4, generator=source)
+        loss = F.mse_loss(model(x + noise), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_appended_files(model, optimizer, loader):
+    file = io.StringIO()
+    for x, y in loader:
+        loss = F.mse_loss(model(x), y)
+        file.write(f"{loss.item()}\n")
+        optimizer.zero_grad()
+        loss.backward()
+        print("loss", loss.item(), file=file)
+        optimizer.step()
