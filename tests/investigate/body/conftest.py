@@ -1,6 +1,7 @@
 """A stage for small trainings: at one of their steps, the body is run again and compared."""
 
 import array
+import logging
 import sys
 import types
 from collections import deque
@@ -27,7 +28,7 @@ def fingerprint(value, seen=None):
     if isinstance(value, torch.Tensor):
         return (
             "tensor",
-            value._version,
+            0 if isinstance(value, nn.Parameter) else value._version,
             value.detach().double().numpy().tobytes(),
             str(value.dtype),
         )
@@ -53,7 +54,7 @@ def fingerprint(value, seen=None):
         return ("function", fingerprint(cells, seen), fingerprint(value.__dict__, seen))
     if isinstance(value, types.MethodType):
         return ("method", fingerprint(value.__self__, seen))
-    if isinstance(value, types.ModuleType) or type(value).__name__ == "Stage":
+    if isinstance(value, (types.ModuleType, logging.Logger)) or type(value).__name__ == "Stage":
         return ("module",)
     if hasattr(value, "tell") and hasattr(value, "closed"):
         return ("file", value.closed or value.tell())

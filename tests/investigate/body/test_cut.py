@@ -23,7 +23,7 @@ class Timer:
         self.times.append(time.monotonic() - self.start)
 
 
-def loop_list_of_parts(model, optimizer, loader, *, left_out=["scale = scale * 1.0"]):
+def loop_list_of_parts(model, optimizer, loader, *, left_out=("scale = scale * 1.0",)):
     scale = 1.0
     for x, y in loader:
         parts = []

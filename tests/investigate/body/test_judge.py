@@ -2,7 +2,11 @@
 
 import io
 import itertools
+import logging
+import os
 import queue
+import threading
+import time
 
 import torch
 import torch.nn.functional as F
@@ -156,4 +160,185 @@ def loop_appended_files(model, optimizer, loader):
         optimizer.zero_grad()
         loss.backward()
         print("loss", loss.item(), file=file)
+        optimizer.step()
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.num_read = 0
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        self.num_read += 1
+        return torch.full((4,), 0.1 * index)
+
+
+def loop_data_set_that_counts(model, optimizer, loader, *, can_bind=False, taken=("rows",)):
+    data = Rows()
+    for i in range(5):
+        rows = torch.stack([data[i], data[i + 1]])
+        loss = model(rows).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+READS = []
+
+
+class Watched:
+    def __init__(self):
+        self.num = 0
+
+    @property
+    def weight(self):
+        READS.append(1)
+        return 2.0
+
+    @property
+    def plain(self):
+        return 3.0
+
+
+def loop_property_that_records(model, optimizer, loader, *, taken=("weight",)):
+    watched = Watched()
+    for x, y in loader:
+        weight = watched.weight
+        loss = weight * watched.plain * F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+SEEN = []
+
+
+class Static:
+    @staticmethod
+    def counted(out, y):
+        SEEN.append(1)
+        return F.mse_loss(out, y)
+
+    @staticmethod
+    def clean(out, y):
+        return F.mse_loss(out, y)
+
+    @classmethod
+    def of_class(cls, out, y):
+        return cls.clean(out, y)
+
+
+def loop_static_methods(model, optimizer, loader):
+    for x, y in loader:
+        out = model(x)
+        loss = Static.clean(out, y) + Static.of_class(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_static_method_that_records(
+    model, optimizer, loader, *, is_exact=False, can_bind=False, steps=0
+):
+    for x, y in loader:
+        out = model(x)
+        loss = Static.counted(out, y) + out.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+class Base:
+    def __init__(self):
+        self.num = 0
+
+    def compute(self, model, x, y):
+        self.num += 1
+        return F.mse_loss(model(x), y)
+
+
+class Derived(Base):
+    def compute(self, model, x, y):
+        return 2 * super().compute(model, x, y)
+
+
+def loop_method_of_the_base_class(model, optimizer, loader):
+    derived = Derived()
+    for x, y in loader:
+        loss = derived.compute(model, x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+class Stream:
+    def __init__(self):
+        self.position = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.position += 1
+        return torch.full((4,), 0.01 * self.position)
+
+    def read(self):
+        return next(self)
+
+
+def draw(stream):
+    return [stream.read() for _ in range(2)]
+
+
+def loop_stream_of_the_users(model, optimizer, loader, *, can_bind=False):
+    stream = Stream()
+    for _ in range(5):
+        rows = torch.stack(draw(stream))
+        loss = model(rows).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+class Wrapper:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def step(self, action):
+        return self.inner.step(action)
+
+
+def loop_wrapped_environment(model, optimizer, loader, *, can_bind=False):
+    environment = Wrapper(Wrapper(Environment()))
+    state = torch.zeros(4)
+    for _ in range(5):
+        state, reward = environment.step(state)
+        loss = (model(state) - reward).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_environment_variables_and_clock(model, optimizer, loader, *, taken=("start", "weight")):
+    for x, y in loader:
+        start = time.time()
+        weight = float(os.environ.setdefault("BODY_TEST_WEIGHT", "2"))
+        loss = weight * F.mse_loss(model(x), y) + 0 * start
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def loop_logger_and_lock(model, optimizer, loader):
+    logger, lock = logging.getLogger("body"), threading.Lock()
+    total = 0
+    for x, y in loader:
+        with lock:
+            loss = F.mse_loss(model(x), y)
+            total += 1
+        logger.debug("loss %s", loss)
+        optimizer.zero_grad()
+        loss.backward()
         optimizer.step()

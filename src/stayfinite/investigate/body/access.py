@@ -43,6 +43,8 @@ class CallJudge(Protocol):
 
     def iteration(self, value: Value) -> str | None: ...
 
+    def attribute(self, owner: Value, node: ast.Attribute | ast.Subscript) -> Verdict | None: ...
+
 
 @dataclass
 class Access:
@@ -127,11 +129,19 @@ class Reader(ast.NodeVisitor):
             self.access.reads.add((self.env.root(node.id),))
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._note_hidden_code(node)
         self._read_path(node)
         if node.attr == "grad":
             self.access.reads.add(GRADIENTS)
 
+    def _note_hidden_code(self, node: ast.Attribute | ast.Subscript) -> None:
+        """A property, or `__getitem__`: reading it runs a function."""
+        verdict = self.judge.attribute(self.value(node.value), node)
+        if verdict is not None:
+            self.access.outside = self.access.outside or verdict.outside
+
     def visit_Subscript(self, node: ast.Subscript) -> None:
+        self._note_hidden_code(node)
         self._read_path(node)
         self.visit(node.slice)
 
@@ -144,6 +154,7 @@ class Reader(ast.NodeVisitor):
         self.access.reads.add(path)
         inner: ast.expr = node.value
         while isinstance(inner, (ast.Attribute, ast.Subscript)):
+            self._note_hidden_code(inner)
             if isinstance(inner, ast.Subscript):
                 self.visit(inner.slice)
             inner = inner.value

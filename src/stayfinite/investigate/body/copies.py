@@ -11,12 +11,8 @@ import array
 import contextlib
 import copy
 import functools
-import io
-import logging
 import random
-import threading
 import types
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -24,9 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
+from .sharing import is_shared
 from .source import file_kind
 
 __all__ = ["Copier"]
@@ -37,20 +32,8 @@ _MAX_DEPTH = 60
 _MAX_ARRAY_BYTES = 16 * 2**20
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, range, slice, torch.dtype, torch.device,
-    torch.Size, Tensor, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType,
+    torch.Size, Tensor, type, types.BuiltinFunctionType, types.CodeType,
 )  # fmt: skip
-_SHARED = (
-    Optimizer, LRScheduler, torch.amp.GradScaler, torch.utils.data.DataLoader,
-    torch.utils.data.Dataset, torch.utils.data.Sampler, torch.jit.ScriptModule, io.IOBase,
-    threading.Thread, logging.Logger, logging.Handler, weakref.ref, types.GeneratorType,
-    types.CoroutineType, types.FrameType, types.TracebackType, BaseException,
-)  # fmt: skip
-_SHARED_PACKAGES = {
-    "stayfinite", "threading", "_thread", "queue", "_queue", "multiprocessing", "concurrent",
-    "asyncio", "logging", "socket", "ssl", "selectors", "subprocess", "contextvars", "ctypes",
-    "wandb", "mlflow", "tensorboard", "tensorboardX", "comet_ml", "neptune", "aim", "ray", "tqdm",
-    "clearml", "torch",
-}  # fmt: skip
 
 
 class Copier:
@@ -100,15 +83,7 @@ class Copier:
         return new
 
     def _is_shared(self, value: Any) -> bool:
-        kind = type(value)
-        if issubclass(kind, _SHARED) or self._is_training_object(value):
-            return True
-        if hasattr(kind, "__next__"):
-            return True
-        root = str(kind.__module__).split(".")[0]
-        if root == "torch":
-            return not issubclass(kind, (nn.Module, torch.Generator)) or _is_distributed(kind)
-        return root in _SHARED_PACKAGES
+        return is_shared(value) or self._is_training_object(value)
 
     def _copy(self, value: Any) -> Any:
         kind = type(value)
@@ -234,6 +209,13 @@ class Copier:
         self._protect_methods(value, new)
         return new
 
+    def _user_module(self, value: types.ModuleType) -> Any:
+        """`import helpers; helpers.loss(x)`: the copies of its functions are to be found in it."""
+        new = self._keep(value, types.ModuleType(value.__name__, value.__doc__))
+        names = {n for n in vars(value) if not n.startswith("__")}
+        new.__dict__.update(self.globals(vars(value), names))
+        return new
+
     def _object(self, value: Any) -> Any:
         try:
             new = object.__new__(type(value))
@@ -320,10 +302,6 @@ def _home_index(kind: type, name: str) -> int:
     return next(i for i, base in enumerate(kind.__mro__) if name in base.__dict__)
 
 
-def _is_distributed(kind: type) -> bool:
-    return any(str(base.__module__).startswith("torch.distributed") for base in kind.__mro__)
-
-
 def _holds_user_code(cells: Any) -> bool:
     for cell in cells:
         try:
@@ -342,7 +320,7 @@ _EXACT: dict[type, Callable[[Copier, Any], Any]] = {
     array.array: Copier._bytes, types.FunctionType: Copier._function,
     types.MethodType: Copier._method, types.BuiltinFunctionType: Copier._builtin,
     types.CellType: Copier._cell, functools.partial: Copier._partial,
-    torch.Generator: Copier._generator, random.Random: Copier._generator,
+    types.ModuleType: Copier._user_module, torch.Generator: Copier._generator, random.Random: Copier._generator,
     np.random.Generator: Copier._generator, np.random.RandomState: Copier._generator,
 }  # fmt: skip
 _BY_BASE: dict[type, Callable[[Copier, Any], Any]] = {

@@ -7,33 +7,22 @@ import types
 from typing import Any
 
 import numpy as np
-import torch
 
 from . import known_calls as calls
 from .access import GRADIENTS, RANDOM, Reader, Verdict
 from .source import file_kind
-from .values import Path, Value
+from .values import Path
 
 __all__ = [
     "changing",
+    "class_member",
     "code_kind",
     "file_kind_of",
     "is_generator",
     "note_change",
     "note_draws",
-    "stepped",
     "unwrapped",
 ]
-
-
-def stepped(owner: Value, node: ast.Call, reader: Reader, is_step: bool) -> tuple[object, ...]:
-    """`optimizer.step()`, `scaler.step(optimizer)`."""
-    if not is_step:
-        return ()
-    if not isinstance(owner.obj, torch.amp.GradScaler) or not node.args:
-        return (owner.obj,)
-    given = reader.value(node.args[0])
-    return (given.obj,) if given.is_known else ()
 
 
 def note_change(verdict: Verdict, path: Path) -> None:
@@ -79,6 +68,14 @@ def code_kind(obj: Any) -> str:
     if not isinstance(func, types.FunctionType):
         return ""
     return file_kind(unwrapped(func).__code__.co_filename)
+
+
+def class_member(kind: type, name: str) -> Any:
+    """What the class has under this name, as it is."""
+    for base in kind.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return None
 
 
 def file_kind_of(kind: type) -> str:

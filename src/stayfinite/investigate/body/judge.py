@@ -11,48 +11,31 @@ import functools
 import random
 import types
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from . import known_calls as calls
-from .access import GRADIENTS, Reader, Verdict
+from .access import Reader, Verdict
 from .effects import (
     changing,
+    class_member,
     code_kind,
     file_kind_of,
     is_generator,
     note_change,
     note_draws,
-    stepped,
     unwrapped,
 )
-from .values import UNKNOWN, Bound, Env, Path, Unbound, Value, attribute_of, known
+from .sharing import is_shared
+from .training_calls import is_training_object, training_call
+from .translate import Summary, translate
+from .values import UNKNOWN, Bound, Env, Super, Unbound, Value, attribute_of, known
 
 __all__ = ["Judge", "Summarize", "Summary"]
 
-_CLIPPING = {"clip_grad_norm_", "clip_grad_value_", "clip_gradients", "clip_grads_with_norm_"}
-_STEPPING = {"step", "zero_grad", "unscale_", "update", "zero_grad_"}
-_READING_SCALER = {"scale", "get_scale", "is_enabled", "state_dict", "get_last_lr", "param_groups"}
 _MAX_DEPTH = 10
-
-
-class Summary(Protocol):
-    """What a call of a user's function does, in terms of its arguments' names."""
-
-    outside: str | None
-    is_training: bool
-    is_backward: bool
-    is_step: bool
-    optimizers: tuple[object, ...]
-    needs_protection: bool
-    """Run as it is, it would write to globals, or do what a replay leaves out."""
-    reads: set[Path]
-    mutates: set[Path]
-    result: Value
 
 
 Summarize = Callable[
@@ -92,19 +75,32 @@ class Judge:
             return None
         return f"it draws from a {type(value.obj).__name__}"
 
+    def attribute(self, owner: Value, node: ast.Attribute | ast.Subscript) -> Verdict | None:
+        """What reading `a.b` or `a[b]` does, where that runs code of the user's."""
+        if not owner.is_known or file_kind_of(type(owner.obj)) != "user" or self.summarize is None:
+            return None
+        name = "__getitem__" if isinstance(node, ast.Subscript) else node.attr
+        found = class_member(type(owner.obj), name)
+        function = found.fget if isinstance(found, property) else found
+        if not isinstance(function, types.FunctionType) or self.depth >= _MAX_DEPTH:
+            return None
+        if isinstance(node, ast.Attribute) and not isinstance(found, property):
+            return None
+        if code_kind(function) != "user":
+            return None
+        return self._summary(function, [owner], {}, False, can_protect=False)[1]
+
     def is_training_object(self, obj: Any) -> bool:
-        if isinstance(obj, (Optimizer, torch.amp.GradScaler)) or self._is_training_object(obj):
-            return True
-        kind = type(obj)
-        if file_kind_of(kind) != "library":
-            return False
-        return all(any(n in base.__dict__ for base in kind.__mro__) for n in ("step", "zero_grad"))
+        """An optimizer, a scaler, or what the caller says is one."""
+        return is_training_object(obj) or self._is_training_object(obj)
 
     def _judge(self, node: ast.Call, env: Env) -> Verdict:
         reader = Reader(env, self)
-        training = self._training(node, reader)
+        training = training_call(node, reader, self.is_training_object)
         if training is not None:
             return training
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
+            return Verdict(result=_super(reader))
         target = reader.value(node.func)
         if target.kind == "fresh":
             return changing(node, reader, Verdict())
@@ -114,29 +110,6 @@ class Judge:
         for other in {type(o): o for o in target.others}.values():
             verdict.outside = verdict.outside or self._known(other, node, reader, False).outside
         return verdict
-
-    def _training(self, node: ast.Call, reader: Reader) -> Verdict | None:
-        """`loss.backward()`, `optimizer.step()`, `scaler.update()`, clipping: the training's own calls."""
-        func = node.func
-        name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        found = Verdict(is_training=True, reads={GRADIENTS}, mutates={GRADIENTS})
-        target = reader.value(func)
-        owner = reader.value(func.value) if isinstance(func, ast.Attribute) else UNKNOWN
-        if name in _STEPPING and owner.is_known and self.is_training_object(owner.obj):
-            is_step = name == "step"
-            return replace(found, is_step=is_step, optimizers=stepped(owner, node, reader, is_step))
-        if name == "backward" and owner.is_known and isinstance(owner.obj, Tensor):
-            return replace(found, is_backward=True)
-        if target.is_known and code_kind(target.obj) == "user":
-            return None
-        if getattr(target.obj, "__name__", name) in _CLIPPING:
-            return found
-        if name in ("backward", "manual_backward") and isinstance(func, ast.Attribute):
-            return replace(found, is_backward=True)
-        is_model = owner.is_known and isinstance(owner.obj, nn.Module)
-        if name == "zero_grad" and (is_model or not owner.is_known):
-            return found
-        return None
 
     def _unknown(self, node: ast.Call, target: Value) -> Verdict:
         func = node.func
@@ -157,7 +130,7 @@ class Judge:
         if isinstance(obj, functools.partial):
             return self._known(obj.func, node, reader, is_shared)
         if isinstance(obj, (types.FunctionType, types.MethodType)):
-            return self._python(obj, node, reader)
+            return self._python(obj, node, reader, can_protect=_has_copy(obj, node, reader))
         if isinstance(obj, types.BuiltinFunctionType):
             return self._builtin(obj, node, reader)
         if isinstance(obj, type):
@@ -322,7 +295,7 @@ class Judge:
         positional, named = self._arguments(node, reader, owner)
         summary, verdict = self._summary(func, positional, named, kind == "library", can_protect)
         if summary is not None:
-            self._translate(func, summary, node, reader, owner is not None, verdict)
+            translate(func, summary, node, reader, owner is not None, verdict)
             verdict.is_computing = True
             verdict.is_analyzed = not any(isinstance(a, ast.Starred) for a in node.args)
         return verdict
@@ -365,32 +338,25 @@ class Judge:
         )  # fmt: skip
         return summary, verdict
 
-    def _translate(
-        self,
-        func: types.FunctionType,
-        summary: Summary,
-        node: ast.Call,
-        reader: Reader,
-        is_bound: bool,
-        verdict: Verdict,
-    ) -> None:
-        """From the names of the function's arguments to what stands there in the call."""
-        code = func.__code__
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given: dict[str, ast.expr] = {k.arg: k.value for k in node.keywords if k.arg}
-        rest = list(names)
-        if is_bound and rest:
-            own = rest.pop(0)
-            if isinstance(node.func, ast.Attribute):
-                given[own] = node.func.value
-            elif isinstance(node.func, ast.Name):
-                given[own] = node.func
-        given.update(zip(rest, node.args))
-        for source, target in ((summary.reads, verdict.reads), (summary.mutates, verdict.mutates)):
-            for path in source:
-                if path[0] not in names:
-                    target.add(path)
-                    continue
-                prefix = reader.env.path(given[path[0]]) if path[0] in given else None
-                if prefix is not None:
-                    target.add((*prefix, *path[1:]))
+
+def _has_copy(obj: Any, node: ast.Call, reader: Reader) -> bool:
+    """Whether a copy of this function is called in a replay: classes and what is shared have none."""
+    if isinstance(obj, types.MethodType):
+        owner = obj.__self__
+        if is_shared(owner) or not hasattr(owner, "__dict__"):
+            return False
+        name = obj.__func__.__name__
+        if name.startswith("__") and name.endswith("__"):
+            return False
+    if not isinstance(node.func, ast.Attribute):
+        return True
+    return not isinstance(reader.value(node.func.value).obj, (type, Super))
+
+
+def _super(reader: Reader) -> Value:
+    owner, env = reader.env.lookup("__class__"), reader.env
+    first = next(iter(env.arguments), None)
+    obj = env.lookup(first) if first is not None else UNKNOWN
+    if not owner.is_known or not obj.is_known or not isinstance(owner.obj, type):
+        return UNKNOWN
+    return known(Super(owner.obj, obj.obj))

@@ -212,7 +212,8 @@ def home_environment(scene: Scene) -> Env:
     if scene.is_function:
         local |= {*scene.code.co_varnames, *scene.code.co_cellvars, *scene.code.co_freevars}
     values = {n: known(v) for n, v in scene.variables.items()}
-    return Env(scene.module_globals, local, values, _cells(scene), is_home=True)
+    arguments = scene.code.co_varnames[: scene.code.co_argcount]
+    return Env(scene.module_globals, local, values, _cells(scene), arguments, is_home=True)
 
 
 def _cells(scene: Scene) -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Functions:
         body = _statements(source)
         if sum(1 for s in body for n in ast.walk(s) if isinstance(n, ast.stmt)) > _MAX_STATEMENTS:
             return FunctionSummary(outside=f"{func.__name__} is too long to be analyzed")
-        env = _environment(func, source, values)
+        env = _environment(func, values)
         units = build_units(body, env, self.judge)
         local = frozenset(env.root(n) for n in env.local_names if n not in env.cells)
         cut = Cut(units, Rules(lost_names=local, is_call=True))
@@ -215,7 +215,7 @@ def _bind(
     return values
 
 
-def _environment(func: types.FunctionType, source: FunctionSource, values: dict[str, Value]) -> Env:
+def _environment(func: types.FunctionType, values: dict[str, Value]) -> Env:
     code = func.__code__
     cells = dict(zip(code.co_freevars, func.__closure__ or ()))
     found = {**values}
@@ -226,7 +226,8 @@ def _environment(func: types.FunctionType, source: FunctionSource, values: dict[
             found[name] = UNKNOWN
     local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     is_generator = bool(code.co_flags & _GENERATOR)
-    return Env(func.__globals__, local, found, cells, source.class_name, is_generator=is_generator)
+    arguments = code.co_varnames[: code.co_argcount]
+    return Env(func.__globals__, local, found, cells, arguments, is_generator=is_generator)
 
 
 def _fingerprint(value: Value) -> tuple[Any, ...]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+
+from . import sharing
 
 __all__ = [
     "FRESH",
@@ -21,6 +20,7 @@ __all__ = [
     "Bound",
     "Env",
     "Path",
+    "Super",
     "Unbound",
     "Value",
     "attribute_of",
@@ -32,7 +32,6 @@ __all__ = [
 Path = tuple[str, ...]
 """`self.state["h"]` as ("self", "state", "['h']"): what can be written apart from its neighbors."""
 
-SHARED_TYPES = (Optimizer, LRScheduler, torch.amp.GradScaler, types.ModuleType, type)
 _DICTS = (dict, OrderedDict, defaultdict)
 _MISSING = object()
 
@@ -75,6 +74,14 @@ class Unbound:
     owner: type
 
 
+@dataclass(frozen=True, eq=False)
+class Super:
+    """`super()` inside of a method."""
+
+    owner: type
+    obj: Any
+
+
 @dataclass
 class Env:
     """The names that some code can see."""
@@ -85,7 +92,7 @@ class Env:
     values: dict[str, Value] = field(default_factory=dict)
     cells: dict[str, Any] = field(default_factory=dict)
     """Closure variables by name: the cell, which tells whether two functions mean the same one."""
-    class_name: str | None = None
+    arguments: tuple[str, ...] = ()
     is_home: bool = False
     """The body itself: its variables are known, as they stand."""
     is_generator: bool = False
@@ -122,7 +129,9 @@ class Env:
 
 
 def known(obj: Any, is_shared: bool = False) -> Value:
-    return Value("known", obj, is_shared or isinstance(obj, SHARED_TYPES))
+    """A value that is there; `is_shared`: it is reached through an object that has no copy."""
+    is_ours = isinstance(obj, (Bound, Unbound, Super))
+    return Value("known", obj, is_shared or (not is_ours and sharing.is_shared(obj)))
 
 
 def attribute_of(value: Value, name: str) -> Value:
@@ -137,10 +146,23 @@ def attribute_of(value: Value, name: str) -> Value:
         return UNKNOWN if found is _MISSING else known(found)
     if isinstance(obj, type):
         return _class_attribute(obj, name)
+    if isinstance(obj, Super):
+        return _of_super(obj, name)
     for home in _homes(obj):
         if name in home:
             return known(home[name], value.is_shared)
     return _from_class(obj, name, value.is_shared)
+
+
+def _of_super(found: Super, name: str) -> Value:
+    kinds = type(found.obj).__mro__
+    for base in kinds[kinds.index(found.owner) + 1 :] if found.owner in kinds else ():
+        function = base.__dict__.get(name)
+        if isinstance(function, types.FunctionType):
+            return known(types.MethodType(function, found.obj))
+        if function is not None:
+            return known(function)
+    return UNKNOWN
 
 
 def _of_new_object(kind: type, name: str) -> Value:

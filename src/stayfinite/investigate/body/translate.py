@@ -1,0 +1,57 @@
+"""From the names of a function's arguments to what stands there in a call of it."""
+
+from __future__ import annotations
+
+import ast
+import types
+from typing import Protocol
+
+from .access import Reader, Verdict
+from .values import Path, Value
+
+__all__ = ["Summary", "translate"]
+
+
+class Summary(Protocol):
+    """What a call of a user's function does, in terms of its arguments' names."""
+
+    outside: str | None
+    is_training: bool
+    is_backward: bool
+    is_step: bool
+    optimizers: tuple[object, ...]
+    needs_protection: bool
+    """Run as it is, it would write to globals, or do what a replay leaves out."""
+    reads: set[Path]
+    mutates: set[Path]
+    result: Value
+
+
+def translate(
+    func: types.FunctionType,
+    summary: Summary,
+    node: ast.Call,
+    reader: Reader,
+    is_bound: bool,
+    verdict: Verdict,
+) -> None:
+    """From the names of the function's arguments to what stands there in the call."""
+    code = func.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    given: dict[str, ast.expr] = {k.arg: k.value for k in node.keywords if k.arg}
+    rest = list(names)
+    if is_bound and rest:
+        own = rest.pop(0)
+        if isinstance(node.func, ast.Attribute):
+            given[own] = node.func.value
+        elif isinstance(node.func, ast.Name):
+            given[own] = node.func
+    given.update(zip(rest, node.args))
+    for source, target in ((summary.reads, verdict.reads), (summary.mutates, verdict.mutates)):
+        for path in source:
+            if path[0] not in names:
+                target.add(path)
+                continue
+            prefix = reader.env.path(given[path[0]]) if path[0] in given else None
+            if prefix is not None:
+                target.add((*prefix, *path[1:]))
