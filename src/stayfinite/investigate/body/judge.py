@@ -278,8 +278,9 @@ class Judge:
     ) -> Verdict:
         """A function with source: the user's and the libraries' are analyzed."""
         func = obj.__func__ if isinstance(obj, types.MethodType) else obj
-        if not isinstance(func, types.FunctionType):
-            return Verdict("nobody knows what is called", result=UNKNOWN)
+        if not isinstance(func, types.FunctionType):  # compiled, as NumPy's random functions are
+            home = getattr(obj, "__self__", func)
+            return self._of_module(str(type(home).__module__), func, node, reader)
         func = unwrapped(func)
         kind = code_kind(func)
         module = str(func.__module__ or "")
