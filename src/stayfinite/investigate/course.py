@@ -103,7 +103,10 @@ def _finish(
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
     keeps = is_unlucky or about.window.is_loaderless or about.vehicle.has_effects
-    if not is_unlucky and about.window.batches[0].loss_fn is None:
+    is_rebuilt = about.method == "time_travel"
+    if not is_unlucky and not is_rebuilt and about.window.batches[0].loss_fn is None:
         # The loop goes on behind its step, as if nobody had looked.
         about.rng_after.restore()
-    return Verdict(incident, redo, about.window, keeps_random_state=keeps)
+    verdict = Verdict(incident, redo, about.window, keeps_random_state=keeps)
+    verdict.is_rebuilt = is_rebuilt
+    return verdict

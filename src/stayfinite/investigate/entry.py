@@ -36,7 +36,7 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
         return _again(engine, window, failure, known)
     vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
     verdict = _unharmed(Investigation(engine, window, failure, vehicle))
-    verdict.run_again = lambda old: _run_again(engine, vehicle, old)
+    verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
     if is_countable and verdict.incident is not None and verdict.incident.event.kind == "nonfinite":
         engine.known.add(signature, verdict.incident, verdict.keeps_random_state)
     return verdict
@@ -59,26 +59,32 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         about.rng_after.restore()
     frame = sys._getframe(2)
 
-    def run_again(window: Window) -> bool:
-        return _run_again(engine, choose_vehicle(engine, window, failure, frame), window)
+    def run_again(window: Window, is_current: bool) -> bool:
+        vehicle = choose_vehicle(engine, window, failure, frame)
+        return _run_again(engine, vehicle, window, is_current)
 
     verdict = Verdict(incident, [], window, keeps_random_state=known.keeps_random_state)
     verdict.run_again = run_again
     return verdict
 
 
-def _run_again(engine: Engine, vehicle: Vehicle, window: Window) -> bool:
+def _run_again(engine: Engine, vehicle: Vehicle, window: Window, is_current: bool) -> bool:
     """Compute a window and apply its step; False where that cannot be done."""
     if not vehicle.can_run(window):
         return False
-    if window.rng is not None:
-        window.rng.restore()
-    result = vehicle.run(Replay(window=window, is_applied=True))
+    if not len(engine.state.schedulers):
+        engine.state.set_lrs(window.lrs)
+    window.rng = engine.rng.capture()
+    result = vehicle.run(Replay(window=window, is_applied=True, is_current=is_current))
     if result.failure is not None or not result.is_complete:
         return False
     engine.state.shadow_buffers()
+    window.failure = None
     window.num_applied = 1
-    engine.close_healthy(window)
+    window.loss = result.losses[-1] if result.losses else window.loss
+    window.losses = []
+    if not is_current:
+        engine.close_healthy(window)
     return True
 
 

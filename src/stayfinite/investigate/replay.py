@@ -87,8 +87,22 @@ class ActiveReplay:
         self._stack.close()
         if self._small is not None and not self.wanted.is_applied:
             self._small.restore()
+        self._put_scaler_steps_back()
+
+    def _put_scaler_steps_back(self) -> None:
+        """A loop that stands inside `scaler.step` goes on with what it knows of that step; where the step
+        was computed anew, with what that has found."""
+        scaled = [s for s in self.engine.state.scalers if s.is_enabled()]
+        found = [{k: dict(v) for k, v in s._per_optimizer_states.items()} for s in scaled]
         for undo in self._step:
             undo()
+        if not self.wanted.is_current:
+            return
+        for scaler, states in zip(scaled, found):
+            for key, state in scaler._per_optimizer_states.items():
+                new = states.get(key, {}).get("found_inf_per_device")
+                if new:
+                    state["found_inf_per_device"] = new
 
     @property
     def is_decided(self) -> bool:
@@ -144,17 +158,27 @@ class ActiveReplay:
 
     def on_optimizer_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
         """An optimizer step inside the replay: left out, or run and looked at."""
+        if not self.begin_step():
+            return None
+        result = call()
+        self.end_step()
+        return result
+
+    def begin_step(self) -> bool:
+        """The gradients are complete; whether the step is to be made."""
         self.look_at_gradients()
         self.agree()
         self._end_if_decided()
         if self.is_decided or not self.wanted.is_applied:
-            return None
-        trace = self.wanted.trace
-        if trace is not None:
-            trace.direction = "optimizer"
-        result = call()
-        if trace is not None:
-            trace.direction = "forward"
+            return False
+        if self.wanted.trace is not None:
+            self.wanted.trace.direction = "optimizer"
+        return True
+
+    def end_step(self) -> None:
+        """The step has been made: is the state finite?"""
+        if self.wanted.trace is not None:
+            self.wanted.trace.direction = "forward"
         with _unwatched():
             bad = self.engine.state.bad_state()
         if bad:
@@ -162,7 +186,6 @@ class ActiveReplay:
             self.result.failure = Failure(kind, self.step, name=name)
             self._trace_back([t for _, _, t in bad])
             self._end_if_decided()
-        return result
 
     def on_closure_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]

@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Any
 
 from ..runtime.engine import Engine
+from ..runtime.recovery import DEEP
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.body import Body
 from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
@@ -28,10 +29,20 @@ def choose_vehicle(
     scenes = scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
+    elif failure.symptom in DEEP:
+        scenes = [_at_step(engine, s) for s in scenes]
     found = _bodies(engine, window, scenes)
     if not found:
         return NoVehicle(engine)
     return found[0] if len(found) == 1 else FirstThatShows(engine, found)
+
+
+def _at_step(engine: Engine, scene: Scene) -> Scene:
+    """State is looked at when the loop asks for its next batch: its step is where it stood before."""
+    if engine.step_place is None or engine.step_place[0] is not scene.code:
+        return scene
+    _, line, instruction = engine.step_place
+    return scene.moved(line, instruction)
 
 
 def _bodies(engine: Engine, window: Window, scenes: list[Scene]) -> list[Vehicle]:

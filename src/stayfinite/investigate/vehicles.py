@@ -182,6 +182,8 @@ class BodyVehicle(Vehicle):
             if i and ref.rng is not None:
                 ref.rng.restore()
             namespace = self._run(ref)
+            if wanted.is_applied and not wanted.is_current:
+                self.body.run_following(namespace)
             if not active.num_backward:
                 self._look_at_made(active, self.body.made(namespace))
 

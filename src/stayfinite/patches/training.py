@@ -60,6 +60,10 @@ class TrainingListener(Protocol):
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None: ...
 
+    def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None: ...
+
+    def after_replayed_step(self, optimizer: Any) -> None: ...
+
     def on_step_done(self, optimizer: Any, is_done: bool) -> None: ...
 
     def special_step(self, optimizer: Any, closure: Any, call: Callable[[Any], Any]) -> Any: ...
@@ -91,6 +95,7 @@ class TrainingPatches:
         self._classes: set[type] = set()
         self._hooks: list[Any] = []
         self._undo: Callable[[], None] | None = None
+        self._is_inside = False
 
     def _add(self, owner: Any, name: str, reason: str, make: Any) -> None:
         target = Target(owner, name, reason, "training")
@@ -117,21 +122,23 @@ class TrainingPatches:
             return
         if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
             return
-        self._undo = listener.firewall.call(listener.undo_unless_fine, optimizer)
-        _depth.step = 1
+        self._is_inside = True
+        if listener.is_replaying:
+            self._undo = listener.before_replayed_step(optimizer)
+        else:
+            self._undo = listener.firewall.call(listener.undo_unless_fine, optimizer)
 
     def _after_original(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        listener = self.listener
-        if _is_compiling() or listener.thread_id != _ident() or not getattr(_depth, "step", 0):
+        if not self._is_inside or self.listener.thread_id != _ident():
             return
-        if not listener.firewall.call(listener.owns, optimizer) or listener.is_replaying:
-            return
-        _depth.step = 0
+        self._is_inside = False
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
+        elif self.listener.is_replaying:
+            self.listener.after_replayed_step(optimizer)
         else:
-            listener.firewall.call(listener.on_step_done, optimizer, True)
+            self.listener.firewall.call(self.listener.on_step_done, optimizer, True)
 
     def close(self) -> None:
         """The originals are back when the last listener has gone."""

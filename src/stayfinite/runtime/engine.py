@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -75,6 +76,8 @@ class Engine:
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.step_parts: StepParts | None = None
         """What `guard.step` makes its steps of."""
+        self.step_place: tuple[CodeType, int, int] | None = None
+        """Where the loop made its last step."""
         self.script: str | None = None
         """The file that `stayfinite run` runs; with a guard of one's own, None."""
         self.num_applied = 0

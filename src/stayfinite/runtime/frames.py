@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["calling_frames", "variables"]
+__all__ = ["calling_frames", "calling_place", "variables"]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click")
@@ -20,6 +20,16 @@ def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
             found.append(frame)
         frame = frame.f_back
     return found
+
+
+def calling_place(frame: FrameType | None) -> tuple[CodeType, int, int] | None:
+    """(code, line, instruction) where the user's or a framework's code stands; nothing is held of it."""
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not name.startswith(("stayfinite.", "torch.")):
+            return frame.f_code, frame.f_lineno, frame.f_lasti
+        frame = frame.f_back
+    return None
 
 
 def variables(frame: FrameType) -> dict[str, Any]:

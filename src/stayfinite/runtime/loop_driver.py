@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from ..patches.firewall import Firewall
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
+from .frames import calling_place
 from .ranks import RankFailure, plain_norm
 from .saved_state import OptimizerCopy
 from .window import Failure, Verdict, Window
@@ -221,6 +223,7 @@ class LoopDriver:
         if self._is_own_work or self.phase is Phase.OVER:
             return True
         window = self.window_for(optimizer)
+        self.engine.step_place = calling_place(sys._getframe(1))
         if window.failure is not None:
             return window.failure.symptom == "scaler_skip"
         if self.engine.deferral.serves(optimizer):
@@ -276,11 +279,24 @@ class LoopDriver:
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
         """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
-        if self._is_own_work or self.is_replaying or self.may_step(optimizer):
+        if self._is_own_work or self.may_step(optimizer):
             return None
         copy = OptimizerCopy(optimizer)
         copy.take()
         return copy.restore
+
+    def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None:
+        """The same inside a replay: a step that is not to be applied is taken back."""
+        replay = self.engine.replay
+        if replay is None or replay.begin_step():
+            return None
+        copy = OptimizerCopy(optimizer)
+        copy.take()
+        return copy.restore
+
+    def after_replayed_step(self, optimizer: Any) -> None:
+        if self.engine.replay is not None:
+            self.engine.replay.end_step()
 
     def special_step(self, optimizer: Any, closure: Any, call: Callable[[Any], Any]) -> Any:
         """A step inside a replay, or one that evaluates a closure by itself."""
@@ -339,10 +355,21 @@ class LoopDriver:
         with self.own_work():
             incident, verdict = self.engine.handle(window, failure)
             is_back = incident is not None and incident.action.kind == "rolled_back"
-            self._plan_undo(window, failure, verdict, is_back)
-            for old in verdict.redo:
-                if verdict.run_again is None or not verdict.run_again(old):
-                    break
+            is_open = window is self.tracker.window
+            if verdict.is_rebuilt and verdict.window is not window:
+                self._undo.clear()
+            else:
+                self._plan_undo(window, failure, verdict, is_back)
+            self._redo(verdict, verdict.redo, window if is_open else None)
+
+    def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
+        """Windows that ran on corrupted state, in their order; one that fails again ends it."""
+        for old in windows:
+            if verdict.run_again is None or not verdict.run_again(old, old is current):
+                return
+            if old is current:
+                self.phase = Phase.STEPPED
+                self._undo.clear()
 
     def _plan_undo(self, window: Window, failure: Failure, verdict: Verdict, is_back: bool) -> None:
         """What is put back when the iteration is over, as if its batch had never been."""
@@ -396,9 +423,7 @@ class LoopDriver:
             bad.is_moved = False
             with self.own_work():
                 _, verdict = self.engine.handle(bad, failure)
-                for old in [*verdict.redo, *later]:
-                    if verdict.run_again is None or not verdict.run_again(old):
-                        break
+                self._redo(verdict, [*verdict.redo, *later], None)
 
     # Loops without a loader
 

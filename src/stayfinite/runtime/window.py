@@ -126,6 +126,8 @@ class Replay:
     contexts: list[AbstractContextManager[Any]] = field(default_factory=list)
     is_applied: bool = False
     """Whether optimizer steps really run (state is put back by the investigation)."""
+    is_current: bool = False
+    """The loop stands in the middle of this window: what follows the step it does by itself."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
 
@@ -151,6 +153,10 @@ class RunningReplay(Protocol):
 
     def on_optimizer_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any: ...
 
+    def begin_step(self) -> bool: ...
+
+    def end_step(self) -> None: ...
+
     def on_closure_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]
     ) -> Any: ...
@@ -174,7 +180,10 @@ class Verdict:
         """The window that went wrong and is not applied."""
         self.redo = redo or []
         """Windows that ran on corrupted state and must be run again."""
-        self.run_again: Callable[[Window], bool] | None = None
-        """Computes and applies such a window; False where it could not."""
+        self.run_again: Callable[[Window, bool], bool] | None = None
+        """Computes and applies such a window, which may be the one that the loop stands in; False where it
+        could not."""
+        self.is_rebuilt = False
+        """The state was built anew from a snapshot: nothing else is to be put back."""
         self.keeps_random_state = keeps_random_state
         """The generators stay where they are: the numbers that the step drew stay drawn."""

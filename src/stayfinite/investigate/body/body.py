@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from .caller import ARGUMENT, argument_expressions, assignments, plain_values
+from .compiled import compile_block, compile_module
+from .cut import Cut, Rules, rebuild
 from .feeds import feeds_of
 from .home import Home, homes_of
 from .plan import Plan, home_environment, is_scalar
@@ -140,6 +143,37 @@ class Body:
         given = {n: space[ARGUMENT + n] for n in self._given_names if ARGUMENT + n in space}
         is_new = not _shares_objects(batch, self.scene.variables)
         return self.plan(True, is_new).run((), given, is_copied=True)
+
+    def run_following(self, namespace: dict[str, Any]) -> None:
+        """The training's own calls behind the step (a scheduler's, a scaler's), after a `run`."""
+        found = self._following
+        if found is None:
+            return
+        code, arguments = found
+        if not self.scene.is_function:
+            exec(code, namespace)
+            return
+        space = dict(self.scene.module_globals)
+        local = self.scene.local_variables
+        closure = tuple(types.CellType(local[n]) for n in code.co_freevars)
+        function = types.FunctionType(code, space, code.co_name, None, closure)
+        function(*(namespace.get(n) for n in arguments))
+
+    @functools.cached_property
+    def _following(self) -> tuple[types.CodeType, list[str]] | None:
+        environment = home_environment(self.scene)
+        units = build_units(self.home.following, environment, self.functions.judge)
+        cut = Cut(units, Rules(is_call=True))
+        cut.solve(lambda u: u.access.is_training and not u.blocks and not u.access.is_backward)
+        statements = rebuild(units, cut, lambda u: u in cut.kept, lambda u: None)
+        if not statements or not any(u.access.is_training for u in cut.kept):
+            return None
+        if not self.scene.is_function:
+            return compile_module(statements, self.scene.code), []
+        local = self.scene.local_variables
+        used = {n.id for s in statements for n in ast.walk(s) if isinstance(n, ast.Name)}
+        arguments = sorted(used & local.keys() - {"__class__"})
+        return compile_block(statements, arguments, self.scene.code), arguments
 
     def made(self, namespace: dict[str, Any]) -> list[Tensor]:
         """Floating scalars that a run has made: among them is the loss."""

@@ -53,11 +53,30 @@ def homes_of(scene: Scene, instead: list[ast.stmt] | None = None) -> list[Home]:
 
 def _home(node: ast.AST, place: _Place, instead: list[ast.stmt] | None) -> Home:
     body: list[ast.stmt] = node.body  # type: ignore[attr-defined]
+    if isinstance(node, Loop) and _is_at_head(node, place):
+        return Home(node, list(body), [])
     index = _current(body, place)
     arguments: tuple[str, ...] = ()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         arguments = tuple(a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg))
-    return Home(node, _until(body, place, instead), body[index + 1 :], arguments)
+    return Home(node, _until(body, place, instead), _rest(body, index, place), arguments)
+
+
+def _rest(body: list[ast.stmt], index: int, place: _Place) -> list[ast.stmt]:
+    """What comes behind the current statement, also in the blocks that are open around it."""
+    inner: list[ast.stmt] = []
+    if index >= 0 and not isinstance(body[index], Loop):
+        for block in _blocks(body[index]):
+            if any(_holds(s, place) for s in block):
+                inner = _rest(block, _current(block, place), place)
+    return [*inner, *body[index + 1 :]]
+
+
+def _is_at_head(loop: ast.AST, place: _Place) -> bool:
+    """The loop asks for its next item: an iteration of its whole body is over."""
+    if not isinstance(loop, ast.For) or not _holds(loop.iter, place):
+        return False
+    return not any(_holds(s, place) for s in loop.body)
 
 
 def _loops(root: ast.AST, place: _Place) -> Iterator[Loop]:
@@ -65,7 +84,9 @@ def _loops(root: ast.AST, place: _Place) -> Iterator[Loop]:
     for child in ast.iter_child_nodes(root):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             continue
-        if isinstance(child, Loop) and any(_holds(s, place) for s in child.body):
+        if isinstance(child, Loop) and (
+            any(_holds(s, place) for s in child.body) or _is_at_head(child, place)
+        ):
             yield child
         yield from _loops(child, place)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, replace, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -39,6 +39,10 @@ class Scene:
     def variables(self) -> dict[str, Any]:
         """All names that the function can see, without the builtins."""
         return {**self.module_globals, **self.local_variables}
+
+    def moved(self, line: int, instruction: int) -> Scene:
+        """The same variables, with the program at another place of this function."""
+        return replace(self, line=line, column=_column(self.code, line, instruction))
 
     @property
     def is_function(self) -> bool:
