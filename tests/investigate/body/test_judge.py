@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 
 import torch
 import torch.nn.functional as F
@@ -342,3 +343,41 @@ def loop_logger_and_lock(model, optimizer, loader):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+class Pushed:
+    def __init__(self):
+        self.items = deque(maxlen=8)
+        self.states = torch.zeros(8, 4)
+        self.sum = torch.zeros(4)
+        self.position = 0
+
+    def push(self, state):
+        self.items.append(state)
+        self.states[self.position % 8] = state
+        self.position += 1
+
+    def sample(self, n):
+        index = torch.randint(0, len(self.items), (n,))
+        return torch.stack([self.items[i] for i in index.tolist()])
+
+    def weighted(self, out):
+        self.sum += 1
+        self.sum.mul_(2)
+        return 2 * out
+
+
+def loop_buffer_that_is_filled(model, optimizer, loader, *, can_bind=False):
+    buffer = Pushed()
+    for x, _ in loader:
+        buffer.push(x[0])
+        rows = buffer.sample(4)
+        loss = buffer.weighted(model(rows)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_parts_from_an_environment_are_taken_with_their_graph(setting, stage):
+    loop_environment_episode(*setting)
+    assert stage.seen.taken == ("losses",) and "second time" in str(stage.error)

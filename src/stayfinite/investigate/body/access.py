@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from torch import Tensor, nn
+
 from .values import FRESH, UNKNOWN, Env, Path, Value, attribute_of, element_of, item_of
 
 __all__ = ["GRADIENTS", "RANDOM", "Access", "CallJudge", "Reader", "Verdict"]
@@ -33,6 +35,7 @@ class Verdict:
     """Inside of it something is written that only a copy of the function keeps from the user's."""
     reads: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
+    in_place: set[Path] = field(default_factory=set)
     result: Value = FRESH
     is_analyzed: bool = False
     """`reads` says all that the result depends on, of the arguments too."""
@@ -53,6 +56,8 @@ class Access:
     reads: set[Path] = field(default_factory=set)
     passes: set[Path] = field(default_factory=set)
     """Handed to a function whose result does not depend on it."""
+    in_place: set[Path] = field(default_factory=set)
+    """Tensors of the user's objects whose content is changed: a copy of the object has the same tensor."""
     binds: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
     outside: str | None = None
@@ -77,6 +82,7 @@ class Access:
         self.needs_protection |= verdict.needs_protection
         self.reads |= verdict.reads
         self.mutates |= verdict.mutates
+        self.in_place |= verdict.in_place
 
 
 class Reader(ast.NodeVisitor):
@@ -266,6 +272,13 @@ class Reader(ast.NodeVisitor):
         elif isinstance(target, (ast.Attribute, ast.Subscript)):
             self._store_into(target)
 
+    def is_in_place(self, node: ast.expr) -> bool:
+        """A tensor that hangs on an object or a global, and is no buffer of a module."""
+        if isinstance(node, ast.Attribute) and isinstance(self.value(node.value).obj, nn.Module):
+            return False
+        is_local = isinstance(node, ast.Name) and "@" not in self.env.root(node.id)
+        return not is_local and isinstance(self.value(node).obj, Tensor)
+
     def _bound(self, name: str, value: Value) -> Value:
         """In the body itself the variable shows what it was; its kind is what counts."""
         before = self.env.values.get(name)
@@ -288,6 +301,8 @@ class Reader(ast.NodeVisitor):
         if isinstance(target, ast.Subscript) and not is_exact:
             path = self.env.path(target.value)
             assert path is not None
+            if self.is_in_place(target.value):
+                self.access.in_place.add(path)
         (self.access.binds if is_exact else self.access.mutates).add(path)
         if not is_exact:
             self.access.reads.add(path)

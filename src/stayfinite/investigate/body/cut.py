@@ -63,6 +63,8 @@ class Cut:
         while True:
             self._block_what_lost_its_values()
             self._follow([u for u in self.all if is_wanted(u)])
+            if self._block_what_would_be_done_twice():
+                continue
             stuck = {u.loops[0] for u in self.needed if u.loops} - set(self.blocked)
             if not stuck:
                 return
@@ -86,6 +88,21 @@ class Cut:
                 if gone is not None:
                     self._block(unit, f"the value that {show(gone)} had is gone")
                     is_changed = True
+
+    def _block_what_would_be_done_twice(self) -> bool:
+        """`buffer.push(x)` before `buffer.sample()`: the variables hold what was pushed already."""
+        twice = {
+            source: path
+            for unit in self.kept
+            for read in unit.access.reads
+            for source in self.reaching(read, unit)[0]
+            for path in source.access.mutates - source.access.reads
+            if source in self.kept and source is not unit and touches(path, read)
+            if self._is_lost(path, source)
+        }
+        for source, path in twice.items():
+            self._block(source, f"{show(path)} holds already what it does")
+        return bool(twice)
 
     def _is_lost(self, path: Path, unit: Unit) -> bool:
         if path in _ALWAYS_THERE:
@@ -128,7 +145,7 @@ class Cut:
         is_entry = True
         for other in reversed(self.all[: unit.position]):
             is_entry = is_entry and not _binds_on_all_ways(other, path, unit)
-            if not any(_touch(w, path) for w in other.access.writes):
+            if not any(touches(w, path) for w in other.access.writes):
                 continue
             found.add(other)
             if _is_certain(other, unit) and any(_covers(w, path) for w in other.access.binds):
@@ -143,7 +160,7 @@ class Cut:
         late = self.all[unit.position :]
         return {
             u for u in late
-            if set(u.loops) & loops and any(_touch(w, path) for w in u.access.writes)
+            if set(u.loops) & loops and any(touches(w, path) for w in u.access.writes)
         }  # fmt: skip
 
     def _follow(self, wanted: Iterable[Unit]) -> None:
@@ -180,7 +197,7 @@ def show(path: Path) -> str:
     return text + "".join(p if p.startswith("[") else f".{p}" for p in path[1:])
 
 
-def _touch(written: Path, read: Path) -> bool:
+def touches(written: Path, read: Path) -> bool:
     return written == read[: len(written)] or read == written[: len(read)]
 
 

@@ -167,6 +167,8 @@ class Judge:
             return Verdict(f"{name} of a {type(owner).__name__} may reach outside", result=UNKNOWN)
         if is_mutating and path is not None:
             note_change(verdict, path)
+            if isinstance(node.func, ast.Attribute) and reader.is_in_place(node.func.value):
+                verdict.in_place.add(path)
         return verdict
 
     def _builtin(self, obj: types.BuiltinFunctionType, node: ast.Call, reader: Reader) -> Verdict:

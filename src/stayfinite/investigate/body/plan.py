@@ -108,12 +108,14 @@ class Plan:
         if unit.is_leaving and not unit.loops:
             return []
         if unit in self._cut.blocked and not can_strip(unit):
-            return self._restored(unit) if unit in self._cut.needed else []
+            return self._restored(unit)
         return None
 
     def _restored(self, unit: Unit) -> list[ast.stmt]:
         """Where an earlier statement is run, what this one made of its value is put back."""
         inside = [u for u in self._cut.all if u is unit or unit in u.ancestors]
+        if not self._cut.needed & set(inside):
+            return []
         names = {_name(p[0]) for u in inside for p in u.access.writes if "<" not in p[0]}
         earlier = {
             _name(p[0]) for u in self._cut.kept if u.position < unit.position for p in u.access.writes
@@ -165,7 +167,7 @@ class Plan:
         targets = {n.id for f in self._feeds for n in ast.walk(f.target) if isinstance(n, ast.Name)}
         from_batch = {env.root(n) for n in targets | self._given}
         for unit in self._cut.all:
-            if any(p[0] in from_batch for p in unit.access.reads):
+            if any(p[0] in from_batch for p in unit.access.reads | unit.access.passes):
                 if unit in self._cut.needed:
                     return True
                 from_batch |= {p[0] for p in unit.access.binds}

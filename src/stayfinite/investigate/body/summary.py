@@ -103,6 +103,9 @@ class Functions:
         local = frozenset(env.root(n) for n in env.local_names if n not in env.cells)
         cut = Cut(units, Rules(lost_names=local, is_call=True))
         cut.solve(lambda u: _is_result(u, env.is_generator))
+        for unit in cut.all:
+            if unit.access.in_place and unit not in cut.kept and not is_library:
+                cut.blocked.setdefault(unit, "it changes a tensor in place, which nothing needs")
         self._note(func.__code__, source, units, cut, is_library)
         return self._describe(func, cut, env, is_library)
 

@@ -127,6 +127,8 @@ class _Builder:
 
     def _AugAssign(self, node: ast.AugAssign, reader: Reader, unit: Unit) -> None:
         before = reader.value(node.target)
+        if reader.is_in_place(node.target):
+            reader.access.in_place.add(self.env.path(node.target) or ())
         path = self.env.path(node.target)
         reader.read(node.value)
         reader.store(node.target, before if isinstance(node.target, ast.Name) else FRESH)
