@@ -1,21 +1,14 @@
 """Loops of every shape: a replay gives the same gradients, bit for bit, and nobody can feel it."""
 
 import contextlib
-import dataclasses
 import runpy
-import sys
-import traceback
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from stayfinite.investigate.body import Body, scenes_of_frame, scenes_of_traceback
 
 
 def test_a_replay_is_exact_and_cannot_be_felt(loop, check):
@@ -354,115 +347,3 @@ def test_two_networks_that_play_against_each_other(stage, items):
         m_optimizer.step()
     assert stage.seen.is_exact and stage.seen.is_exact_with_batch, (stage.seen, stage.error)
     assert stage.seen.num_steps == 2
-
-
-class Places(TorchDispatchMode):
-    """Where in this file each operator is called from."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        stack = [f for f in traceback.extract_stack() if f.filename == __file__]
-        self.found.append((str(func), [(f.name, f.lineno) for f in stack[:-1]][-1:]))
-        return func(*args, **(kwargs or {}))
-
-
-def test_the_lines_of_a_replay_are_those_of_the_source(setting):
-    model, _, loader = setting
-
-    def compute(x):
-        print("effect")
-        return model(x)
-
-    with Places() as plain:
-        for x, _ in loader:
-            loss = compute(x).mean()
-            scene = scenes_of_frame(sys._getframe())[0]
-            break
-    with Places() as again:
-        Body.of(scene).run()
-    assert loss.requires_grad and len(plain.found) > 3
-    assert again.found == plain.found
-
-
-def test_a_step_that_raised_is_replayed_from_its_traceback(setting):
-    model, _, loader = setting
-    num = 0
-    try:
-        for x, y in loader:
-            num += 1
-            out = model(x)
-            loss = F.mse_loss(out, y)
-            if num == 2:
-                raise ValueError("the loss is bad")
-    except ValueError as error:
-        scene = scenes_of_traceback(error.__traceback__)[0]
-    body = Body.of(scene)
-    torch.manual_seed(5)
-    made = body.made(body.run())
-    torch.manual_seed(5)
-    assert any(torch.equal(t, F.mse_loss(model(x), y)) for t in made)
-    assert num == 2 and loss.requires_grad
-
-
-def test_a_call_that_raised_is_made_again(setting):
-    model, _, loader = setting
-
-    def checked(x):
-        CHECKED.append(1)
-        value = model(x).mean()
-        if value < 100:
-            raise ValueError("too small")
-        return value
-
-    try:
-        for x, _ in loader:
-            checked(x)
-    except ValueError as error:
-        scenes = scenes_of_traceback(error.__traceback__)
-    body = Body.of(scenes[1], scenes[2:])
-    with pytest.raises(ValueError, match="too small"):
-        body.run()
-    assert len(CHECKED) == 1
-
-
-CHECKED = []
-
-
-def test_each_run_begins_anew(setting):
-    model, _, loader = setting
-    parts = [1.0]
-    for x, _ in loader:
-        parts = [*parts, 2.0]
-        values = []
-        values.append(model(x).mean())
-        loss = values[0] * len(values)
-        scene = scenes_of_frame(sys._getframe())[0]
-        break
-    body = Body.of(scene)
-    first, second = body.run(), body.run()
-    assert len(first["values"]) == len(second["values"]) == 1 and first["values"] is not values
-    assert body.made(first)[0] is not loss
-
-
-def test_where_nothing_is_computed_there_is_no_body(setting):
-    for _ in range(1):
-        scene = scenes_of_frame(sys._getframe())[0]
-    assert Body.of(scene) is None
-
-
-def test_a_loss_that_was_made_elsewhere_is_no_body(setting):
-    model, _, _ = setting
-
-    def go_backward(loss):
-        loss = loss / 2
-        found.append(scenes_of_frame(sys._getframe())[0])
-        loss.backward()
-
-    found = []
-    go_backward(model(torch.ones(2, 4)).mean())
-    scene = found[0]
-    late = dataclasses.replace(scene, line=scene.line + 1, column=None)
-    assert Body.of(late) is None
