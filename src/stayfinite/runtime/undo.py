@@ -250,6 +250,7 @@ def scaler_step(scaler: Any) -> Capture:
                 state.clear()
                 state.update(entries)
                 known[key] = state
+            scaler._per_optimizer_states = known  # `update` puts a new dict there
 
         return undo
 
