@@ -9,7 +9,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from stayfinite import Guard, UsageError
-from stayfinite.conductor import slots
 
 
 class SignDescent(Optimizer):
@@ -28,7 +27,6 @@ class SignDescent(Optimizer):
 
 
 def test_a_hand_written_optimizer_is_the_only_one_there_is():
-    slots._torch_own.cache_clear()  # as in a process that has not asked yet
     model = linear()
     optimizer = SignDescent(model.parameters(), lr=0.02)
     with Guard(model, optimizer, settings=QUICK) as guard:
@@ -36,7 +34,7 @@ def test_a_hand_written_optimizer_is_the_only_one_there_is():
             optimizer.zero_grad()
             squares(model, x).backward()
             optimizer.step()
-    assert guard.state.optimizers == [optimizer]
+    assert list(guard.state.optimizers) == [optimizer]
     assert [i.event.lr for i in guard.incidents] == [(0.02,)]
     assert optimizer.num_steps == 2
 

@@ -16,7 +16,7 @@ from stayfinite import (
     Guard,
     Incident,
 )
-from stayfinite.conductor import investigation
+from stayfinite.investigate import course as investigation
 from stayfinite.locate.trace import OpTrace
 
 # -- where it is saved --------------------------------------------------------------------------

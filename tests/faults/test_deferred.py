@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stayfinite import Guard, Settings
-from stayfinite.conductor.sentinel import Sentinel
+from stayfinite.runtime.deferral import Deferral
 
 pytestmark = pytest.mark.usefixtures("on_an_accelerator")
 DEFERRED = Settings(diagnose=False, deferred=True)
@@ -19,7 +19,7 @@ IMMEDIATE = Settings(diagnose=False)
 @pytest.fixture(params=[True, False], ids=["put off", "in memory"])
 def on_an_accelerator(request, monkeypatch):
     """As it is there, tried on the host; and as it is on the host."""
-    monkeypatch.setattr(Sentinel, "defers_on_host", request.param)
+    monkeypatch.setattr(Deferral, "defers_on_host", request.param)
     return request.param
 
 

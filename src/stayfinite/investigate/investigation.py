@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..locate.modules import name_modules
 from ..locate.slice import Origin, to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..records import Action, Incident, Location
@@ -24,7 +23,7 @@ from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .describe import WENT_BACK, event_of, not_applied, on_rank, phase_of
 from .rank_trace import SUM_NOTE, RankTrace
-from .tracing import eager_stance
+from .tracing import eager_stance, module_names
 from .vehicles import Vehicle
 
 __all__ = ["Investigation", "Replays"]
@@ -64,7 +63,7 @@ class Investigation:
         window = window or self.window
         kind = RankTrace if self.engine.ranks.has_others else OpTrace
         sources = [*_batch_sources(window), *self.state.sources()]
-        self.trace = kind(sources, name_modules(self.state.roots))
+        self.trace = kind(sources, module_names(self.state.roots))
         return Replay(
             window=window,
             trace=self.trace,

@@ -10,7 +10,6 @@ from typing import Any
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.experiments import question_of, runner_of
-from ..locate.modules import name_modules
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace, SourceRef
 from ..records import Experiment, Link
@@ -20,6 +19,7 @@ from ..runtime.rows import num_rows, take_rows
 from ..runtime.saved_state import Before
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from .investigation import Investigation
+from .tracing import module_names
 
 __all__ = ["Laboratory", "Run", "outcome_of", "short_place"]
 
@@ -135,7 +135,7 @@ class Laboratory:
         sources = [
             SourceRef("batch", n, t) for b in window.batches for n, t in named_tensors(b.value)
         ]
-        trace = OpTrace([*sources, *self.state.sources()], name_modules(self.state.roots))
+        trace = OpTrace([*sources, *self.state.sources()], module_names(self.state.roots))
         self._num_replays += 1
         self._start_of(window)
         return (

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..locate.modules import name_modules
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace
 from ..numerics.health import badness
+from .body.copies import clones
 
-__all__ = ["eager_stance", "symptom_origin"]
+__all__ = ["eager_stance", "module_names", "symptom_origin"]
+
+
+class _Names(dict[int, str]):
+    """Names by identity; a copy that a replay works on has the name of its original."""
+
+    def get(self, key: int, default: Any = None) -> Any:
+        return super().get(clones.get(key, key), default)
+
+
+def module_names(roots: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Dotted paths of the models' modules, for a trace."""
+    return _Names(name_modules(roots))
 
 
 def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -39,9 +40,11 @@ class ModuleStack:
         self._stack: list[tuple[str | None, str, int, nn.Module]] = []
         self._spans: list[tuple[int, int, str | None, str]] = []
         self._handles: list[Any] = []
+        self._thread = 0
         self._quiet = warnings.catch_warnings()
 
     def __enter__(self) -> ModuleStack:
+        self._thread = threading.get_ident()  # modules that another thread calls are not ours
         # A compiled model warns of hooks like these; the user did not set them.
         self._quiet = warnings.catch_warnings()
         self._quiet.__enter__()
@@ -61,6 +64,8 @@ class ModuleStack:
         self._quiet.__exit__(None, None, None)
 
     def _push(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         name = self._names.get(id(module))
         kind = type(module).__name__
         if name is None and self._stack:
@@ -80,7 +85,7 @@ class ModuleStack:
         return outer, kind
 
     def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._stack:
+        if self._stack and threading.get_ident() == self._thread:
             name, kind, start, _ = self._stack.pop()
             self._spans.append((start, torch.autograd._get_sequence_nr(), name, kind))  # type: ignore[attr-defined]
 

@@ -34,6 +34,8 @@ class BatchTracker:
         self.num_batches = 0
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._num_epochs = 0
+        self._trained: set[int] = set()
+        """Loaders whose batches were trained on in this epoch."""
         self._other: BatchRef | None = None
         """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
 
@@ -133,15 +135,14 @@ class BatchTracker:
         """The window is over: its batches are counted."""
         if window is self.window:
             self.window = None
+        self._trained.update(id(o) for b in window.batches if b.is_used for o, _ in b.items)
         step = window.batches[-1].step
         if not window.is_loaderless and step >= self.num_batches:
             self.num_batches = step + 1
 
     def is_trained(self, loader: Any) -> bool:
-        window = self.window
-        return window is not None and any(
-            o is loader for b in window.batches if b.is_used for o, _ in b.items
-        )
+        """Whether something was trained on this loader's batches since its epoch began."""
+        return id(loader) in self._trained
 
     def forget(self, loader: Any) -> None:
         """A loader is through: what it gave without being trained on belongs to no step."""
@@ -169,6 +170,7 @@ class BatchTracker:
             return 0
 
     def end_epoch(self, loader: Any) -> None:
+        self._trained.discard(id(loader))
         self._engine.recovery.note_epoch()
         if self.counts_every_batch:
             self._num_epochs += 1

@@ -140,12 +140,11 @@ class LoopDriver:
         """A loader is through: a last look at what it was trained on."""
         if self._is_own_work:
             return
-        was_trained = self.tracker.is_trained(loader)
         window = self.tracker.window
         if window is not None and self.tracker.owns(loader) and window.num_attempted:
             self._close(window)
         self.tracker.forget(loader)
-        if was_trained:
+        if self.tracker.is_trained(loader):
             self._look_deeper()
             self.tracker.end_epoch(loader)
 

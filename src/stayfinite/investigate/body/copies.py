@@ -36,6 +36,10 @@ _ATOMS = (
 )  # fmt: skip
 
 
+clones: dict[int, int] = {}
+"""The identity of each module that a copy stands for, by that of the copy; of the run under way."""
+
+
 class Copier:
     """Copies everything at most once, so that what was one object stays one object."""
 
@@ -204,6 +208,7 @@ class Copier:
         if original is not None and type(value).__name__ == "OptimizedModule":
             return self._keep(value, self.copy(original))
         new = self._keep(value, _bare(value))
+        clones[id(new)] = id(value)
         for name, part in list(value.__dict__.items()):
             new.__dict__[name] = self.copy(part)
         self._protect_methods(value, new)

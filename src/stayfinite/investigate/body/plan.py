@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from .compiled import compile_block, compile_module
-from .copies import Copier, names_of
+from .copies import Copier, clones, names_of
 from .cut import Cut, Rules, can_strip, rebuild, show
 from .feeds import BATCHES, Feed, take
 from .home import Home
@@ -184,6 +184,7 @@ class Plan:
         """The variables after a run on fresh copies; `given`: values of arguments."""
         assert self.code is not None
         functions = self._body.functions
+        clones.clear()
         copier = Copier(functions.code_for, functions.judge.is_training_object)
         space = copier.globals(self._scene.module_globals, names_of(self.code))
         extra: dict[str, Any] = {n: v if is_copied else copier.copy(v) for n, v in given.items()}
