@@ -1,0 +1,146 @@
+"""A file as a whole: what its imports stand for, its functions and classes."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from .names import dotted
+from .values import Value
+
+__all__ = ["ClassFacts", "Function", "Module"]
+
+_USUAL = {
+    "torch": "torch",
+    "th": "torch",
+    "nn": "torch.nn",
+    "F": "torch.nn.functional",
+    "np": "numpy",
+    "math": "math",
+}
+_FOREIGN = {"numpy", "jax", "tensorflow", "scipy", "cupy", "math", "keras", "mlx", "pandas", "statistics"}
+
+AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(eq=False)
+class ClassFacts:
+    """A class: its methods, and what is known of `self.x` once it is built."""
+
+    node: ast.ClassDef
+    name: str
+    bases: tuple[str, ...]
+    methods: dict[str, Function] = field(default_factory=dict)
+    attributes: dict[str, Value] | None = None
+
+    @property
+    def is_module(self) -> bool:
+        """Whether this looks like a torch module."""
+        return "forward" in self.methods or any(b.endswith(("Module", "Loss")) for b in self.bases)
+
+
+@dataclass(eq=False)
+class Function:
+    """A function or method, with the class that it belongs to."""
+
+    node: AnyFunction
+    name: str
+    owner: ClassFacts | None = None
+    returned: Value | None = None
+    is_running: bool = False
+    arguments: dict[str, Value] | None = None
+    """What the calls within the file hand over: known only where all of them agree."""
+
+    @property
+    def parameters(self) -> list[ast.arg]:
+        a = self.node.args
+        every = [*a.posonlyargs, *a.args, *a.kwonlyargs]
+        return every[1:] if self.owner is not None and _is_bound(self.node) else every
+
+
+def _is_bound(node: AnyFunction) -> bool:
+    return not any(dotted(d) == "staticmethod" for d in node.decorator_list)
+
+
+class Module:
+    """Imports, functions and classes of one file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.aliases: dict[str, str] = {}
+        self.functions: dict[str, Function] = {}
+        self.classes: dict[str, ClassFacts] = {}
+        self.constants: dict[str, Value] = {}
+        self._resolved: dict[str, str] = {}
+        for node in tree.body:
+            self._add(node)
+        self._add_late_imports()
+
+    def _add(self, node: ast.stmt) -> None:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._import(node)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self.functions[node.name] = Function(node, node.name)
+        elif isinstance(node, ast.ClassDef):
+            self._add_class(node)
+        elif isinstance(node, (ast.If, ast.Try)):
+            for child in (*node.body, *node.orelse):
+                self._add(child)
+
+    def _add_class(self, node: ast.ClassDef) -> None:
+        owner = ClassFacts(node, node.name, tuple(dotted(b) for b in node.bases))
+        for child in node.body:
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                owner.methods[child.name] = Function(child, child.name, owner)
+        self.classes[node.name] = owner
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                head = alias.name if alias.asname else alias.name.partition(".")[0]
+                self.aliases[alias.asname or head] = head
+        elif node.module and not node.level:
+            for alias in node.names:
+                self.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+
+    def _add_late_imports(self) -> None:
+        """Files that import inside of functions still mean the usual modules by the usual names."""
+        for name, full in _USUAL.items():
+            self.aliases.setdefault(name, full)
+
+    def resolve(self, node: ast.AST) -> str:
+        """The full name of what `node` refers to; empty for a variable.
+
+        >>> m = Module(ast.parse("import torch.nn.functional as F"))
+        >>> m.resolve(ast.parse("F.softmax", mode="eval").body)
+        'torch.nn.functional.softmax'
+        """
+        name = dotted(node)
+        if not name:
+            return ""
+        found = self._resolved.get(name)
+        if found is None:
+            head, dot, rest = name.partition(".")
+            full = self.aliases.get(head)
+            found = self._resolved[name] = "" if full is None else f"{full}{dot}{rest}"
+        return found
+
+    def is_foreign(self, full: str) -> bool:
+        """Whether a full name belongs to a library of numbers that is not torch."""
+        return full.partition(".")[0] in _FOREIGN
+
+    def root_model(self) -> ClassFacts | None:
+        """The one module of a script that no other module of it is made of."""
+        modules = [c for c in self.classes.values() if c.is_module and "forward" in c.methods]
+        used = {
+            dotted(call.func)
+            for c in modules
+            for call in ast.walk(c.node)
+            if isinstance(call, ast.Call)
+        }
+        roots = [c for c in modules if c.name not in used and not _is_loss(c.name)]
+        return roots[0] if len(roots) == 1 else None
+
+
+def _is_loss(name: str) -> bool:
+    return name.lower().endswith("loss")

@@ -1,0 +1,67 @@
+"""`where` discards a value, not its derivative."""
+
+from __future__ import annotations
+
+import ast
+
+from .. import values as v
+from ..context import Context
+from ..operation import Operation, names_in
+from ..values import Value
+from .registry import on
+
+_SINGULAR = {"log", "log2", "log10", "sqrt", "rsqrt", "acos", "asin", "atanh", "logit", "reciprocal"}
+
+
+@on("where")
+def singular_branch(op: Operation, ctx: Context) -> None:
+    parts = _parts(op)
+    if parts is None or not ctx.is_grad:
+        return
+    condition, branches = parts
+    tested = set(names_in(condition)) - {"torch", "self"}
+    for node, value in branches:
+        for singular, operand in _singular(node, value):
+            if set(names_in(operand)) & tested and not _is_harmless(op, operand, value):
+                ctx.report(
+                    "SF124",
+                    singular,
+                    "`where` discards the value, but in the backward 0 * inf is NaN",
+                    default=ctx.is_differentiated and not value.has(v.NOGRAD),
+                )
+                return
+
+
+def _parts(op: Operation) -> tuple[ast.expr, tuple[tuple[ast.expr, Value], ...]] | None:
+    """The condition and both branches, for `torch.where(c, a, b)` and for `a.where(c, b)`."""
+    if len(op.nodes) < 3:
+        return None
+    first, second = (0, 1) if op.home else (1, 0)
+    branches = ((op.nodes[second], op.args[second]), (op.nodes[2], op.args[2]))
+    return op.nodes[first], branches
+
+
+def _singular(node: ast.expr, value: Value) -> list[tuple[ast.expr, ast.expr]]:
+    """Operations with a pole in a branch, written there or kept in a variable before."""
+    found = []
+    whole = value.node if isinstance(node, ast.Name) and value.node is not None else node
+    for child in ast.walk(whole):
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+            if child.func.attr in _SINGULAR:
+                found.append((child, child.args[0] if child.args else child.func.value))
+        elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
+            if not isinstance(child.right, ast.Constant):
+                found.append((child, child.right))
+    return found
+
+
+def _is_harmless(op: Operation, operand: ast.expr, value: Value) -> bool:
+    if value.has(v.SAFE | v.PY | v.NP | v.NOGRAD):
+        return True
+    for child in ast.walk(operand):
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+            if child.func.attr in ("clamp", "clamp_min", "where", "clip", "maximum", "masked_fill"):
+                return True
+        if isinstance(child, ast.BinOp) and isinstance(child.op, ast.Add):
+            return True
+    return False

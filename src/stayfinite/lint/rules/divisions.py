@@ -1,0 +1,69 @@
+"""Divisions by what can be exactly 0."""
+
+from __future__ import annotations
+
+import ast
+
+from .. import values as v
+from ..context import Context
+from ..operation import Operation, is_same
+from ..values import Value
+from .registry import on
+
+
+@on("div")
+def division_by_zero(op: Operation, ctx: Context) -> None:
+    if len(op.args) < 2:
+        return
+    a, b = op.args[:2]
+    if b.has(v.SAFE | v.PY | v.NP | v.FIXED) or a.has(v.NP) or ctx.is_tested(op, b):
+        return
+    if b.has(v.COUNT):
+        _by_count(op, ctx, b)
+    elif b.has(v.NORM | v.STD):
+        _by_norm(op, ctx, a, b)
+    elif b.has(v.ODDS):
+        ctx.report("SF114", op.node, "1 - p is 0 once the probability has saturated", ctx.is_sure(b))
+    elif b.has(v.ZERO | v.PROBSUM) and not b.has(v.SUMEXP):
+        ctx.report(
+            "SF113",
+            op.node,
+            "a sum of values that are 0 or more can be exactly 0",
+            default=False,
+        )
+
+
+def _by_count(op: Operation, ctx: Context, b: Value) -> None:
+    if not b.has(v.ZERO):
+        return  # a name alone says nothing of where the count comes from
+    ctx.report(
+        "SF111",
+        op.node,
+        "the count is 0 where nothing is selected, and 0 / 0 is NaN",
+        default=ctx.is_differentiated,
+        remedy="floor_count",
+    )
+
+
+def _by_norm(op: Operation, ctx: Context, a: Value, b: Value) -> None:
+    words = "a norm is 0 for a zero vector" if b.has(v.NORM) else "a deviation is 0 for equal values"
+    ctx.report(
+        "SF112",
+        op.node,
+        f"{words}, and 0 / 0 is NaN",
+        default=ctx.is_differentiated and ctx.has_gradient(a, b),
+        remedy="floor_norm",
+    )
+
+
+@on("div")
+def odds(op: Operation, ctx: Context) -> None:
+    """p / (1 - p), whatever p is called."""
+    if len(op.nodes) < 2 or op.args[1].has(v.ODDS | v.SAFE | v.PY) or op.args[0].has(v.PY | v.NP):
+        return
+    below = op.nodes[1]
+    if not isinstance(below, ast.BinOp) or not isinstance(below.op, ast.Sub):
+        return
+    is_one = isinstance(below.left, ast.Constant) and below.left.value == 1
+    if is_one and is_same(op.nodes[0], below.right) and not ctx.is_tested(op):
+        ctx.report("SF114", op.node, "1 - p is 0 once p has rounded to 1", default=False)

@@ -1,0 +1,124 @@
+"""Memory that nothing was written to, used as a parameter, a buffer or an operand."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+
+from .. import values as v
+from ..context import Context, Hit
+from ..module import ClassFacts, Module
+from ..names import dotted
+from ..operation import Operation
+from .registry import end_of_file, on
+
+_ALLOCATES = {"empty", "empty_like", "new_empty", "Tensor", "FloatTensor", "HalfTensor"}
+_FILLS = re.compile(
+    r"init|normal|uniform|xavier|kaiming|orthogonal|trunc|fill|zero|ones|eye|constant|copy|reset|load|"
+    r"dirac|sparse_|quant|set_|assign|materialize|eval\(|exponential|_weights|no_init|random|pack"
+)
+
+
+@end_of_file
+def unwritten_parameters(module: Module, contexts: list[Context]) -> Iterable[Hit]:
+    for owner in module.classes.values():
+        allocated = list(_allocated(module, owner))
+        if not allocated:
+            continue
+        text = [ast.dump(m.node) for m in owner.methods.values()]
+        if _fills_all(text):
+            continue
+        written = _written_names(module)
+        for name, node, code, words in allocated:
+            if name not in written:
+                yield Hit(code, node, words, is_default=_is_plain_module(module, owner))
+
+
+def _is_plain_module(module: Module, owner: ClassFacts) -> bool:
+    """A base class that is elsewhere may write what this one allocates."""
+    return owner.is_module and all(module.resolve(_name(b)).startswith("torch.nn") for b in owner.bases)
+
+
+def _name(base: str) -> ast.expr:
+    return ast.parse(base or "_", mode="eval").body
+
+
+def _allocated(module: Module, owner: ClassFacts) -> Iterator[tuple[str, ast.expr, str, str]]:
+    """Parameters and buffers made from memory that holds anything."""
+    for method in owner.methods.values():
+        for node in ast.walk(method.node):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                target = dotted(node.targets[0])
+                if target.startswith("self.") and _is_parameter(module, node.value):
+                    yield target[5:], node.value, *_words(node.value.args[0], "parameter")
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr == "register_buffer" and len(node.args) > 1:
+                    yield from _buffer(node)
+
+
+def _buffer(node: ast.Call) -> Iterator[tuple[str, ast.expr, str, str]]:
+    name, value = node.args[:2]
+    if isinstance(name, ast.Constant) and isinstance(name.value, str) and _is_allocation(value):
+        yield name.value, node, *_words(value, "buffer")
+
+
+def _is_parameter(module: Module, node: ast.Call) -> bool:
+    made = module.resolve(node.func) or dotted(node.func)
+    return made.endswith("Parameter") and bool(node.args) and _is_allocation(node.args[0])
+
+
+def _is_allocation(node: ast.expr) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
+    if name not in _ALLOCATES or not node.args and not node.keywords:
+        return False
+    is_empty = any(isinstance(a, ast.Constant) and a.value == 0 for a in node.args)
+    return not is_empty and not any(isinstance(a, (ast.List, ast.ListComp)) for a in node.args)
+
+
+def _words(node: ast.expr, kind: str) -> tuple[str, str]:
+    is_tensor = isinstance(node, ast.Call) and dotted(node.func).endswith("Tensor")
+    code = "SF162" if is_tensor else "SF161"
+    return code, f"nothing writes this {kind}: it starts as whatever was in memory"
+
+
+def _fills_all(methods: list[str]) -> bool:
+    """A method that goes through all parameters, or hands itself to somebody who may."""
+    return any("'parameters'" in m or "'named_parameters'" in m or "'apply'" in m for m in methods)
+
+
+def _written_names(module: Module) -> set[str]:
+    """Attributes that something in the file fills: `init.normal_(m.x)`, `self.x.data.zero_()`, `x[...] = 0`."""
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
+            if name.endswith("_") or _FILLS.search(name.lower()):
+                found.update(_attributes(node))
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Subscript) or dotted(target).endswith(".data"):
+                    found.update(_attributes(target))
+    return found - {"register_buffer", "Parameter"}
+
+
+def _attributes(node: ast.AST) -> Iterator[str]:
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute):
+            yield child.attr
+        elif isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value
+
+
+@on("add", "mul", "sub", "div", "matmul", "index_add", "scatter_add")
+def unwritten_operand(op: Operation, ctx: Context) -> None:
+    if any(x.has(v.EMPTY) for x in op.args[:2]) and ctx.is_grad:
+        ctx.report(
+            "SF163",
+            op.node,
+            "memory from `empty` is used before all of it is written",
+            default=False,
+        )
