@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from .module import Function, Module
-from .names import dotted, is_evaluation, is_loss
+from .module import Function, Module, is_differentiated
+from .names import dotted, is_evaluation
 from .operation import Operation, names_in
 from .values import NAMED, NOGRAD, NP, PY, Value
 
@@ -54,6 +54,7 @@ class Context:
     statement: ast.stmt | None = None
     outer_tested: frozenset[str] = frozenset()
     _tested: set[str] | None = None
+    _branched: set[str] | None = None
     _handled: set[str] | None = None
 
     @property
@@ -69,10 +70,9 @@ class Context:
         """Whether a gradient is likely to come through here: a forward or a loss."""
         if not self.is_grad or self.function is None or is_evaluation(self.name):
             return False
-        if is_loss(self.name) or is_loss(self.class_name):
+        if is_differentiated(self.function):
             return True
-        owner = self.function.owner
-        return owner is not None and owner.is_module and not is_evaluation(owner.name)
+        return self.name in self.module.called_with_gradient()
 
     def report(
         self, code: str, node: ast.AST, message: str, default: bool = True, remedy: str | None = None
@@ -89,11 +89,12 @@ class Context:
     def is_tested(self, op: Operation, *values: Value) -> bool:
         """Whether the function looks at one of these values before it uses it."""
         names = {name for node in op.nodes for name in names_in(node)}
+        is_branched = bool(names & self.branched)
         for value in values:
             if value.node is not None:
                 names.update(names_in(value.node))
         names -= {"self", "torch", "F", "nn"}
-        return bool(names & (self.tested | self.outer_tested))
+        return is_branched or bool(names & (self.tested | self.outer_tested))
 
     def has_gradient(self, *values: Value) -> bool:
         return self.is_grad and not all(value.has(NOGRAD | PY | NP) for value in values)
@@ -101,6 +102,13 @@ class Context:
     def is_sure(self, *values: Value) -> bool:
         """Whether the facts come from the source and not from names alone."""
         return not any(value.has(NAMED) for value in values)
+
+    @property
+    def branched(self) -> set[str]:
+        """Names in the conditions of `where`."""
+        if self._branched is None:
+            self._look()
+        return self._branched or set()
 
     @property
     def tested(self) -> set[str]:
@@ -114,18 +122,32 @@ class Context:
         handled = self._handled or set()
         return bool(handled) and bool(_targets(self.statement) & handled)
 
+    def _look_at_call(self, node: ast.Call, branched: set[str], handled: set[str]) -> None:
+        if _last(node.func) in _FINITE_CALLS:
+            handled.update(names_in(node))
+        condition = _condition(node)
+        if condition is not None:
+            branched.update(names_in(condition))
+
     def _look(self) -> None:
         """Once for each function that has something to report: what it tests, what it repairs."""
-        self._tested, self._handled = set(), set()
+        self._tested, self._branched, self._handled = set(), set(), set()
         for statement in self.body:
             for node in ast.walk(statement):
                 if isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
                     self._tested.update(_tested_names(node.test))
-                elif isinstance(node, ast.Call) and _last(node.func) in _FINITE_CALLS:
-                    self._handled.update(names_in(node))
+                elif isinstance(node, ast.Call):
+                    self._look_at_call(node, self._branched, self._handled)
                 elif isinstance(node, ast.Compare) and _mentions_infinity(node):
                     self._handled.update(names_in(node))
         self._handled -= {"torch", "self", "float", "np", "math"}
+
+
+def _condition(node: ast.Call) -> ast.expr | None:
+    """The first operand of `torch.where(c, a, b)`, the second of `a.where(c, b)`."""
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "where" and node.args:
+        return node.args[0]
+    return None
 
 
 def _tested_names(test: ast.expr) -> set[str]:

@@ -33,6 +33,9 @@ _DIMENSIONS = frozenset("norm softmax log_softmax sum mean std var normalize log
 _SIZES = {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "training"}
 _INFINITE = {"inf": v.INF, "Inf": v.INF, "infty": v.INF, "nan": v.NAN, "NaN": v.NAN}
 _PYTHON = {"len", "int", "float", "round", "range", "id", "ord", "bool", "str"}
+_BUILTINS = {"max": "maximum", "min": "minimum", "abs": "abs", "sum": "sum", "pow": "pow"}
+_READERS = frozenset("add mul sub div matmul index_add scatter_add size dim numel sum mean".split())
+"""Operations that read a tensor and write nothing into it."""
 _MODELS = {"model", "net", "network", "policy", "self.model", "self.net"}
 
 
@@ -116,6 +119,8 @@ class Expressions:
         if found is not None:
             return found
         attr = node.attr
+        if attr == "min" and _is_limits(node.value):
+            return Value(v.PY | v.FIXED | v.LOWEST)
         if attr in _INFINITE and self.module.resolve(node):
             return Value(_INFINITE[attr] | v.PY | v.FIXED)
         home = self.eval(node.value)
@@ -138,6 +143,7 @@ class Expressions:
         picks = (index, *index.items)
         if any(p.has(v.MASK) and not p.has(v.PY) for p in picks) and not home.has(v.PY):
             facts |= v.SELECTED | (v.NAMED if any(p.has(v.NAMED) for p in picks) else 0)
+            self.offer(Operation("select", node, [node.value, node.slice], [home, index]))
         return Value(facts, node if facts else None)
 
     def _unary(self, node: ast.UnaryOp) -> Value:
@@ -261,7 +267,9 @@ class Expressions:
         args, values = self._operands(node)
         if found is not None and found.calls:
             return self._done(found.calls, node, node.args, args, values)
-        self.offer_call(node, name, "")
+        if name not in self.module.aliases:
+            self.offer_call(node, name, "")
+        self._filled(node)
         function = self.module.functions.get(name)
         if function is not None and found is None:
             _remember(function, node, args, values)
@@ -270,8 +278,8 @@ class Expressions:
             return _written_number(node.args[0].value)
         if name in _PYTHON:
             return Value(v.PY | (args[0].facts & v.FIXED if args else 0), node)
-        if name in ("max", "min", "abs", "sum", "pow"):
-            return self._builtin(name, node, args)
+        if name in _BUILTINS:
+            return self._builtin(_BUILTINS[name], node, args)
         if name in self.module.aliases:
             return self._function(node, self.module.aliases[name])
         if name in _MODELS:
@@ -279,7 +287,7 @@ class Expressions:
         return UNKNOWN
 
     def _builtin(self, name: str, node: ast.Call, args: list[Value]) -> Value:
-        made = result(Operation(CANONICAL.get(name, name), node, list(node.args), args))
+        made = result(Operation(name, node, list(node.args), args))
         is_python = all(a.has(v.PY) for a in args)
         return Value(made.facts | (v.PY if is_python else 0), node)
 
@@ -302,8 +310,17 @@ class Expressions:
         nodes = [func.value, *node.args]
         return self._done(canonical, node, nodes, [receiver, *args], values)
 
+    def _filled(self, node: ast.Call) -> None:
+        """Whoever is handed unwritten memory may write it."""
+        for arg in (*node.args, *(k.value for k in node.keywords)):
+            name = dotted(arg) if isinstance(arg, (ast.Name, ast.Attribute)) else ""
+            value = self.env.get(name)
+            if value is not None and value.has(v.EMPTY):
+                self.env[name] = value.with_facts(value.facts & ~v.EMPTY)
+
     def _own_method(self, node: ast.Call, name: str) -> Value:
         args, values = self._operands(node)
+        self._filled(node)
         owner = self.context.function.owner if self.context.function else None
         method = owner.methods.get(name) if owner else None
         if method is None:
@@ -322,6 +339,8 @@ class Expressions:
     ) -> Value:
         keywords = {k.arg or "**": k.value for k in node.keywords}
         op = Operation(name, node, list(nodes), args, keywords, values, home)
+        if name not in _READERS or "out" in keywords:
+            self._filled(node)
         if not op.args and "input" in values:
             op.args, op.nodes = [values["input"]], [keywords["input"]]
         self.offer(op)
@@ -337,6 +356,10 @@ def _is_no_tensor_method(name: str, node: ast.Call, args: list[Value]) -> bool:
         is_dim = isinstance(first, (ast.Name, ast.Attribute)) and "dim" in dotted(first).lower()
         return not (plain or is_dim or args[0].has(v.PY))
     return False
+
+
+def _is_limits(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and dotted(node.func).endswith("finfo")
 
 
 def _written_number(value: Any) -> Value:

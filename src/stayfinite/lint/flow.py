@@ -272,7 +272,10 @@ def _named(name: str, value: Value) -> Value:
         return value.with_facts(facts) if facts else value
     if says_safe(name):
         return value.with_facts(value.facts | v.SAFE)
-    extra = facts_of_name(name) & (v.LOGVAR | v.LOGPROB)
+    said = facts_of_name(name)
+    extra = said & (v.LOGVAR | v.LOGPROB)
+    if said & v.COUNT and value.has(v.SUM):
+        extra |= v.COUNT | v.ZERO | v.NONNEG
     return value.with_facts(value.facts | extra) if extra else value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from .names import dotted
+from .names import dotted, is_evaluation, is_loss
 from .values import Value
 
 __all__ = ["ClassFacts", "Function", "Module"]
@@ -18,7 +18,8 @@ _USUAL = {
     "np": "numpy",
     "math": "math",
 }
-_FOREIGN = {"numpy", "jax", "tensorflow", "scipy", "cupy", "math", "keras", "mlx", "pandas", "statistics"}
+_FOREIGN = {"numpy", "jax", "tensorflow", "scipy", "cupy", "math", "keras", "mlx", "pandas", "statistics",
+            "triton"}  # fmt: skip
 
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -72,6 +73,8 @@ class Module:
         self.classes: dict[str, ClassFacts] = {}
         self.constants: dict[str, Value] = {}
         self._resolved: dict[str, str] = {}
+        self._called: set[str] | None = None
+        self._uses_half: bool | None = None
         for node in tree.body:
             self._add(node)
         self._add_late_imports()
@@ -125,9 +128,34 @@ class Module:
             found = self._resolved[name] = "" if full is None else f"{full}{dot}{rest}"
         return found
 
+    @property
+    def uses_half(self) -> bool:
+        """Whether the file speaks of float16 or bfloat16 at all."""
+        if self._uses_half is None:
+            self._uses_half = any(
+                isinstance(n, ast.Attribute) and n.attr in ("half", "float16", "bfloat16")
+                for n in ast.walk(self.tree)
+            )
+        return self._uses_half
+
     def is_foreign(self, full: str) -> bool:
         """Whether a full name belongs to a library of numbers that is not torch."""
         return full.partition(".")[0] in _FOREIGN
+
+    def called_with_gradient(self) -> set[str]:
+        """Functions of the file that a forward or a loss calls, directly or through others."""
+        if self._called is None:
+            every = [m for c in self.classes.values() for m in c.methods.values()]
+            every += self.functions.values()
+            calls = {f: _called(f.node) for f in every}
+            found: set[str] = set()
+            todo = [f for f in every if is_differentiated(f)]
+            while todo:
+                new = calls[todo.pop()] - found
+                found |= new
+                todo += [f for f in every if f.name in new]
+            self._called = found
+        return self._called
 
     def root_model(self) -> ClassFacts | None:
         """The one module of a script that no other module of it is made of."""
@@ -140,6 +168,28 @@ class Module:
         }
         roots = [c for c in modules if c.name not in used and not _is_loss(c.name)]
         return roots[0] if len(roots) == 1 else None
+
+
+def is_differentiated(function: Function) -> bool:
+    """Whether the name and the class of a function say that a gradient comes through it."""
+    owner = function.owner
+    if is_evaluation(function.name):
+        return False
+    if is_loss(function.name) or (owner is not None and is_loss(owner.name)):
+        return True
+    return owner is not None and owner.is_module and not is_evaluation(owner.name)
+
+
+def _called(node: AnyFunction) -> set[str]:
+    names = set()
+    for child in ast.walk(node):
+        if isinstance(child, ast.Call):
+            func = child.func
+            if isinstance(func, ast.Name):
+                names.add(func.id)
+            elif isinstance(func, ast.Attribute) and dotted(func.value) in ("self", "cls"):
+                names.add(func.attr)
+    return names
 
 
 def _is_loss(name: str) -> bool:

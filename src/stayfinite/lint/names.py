@@ -16,9 +16,10 @@ _EPSILON = re.compile(
     re.IGNORECASE,
 )
 _SAFE = re.compile(r"safe|clamped|clipped|nonzero|non_zero|stable|smoothed|positive|_eps", re.I)
-_MASK = re.compile(r"(^|_)(mask|masks|is_\w+|has_\w+|valid|keep|padding|selected)(_|$)|mask$", re.I)
+_MASK = re.compile(r"(^|_)(mask|masks|is_\w+|has_\w+|valid|keep|padding|selected|adj|adjacency)(_|$)|mask$", re.I)
 _LOGVAR = re.compile(r"log_?(var|std|sigma|variance|scale)|logit_scale", re.I)
 _LOGPROB = re.compile(r"log_?p(i|rob|robs)?(s)?(_|$)|log_?prob|logp\b|log_likelihood", re.I)
+_LOGITS = re.compile(r"^(logits?|scores?|energy|energies|pred|preds|prediction|predictions)$", re.I)
 _PROB = re.compile(r"(^|_)(prob|probs|probability|probabilities)(_|$)", re.I)
 _COUNT = re.compile(r"^(num|count|n)_\w+|^\w+_(count|counts)$|^(counts|deg|degree|degrees)$", re.I)
 _EVALUATION = re.compile(
@@ -81,6 +82,7 @@ _BY_NAME = (
     (_LOGPROB, v.LOGPROB | v.NAMED),
     (_PROB, v.PROB | v.NONNEG | v.NAMED),
     (_MASK, v.MASK | v.NAMED),
+    (_LOGITS, v.UNBOUNDED | v.NAMED),
     (_COUNT, v.COUNT | v.NAMED),
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from .names import is_epsilon
 from .values import UNKNOWN, Value
 
-__all__ = ["CANONICAL", "Operation", "is_same", "is_small", "names_in"]
+__all__ = ["CANONICAL", "Operation", "is_decay", "is_same", "is_small", "names_in"]
 
 CANONICAL = {
     "arccos": "acos",
@@ -46,6 +46,9 @@ CANONICAL = {
     "segment_sum": "segment_sum",
 }
 """Other spellings of the same operation."""
+
+
+_SIZES = {"square", "pow", "norm", "abs", "cdist", "dist", "relu", "softplus", "sum_of_squares"}
 
 
 class Operation:
@@ -129,6 +132,25 @@ def is_small(node: ast.expr, value: Value) -> bool:
     if isinstance(node, (ast.BinOp, ast.Call, ast.Subscript)):
         return any(is_epsilon(name) for name in _words(node))
     return False
+
+
+def is_decay(node: ast.expr) -> bool:
+    """Whether this is minus something squared, a distance or a size: its exponential is at most 1.
+
+    >>> is_decay(ast.parse("-(x - m) ** 2 / s", mode="eval").body)
+    True
+    >>> is_decay(ast.parse("-energy / t", mode="eval").body)
+    False
+    """
+    head: ast.expr = node
+    while isinstance(head, ast.BinOp) and isinstance(head.op, (ast.Mult, ast.Div)):
+        head = head.left
+    if not (isinstance(head, ast.UnaryOp) and isinstance(head.op, ast.USub)):
+        return False
+    return any(
+        isinstance(n, ast.Pow) or (isinstance(n, ast.Attribute) and n.attr in _SIZES)
+        for n in ast.walk(node)
+    )
 
 
 def _words(node: ast.expr) -> Iterator[str]:

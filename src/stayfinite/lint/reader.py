@@ -46,7 +46,8 @@ class FileReader:
         contexts = list(self._contexts.values())
         last = [hit for rule in at_end_of_file() for hit in rule(self.module, contexts)]
         found = [hit for hits in self._hits.values() for hit in hits] + last
-        return sorted(found, key=lambda h: (getattr(h.node, "lineno", 0), h.code))
+        once = {(h.code, _place(h)): h for h in found}
+        return sorted(once.values(), key=lambda h: (_place(h), h.code))
 
     def _functions(self) -> list[Function]:
         methods = [m for c in self.module.classes.values() for m in c.methods.values()]
@@ -127,8 +128,13 @@ class FileReader:
         self._contexts[id(node)] = context
 
 
+def _place(hit: Hit) -> tuple[int, int]:
+    return getattr(hit.node, "lineno", 1), getattr(hit.node, "col_offset", 0)
+
+
 def _attributes(env: dict[str, Value]) -> dict[str, Value]:
-    return {name: value for name, value in env.items() if name.startswith("self.")}
+    kept = {name: value for name, value in env.items() if name.startswith("self.")}
+    return {name: value.with_facts(value.facts & ~v.EMPTY) for name, value in kept.items()}
 
 
 def _is_definition(node: ast.stmt) -> bool:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 
 from . import values as v
-from .operation import Operation, is_same, is_small
+from .operation import Operation, is_decay, is_same, is_small
 from .values import Value
 
 __all__ = ["result"]
@@ -16,7 +16,7 @@ _SAME = frozenset(
     repeat_interleave contiguous clone cuda cpu gather index_select narrow select chunk split unbind
     movedim roll flip tile broadcast_to view_as type_as t T mT diagonal diag masked_select take
     take_along_dim dropout pin_memory requires_grad_ rearrange tril triu sort topk cat concat stack
-    vstack hstack split_with_sizes swapdims ravel detach_ squeeze_ unsqueeze_ as_tensor Parameter
+    vstack hstack split_with_sizes swapdims ravel detach_ squeeze_ unsqueeze_ as_tensor
     pad one_pass checkpoint gather_nd all_gather all_reduce cummax cummin median quantile avg_pool2d
     adaptive_avg_pool2d interpolate nan_to_num""".split()
 )
@@ -26,6 +26,7 @@ _FIXED = frozenset(
     "arange linspace logspace ones zeros full eye ones_like zeros_like full_like randperm tensor "
     "rand randn randint rand_like randn_like tril_indices hann_window hamming_window".split()
 )
+_ARITHMETIC = ("add", "sub", "mul", "div")
 _BOOLEAN = frozenset(
     "isnan isinf isfinite eq ne lt le gt ge bool logical_and logical_or logical_not isin any all "
     "one_hot bernoulli".split()
@@ -60,9 +61,16 @@ def _carried(op: Operation) -> int:
             every &= arg.facts
         some |= arg.facts
     kept = (some & (v.HALF | v.BF16 | v.WIDE)) if some & v.WIDE == 0 else some & v.WIDE
+    if op.name in _ARITHMETIC:
+        kept |= _named(op)
     if every == -1:
         return kept
     return kept | (every & (v.NOGRAD | v.NP | v.FIXED))
+
+
+def _named(op: Operation) -> int:
+    """A result is known by names only if one of its tensors is."""
+    return v.NAMED if any(a.has(v.NAMED) and not a.has(v.PY) for a in op.args) else 0
 
 
 def _same(op: Operation) -> Value:
@@ -79,9 +87,9 @@ def _same(op: Operation) -> Value:
 
 def _sum(op: Operation) -> int:
     f = op.first.facts
-    out = f & (v.NONNEG | v.SAFE | v.ZERO | v.SELECTED | v.NP)
+    out = v.SUM | (f & (v.NONNEG | v.SAFE | v.ZERO | v.SELECTED | v.NP | v.DIFFERENCE))
     if f & v.SQUARE:
-        out |= v.SUMSQ | v.NONNEG | v.ZERO
+        out |= v.SUMSQ | v.NONNEG | v.ZERO | (f & v.NAMED)
     if f & v.MASK:
         out |= v.COUNT | v.NONNEG | v.ZERO | (f & v.NAMED)
     if f & v.EXP:
@@ -109,10 +117,12 @@ def _clamp(op: Operation) -> int:
     low = op.expression(1, "min", "min_val", "min_value")
     high = op.expression(2, "max", "max_val", "max_value")
     f = op.first.facts & ~(v.SOFTMAX | v.SIGMOID | v.ZERO | v.SUMSQ | v.COUNT | v.NORM | v.STD)
+    if op.number(2, "max", "max_val", "max_value") == 1:
+        f |= v.ARC
     if high is not None and not _is_none(high):
         f = (f | v.BOUNDED) & ~(v.COS | v.UNBOUNDED)
     if low is None or _is_none(low):
-        return op.first.facts | (f & v.BOUNDED)
+        return op.first.facts | (f & (v.BOUNDED | v.ARC))
     number = op.number(1, "min", "min_val", "min_value")
     if number is not None and number == 0:
         f |= v.NONNEG | v.ZERO | v.RELU
@@ -147,7 +157,8 @@ def _add(op: Operation) -> int:
     both, either = a.facts & b.facts, a.facts | b.facts
     out = both & (v.NONNEG | v.ZERO | v.BOUNDED | v.NEGATIVE | v.COUNT)
     if both & v.SQUARE:
-        out |= v.SUMSQ | v.SQUARE
+        is_known = either & (v.DIFFERENCE | v.UNBOUNDED)
+        out |= v.SUMSQ | v.SQUARE | (0 if is_known else v.NAMED)
     if both & v.SUMSQ:
         out |= v.SUMSQ
     if both & v.EXP:
@@ -169,13 +180,15 @@ def _sub(op: Operation) -> int:
         return v.PY
     if a.number == 1 and b.has(v.PROB):
         return (b.facts & (v.PROB | v.NONNEG | v.SIGMOID | v.SAFE | v.NAMED)) | v.ODDS
+    if a.number == 1 and b.has(v.TANHSQ):
+        return v.PROB | v.NONNEG | v.ODDS
     if b.has(v.MAXIMUM):
         return v.BOUNDED
     if a.has(v.MEANSQ) and b.has(v.SQMEAN):
         return v.MOMENT | v.ZERO
     if b.number is not None:
         return a.facts & (v.TRACE | v.UNBOUNDED | v.LOGVAR | v.NAMED)
-    out = a.facts & v.NEGINF
+    out = (a.facts & v.NEGINF) | (0 if b.has(v.PY | v.MEAN) or a.has(v.PY) else v.DIFFERENCE)
     if a.has(v.LOGPROB) and b.has(v.LOGPROB):
         out |= v.LOGRATIO
     if a.has(v.NEGATIVE | v.BOUNDED) and b.has(v.NONNEG):
@@ -191,7 +204,7 @@ def _mul(op: Operation) -> int:
     if both & v.PY:
         return v.PY
     if is_same(op.nodes[0], op.nodes[1]):
-        return v.NONNEG | v.SQUARE | v.ZERO | (v.SQMEAN if a.has(v.MEAN) else 0)
+        return _squared(a)
     for this, other in ((a, b), (b, a)):
         if other.has(v.PY):
             return _scaled(this, other)
@@ -237,15 +250,22 @@ def _pow(op: Operation) -> int:
     if base.has(v.PY) and len(op.args) > 1 and op.args[1].has(v.PY):
         return v.PY
     if number is not None and number > 0 and number % 2 == 0:
-        return v.NONNEG | v.SQUARE | v.ZERO | (v.SQMEAN if base.has(v.MEAN) else 0)
+        return _squared(base)
     if number == 0.5:
         return _sqrt(op)
     return base.facts & (v.NONNEG | v.ZERO | v.PROB | v.SAFE)
 
 
+def _squared(base: Value) -> int:
+    out = v.NONNEG | v.SQUARE | v.ZERO | (base.facts & (v.DIFFERENCE | v.UNBOUNDED))
+    if base.has(v.TANH):
+        out |= v.TANHSQ
+    return out | (v.SQMEAN if base.has(v.MEAN) else 0)
+
+
 def _sqrt(op: Operation) -> int:
     f = op.first.facts
-    out = v.NONNEG | (f & (v.ZERO | v.SAFE | v.PROB))
+    out = v.NONNEG | (f & (v.ZERO | v.SAFE | v.PROB | v.DIFFERENCE | v.NAMED))
     if f & v.SUMSQ and not f & v.MEANSQ:
         out |= v.NORM
     return out
@@ -254,6 +274,8 @@ def _sqrt(op: Operation) -> int:
 def _exp(op: Operation) -> int:
     f = op.first.facts
     out = v.NONNEG | v.EXP | (f & v.BOUNDED)
+    if op.nodes and is_decay(op.nodes[0]):
+        out |= v.BOUNDED
     return out | (v.PROB if f & (v.LOGPROB | v.NEGATIVE) and not f & v.LOGRATIO else 0)
 
 
@@ -274,6 +296,8 @@ def _masked_fill(op: Operation) -> int:
         return kept
     if filled.has(v.INF):
         return kept | v.NEGINF if filled.has(v.NEGATIVE) else kept
+    if filled.has(v.LOWEST):
+        return kept | v.LOWEST
     if filled.number is not None and filled.number > 0:
         return (kept | v.SAFE) & ~(v.ZERO | v.COUNT | v.NORM | v.STD | v.PROB)
     return kept
@@ -292,18 +316,18 @@ def _where(op: Operation) -> int:
 
 
 def _maximum(op: Operation) -> int:
-    if len(op.args) < 2:
+    if len(op.args) < 2 or (op.name != "maximum" and op.args[1].number is not None):
         return (op.first.facts & ~v.UNIT) | v.MAXIMUM
     for node, value in zip(op.nodes[:2], op.args[:2]):
         if is_small(node, value) or value.has(v.SAFE | v.FIXED):
             return v.SAFE | ((op.args[0].facts | op.args[1].facts) & (v.PY | v.NOGRAD))
     if op.args[1].has(v.PY):
         return (op.first.facts & ~v.UNIT) | v.MAXIMUM
-    return op.first.facts & op.args[1].facts
+    return (op.first.facts & op.args[1].facts) | v.MAXIMUM
 
 
 def _norm(op: Operation) -> int:
-    return v.NORM | v.NONNEG | v.ZERO
+    return v.NORM | v.NONNEG | v.ZERO | (op.first.facts & (v.DIFFERENCE | v.RELU))
 
 
 def _unit(op: Operation) -> int:
@@ -362,7 +386,7 @@ _RULES: dict[str, Callable[[Operation], int]] = {
     "mul": _mul,
     "div": _div,
     "pow": _pow,
-    "square": lambda op: v.NONNEG | v.SQUARE | v.ZERO | (v.SQMEAN if op.first.has(v.MEAN) else 0),
+    "square": lambda op: _squared(op.first),
     "sqrt": _sqrt,
     "exp": _exp,
     "softmax": _softmax,
@@ -421,5 +445,5 @@ _RULES: dict[str, Callable[[Operation], int]] = {
     "degree": _constant(v.COUNT | v.NONNEG | v.ZERO | v.NOGRAD),
     "cos": _constant(v.BOUNDED),
     "sin": _constant(v.BOUNDED),
-    "cdist": _constant(v.NONNEG | v.DISTANCE),
+    "cdist": _constant(v.NONNEG | v.ZERO),
 }

@@ -76,7 +76,14 @@ MEAN = _fact()
 DTYPE = _fact()
 TINY = _fact()
 """An epsilon that half precision rounds to 0."""
-DISTANCE = _fact()
+DIFFERENCE = _fact()
+"""One thing minus another of its kind: 0 where they coincide."""
+SUM = _fact()
+TANHSQ = _fact()
+ARC = _fact()
+"""Clamped at exactly -1 and 1, where the arc functions have no derivative."""
+LOWEST = _fact()
+"""Filled with the lowest number of a dtype."""
 
 GUARDS = SAFE | BOUNDED | NOGRAD | PY | NP | WIDE
 """Facts that make a value harmless: one branch is enough."""

@@ -6,11 +6,30 @@ import ast
 
 from .. import values as v
 from ..context import Context
+from ..names import says_safe
 from ..operation import Operation, names_in
 from ..values import Value
 from .registry import on
 
 _SINGULAR = {"log", "log2", "log10", "sqrt", "rsqrt", "acos", "asin", "atanh", "logit", "reciprocal"}
+
+
+@on("select")
+def singular_before_selection(op: Operation, ctx: Context) -> None:
+    """`(a / n)[n > 0]`: the selection discards the value, not its derivative."""
+    value = op.args[0]
+    if not ctx.is_grad or value.node is None or value.has(v.NOGRAD):
+        return
+    tested = set(names_in(op.nodes[1])) - {"torch", "self"}
+    for singular, operand in _singular(op.nodes[0], value):
+        if set(names_in(operand)) & tested and not _is_harmless(operand, value):
+            ctx.report(
+                "SF124",
+                singular,
+                "the selection discards the value, but in the backward 0 * inf is NaN",
+                default=False,
+            )
+            return
 
 
 @on("where")
@@ -22,7 +41,7 @@ def singular_branch(op: Operation, ctx: Context) -> None:
     tested = set(names_in(condition)) - {"torch", "self"}
     for node, value in branches:
         for singular, operand in _singular(node, value):
-            if set(names_in(operand)) & tested and not _is_harmless(op, operand, value):
+            if set(names_in(operand)) & tested and not _is_harmless(operand, value):
                 ctx.report(
                     "SF124",
                     singular,
@@ -49,14 +68,18 @@ def _singular(node: ast.expr, value: Value) -> list[tuple[ast.expr, ast.expr]]:
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
             if child.func.attr in _SINGULAR:
                 found.append((child, child.args[0] if child.args else child.func.value))
+            elif child.func.attr in ("div", "divide", "true_divide") and child.args:
+                found.append((child, child.args[-1]))
         elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
             if not isinstance(child.right, ast.Constant):
                 found.append((child, child.right))
     return found
 
 
-def _is_harmless(op: Operation, operand: ast.expr, value: Value) -> bool:
+def _is_harmless(operand: ast.expr, value: Value) -> bool:
     if value.has(v.SAFE | v.PY | v.NP | v.NOGRAD):
+        return True
+    if any(says_safe(name) for name in names_in(operand)):
         return True
     for child in ast.walk(operand):
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):

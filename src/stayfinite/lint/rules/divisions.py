@@ -6,7 +6,7 @@ import ast
 
 from .. import values as v
 from ..context import Context
-from ..operation import Operation, is_same
+from ..operation import Operation, is_same, names_in
 from ..values import Value
 from .registry import on
 
@@ -36,6 +36,9 @@ def division_by_zero(op: Operation, ctx: Context) -> None:
 def _by_count(op: Operation, ctx: Context, b: Value) -> None:
     if not b.has(v.ZERO):
         return  # a name alone says nothing of where the count comes from
+    if b.has(v.NAMED) and _is_own_sum(op):
+        ctx.report("SF113", op.node, "weights that are all 0 have a sum of 0", default=False)
+        return
     ctx.report(
         "SF111",
         op.node,
@@ -51,9 +54,20 @@ def _by_norm(op: Operation, ctx: Context, a: Value, b: Value) -> None:
         "SF112",
         op.node,
         f"{words}, and 0 / 0 is NaN",
-        default=ctx.is_differentiated and ctx.has_gradient(a, b),
+        default=ctx.is_differentiated and ctx.has_gradient(a, b) and _is_likely_zero(b),
         remedy="floor_norm",
     )
+
+
+def _is_likely_zero(b: Value) -> bool:
+    """The length of an embedding is hardly ever 0; that of a difference, or a deviation, is."""
+    return b.has(v.STD | v.DIFFERENCE | v.RELU) and not b.has(v.NAMED)
+
+
+def _is_own_sum(op: Operation) -> bool:
+    """`w / w.sum()`: weights that are normalized, not a mean over a count."""
+    names = set(names_in(op.nodes[0]))
+    return bool(names) and names == set(names_in(op.nodes[1])) - {"dim"}
 
 
 @on("div")

@@ -54,9 +54,10 @@ def log_outside_of_domain(op: Operation, ctx: Context) -> None:
         return
     kind = _kind_of_zero(x) if op.name != "log1p" else None
     if kind is None and x.has(v.UNBOUNDED) and not x.has(v.NONNEG):
-        kind = "the output of a linear layer is below 0"
+        kind = "the output of a layer or a product can be below 0"
     if kind is not None and ctx.has_gradient(x):
-        ctx.report("SF107", op.node, f"{kind}, and its log is not finite", ctx.is_differentiated)
+        is_default = x.has(v.RELU | v.COUNT) and ctx.is_sure(x) and ctx.is_differentiated
+        ctx.report("SF107", op.node, f"{kind}, and its log is not finite", is_default)
 
 
 def _kind_of_zero(x: Value) -> str | None:
@@ -68,7 +69,7 @@ def _kind_of_zero(x: Value) -> str | None:
         (v.NORM | v.STD, "a norm or deviation can be 0"),
         (v.ABS, "an absolute value can be 0"),
     ):
-        if x.has(fact) and not x.has(v.NAMED):
+        if x.has(fact):
             return words
     return None
 

@@ -106,9 +106,11 @@ def nan_without_inf(ctx: Context) -> None:
 def _is_condition(event: Event) -> bool:
     """In the test of an `if` or an `assert`, not in arithmetic."""
     kept = event.statement
-    if isinstance(kept, (ast.If, ast.While, ast.Assert)):
-        return any(n is event.node for n in ast.walk(kept.test))
-    return False
+    if not isinstance(kept, (ast.If, ast.While, ast.Assert)):
+        return False
+    parts = list(ast.walk(kept.test))
+    is_bounded = any(isinstance(n, ast.Compare) for n in parts)
+    return not is_bounded and any(n is event.node for n in parts)
 
 
 @end_of_function

@@ -48,9 +48,17 @@ def gradients_never_zeroed(ctx: Context) -> None:
     steps = [e for e in _steps(ctx) if e.loop is not None and not e.node.args]
     if not steps or "backward" not in kinds or "zero_grad" in kinds:
         return
-    if _clears_gradients(ctx.module.tree):
+    if _clears_gradients(ctx.module.tree) or _is_made_in_loop(steps[0]):
         return
     ctx.report("SF205", steps[0].node, "gradients of all steps so far add up until they overflow")
+
+
+def _is_made_in_loop(step: Event) -> bool:
+    """An optimizer that is new in every round has parameters without gradients."""
+    for node in ast.walk(step.loop) if step.loop is not None else ():
+        if isinstance(node, ast.Assign) and any(dotted(t) == step.receiver for t in node.targets):
+            return True
+    return False
 
 
 def _clears_gradients(tree: ast.Module) -> bool:
@@ -120,7 +128,7 @@ def schedule_not_restored(module: Module, contexts: list[Context]) -> Iterable[H
             "SF210",
             restored[0].node,
             "the optimizer is restored, the schedule starts again from its beginning",
-            is_default=True,
+            is_default=False,
         )
 
 

@@ -25,11 +25,11 @@ def fully_masked_row(op: Operation, ctx: Context) -> None:
 @on("cross_entropy")
 def smoothing_over_masked_classes(op: Operation, ctx: Context) -> None:
     smoothing = op.number(99, "label_smoothing")
-    if op.first.has(v.NEGINF) and smoothing:
+    if op.first.has(v.NEGINF | v.LOWEST) and smoothing:
         ctx.report(
             "SF131",
             op.node,
-            "label smoothing gives mass to classes that are -inf, and the loss is inf",
+            "label smoothing gives mass to classes that are masked out, and the loss is inf",
         )
 
 

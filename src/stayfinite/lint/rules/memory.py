@@ -14,8 +14,9 @@ from ..operation import Operation
 from .registry import end_of_file, on
 
 _ALLOCATES = {"empty", "empty_like", "new_empty", "Tensor", "FloatTensor", "HalfTensor"}
+_PLAIN = {"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"}
 _FILLS = re.compile(
-    r"init|normal|uniform|xavier|kaiming|orthogonal|trunc|fill|zero|ones|eye|constant|copy|reset|load|"
+    r"init|normal|glorot|uniform|xavier|kaiming|orthogonal|trunc|fill|zero|ones|eye|constant|copy|reset|load|"
     r"dirac|sparse_|quant|set_|assign|materialize|eval\(|exponential|_weights|no_init|random|pack"
 )
 
@@ -37,7 +38,7 @@ def unwritten_parameters(module: Module, contexts: list[Context]) -> Iterable[Hi
 
 def _is_plain_module(module: Module, owner: ClassFacts) -> bool:
     """A base class that is elsewhere may write what this one allocates."""
-    return owner.is_module and all(module.resolve(_name(b)).startswith("torch.nn") for b in owner.bases)
+    return bool(owner.bases) and all(module.resolve(_name(b)) in _PLAIN for b in owner.bases)
 
 
 def _name(base: str) -> ast.expr:
@@ -65,7 +66,10 @@ def _buffer(node: ast.Call) -> Iterator[tuple[str, ast.expr, str, str]]:
 
 def _is_parameter(module: Module, node: ast.Call) -> bool:
     made = module.resolve(node.func) or dotted(node.func)
-    return made.endswith("Parameter") and bool(node.args) and _is_allocation(node.args[0])
+    if not made.endswith("Parameter") or not node.args or not _is_allocation(node.args[0]):
+        return False
+    frozen = [k.value for k in node.keywords if k.arg == "requires_grad"]
+    return not any(isinstance(f, ast.Constant) and f.value is False for f in frozen)
 
 
 def _is_allocation(node: ast.expr) -> bool:
@@ -74,7 +78,7 @@ def _is_allocation(node: ast.expr) -> bool:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
     if name not in _ALLOCATES or not node.args and not node.keywords:
         return False
-    is_empty = any(isinstance(a, ast.Constant) and a.value == 0 for a in node.args)
+    is_empty = any(isinstance(a, ast.Constant) and a.value in (0, 1) for a in node.args[:1])
     return not is_empty and not any(isinstance(a, (ast.List, ast.ListComp)) for a in node.args)
 
 
@@ -97,6 +101,8 @@ def _written_names(module: Module) -> set[str]:
             name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
             if name.endswith("_") or _FILLS.search(name.lower()):
                 found.update(_attributes(node))
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            found.update(_attributes(node.iter))
         elif isinstance(node, (ast.Assign, ast.AugAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:

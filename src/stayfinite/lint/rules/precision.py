@@ -15,8 +15,10 @@ def epsilon_that_vanishes(op: Operation, ctx: Context) -> None:
     if len(op.args) < 2:
         return
     for x, eps in (op.args[:2], op.args[1::-1]):
-        if x.has(v.HALF) and eps.number is not None and 0 < eps.number < 3e-8:
-            ctx.report("SF152", op.node, f"{eps.number:g} is 0 in float16", remedy=None)
+        if x.has(v.WIDE | v.PY | v.NP) or eps.number is None or not 0 < eps.number < 3e-8:
+            continue
+        if x.has(v.HALF) or ctx.module.uses_half:
+            ctx.report("SF152", op.node, f"{eps.number:g} is 0 in float16", x.has(v.HALF))
             return
 
 
@@ -26,16 +28,14 @@ def floor_that_vanishes(op: Operation, ctx: Context) -> None:
     high = op.number(2, "max") if op.name == "clamp" else None
     if op.first.has(v.HALF) and low is not None and 0 < low < 3e-8:
         ctx.report("SF152", op.node, f"the floor {low:g} is 0 in float16")
-    elif high is not None and _rounds_to_one(high, op):
-        ctx.report("SF152", op.node, f"the ceiling {high:.9g} rounds to 1 in half precision")
+    elif high is not None and 0 < 1 - high < 1.9e-3 and not op.first.has(v.WIDE):
+        words = f"the ceiling {high:.9g} rounds to 1 in half precision"
+        if _rounds_to_one(high, op) or ctx.module.uses_half:
+            ctx.report("SF152", op.node, words, _rounds_to_one(high, op))
 
 
 def _rounds_to_one(high: float, op: Operation) -> bool:
-    if not 0 < 1 - high:
-        return False
-    return (op.first.has(v.HALF) and 1 - high < 2.4e-4) or (
-        op.first.has(v.BF16) and 1 - high < 1.9e-3
-    )
+    return op.first.has(v.BF16) or (op.first.has(v.HALF) and 1 - high < 2.4e-4)
 
 
 @on(*_OPTIMIZERS)

@@ -6,6 +6,7 @@ import ast
 
 from .. import values as v
 from ..context import Context
+from ..names import is_evaluation
 from ..operation import Operation
 from .registry import on
 
@@ -44,10 +45,10 @@ def _keeps_elements(op: Operation) -> bool:
 @on("std", "var")
 def deviation_of_one(op: Operation, ctx: Context) -> None:
     """The sample deviation over the batch: the last batch may have one row."""
-    if ctx.is_foreign(op.first) or op.first.has(v.SELECTED) or not ctx.is_differentiated:
+    if ctx.is_foreign(op.first) or op.first.has(v.SELECTED) or is_evaluation(ctx.name):
         return
     dim = op.number(1, "dim", "axis")
-    if dim != 0 or _is_population(op) or ctx.is_tested(op, op.first):
+    if dim != 0 or not ctx.has_gradient(op.first) or _is_population(op) or ctx.is_tested(op, op.first):
         return
     ctx.report("SF132", op.node, "over a batch of one row the sample deviation is 0 / 0", default=False)
 
@@ -70,7 +71,7 @@ def all_targets_ignored(op: Operation, ctx: Context) -> None:
 
 @on("ctc_loss", "CTCLoss")
 def infeasible_alignment(op: Operation, ctx: Context) -> None:
-    if op.home and not op.home.startswith("torch"):
+    if not op.home.startswith("torch"):
         return
     node = op.keywords.get("zero_infinity")
     is_position = len(op.nodes) > (6 if op.name == "ctc_loss" else 2)

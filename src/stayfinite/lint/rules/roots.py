@@ -31,7 +31,7 @@ def root_at_zero(op: Operation, ctx: Context) -> None:
             "SF121",
             op.node,
             "the derivative of a root at 0 is infinite, and 0 * inf is NaN",
-            default=ctx.is_differentiated and not x.has(v.NAMED | v.NOGRAD),
+            default=ctx.is_differentiated and not x.has(v.NAMED | v.NOGRAD) and _is_likely_zero(x),
             remedy="floor_root",
         )
 
@@ -62,8 +62,13 @@ def power_below_one(op: Operation, ctx: Context) -> None:
             "SF122",
             op.node,
             "the derivative of a power below 1 is infinite at 0",
-            default=ctx.is_differentiated and ctx.is_sure(x),
+            default=ctx.is_differentiated and ctx.is_sure(x) and _is_likely_zero(x),
         )
+
+
+def _is_likely_zero(x: Value) -> bool:
+    """A difference is 0 where two things coincide, a relu wherever it is off."""
+    return x.has(v.DIFFERENCE | v.RELU)
 
 
 def _unknown_power(op: Operation, ctx: Context, x: Value) -> None:
@@ -76,17 +81,17 @@ def _unknown_power(op: Operation, ctx: Context, x: Value) -> None:
 @on("acos", "asin")
 def arc_of_cosine(op: Operation, ctx: Context) -> None:
     x = op.first
-    if ctx.is_foreign(x) or x.has(v.SAFE | v.FIXED | v.BOUNDED) and not x.has(v.COS):
+    if ctx.is_foreign(x) or x.has(v.FIXED) or ctx.is_tested(op, x):
         return
-    if ctx.is_tested(op, x):
+    if x.has(v.SAFE | v.BOUNDED) and not x.has(v.COS | v.ARC):
         return
-    ctx.report(
-        "SF123",
-        op.node,
-        "a cosine rounds to beyond 1 (NaN), and at 1 the derivative is infinite",
-        default=x.has(v.COS) and not x.has(v.SAFE) and ctx.is_grad,
-        remedy="bound_arc",
-    )
+    if x.has(v.ARC):
+        words = "at exactly 1 the derivative is infinite; beyond it 0 * inf is NaN"
+        is_default = ctx.is_differentiated and ctx.has_gradient(x)
+    else:
+        words = "a cosine rounds to beyond 1 (NaN), and at 1 the derivative is infinite"
+        is_default = x.has(v.COS) and ctx.is_grad
+    ctx.report("SF123", op.node, words, default=is_default, remedy="bound_arc")
 
 
 @on("atanh", "logit")
