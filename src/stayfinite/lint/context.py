@@ -75,7 +75,12 @@ class Context:
         return self.name in self.module.called_with_gradient()
 
     def report(
-        self, code: str, node: ast.AST, message: str, default: bool = True, remedy: str | None = None
+        self,
+        code: str,
+        node: ast.AST,
+        message: str,
+        default: bool = True,
+        remedy: str | None = None,
     ) -> None:
         """Add a finding, unless what follows takes care of the bad values."""
         if self._is_handled():

@@ -26,9 +26,13 @@ _OPERATORS = {
     ast.Pow: "pow",
     ast.MatMult: "matmul",
 }
-_WITHOUT_OPERANDS = frozenset("log exp sqrt rsqrt sigmoid tanh relu abs square log1p log2 log10 acos".split())
+_WITHOUT_OPERANDS = frozenset(
+    "log exp sqrt rsqrt sigmoid tanh relu abs square log1p log2 log10 acos".split()
+)
 """Methods of a tensor that take nothing: `logger.log(text)` is none of them."""
-_DIMENSIONS = frozenset("norm softmax log_softmax sum mean std var normalize logsumexp prod".split())
+_DIMENSIONS = frozenset(
+    "norm softmax log_softmax sum mean std var normalize logsumexp prod".split()
+)
 """Methods of a tensor that take a dimension: `block.norm(x)` is a layer."""
 _SIZES = {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "training"}
 _INFINITE = {"inf": v.INF, "Inf": v.INF, "infty": v.INF, "nan": v.NAN, "NaN": v.NAN}
@@ -133,7 +137,11 @@ class Expressions:
 
     def _subscript(self, node: ast.Subscript) -> Value:
         home, index = self.eval(node.value), self.eval(node.slice)
-        if home.items and index.number is not None and -len(home.items) <= index.number < len(home.items):
+        if (
+            home.items
+            and index.number is not None
+            and -len(home.items) <= index.number < len(home.items)
+        ):
             return home.items[int(index.number)]
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             return Value(facts_of_name(node.slice.value), node)
@@ -257,7 +265,9 @@ class Expressions:
             return Value(v.PY | v.FIXED)
         return self._done(CANONICAL.get(name, name), node, node.args, args, values, home)
 
-    def _layer(self, node: ast.Call, name: str, args: list[Value], values: dict[str, Value]) -> None:
+    def _layer(
+        self, node: ast.Call, name: str, args: list[Value], values: dict[str, Value]
+    ) -> None:
         """A layer is shown to the rules by its class, for the settings that it is made with."""
         keywords = {k.arg or "**": k.value for k in node.keywords}
         self.offer(Operation(name, node, list(node.args), args, keywords, values, "torch.nn"))

@@ -12,11 +12,13 @@ __all__ = ["dotted", "facts_of_name", "is_epsilon", "is_evaluation", "is_loss", 
 
 _EPSILON = re.compile(
     r"(^|_)(eps|epsilon|tiny|smooth|smoothing|delta|floor|jitter|alpha|offset|reg|damping|min_\w+)"
-    r"\d*(_|$)|eps$|^EPS|tol(erance)?$",
+    r"\d*(_|$)|(?<!st)eps$|tol(erance)?$",
     re.IGNORECASE,
 )
 _SAFE = re.compile(r"safe|clamped|clipped|nonzero|non_zero|stable|smoothed|positive|_eps", re.I)
-_MASK = re.compile(r"(^|_)(mask|masks|is_\w+|has_\w+|valid|keep|padding|selected|adj|adjacency)(_|$)|mask$", re.I)
+_MASK = re.compile(
+    r"(^|_)(mask|masks|is_\w+|has_\w+|valid|keep|padding|selected|adj|adjacency)(_|$)|mask$", re.I
+)
 _LOGVAR = re.compile(r"log_?(var|std|sigma|variance|scale)|logit_scale", re.I)
 _LOGPROB = re.compile(r"log_?p(i|rob|robs)?(s)?(_|$)|log_?prob|logp\b|log_likelihood", re.I)
 _LOGITS = re.compile(r"^(logits?|scores?|energy|energies|pred|preds|prediction|predictions)$", re.I)

@@ -38,7 +38,9 @@ class FileReader:
         flow = Flow(self.module, top, self)
         flow.run([s for s in self.module.tree.body if not _is_definition(s)])
         self._finish(self.module.tree, top)
-        self.module.constants = {k: x for k, x in flow.env.items() if x.facts or x.number is not None}
+        self.module.constants = {
+            k: x for k, x in flow.env.items() if x.facts or x.number is not None
+        }
         functions = self._functions()
         for function in functions:
             self.returns(function)

@@ -21,7 +21,9 @@ _SAME = frozenset(
     adaptive_avg_pool2d interpolate nan_to_num""".split()
 )
 _WIDE_DTYPES = ("float32", "float64", "double", "float")
-_LAYERS = frozenset("linear conv1d conv2d conv3d matmul mm bmm addmm baddbmm einsum embedding".split())
+_LAYERS = frozenset(
+    "linear conv1d conv2d conv3d matmul mm bmm addmm baddbmm einsum embedding".split()
+)
 _FIXED = frozenset(
     "arange linspace logspace ones zeros full eye ones_like zeros_like full_like randperm tensor "
     "rand randn randint rand_like randn_like tril_indices hann_window hamming_window".split()

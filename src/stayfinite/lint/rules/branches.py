@@ -11,7 +11,18 @@ from ..operation import Operation, names_in
 from ..values import Value
 from .registry import on
 
-_SINGULAR = {"log", "log2", "log10", "sqrt", "rsqrt", "acos", "asin", "atanh", "logit", "reciprocal"}
+_SINGULAR = {
+    "log",
+    "log2",
+    "log10",
+    "sqrt",
+    "rsqrt",
+    "acos",
+    "asin",
+    "atanh",
+    "logit",
+    "reciprocal",
+}
 
 
 @on("select")

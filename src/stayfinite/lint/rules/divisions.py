@@ -23,7 +23,9 @@ def division_by_zero(op: Operation, ctx: Context) -> None:
     elif b.has(v.NORM | v.STD):
         _by_norm(op, ctx, a, b)
     elif b.has(v.ODDS):
-        ctx.report("SF114", op.node, "1 - p is 0 once the probability has saturated", ctx.is_sure(b))
+        ctx.report(
+            "SF114", op.node, "1 - p is 0 once the probability has saturated", ctx.is_sure(b)
+        )
     elif b.has(v.ZERO | v.PROBSUM) and not b.has(v.SUMEXP):
         ctx.report(
             "SF113",
@@ -44,12 +46,14 @@ def _by_count(op: Operation, ctx: Context, b: Value) -> None:
         op.node,
         "the count is 0 where nothing is selected, and 0 / 0 is NaN",
         default=ctx.is_differentiated,
-        remedy="floor_count",
+        remedy="floor_count" if ctx.is_sure(b) else None,
     )
 
 
 def _by_norm(op: Operation, ctx: Context, a: Value, b: Value) -> None:
-    words = "a norm is 0 for a zero vector" if b.has(v.NORM) else "a deviation is 0 for equal values"
+    words = (
+        "a norm is 0 for a zero vector" if b.has(v.NORM) else "a deviation is 0 for equal values"
+    )
     ctx.report(
         "SF112",
         op.node,

@@ -84,7 +84,9 @@ def zero_times_log(op: Operation, ctx: Context) -> None:
         if inner is None or ctx.is_foreign(op.args[p]):
             continue
         value = op.args[p]
-        base = inner.left if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div) else inner
+        base = (
+            inner.left if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div) else inner
+        )
         if not is_same(op.nodes[p], base) or value.has(v.SAFE | v.SOFTMAX | v.SIGMOID):
             continue
         if value.has(v.PROB | v.RELU | v.COUNT) and not ctx.is_tested(op, value):
@@ -108,7 +110,9 @@ def _logged(node: ast.expr | None) -> ast.expr | None:
 @on("kl_div")
 def divergence_of_probabilities(op: Operation, ctx: Context) -> None:
     if op.first.has(v.SOFTMAX | v.SIGMOID) and not op.first.has(v.LOGPROB):
-        ctx.report("SF136", op.node, "the first argument must be log-probabilities, this is a softmax")
+        ctx.report(
+            "SF136", op.node, "the first argument must be log-probabilities, this is a softmax"
+        )
 
 
 @on("binary_cross_entropy")

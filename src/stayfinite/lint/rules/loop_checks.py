@@ -54,7 +54,7 @@ def repaired_gradients(ctx: Context) -> None:
         return
     last = max(e.node.lineno for e in steps)
     for event in ctx.events:
-        if event.node.lineno < last and (_repairs(event) or _zeroes_bad(event)):
+        if event.node.lineno < last and (_repairs(event) or _zeroes_bad(event, ctx)):
             ctx.report(
                 "SF206",
                 event.node,
@@ -68,19 +68,24 @@ def _repairs(event: Event) -> bool:
     return any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(event.node))
 
 
-def _zeroes_bad(event: Event) -> bool:
+def _zeroes_bad(event: Event, ctx: Context) -> bool:
     """`if isnan(...): optimizer.zero_grad()` with nothing that leaves the step out."""
     if event.kind != "zero_grad" or not event.tests:
         return False
     test = event.tests[-1]
-    calls = {n.func.attr for n in ast.walk(test) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)}
-    return bool(calls & {"isnan", "isinf", "isfinite"}) and not _leaves_after(event, test)
+    calls = {
+        n.func.attr
+        for n in ast.walk(test)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    }
+    return bool(calls & {"isnan", "isinf", "isfinite"}) and not _leaves_after(ctx, test)
 
 
-def _leaves_after(event: Event, test: ast.expr) -> bool:
-    for node in ast.walk(event.loop) if event.loop is not None else ():
-        if isinstance(node, ast.If) and node.test is test:
-            return any(isinstance(s, _LEAVES) for s in node.body) or bool(node.orelse)
+def _leaves_after(ctx: Context, test: ast.expr) -> bool:
+    for statement in ctx.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.If) and node.test is test:
+                return any(isinstance(s, _LEAVES) for s in node.body) or bool(node.orelse)
     return False
 
 
@@ -145,7 +150,9 @@ def _first_is_kept(node: ast.If, ctx: Context) -> None:
     nones = [t for t in compared if isinstance(t.ops[0], ast.Is)]
     orders = [t for t in compared if isinstance(t.ops[0], (ast.Lt, ast.Gt, ast.LtE, ast.GtE))]
     if nones and orders and _is_best(orders[0]):
-        ctx.report("SF213", node.test, "a first value of NaN is kept: nothing is better than NaN", False)
+        ctx.report(
+            "SF213", node.test, "a first value of NaN is kept: nothing is better than NaN", False
+        )
 
 
 def _kept_in_else(node: ast.If, ctx: Context) -> None:

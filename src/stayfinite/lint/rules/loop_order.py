@@ -101,7 +101,9 @@ def _period(tests: tuple[ast.expr, ...]) -> ast.expr | None:
 
 def _divides(body: list[ast.stmt], period: ast.expr) -> bool:
     """Whether anything is divided by that number, or the loss is scaled in another way."""
-    names = set(names_in(period)) | {n.attr for n in ast.walk(period) if isinstance(n, ast.Attribute)}
+    names = set(names_in(period)) | {
+        n.attr for n in ast.walk(period) if isinstance(n, ast.Attribute)
+    }
     for statement in body:
         for node in ast.walk(statement):
             is_quotient = isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(

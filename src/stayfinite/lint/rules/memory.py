@@ -38,6 +38,8 @@ def unwritten_parameters(module: Module, contexts: list[Context]) -> Iterable[Hi
 
 def _is_plain_module(module: Module, owner: ClassFacts) -> bool:
     """A base class that is elsewhere may write what this one allocates."""
+    if any("_init_weights" in c.methods for c in module.classes.values()):
+        return False
     return bool(owner.bases) and all(module.resolve(_name(b)) in _PLAIN for b in owner.bases)
 
 

@@ -48,9 +48,16 @@ def deviation_of_one(op: Operation, ctx: Context) -> None:
     if ctx.is_foreign(op.first) or op.first.has(v.SELECTED) or is_evaluation(ctx.name):
         return
     dim = op.number(1, "dim", "axis")
-    if dim != 0 or not ctx.has_gradient(op.first) or _is_population(op) or ctx.is_tested(op, op.first):
+    if (
+        dim != 0
+        or not ctx.has_gradient(op.first)
+        or _is_population(op)
+        or ctx.is_tested(op, op.first)
+    ):
         return
-    ctx.report("SF132", op.node, "over a batch of one row the sample deviation is 0 / 0", default=False)
+    ctx.report(
+        "SF132", op.node, "over a batch of one row the sample deviation is 0 / 0", default=False
+    )
 
 
 def _is_population(op: Operation) -> bool:

@@ -75,7 +75,9 @@ def _unknown_power(op: Operation, ctx: Context, x: Value) -> None:
     """A learned exponent: below 1 at 0, or any at a negative base."""
     node = op.expression(1, "exponent")
     if isinstance(node, ast.Attribute) and ctx.is_differentiated and not x.has(v.PY | v.EXP):
-        ctx.report("SF122", op.node, "NaN for a base below 0, or at 0 where the power is below 1", False)
+        ctx.report(
+            "SF122", op.node, "NaN for a base below 0, or at 0 where the power is below 1", False
+        )
 
 
 @on("acos", "asin")
