@@ -30,14 +30,15 @@ ALLOWED = {
     "preflight": BASE
     | {"aside", "conductor", "guard", "checkpoint", "locate", "observe", "recover", "report"},
     "ladder": BASE | {"aside", "conductor", "preflight", "recover", "report"},
-    "lint": {"records", "errors", "codes"},
+    "remedies": {"records", "errors", "codes"},
+    "lint": {"records", "errors", "codes", "remedies"},
     "integrations": BASE | {"guard", "conductor"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
     "__main__": {"cli"},
 }
-NO_TORCH = {"records", "errors", "config", "codes", "report", "lint"}
+NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies"}
 
 
 def edges():
@@ -85,6 +86,7 @@ def test_records_report_and_lint_do_not_know_torch():
         ("import stayfinite", ["torch", "rich", "typer", "libcst", "jinja2"]),
         ("import stayfinite.records, stayfinite.codes", ["torch", "rich"]),
         ("import stayfinite.cli", ["torch"]),
+        ("import stayfinite.lint, stayfinite.lint.render", ["torch", "rich", "libcst"]),
     ],
 )
 def test_light_imports_stay_light(code, absent):

@@ -62,10 +62,8 @@ def _is_ignored(hit: Hit, lines: list[str]) -> bool:
     """Whether a comment on one of its lines says so."""
     first = getattr(hit.node, "lineno", 1)
     last = getattr(hit.node, "end_lineno", first) or first
-    for codes in _ignored_codes(lines[first - 1 : last]):
-        if not codes or hit.code in codes:
-            return True
-    return False
+    comments = _ignored_codes(lines[first - 1 : last])
+    return any(not codes or hit.code in codes for codes in comments)
 
 
 def _ignored_codes(lines: list[str]) -> Iterator[set[str]]:

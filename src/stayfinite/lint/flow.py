@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from . import values as v
+from .calls import Calls
 from .context import Context, Event
-from .expressions import Expressions, Reader
+from .expressions import Reader
 from .module import AnyFunction, Function, Module
 from .names import dotted, facts_of_name, says_safe
 from .operation import Operation
@@ -50,7 +51,7 @@ _ARITHMETIC = {
 }
 
 
-class Flow(Expressions):
+class Flow(Calls):
     """One function, or the statements of a file, as they would run."""
 
     def __init__(self, module: Module, context: Context, reader: Reader) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -89,13 +90,10 @@ def _table(start: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        data = toml.loads(file.read_text(encoding="utf-8"))
+    except ValueError as e:  # bad TOML or bad UTF-8
         raise UsageError(f"{file}: {e}") from None
     table = data.get("tool", {}).get("stayfinite", {}).get("lint", {})
     if not isinstance(table, dict):

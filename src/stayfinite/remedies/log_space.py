@@ -102,11 +102,10 @@ def _log_softmax(source: Source, node: ast.expr, x: ast.expr, rest: str) -> str 
 
 
 def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:
-    is_minus = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
-    if is_minus and isinstance(node, ast.BinOp) and isinstance(node.left, ast.Constant):
-        if node.left.value == 1:
-            return node.right, True
-    return node, False
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+        return node, False
+    is_one = isinstance(node.left, ast.Constant) and node.left.value == 1
+    return (node.right, True) if is_one else (node, False)
 
 
 @pattern(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 from collections.abc import Iterator
+from typing import Any
 
 __all__ = ["Source"]
 
@@ -21,16 +22,15 @@ class Source:
         self._starts = _starts(self.lines)
         self._parents: dict[ast.AST, ast.AST] | None = None
 
-    def span(self, node: ast.AST) -> tuple[int, int]:
+    def span(self, node: Any) -> tuple[int, int]:
         """Where a node begins and ends in the text.
 
         >>> s = Source("é = log(x)")
         >>> s.span(s.tree.body[0].value)
         (4, 10)
         """
-        line, column = getattr(node, "lineno"), getattr(node, "col_offset")
-        end_line, end_column = getattr(node, "end_lineno"), getattr(node, "end_col_offset")
-        return self._offset(line, column), self._offset(end_line, end_column)
+        first = self._offset(node.lineno, node.col_offset)
+        return first, self._offset(node.end_lineno, node.end_col_offset)
 
     def text_of(self, node: ast.AST) -> str:
         """A node as it is written."""

@@ -11,6 +11,7 @@ from ..operation import Operation, names_in
 from ..values import Value
 from .registry import on
 
+_GUARDS = {"clamp", "clamp_min", "where", "clip", "maximum", "masked_fill"}
 _SINGULAR = {
     "log",
     "log2",
@@ -73,7 +74,7 @@ def _parts(op: Operation) -> tuple[ast.expr, tuple[tuple[ast.expr, Value], ...]]
 
 def _singular(node: ast.expr, value: Value) -> list[tuple[ast.expr, ast.expr]]:
     """Operations with a pole in a branch, written there or kept in a variable before."""
-    found = []
+    found: list[tuple[ast.expr, ast.expr]] = []
     whole = value.node if isinstance(node, ast.Name) and value.node is not None else node
     for child in ast.walk(whole):
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
@@ -82,8 +83,7 @@ def _singular(node: ast.expr, value: Value) -> list[tuple[ast.expr, ast.expr]]:
             elif child.func.attr in ("div", "divide", "true_divide") and child.args:
                 found.append((child, child.args[-1]))
         elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
-            if not isinstance(child.right, ast.Constant):
-                found.append((child, child.right))
+            found.append((child, child.right))
     return found
 
 
@@ -93,9 +93,8 @@ def _is_harmless(operand: ast.expr, value: Value) -> bool:
     if any(says_safe(name) for name in names_in(operand)):
         return True
     for child in ast.walk(operand):
-        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
-            if child.func.attr in ("clamp", "clamp_min", "where", "clip", "maximum", "masked_fill"):
-                return True
+        if isinstance(child, ast.Attribute) and child.attr in _GUARDS:
+            return True
         if isinstance(child, ast.BinOp) and isinstance(child.op, ast.Add):
             return True
     return False

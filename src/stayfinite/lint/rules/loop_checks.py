@@ -164,9 +164,9 @@ def _kept_in_else(node: ast.If, ctx: Context) -> None:
         return
     best = {dotted(test.left), dotted(test.comparators[0])}
     for kept in node.orelse:
-        if isinstance(kept, ast.Assign) and dotted(kept.targets[0]) in best:
-            if _BEST.search(dotted(kept.targets[0]).rpartition(".")[2]):
-                ctx.report("SF213", test, "NaN fails the comparison and is kept as the best", True)
+        name = dotted(kept.targets[0]) if isinstance(kept, ast.Assign) else ""
+        if name in best and _BEST.search(name.rpartition(".")[2]):
+            ctx.report("SF213", test, "NaN fails the comparison and is kept as the best", True)
 
 
 def _is_best(test: ast.Compare) -> bool:

@@ -55,12 +55,14 @@ def _allocated(module: Module, owner: ClassFacts) -> Iterator[tuple[str, ast.exp
                 target = dotted(node.targets[0])
                 if target.startswith("self.") and _is_parameter(module, node.value):
                     yield target[5:], node.value, *_words(node.value.args[0], "parameter")
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr == "register_buffer" and len(node.args) > 1:
-                    yield from _buffer(node)
+            elif isinstance(node, ast.Call):
+                yield from _buffer(node)
 
 
 def _buffer(node: ast.Call) -> Iterator[tuple[str, ast.expr, str, str]]:
+    is_buffer = isinstance(node.func, ast.Attribute) and node.func.attr == "register_buffer"
+    if not is_buffer or len(node.args) < 2:
+        return
     name, value = node.args[:2]
     if isinstance(name, ast.Constant) and isinstance(name.value, str) and _is_allocation(value):
         yield name.value, node, *_words(value, "buffer")
@@ -78,7 +80,7 @@ def _is_allocation(node: ast.expr) -> bool:
     if not isinstance(node, ast.Call):
         return False
     name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
-    if name not in _ALLOCATES or not node.args and not node.keywords:
+    if name not in _ALLOCATES or (not node.args and not node.keywords):
         return False
     is_empty = any(isinstance(a, ast.Constant) and a.value in (0, 1) for a in node.args[:1])
     return not is_empty and not any(isinstance(a, (ast.List, ast.ListComp)) for a in node.args)
