@@ -14,68 +14,7 @@ from .vocabulary import BOOLEAN, LAYERS, MAKES, PASSES_ON
 __all__ = ["result"]
 
 _WIDE_DTYPES = ("float32", "float64", "double", "float")
-LAYERS = frozenset(
-    [
-        "linear",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "matmul",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "einsum",
-        "embedding",
-    ]
-)
-MAKES = frozenset(
-    [
-        "arange",
-        "linspace",
-        "logspace",
-        "ones",
-        "zeros",
-        "full",
-        "eye",
-        "ones_like",
-        "zeros_like",
-        "full_like",
-        "randperm",
-        "tensor",
-        "rand",
-        "randn",
-        "randint",
-        "rand_like",
-        "randn_like",
-        "tril_indices",
-        "hann_window",
-        "hamming_window",
-    ]
-)
 _ARITHMETIC = ("add", "sub", "mul", "div")
-BOOLEAN = frozenset(
-    [
-        "isnan",
-        "isinf",
-        "isfinite",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "bool",
-        "logical_and",
-        "logical_or",
-        "logical_not",
-        "isin",
-        "any",
-        "all",
-        "one_hot",
-        "bernoulli",
-    ]
-)
 
 
 def result(op: Operation) -> Value:
@@ -105,6 +44,29 @@ def _carried(op: Operation) -> int:
         if not arg.has(v.PY):
             every &= arg.facts
         some |= arg.facts
+    kept = (some & (v.HALF | v.BF16 | v.WIDE)) if some & v.WIDE == 0 else some & v.WIDE
+    if op.name in _ARITHMETIC:
+        kept |= _named(op)
+    if every == -1:
+        return kept
+    return kept | (every & (v.NOGRAD | v.NP | v.FIXED))
+
+
+def _named(op: Operation) -> int:
+    """A result is known by names only if one of its tensors is."""
+    return v.NAMED if any(a.has(v.NAMED) and not a.has(v.PY) for a in op.args) else 0
+
+
+def _same(op: Operation) -> Value:
+    if op.name in ("cat", "concat", "stack", "vstack", "hstack") and op.first.items:
+        facts = -1
+        for item in op.first.items:
+            facts &= item.facts
+        return Value(facts, op.node)
+    facts = op.first.facts
+    if op.name == "masked_select":
+        facts |= v.SELECTED
+    return Value(facts, op.node, calls=op.first.calls)
 
 
 def _sum(op: Operation) -> int:
