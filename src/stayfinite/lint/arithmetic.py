@@ -106,7 +106,8 @@ def div(op: Operation) -> int:
         return kept | (v.COS if a.has(v.TRACE) else 0)
     if a.has(v.SUMSQ) and b.has(v.COUNT):
         return v.SUMSQ | v.NONNEG | v.ZERO
-    return a.facts & b.facts & v.NONNEG | (a.facts & (v.NONNEG | v.ZERO) if b.has(v.NONNEG) else 0)
+    kept = a.facts & (v.UNBOUNDED | v.LOGRATIO)
+    return kept | (a.facts & (v.NONNEG | v.ZERO) if b.has(v.NONNEG) else 0)
 
 
 def power(op: Operation) -> int:

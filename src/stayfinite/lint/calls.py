@@ -230,6 +230,11 @@ def _written_number(value: Any) -> Value:
     return Value(v.PY)
 
 
+def _handed_over(value: Value) -> Value:
+    """What one call says of an argument; that a constant is tried out here is true of this call only."""
+    return Value(value.facts & ~(v.FIXED | v.NOGRAD | v.SAFE), value.node, value.items)
+
+
 def _remember(
     function: Function, node: ast.Call, args: list[Value], values: dict[str, Value]
 ) -> None:
@@ -237,6 +242,7 @@ def _remember(
     if any(isinstance(a, ast.Starred) for a in node.args):
         return
     given = {p.arg: value for p, value in zip(function.parameters, args)} | values
+    given = {name: _handed_over(value) for name, value in given.items()}
     if function.arguments is None:
         function.arguments = given
         return

@@ -137,11 +137,17 @@ def _repaired(
         if not done or made == text:
             break
         try:
-            findings = check_source(made, path, settings)
+            rest = check_source(made, path, settings)
         except UsageError:
             break
-        text, count = made, count + len(done)
+        if _repairable(rest) >= _repairable(findings):
+            break  # what does not make it better is not kept
+        text, findings, count = made, rest, count + len(done)
     return text, findings, count
+
+
+def _repairable(findings: list[Finding]) -> int:
+    return sum(f.remedy is not None for f in findings)
 
 
 def _read(path: Path) -> tuple[str, str]:

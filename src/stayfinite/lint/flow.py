@@ -129,6 +129,7 @@ class Flow(Calls):
         self._block(node.body)
         first = None if _leaves(node.body) else self.env
         self.env = dict(before)
+        self._tests = (*tests, ast.UnaryOp(op=ast.Not(), operand=node.test))
         self._block(node.orelse)
         second = None if _leaves(node.orelse) else self.env
         self._tests = tests

@@ -32,7 +32,8 @@ def summary(report: Report) -> str:
     'nothing found in 2 files, 10 lines (0.4 s)'
     """
     read = f"{report.num_files:,} files, {report.num_lines:,} lines ({report.duration_ms / 1000:.1f} s)"
-    fixed = f"{report.num_fixed} repaired; " if report.num_fixed else ""
+    verb = "repairs shown" if report.diffs else "repaired"
+    fixed = f"{report.num_fixed} {verb}; " if report.num_fixed else ""
     if not report.findings:
         return f"{fixed}nothing found in {read}"
     number = len(report.findings)

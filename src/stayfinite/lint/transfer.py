@@ -89,7 +89,8 @@ def _sum(op: Operation) -> int:
 
 def _mean(op: Operation) -> int:
     f = op.first.facts
-    out = f & (v.NONNEG | v.SAFE | v.ZERO | v.PROB | v.EXP | v.BOUNDED | v.ABS | v.RELU)
+    kept = v.NONNEG | v.SAFE | v.ZERO | v.PROB | v.EXP | v.BOUNDED | v.ABS | v.RELU
+    out = f & (kept | v.DIFFERENCE)
     if f & v.SQUARE:
         out |= v.MEANSQ | v.SUMSQ | v.NONNEG | v.ZERO
     if f & v.MASK:
@@ -104,12 +105,12 @@ def _clamp(op: Operation) -> int:
     if op.number(2, "max", "max_val", "max_value") == 1:
         f |= v.ARC
     if high is not None and not _is_none(high):
-        f = (f | v.BOUNDED) & ~(v.COS | v.UNBOUNDED)
+        f = (f | v.BOUNDED) & ~(v.COS | v.UNBOUNDED | v.TANH)
     if low is None or _is_none(low):
         return op.first.facts | (f & (v.BOUNDED | v.ARC))
     number = op.number(1, "min", "min_val", "min_value")
     if number is not None and number == 0:
-        f |= v.NONNEG | v.ZERO | v.RELU
+        f = f & ~v.MOMENT | v.NONNEG | v.ZERO | v.RELU
         return f if not op.first.has(v.PROB) else f | v.PROB
     if number is not None and number < 0:
         return f & ~v.COS
@@ -120,7 +121,7 @@ def _clamp_min(op: Operation) -> int:
     number = op.number(1, "min")
     f = op.first.facts & ~(v.SOFTMAX | v.SIGMOID)
     if number == 0:
-        return f | v.NONNEG | v.ZERO | v.RELU
+        return f & ~v.MOMENT | v.NONNEG | v.ZERO | v.RELU
     return (f | v.SAFE) & ~(v.PROB | v.ZERO | v.MOMENT | v.RELU)
 
 
@@ -249,7 +250,7 @@ _RULES: dict[str, Callable[[Operation], int]] = {
     "prod": _plus(0, v.SAFE),
     "cumprod": _plus(0, v.SAFE),
     "relu": _constant(v.NONNEG | v.RELU | v.ZERO),
-    "abs": _constant(v.NONNEG | v.ABS | v.ZERO),
+    "abs": lambda op: v.NONNEG | v.ABS | v.ZERO | (op.first.facts & v.DIFFERENCE),
     "softplus": _constant(v.NONNEG),
     "norm": _norm,
     "std": _constant(v.STD | v.NONNEG | v.ZERO),

@@ -20,13 +20,17 @@ def _divisor(node: ast.AST) -> ast.expr | None:
 
 def _instead(source: Source, node: ast.expr, text: str) -> list[Edit]:
     start, end = source.span(node)
-    if (
-        source.text[start - 1 : start] == "("
-        and source.text[end : end + 1] == ")"
-        and text[0] == "("
-    ):
+    if text.startswith("(") and _is_in_parentheses(source.text, start, end):
         return [Edit(start - 1, end + 1, text)]
     return [Edit(start, end, text)]
+
+
+def _is_in_parentheses(text: str, start: int, end: int) -> bool:
+    """Parentheses of a group, not those of a call."""
+    if text[start - 1 : start] != "(" or text[end : end + 1] != ")":
+        return False
+    before = text[: start - 1][-1:]
+    return not (before.isalnum() or before in ("_", ")", "]"))
 
 
 @pattern(

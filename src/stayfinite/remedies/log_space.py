@@ -46,11 +46,13 @@ def log_space(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log")
     if found is None or found[2] or found[3]:
         return None
-    picked = found[1]
+    picked = source.definition(found[1])
     base = _picked_from(source, picked)
     written = source.definition(base)
-    made = _in_log_space(source, written, is_moved=written is not base)
-    if made is None or (written is base and isinstance(base, ast.Name)):
+    if not source.is_unchanged(written, node):
+        return None
+    made = _in_log_space(source, written, is_moved=written is not found[1])
+    if made is None:
         return None
     start, end = source.span(picked)
     first, last = source.span(base)

@@ -115,24 +115,26 @@ class Source:
             return node
         if not isinstance(assigned.targets[0], ast.Name) or len(assigned.targets) != 1:
             return node
-        return assigned.value if self._still_holds(assigned, node, scope) else node
+        if self.scope(assigned) is not scope or not self._reaches(assigned, node):
+            return node
+        return assigned.value if self.is_unchanged(assigned.value, node) else node
 
-    def _still_holds(self, assigned: ast.Assign, use: ast.Name, scope: Scope) -> bool:
-        """Whether nothing that the definition is made of changes before the use."""
-        parts = {n.id for n in ast.walk(assigned.value) if isinstance(n, ast.Name)}
-        if self.scope(assigned) is not scope:
-            return False
+    def is_unchanged(self, value: ast.expr, use: ast.AST) -> bool:
+        """Whether nothing that an expression is made of changes between it and its use."""
+        parts = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+        last = getattr(use, "lineno", 0)
+        return not any(
+            value.lineno < getattr(node, "lineno", 0) < last and parts & _binds(node)
+            for node in ast.walk(self.scope(use))
+        )
+
+    def _reaches(self, assigned: ast.Assign, use: ast.AST) -> bool:
+        """Whether the use stands behind the assignment, in its block or deeper."""
         holds_block = self.block(assigned)
         at: ast.AST | None = use
         while at is not None and at not in holds_block:
             at = self.parent(at)
-        if at is None:
-            return False
-        for node in ast.walk(scope):
-            line = getattr(node, "lineno", 0)
-            if assigned.lineno < line < use.lineno and parts & _binds(node):
-                return False
-        return True
+        return at is not None
 
 
 def _starts(lines: list[str]) -> list[int]:

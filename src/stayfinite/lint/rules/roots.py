@@ -10,7 +10,8 @@ from ..operation import Operation
 from ..values import Value
 from .registry import on
 
-_AT_ZERO = v.SUMSQ | v.SQUARE | v.RELU | v.ABS
+_AT_ZERO = v.SUMSQ | v.SQUARE | v.ABS | v.DIFFERENCE
+"""Not a relu: its backward puts 0 where it is off, whatever comes in."""
 
 
 @on("sqrt", "rsqrt")
@@ -67,8 +68,8 @@ def power_below_one(op: Operation, ctx: Context) -> None:
 
 
 def _is_likely_zero(x: Value) -> bool:
-    """A difference is 0 where two things coincide, a relu wherever it is off."""
-    return x.has(v.DIFFERENCE | v.RELU)
+    """A difference is 0 where two things coincide."""
+    return x.has(v.DIFFERENCE) and x.has(v.NONNEG)
 
 
 def _unknown_power(op: Operation, ctx: Context, x: Value) -> None:
