@@ -108,6 +108,7 @@ for _name, _definition in {
     "SF134": "an averaged cross-entropy whose targets may all be ignored",
     "SF135": "a CTC loss without zero_infinity",
     "SF136": "p * log(p) or a divergence where p can be 0: 0 * -inf is NaN",
+    "SF137": "label smoothing over classes that are masked out",
     "SF141": "the gradient of eigenvectors or singular vectors, infinite for equal values",
     "SF151": "a fill value beyond the range of the half precision it is written into",
     "SF152": "an epsilon or a limit that half precision rounds away",

@@ -28,6 +28,7 @@ ADVICE = {
     "SF134": 'reduction="sum" over the count of kept targets, at least 1; or masked_cross_entropy',
     "SF135": "zero_infinity=True, or stayfinite.numerics.ctc_loss, which names the samples",
     "SF136": "torch.xlogy(p, p), torch.special.entr(p), or log_softmax with F.kl_div(log_target=True)",
+    "SF137": "smooth over the classes that are left, or stayfinite.numerics.masked_cross_entropy",
     "SF141": "eigvalsh or svdvals if the values are enough; detach; or pull equal values apart by a small diagonal",
     "SF151": "torch.finfo(x.dtype).min",
     "SF152": "an epsilon for the dtype: torch.finfo(x.dtype).eps, or compute in float32",

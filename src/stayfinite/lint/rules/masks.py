@@ -27,7 +27,7 @@ def smoothing_over_masked_classes(op: Operation, ctx: Context) -> None:
     smoothing = op.number(99, "label_smoothing")
     if op.first.has(v.NEGINF | v.LOWEST) and smoothing:
         ctx.report(
-            "SF131",
+            "SF137",
             op.node,
             "label smoothing gives mass to classes that are masked out, and the loss is inf",
         )
