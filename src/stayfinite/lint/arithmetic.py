@@ -49,6 +49,8 @@ def sub(op: Operation) -> int:
         return v.PROB | v.NONNEG | v.ODDS
     if b.has(v.MAXIMUM):
         return v.BOUNDED
+    if a.has(v.MAXIMUM):
+        return v.RANGE | v.NONNEG
     if a.has(v.MEANSQ) and b.has(v.SQMEAN):
         return v.MOMENT | v.ZERO
     if b.number is not None:

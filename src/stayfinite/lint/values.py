@@ -82,6 +82,8 @@ SUM = _fact()
 TANHSQ = _fact()
 ARC = _fact()
 """Clamped at exactly -1 and 1, where the arc functions have no derivative."""
+RANGE = _fact()
+"""The largest minus the smallest."""
 LOWEST = _fact()
 """Filled with the lowest number of a dtype."""
 

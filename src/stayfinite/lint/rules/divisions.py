@@ -26,13 +26,10 @@ def division_by_zero(op: Operation, ctx: Context) -> None:
         ctx.report(
             "SF114", op.node, "1 - p is 0 once the probability has saturated", ctx.is_sure(b)
         )
-    elif b.has(v.ZERO | v.PROBSUM) and not b.has(v.SUMEXP):
-        ctx.report(
-            "SF113",
-            op.node,
-            "a sum of values that are 0 or more can be exactly 0",
-            default=False,
-        )
+    elif b.has(v.RANGE):
+        ctx.report("SF113", op.node, "the range of equal values is 0", default=False)
+    elif b.has(v.ZERO | v.PROBSUM | v.SUM) and not b.has(v.SUMEXP):
+        ctx.report("SF113", op.node, "a sum can be exactly 0", default=False)
 
 
 def _by_count(op: Operation, ctx: Context, b: Value) -> None:

@@ -57,6 +57,8 @@ def log_outside_of_domain(op: Operation, ctx: Context) -> None:
     kind = _kind_of_zero(x) if op.name != "log1p" else None
     if kind is None and x.has(v.UNBOUNDED) and not x.has(v.NONNEG):
         kind = "the output of a layer or a product can be below 0"
+    if kind is None and op.name != "log1p" and not x.facts and ctx.is_differentiated:
+        kind = "nothing here keeps it above 0"
     if kind is not None and (ctx.has_gradient(x) or x.has(v.COUNT)):
         is_default = x.has(v.RELU | v.COUNT) and ctx.is_sure(x) and ctx.is_differentiated
         ctx.report("SF107", op.node, f"{kind}, and its log is not finite", is_default)

@@ -9,6 +9,11 @@ from .registry import on
 
 _OPTIMIZERS = ("Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adamax", "Adadelta")
 
+_NORMS = (
+    "LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm1d",
+    "InstanceNorm2d", "layer_norm", "rms_norm", "group_norm", "batch_norm", "normalize",
+)  # fmt: skip
+
 
 @on("add")
 def epsilon_that_vanishes(op: Operation, ctx: Context) -> None:
@@ -41,8 +46,11 @@ def _rounds_to_one(high: float, op: Operation) -> bool:
 @on(*_OPTIMIZERS)
 def optimizer_without_epsilon(op: Operation, ctx: Context) -> None:
     if op.number(99, "eps") == 0:
-        ctx.report(
-            "SF164",
-            op.keywords["eps"],
-            "a parameter whose gradients were all 0 gives 0 / 0 in the step",
-        )
+        words = "a parameter whose gradients were all 0 gives 0 / 0 in the step"
+        ctx.report("SF164", op.keywords["eps"], words)
+
+
+@on(*_NORMS)
+def layer_without_epsilon(op: Operation, ctx: Context) -> None:
+    if op.number(99, "eps") == 0:
+        ctx.report("SF164", op.keywords["eps"], "a row of equal values or zeros gives 0 / 0")

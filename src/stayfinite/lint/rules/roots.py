@@ -35,6 +35,10 @@ def root_at_zero(op: Operation, ctx: Context) -> None:
             default=ctx.is_differentiated and not x.has(v.NAMED | v.NOGRAD) and _is_likely_zero(x),
             remedy="floor_root",
         )
+    elif op.name == "rsqrt" and x.has(v.COUNT | v.NORM | v.STD):
+        ctx.report("SF122", op.node, "1 / sqrt(0) is inf", ctx.is_sure(x) and ctx.is_differentiated)
+    elif not x.facts and ctx.is_differentiated:
+        ctx.report("SF121", op.node, "nothing here keeps it above 0", default=False)
 
 
 @on("hypot")
