@@ -114,7 +114,7 @@ for _name, _definition in {
     "SF152": "an epsilon or a limit that half precision rounds away",
     "SF161": "a parameter or buffer from torch.empty that nothing writes",
     "SF162": "a parameter or buffer from torch.Tensor(n) that nothing writes",
-    "SF163": "memory from torch.empty that is read before it is written",
+    "SF163": "memory from torch.empty of which some places may never be written",
     "SF164": "an optimizer or a normalization with an epsilon of 0",
     "SF201": "gradients that are clipped while they are still multiplied by the loss scale",
     "SF202": "a scaled loss with a plain optimizer.step()",

@@ -51,23 +51,6 @@ _DIMENSIONS = frozenset(
 """Methods of a tensor that take a dimension: `block.norm(x)` is a layer."""
 _PYTHON = {"len", "int", "float", "round", "range", "id", "ord", "bool", "str"}
 _BUILTINS = {"max": "maximum", "min": "minimum", "abs": "abs", "sum": "sum", "pow": "pow"}
-_READERS = frozenset(
-    [
-        "add",
-        "mul",
-        "sub",
-        "div",
-        "matmul",
-        "index_add",
-        "scatter_add",
-        "size",
-        "dim",
-        "numel",
-        "sum",
-        "mean",
-    ]
-)
-"""Operations that read a tensor and write nothing into it."""
 _MODELS = {"model", "net", "network", "policy", "self.model", "self.net"}
 
 
@@ -132,7 +115,6 @@ class Calls(Expressions):
             return self._done(found.calls, node, node.args, args, values)
         if name not in self.module.aliases:
             self.offer_call(node, name, "")
-        self._filled(node)
         function = self.module.functions.get(name)
         if function is not None and found is None:
             _remember(function, node, args, values)
@@ -173,17 +155,8 @@ class Calls(Expressions):
         nodes = [func.value, *node.args]
         return self._done(canonical, node, nodes, [receiver, *args], values)
 
-    def _filled(self, node: ast.Call) -> None:
-        """Whoever is handed unwritten memory may write it."""
-        for arg in (*node.args, *(k.value for k in node.keywords)):
-            name = dotted(arg) if isinstance(arg, (ast.Name, ast.Attribute)) else ""
-            value = self.env.get(name)
-            if value is not None and value.has(v.EMPTY):
-                self.env[name] = value.with_facts(value.facts & ~v.EMPTY)
-
     def _own_method(self, node: ast.Call, name: str) -> Value:
         args, values = self._operands(node)
-        self._filled(node)
         owner = self.context.function.owner if self.context.function else None
         method = owner.methods.get(name) if owner else None
         if method is None:
@@ -202,8 +175,6 @@ class Calls(Expressions):
     ) -> Value:
         keywords = {k.arg or "**": k.value for k in node.keywords}
         op = Operation(name, node, list(nodes), args, keywords, values, home)
-        if name not in _READERS or "out" in keywords:
-            self._filled(node)
         if not op.args and "input" in values:
             op.args, op.nodes = [values["input"]], [keywords["input"]]
         self.offer(op)

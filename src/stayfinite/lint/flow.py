@@ -117,9 +117,18 @@ class Flow(Calls):
         value = self.eval(node.value)
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            self._registered(call)
             name = dotted(call.func.value)
             if call.func.attr.endswith("_") and name in self.env:
-                self.env[name] = value.with_facts(value.facts & ~v.EMPTY)
+                self.env[name] = value
+
+    def _registered(self, call: ast.Call) -> None:
+        """`self.register_buffer("x", value)` is `self.x = value`."""
+        is_buffer = isinstance(call.func, ast.Attribute) and call.func.attr == "register_buffer"
+        name = call.args[0] if is_buffer and len(call.args) > 1 else None
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            value = self.eval(call.args[1])
+            self.env[f"self.{name.value}"] = value.with_facts(value.facts & ~v.FIXED)
 
     def _if(self, node: ast.If) -> None:
         self.eval(node.test)
@@ -218,7 +227,7 @@ class Flow(Calls):
             self.bind(part, _element(value))
 
     def _written(self, target: ast.Subscript, value: Value) -> None:
-        """`x[x == 0] = 1` keeps x away from 0; any write fills what was empty."""
+        """`x[x == 0] = 1` keeps x away from 0."""
         self.eval(target)
         name = dotted(target.value)
         old = self.env.get(name)
@@ -231,7 +240,7 @@ class Flow(Calls):
             facts &= ~(v.ZERO if not value.has(v.INF) else 0)
         elif value.has(v.INF):
             facts |= v.NEGINF
-        self.env[name] = old.with_facts(facts & ~v.EMPTY)
+        self.env[name] = old.with_facts(facts)
 
 
 def _annotated(node: ast.expr | None) -> int:

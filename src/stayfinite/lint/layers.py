@@ -31,6 +31,7 @@ _LAYERS = {
     "Identity": "dropout",
     "Flatten": "flatten",
     "LayerNorm": "layer_norm",
+    "MultiheadAttention": "multihead_attention",
     "Sequential": "sequential",
 }
 

@@ -147,7 +147,7 @@ class Module:
         if self._called is None:
             every = [m for c in self.classes.values() for m in c.methods.values()]
             every += self.functions.values()
-            calls = {f: _called(f.node) for f in every}
+            calls = {f: called_names(f.node) for f in every}
             found: set[str] = set()
             todo = [f for f in every if is_differentiated(f)]
             while todo:
@@ -180,7 +180,8 @@ def is_differentiated(function: Function) -> bool:
     return owner is not None and owner.is_module and not is_evaluation(owner.name)
 
 
-def _called(node: AnyFunction) -> set[str]:
+def called_names(node: AnyFunction) -> set[str]:
+    """Functions and own methods that a function calls."""
     names = set()
     for child in ast.walk(node):
         if isinstance(child, ast.Call):

@@ -15,6 +15,7 @@ _EPSILON = re.compile(
     r"\d*(_|$)|(?<!st)eps$|tol(erance)?$",
     re.IGNORECASE,
 )
+_STRICT = re.compile(r"(^|_)(eps|epsilon|tiny)\d*$", re.I)
 _SAFE = re.compile(r"safe|clamped|clipped|nonzero|non_zero|stable|smoothed|positive|_eps", re.I)
 _MASK = re.compile(
     r"(^|_)(mask|masks|is_\w+|has_\w+|valid|keep|padding|selected|adj|adjacency)(_|$)|mask$", re.I
@@ -95,7 +96,7 @@ def facts_of_name(name: str) -> int:
     last = name.rpartition(".")[2]
     if says_safe(last):
         return v.SAFE
-    if is_epsilon(last):
+    if _STRICT.search(last):
         return v.PY | v.NAMED | v.SAFE
     for pattern, facts in _BY_NAME:
         if pattern.search(last):

@@ -7,7 +7,7 @@ import ast
 from . import values as v
 from .context import Context, Hit
 from .flow import Flow
-from .module import AnyFunction, ClassFacts, Function, Module
+from .module import AnyFunction, ClassFacts, Function, Module, called_names
 from .names import dotted
 from .operation import Operation
 from .rules import at_end_of_file, at_end_of_function, rules_for
@@ -17,7 +17,7 @@ __all__ = ["FileReader"]
 
 _HANDED_OVER = (
     v.PROB | v.SOFTMAX | v.SIGMOID | v.SELECTED | v.COUNT | v.UNIT | v.HALF | v.BF16 | v.NEGINF
-    | v.SQUARE | v.SUMSQ | v.NORM | v.COS
+    | v.SQUARE | v.SUMSQ | v.NORM | v.COS | v.UNBOUNDED
 )  # fmt: skip
 """What is worth a second reading of the function that is called."""
 _NO_GRAD = ("no_grad", "inference_mode")
@@ -56,9 +56,15 @@ class FileReader:
         return [*methods, *self.module.functions.values()]
 
     def _read_again(self, functions: list[Function]) -> None:
+        changed = set()
         for function in functions:
             given = function.arguments or {}
             if any(value.has(_HANDED_OVER) for value in given.values()):
+                before, function.returned = function.returned, None
+                if before is None or self.returns(function).facts != before.facts:
+                    changed.add(function.name)
+        for function in functions if changed else ():
+            if called_names(function.node) & changed:
                 function.returned = None
                 self.returns(function)
 
@@ -135,8 +141,7 @@ def _place(hit: Hit) -> tuple[int, int]:
 
 
 def _attributes(env: dict[str, Value]) -> dict[str, Value]:
-    kept = {name: value for name, value in env.items() if name.startswith("self.")}
-    return {name: value.with_facts(value.facts & ~v.EMPTY) for name, value in kept.items()}
+    return {name: value for name, value in env.items() if name.startswith("self.")}
 
 
 def _is_definition(node: ast.stmt) -> bool:

@@ -9,7 +9,7 @@ from . import arithmetic
 from . import values as v
 from .operation import Operation, is_small
 from .values import Value
-from .vocabulary import BOOLEAN, LAYERS, MAKES, PASSES_ON
+from .vocabulary import BOOLEAN, LAYERS, LOSSES, MAKES, PASSES_ON
 
 __all__ = ["result"]
 
@@ -28,12 +28,18 @@ def result(op: Operation) -> Value:
     elif name in LAYERS:
         facts = v.UNBOUNDED
     elif name in MAKES:
-        facts = v.NOGRAD | v.FIXED
+        facts = v.NOGRAD | v.FIXED | (v.NEGINF if _is_filled_with_inf(op) else 0)
+    elif name in LOSSES:
+        facts = op.first.facts & v.SELECTED
     elif name in BOOLEAN:
         facts = v.MASK | v.NOGRAD
     else:
         facts = 0
     return Value(facts | _carried(op), op.node)
+
+
+def _is_filled_with_inf(op: Operation) -> bool:
+    return any(x.has(v.INF) and x.has(v.NEGATIVE) for x in (*op.args, *op.values.values()))
 
 
 def _carried(op: Operation) -> int:
@@ -271,9 +277,6 @@ _RULES: dict[str, Callable[[Operation], int]] = {
     "min": _plus(0, v.UNIT),
     "amin": _plus(0, v.UNIT),
     "minimum": _constant(v.BOUNDED),
-    "empty": _constant(v.EMPTY | v.FIXED),
-    "empty_like": _constant(v.EMPTY),
-    "new_empty": _constant(v.EMPTY),
     "to": _to,
     "type": _to,
     "float": _plus(v.WIDE, v.HALF | v.BF16),

@@ -40,8 +40,6 @@ NEGINF = _fact()
 MASK = _fact()
 SELECTED = _fact()
 """Picked by a mask: it may have no element."""
-EMPTY = _fact()
-"""Memory that nothing was written to."""
 PY = _fact()
 """A Python number."""
 NP = _fact()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BOOLEAN", "LAYERS", "MAKES", "PASSES_ON"]
+__all__ = ["BOOLEAN", "LAYERS", "LOSSES", "MAKES", "PASSES_ON"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -41,3 +41,10 @@ BOOLEAN = _words(
     """
 )
 """Results that are true or false."""
+LOSSES = _words(
+    """
+    mse_loss l1_loss smooth_l1_loss huber_loss cross_entropy nll_loss binary_cross_entropy
+    binary_cross_entropy_with_logits
+    """
+)
+"""Losses that average over their elements unless they are told otherwise."""

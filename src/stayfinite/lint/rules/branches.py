@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from .. import values as v
-from ..context import Context
+from ..context import Context, Hit
 from ..names import says_safe
 from ..operation import Operation, names_in
 from ..values import Value
@@ -23,6 +23,10 @@ _SINGULAR = {
     "atanh",
     "logit",
     "reciprocal",
+    "exp",
+    "expm1",
+    "sinh",
+    "cosh",
 }
 
 
@@ -41,6 +45,20 @@ def singular_before_selection(op: Operation, ctx: Context) -> None:
                 "the selection discards the value, but in the backward 0 * inf is NaN",
                 default=False,
             )
+            return
+
+
+@on("nan_to_num")
+def singular_before_repair(op: Operation, ctx: Context) -> None:
+    """`nan_to_num(a / b)` repairs the value, not its derivative."""
+    value = op.first
+    if not ctx.is_grad or not op.nodes or value.has(v.NOGRAD | v.SAFE | v.NP | v.PY):
+        return
+    for singular, operand in _singular(op.nodes[0], value):
+        is_number = isinstance(operand, (ast.Constant, ast.Call))
+        if isinstance(singular, ast.BinOp) and not is_number and not _is_harmless(operand, value):
+            message = "nan_to_num repairs the value, but in the backward 0 * inf is NaN"
+            ctx.hits.append(Hit("SF124", singular, message, is_default=False))
             return
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from .. import values as v
 from ..context import Context
 from ..operation import Operation
@@ -20,6 +22,15 @@ def fully_masked_row(op: Operation, ctx: Context) -> None:
             "a row in which everything is masked is -inf from end to end, and becomes NaN",
             default=False,
         )
+
+
+@on("multihead_attention")
+def fully_padded_keys(op: Operation, ctx: Context) -> None:
+    mask = op.keywords.get("key_padding_mask")
+    if mask is None or isinstance(mask, ast.Constant) or ctx.is_tested(op):
+        return
+    words = "a query whose keys are all padding attends to nothing, and becomes NaN"
+    ctx.report("SF131", op.node, words, default=False)
 
 
 @on("cross_entropy")

@@ -6,15 +6,26 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
-from .. import values as v
 from ..context import Context, Hit
 from ..module import ClassFacts, Module
 from ..names import dotted
-from ..operation import Operation
-from .registry import end_of_file, on
+from .registry import end_of_file, end_of_function
 
 _ALLOCATES = {"empty", "empty_like", "new_empty", "Tensor", "FloatTensor", "HalfTensor"}
 _PLAIN = {"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"}
+_READS = {
+    "zip",
+    "len",
+    "enumerate",
+    "range",
+    "print",
+    "add",
+    "mul",
+    "matmul",
+    "cat",
+    "stack",
+    "sum",
+}
 _FILLS = re.compile(
     r"init|normal|glorot|uniform|xavier|kaiming|orthogonal|trunc|fill|zero|ones|eye|constant|copy|reset|load|"
     r"dirac|sparse_|quant|set_|assign|materialize|eval\(|exponential|_weights|no_init|random|pack"
@@ -123,12 +134,51 @@ def _attributes(node: ast.AST) -> Iterator[str]:
             yield child.value
 
 
-@on("add", "mul", "sub", "div", "matmul", "index_add", "scatter_add")
-def unwritten_operand(op: Operation, ctx: Context) -> None:
-    if any(x.has(v.EMPTY) for x in op.args[:2]) and ctx.is_grad:
-        ctx.report(
-            "SF163",
-            op.node,
-            "memory from `empty` is used before all of it is written",
-            default=False,
-        )
+@end_of_function
+def partly_written(ctx: Context) -> None:
+    """Memory from `empty` that only some of its places are written in."""
+    allocated = {}
+    for node in _own_nodes(ctx.body):
+        if isinstance(node, ast.Assign) and _is_allocation(node.value) and len(node.targets) == 1:
+            name = dotted(node.targets[0])
+            if name and not name.startswith("self."):
+                allocated[name] = node.value
+    if not allocated:
+        return
+    written = {name for node in _own_nodes(ctx.body) for name in _written_whole(node)}
+    for name, node in allocated.items():
+        if name not in written:
+            words = "not all of this memory is surely written before it is read"
+            ctx.hits.append(Hit("SF163", node, words, is_default=False))
+
+
+def _own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    for statement in body:
+        yield from ast.walk(statement)
+
+
+def _written_whole(node: ast.AST) -> Iterator[str]:
+    """Names that a node fills, or hands to somebody who may."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and _is_everything(target.slice):
+                yield dotted(target.value)
+    elif isinstance(node, ast.Call):
+        func = node.func
+        if isinstance(func, ast.Attribute) and _fills_in_place(func.attr):
+            yield dotted(func.value)
+        is_reader = dotted(func).rpartition(".")[2] in _READS
+        yield from map(dotted, [] if is_reader else node.args)
+        yield from (dotted(k.value) for k in node.keywords)
+
+
+def _fills_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.startswith(("index_", "scatter", "masked_"))
+
+
+def _is_everything(index: ast.expr) -> bool:
+    """`x[:]`, `x[...]`, and slices or numbers with them: several of these may fill it together."""
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return any(isinstance(p, ast.Slice) for p in parts) or (
+        isinstance(index, ast.Constant) and index.value is Ellipsis
+    )

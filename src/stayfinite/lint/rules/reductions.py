@@ -8,15 +8,11 @@ from .. import values as v
 from ..context import Context
 from ..names import is_evaluation
 from ..operation import Operation
+from ..vocabulary import LOSSES
 from .registry import on
 
-_LOSSES = (
-    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "nll_loss",
-    "binary_cross_entropy", "binary_cross_entropy_with_logits",
-)  # fmt: skip
 
-
-@on("mean", "std", "var", "median", "min", "max", *_LOSSES)
+@on("mean", "std", "var", "median", "min", "max", *sorted(LOSSES))
 def reduction_of_selection(op: Operation, ctx: Context) -> None:
     x = op.first
     if not x.has(v.SELECTED) or ctx.is_foreign(x) or ctx.is_tested(op, x):
