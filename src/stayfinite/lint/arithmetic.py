@@ -109,6 +109,8 @@ def div(op: Operation) -> int:
     if a.has(v.SUMSQ) and b.has(v.COUNT):
         return v.SUMSQ | v.NONNEG | v.ZERO
     kept = a.facts & (v.UNBOUNDED | v.LOGRATIO)
+    if a.has(v.COS):
+        kept |= v.BOUNDED  # a similarity over a temperature
     return kept | (a.facts & (v.NONNEG | v.ZERO) if b.has(v.NONNEG) else 0)
 
 

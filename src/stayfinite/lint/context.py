@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from .module import Function, Module, is_differentiated
+from .module import Function, Module, is_backward, is_differentiated
 from .names import dotted, is_evaluation
 from .operation import Operation, names_in
 from .values import NAMED, NOGRAD, NP, PY, Value
@@ -72,6 +72,8 @@ class Context:
             return False
         if is_differentiated(self.function):
             return True
+        if is_backward(self.function):
+            return False
         return self.name in self.module.called_with_gradient()
 
     def report(

@@ -280,7 +280,7 @@ def _named(name: str, value: Value) -> Value:
     """A name adds what it says where nothing else is known, and always when it says `safe`."""
     if not value.facts:
         facts = facts_of_name(name)
-        return value.with_facts(facts) if facts else value
+        return value.with_facts(facts | v.LOCAL) if facts else value
     if says_safe(name):
         return value.with_facts(value.facts | v.SAFE)
     said = facts_of_name(name)

@@ -173,11 +173,17 @@ class Module:
 def is_differentiated(function: Function) -> bool:
     """Whether the name and the class of a function say that a gradient comes through it."""
     owner = function.owner
-    if is_evaluation(function.name):
+    if is_evaluation(function.name) or is_backward(function):
         return False
     if is_loss(function.name) or (owner is not None and is_loss(owner.name)):
         return True
     return owner is not None and owner.is_module and not is_evaluation(owner.name)
+
+
+def is_backward(function: Function) -> bool:
+    """A hand-written backward is not differentiated itself."""
+    first = function.node.args.args[:1]
+    return function.name == "backward" or bool(first and first[0].arg == "ctx")
 
 
 def called_names(node: AnyFunction) -> set[str]:

@@ -31,7 +31,7 @@ _EVALUATION = re.compile(
     r"(^|_)sample|extract|merge|prune|load|save|summary|beam|init",
     re.I,
 )
-_LOSS = re.compile(r"loss|criterion|penalty|objective|elbo|divergence|(^|_)nll|kl_?|cost", re.I)
+_LOSS = re.compile(r"loss|criterion|penalty|objective|elbo|divergence|(^|_)nll|kl_?", re.I)
 
 
 def dotted(node: ast.AST) -> str:

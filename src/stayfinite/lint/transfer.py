@@ -79,15 +79,15 @@ def _sum(op: Operation) -> int:
     f = op.first.facts
     out = v.SUM | (f & (v.NONNEG | v.SAFE | v.ZERO | v.SELECTED | v.NP | v.DIFFERENCE))
     if f & v.SQUARE:
-        out |= v.SUMSQ | v.NONNEG | v.ZERO | (f & v.NAMED)
+        out |= v.SUMSQ | v.NONNEG | v.ZERO | (f & (v.NAMED | v.LOCAL))
     if f & v.MASK:
-        out |= v.COUNT | v.NONNEG | v.ZERO | (f & v.NAMED)
+        out |= v.COUNT | v.NONNEG | v.ZERO | (f & (v.NAMED | v.LOCAL))
     if f & v.EXP:
         out |= v.SUMEXP | v.NONNEG | (f & v.BOUNDED)
     if f & v.PROB:
         out |= v.PROBSUM | v.NONNEG
     if f & v.COUNT:
-        out |= v.COUNT | v.ZERO | v.NONNEG | (f & v.NAMED)
+        out |= v.COUNT | v.ZERO | v.NONNEG | (f & (v.NAMED | v.LOCAL))
     if f & v.UNIT:
         out |= v.COS
     return out & ~(v.SAFE if f & (v.MASK | v.SQUARE) else 0)

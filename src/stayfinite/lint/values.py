@@ -66,6 +66,8 @@ TRACE = _fact()
 PROBSUM = _fact()
 NAMED = _fact()
 """Known by its name only."""
+LOCAL = _fact()
+"""Known by the name of a variable that something unknown has made."""
 INF = _fact()
 NAN = _fact()
 FIXED = _fact()

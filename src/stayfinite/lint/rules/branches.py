@@ -96,13 +96,22 @@ def _singular(node: ast.expr, value: Value) -> list[tuple[ast.expr, ast.expr]]:
     whole = value.node if isinstance(node, ast.Name) and value.node is not None else node
     for child in ast.walk(whole):
         if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
-            if child.func.attr in _SINGULAR:
-                found.append((child, child.args[0] if child.args else child.func.value))
+            operand = child.args[0] if child.args else child.func.value
+            if child.func.attr in _SINGULAR and not _is_decay(child.func.attr, operand):
+                found.append((child, operand))
             elif child.func.attr in ("div", "divide", "true_divide") and child.args:
                 found.append((child, child.args[-1]))
         elif isinstance(child, ast.BinOp) and isinstance(child.op, ast.Div):
             found.append((child, child.right))
     return found
+
+
+def _is_decay(name: str, operand: ast.expr) -> bool:
+    """`exp(-x)` in the branch of large x."""
+    while isinstance(operand, ast.BinOp) and isinstance(operand.op, (ast.Mult, ast.Div)):
+        operand = operand.left
+    is_minus = isinstance(operand, ast.UnaryOp) and isinstance(operand.op, ast.USub)
+    return name == "exp" and is_minus
 
 
 def _is_harmless(operand: ast.expr, value: Value) -> bool:

@@ -19,7 +19,7 @@ def division_by_zero(op: Operation, ctx: Context) -> None:
     if b.has(v.SAFE | v.PY | v.NP | v.FIXED) or a.has(v.NP) or ctx.is_tested(op, b):
         return
     if b.has(v.COUNT):
-        _by_count(op, ctx, b)
+        _by_count(op, ctx, a, b)
     elif b.has(v.NORM | v.STD):
         _by_norm(op, ctx, a, b)
     elif b.has(v.ODDS):
@@ -32,7 +32,7 @@ def division_by_zero(op: Operation, ctx: Context) -> None:
         ctx.report("SF113", op.node, "a sum can be exactly 0", default=False)
 
 
-def _by_count(op: Operation, ctx: Context, b: Value) -> None:
+def _by_count(op: Operation, ctx: Context, a: Value, b: Value) -> None:
     if not b.has(v.ZERO):
         return  # a name alone says nothing of where the count comes from
     if b.has(v.NAMED) and _is_own_sum(op):
@@ -42,9 +42,36 @@ def _by_count(op: Operation, ctx: Context, b: Value) -> None:
         "SF111",
         op.node,
         "the count is 0 where nothing is selected, and 0 / 0 is NaN",
-        default=ctx.is_differentiated,
+        default=ctx.is_differentiated and _is_mean(a) and _is_plain_count(op, ctx, b),
         remedy="floor_count" if ctx.is_sure(b) else None,
     )
+
+
+def _is_mean(a: Value) -> bool:
+    """A sum above the line: a mean over what was counted, not a share or a scale."""
+    return a.has(v.SUM) and not a.has(v.COUNT)
+
+
+def _is_plain_count(op: Operation, ctx: Context, b: Value) -> bool:
+    """Of a mask that was made here, or of one that is an argument, row by row."""
+    if ctx.is_sure(b):
+        return True
+    return not b.has(v.LOCAL) and _is_by_row(b.node if b.node is not None else op.nodes[1])
+
+
+def _is_by_row(node: ast.expr) -> bool:
+    """`mask.sum(1)`: one row may be empty; a whole batch hardly ever is."""
+    sums = [n for n in ast.walk(node) if isinstance(n, ast.Call) and _is_sum(n)]
+    dims = [
+        d
+        for n in sums
+        for d in (*n.args, *(k.value for k in n.keywords if k.arg in ("dim", "axis")))
+    ]
+    return any(ast.unparse(d) in ("1", "2", "-1", "-2") for d in dims)
+
+
+def _is_sum(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "sum"
 
 
 def _by_norm(op: Operation, ctx: Context, a: Value, b: Value) -> None:

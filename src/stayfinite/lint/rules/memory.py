@@ -36,10 +36,7 @@ _FILLS = re.compile(
 def unwritten_parameters(module: Module, contexts: list[Context]) -> Iterable[Hit]:
     for owner in module.classes.values():
         allocated = list(_allocated(module, owner))
-        if not allocated:
-            continue
-        text = [ast.dump(m.node) for m in owner.methods.values()]
-        if _fills_all(text):
+        if not allocated or _fills_all(module):
             continue
         written = _written_names(module)
         for name, node, code, words in allocated:
@@ -103,9 +100,16 @@ def _words(node: ast.expr, kind: str) -> tuple[str, str]:
     return code, f"nothing writes this {kind}: it starts as whatever was in memory"
 
 
-def _fills_all(methods: list[str]) -> bool:
+def _fills_all(module: Module) -> bool:
     """A method that goes through all parameters, or hands itself to somebody who may."""
-    return any("'parameters'" in m or "'named_parameters'" in m or "'apply'" in m for m in methods)
+    methods = [m.node for c in module.classes.values() for m in c.methods.values()]
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr in ("parameters", "named_parameters", "apply", "modules")
+        and dotted(node.value) == "self"
+        for method in methods
+        for node in ast.walk(method)
+    )
 
 
 def _written_names(module: Module) -> set[str]:

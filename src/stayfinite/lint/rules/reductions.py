@@ -23,7 +23,7 @@ def reduction_of_selection(op: Operation, ctx: Context) -> None:
         "SF133",
         op.node,
         "where the mask selects nothing, the mean is 0 / 0",
-        default=ctx.is_differentiated and op.name != "median",
+        default=ctx.is_differentiated and op.name != "median" and ctx.is_sure(x),
     )
 
 

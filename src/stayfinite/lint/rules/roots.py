@@ -73,7 +73,7 @@ def power_below_one(op: Operation, ctx: Context) -> None:
 
 def _is_likely_zero(x: Value) -> bool:
     """A difference is 0 where two things coincide."""
-    return x.has(v.DIFFERENCE) and x.has(v.NONNEG)
+    return x.has(v.DIFFERENCE) and x.has(v.NONNEG) and x.has(v.SUMSQ | v.SQUARE | v.ABS)
 
 
 def _unknown_power(op: Operation, ctx: Context, x: Value) -> None:
