@@ -63,7 +63,8 @@ def _is_made_in_loop(step: Event) -> bool:
 
 def _clears_gradients(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in ("zero_grad", "set_to_none"):
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        if "zero_grad" in str(name) or name == "set_to_none":
             return True
         if isinstance(node, ast.Assign) and dotted(node.targets[0]).endswith(".grad"):
             return True
