@@ -110,6 +110,7 @@ for _name, _definition in {
     "SF136": "p * log(p) or a divergence where p can be 0: 0 * -inf is NaN",
     "SF137": "label smoothing over classes that are masked out",
     "SF141": "the gradient of eigenvectors or singular vectors, infinite for equal values",
+    "SF142": "a result changed in place that its own backward needs (exp, sigmoid, softmax, sqrt)",
     "SF151": "a fill value beyond the range of the half precision it is written into",
     "SF152": "an epsilon or a limit that half precision rounds away",
     "SF161": "a parameter or buffer from torch.empty that nothing writes",

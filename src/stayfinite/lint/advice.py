@@ -30,6 +30,7 @@ ADVICE = {
     "SF136": "torch.xlogy(p, p), torch.special.entr(p), or log_softmax with F.kl_div(log_target=True)",
     "SF137": "smooth over the classes that are left, or stayfinite.numerics.masked_cross_entropy",
     "SF141": "eigvalsh or svdvals if the values are enough; detach; or pull equal values apart by a small diagonal",
+    "SF142": "a new tensor: y = y * m instead of y *= m or y.mul_(m)",
     "SF151": "torch.finfo(x.dtype).min",
     "SF152": "an epsilon for the dtype: torch.finfo(x.dtype).eps, or compute in float32",
     "SF161": "fill it in __init__: nn.init.zeros_(self.x), nn.init.xavier_uniform_(self.x), ...",

@@ -153,6 +153,8 @@ class Calls(Expressions):
         if _is_no_tensor_method(canonical, node, args):
             return self.reader.model_output() if owned in _MODELS else UNKNOWN
         nodes = [func.value, *node.args]
+        if name.endswith("_") and not name.startswith("requires_grad"):
+            self.offer(Operation("in_place", node, list(nodes), [receiver, *args]))
         return self._done(canonical, node, nodes, [receiver, *args], values)
 
     def _own_method(self, node: ast.Call, name: str) -> Value:

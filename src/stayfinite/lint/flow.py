@@ -104,6 +104,7 @@ class Flow(Calls):
         ast.copy_location(joined, node)
         op = Operation(name, joined, [node.target, node.value], [left, right])
         self.offer(op)
+        self.offer(Operation("in_place", joined, op.nodes, op.args))
         if isinstance(node.target, (ast.Name, ast.Attribute)):
             self.bind(node.target, result(op))
 

@@ -36,7 +36,9 @@ class ClassFacts:
 
     @property
     def is_module(self) -> bool:
-        """Whether this looks like a torch module."""
+        """Whether this looks like a torch module; an autograd function is never differentiated itself."""
+        if any(b.rpartition(".")[2] == "Function" for b in self.bases):
+            return False
         return "forward" in self.methods or any(b.endswith(("Module", "Loss")) for b in self.bases)
 
 

@@ -9,7 +9,7 @@ from . import arithmetic
 from . import values as v
 from .operation import Operation, is_small
 from .values import Value
-from .vocabulary import BOOLEAN, LAYERS, LOSSES, MAKES, PASSES_ON
+from .vocabulary import BOOLEAN, LAYERS, LOSSES, MAKES, PASSES_ON, SAVES_RESULT
 
 __all__ = ["result"]
 
@@ -35,6 +35,8 @@ def result(op: Operation) -> Value:
         facts = v.MASK | v.NOGRAD
     else:
         facts = 0
+    if name in SAVES_RESULT:
+        facts |= v.SAVED
     return Value(facts | _carried(op), op.node)
 
 
@@ -68,8 +70,8 @@ def _same(op: Operation) -> Value:
         facts = -1
         for item in op.first.items:
             facts &= item.facts
-        return Value(facts, op.node)
-    facts = op.first.facts
+        return Value(facts & ~v.SAVED, op.node)
+    facts = op.first.facts & ~v.SAVED
     if op.name == "masked_select":
         facts |= v.SELECTED
     return Value(facts, op.node, calls=op.first.calls)

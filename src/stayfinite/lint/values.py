@@ -84,6 +84,8 @@ ARC = _fact()
 """Clamped at exactly -1 and 1, where the arc functions have no derivative."""
 RANGE = _fact()
 """The largest minus the smallest."""
+SAVED = _fact()
+"""The result itself is what the backward needs."""
 LOWEST = _fact()
 """Filled with the lowest number of a dtype."""
 

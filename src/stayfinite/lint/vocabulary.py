@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BOOLEAN", "LAYERS", "LOSSES", "MAKES", "PASSES_ON"]
+__all__ = ["BOOLEAN", "LAYERS", "LOSSES", "MAKES", "PASSES_ON", "SAVES_RESULT"]
 
 
 def _words(text: str) -> frozenset[str]:
@@ -48,3 +48,5 @@ LOSSES = _words(
     """
 )
 """Losses that average over their elements unless they are told otherwise."""
+SAVES_RESULT = _words("exp sigmoid tanh softmax log_softmax sqrt rsqrt")
+"""Operations whose backward uses their result: to change it in place is an error."""

@@ -44,9 +44,9 @@ def scheduler_before_optimizer(ctx: Context) -> None:
 
 @end_of_function
 def gradients_never_zeroed(ctx: Context) -> None:
-    kinds = {e.kind for e in ctx.events}
-    steps = [e for e in _steps(ctx) if e.loop is not None and not e.node.args]
-    if not steps or "backward" not in kinds or "zero_grad" in kinds:
+    loops = {e.loop for e in ctx.events if e.kind == "backward"} - {None}
+    steps = [e for e in _steps(ctx) if e.loop in loops and not e.node.args]
+    if not steps or any(e.kind == "zero_grad" for e in ctx.events):
         return
     if _clears_gradients(ctx.module.tree) or _is_made_in_loop(steps[0]):
         return

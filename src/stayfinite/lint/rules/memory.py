@@ -1,4 +1,4 @@
-"""Memory that nothing was written to, used as a parameter, a buffer or an operand."""
+"""Memory that nothing was written to, and memory that is written while the backward needs it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 
+from .. import values as v
 from ..context import Context, Hit
 from ..module import ClassFacts, Module
 from ..names import dotted
-from .registry import end_of_file, end_of_function
+from ..operation import Operation
+from .registry import end_of_file, end_of_function, on
 
 _ALLOCATES = {"empty", "empty_like", "new_empty", "Tensor", "FloatTensor", "HalfTensor"}
 _PLAIN = {"torch.nn.Module", "torch.nn.modules.Module", "torch.nn.modules.module.Module"}
@@ -186,3 +188,14 @@ def _is_everything(index: ast.expr) -> bool:
     return any(isinstance(p, ast.Slice) for p in parts) or (
         isinstance(index, ast.Constant) and index.value is Ellipsis
     )
+
+
+@on("in_place")
+def result_changed_in_place(op: Operation, ctx: Context) -> None:
+    x = op.first
+    is_variable = bool(op.nodes) and isinstance(op.nodes[0], ast.Name)
+    if not is_variable or not x.has(v.SAVED) or x.has(v.NOGRAD | v.NP | v.PY | v.FIXED):
+        return
+    if ctx.is_differentiated:
+        words = "the backward needs the value that is changed here in place, and raises"
+        ctx.report("SF142", op.node, words, default=False)
