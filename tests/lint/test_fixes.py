@@ -98,6 +98,19 @@ def test_an_ignored_line_is_not_repaired(tmp_path):
     assert path.read_text() == text
 
 
+def test_a_floor_is_not_offered_where_a_value_may_be_a_plain_number(tmp_path):
+    path = tmp_path / "train.py"
+    text = (
+        "import torch\n"
+        "def scale(sigma, width):\n"
+        "    return 1 / torch.sqrt(width**2 + sigma**2) / sigma.norm()\n"
+    )
+    path.write_text(text)
+    report = lint_paths([path], Settings(pedantic=True), fix=True)
+    assert {f.code for f in report.findings} == {"SF112", "SF121"}
+    assert path.read_text() == text
+
+
 def test_the_mode_of_a_file_stays(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("import torch\ny = torch.log(torch.sigmoid(x))\n")

@@ -19,6 +19,7 @@ def changed(text, name, line=None):
     [
         ("log_space", "torch.log(torch.softmax(x, dim=1))", "torch.log_softmax(x, dim=1)"),
         ("log_space", "x.softmax(-1).log()", "x.log_softmax(-1)"),
+        ("log_space", "(a + b).softmax(-1).log()", "(a + b).log_softmax(-1)"),
         ("log_space", "torch.log(x.sigmoid())", "torch.nn.functional.logsigmoid(x)"),
         (
             "log_space",

@@ -87,6 +87,8 @@ class Context:
         """Add a finding, unless what follows takes care of the bad values."""
         if self._is_handled():
             return
+        if remedy is not None and remedy.startswith("floor_") and not default:
+            remedy = None  # a floor needs the dtype of a tensor, and here it may be a plain number
         self.hits.append(Hit(code, node, message, default, remedy))
 
     def is_foreign(self, *values: Value) -> bool:

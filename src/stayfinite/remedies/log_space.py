@@ -12,6 +12,7 @@ from .matching import (
     dotted,
     floored,
     functional,
+    grouped,
     is_namespace,
     is_simple,
     name_of,
@@ -97,10 +98,9 @@ def _log_softmax(source: Source, node: ast.expr, x: ast.expr, rest: str) -> str 
     assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     if not rest:
         return None
-    text = source.text_of(x)
     if is_namespace(node.func.value):
-        return f"{dotted(node.func.value)}.log_softmax({text}, {rest})"
-    return f"{text}.log_softmax({rest})"
+        return f"{dotted(node.func.value)}.log_softmax({source.text_of(x)}, {rest})"
+    return f"{grouped(source, x)}.log_softmax({rest})"
 
 
 def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:

@@ -79,9 +79,11 @@ def is_simple(node: ast.AST) -> bool:
 
 
 def some_tensor(source: Source, node: ast.expr) -> str | None:
-    """A simple tensor in an expression, whose dtype is that of the result."""
-    if is_simple(node):
-        return source.text_of(node)
+    """A variable in an expression, whose dtype is that of the result; attributes may be plain numbers."""
+    if isinstance(node, ast.Name):
+        return None if node.id in _ROOTS or node.id == "self" else node.id
+    if isinstance(node, ast.Attribute):
+        return None
     if isinstance(node, ast.BinOp):
         if isinstance(node.left, ast.Constant):
             return some_tensor(source, node.right)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable
 
 from ..context import Context, Event, Hit
@@ -10,6 +11,8 @@ from ..module import Module
 from ..names import dotted
 from ..operation import names_in
 from .registry import end_of_file, end_of_function
+
+_CLEARS = re.compile(r"(zero|clear|reset|free)_?grad|set_to_none")
 
 
 def _is_optimizer(name: str) -> bool:
@@ -64,7 +67,7 @@ def _is_made_in_loop(step: Event) -> bool:
 def _clears_gradients(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-        if "zero_grad" in str(name) or name == "set_to_none":
+        if _CLEARS.search(str(name)):
             return True
         if isinstance(node, ast.Assign) and dotted(node.targets[0]).endswith(".grad"):
             return True
