@@ -32,11 +32,16 @@ def test_the_table_says_what_lint_says(row):
     assert tier == row["tier"]
 
 
-@pytest.mark.parametrize("split", ["dev", "held_out"])
-def test_three_quarters_of_the_visible_lines_are_flagged(split):
-    rows = [r for r in TABLE if r["split"] == split]
-    flagged = [r for r in rows if r["codes"] != "-"]
-    assert len(flagged) >= 0.75 * len(rows)
+def test_the_first_run_on_the_held_out_half_stays_on_record():
+    """12 of 25: rules were added after its misses were read, so later figures are no held-out ones."""
+    rows = [r for r in TABLE if r["split"] == "held_out"]
+    assert (sum(r["at_first_sight"] == "yes" for r in rows), len(rows)) == (12, 25)
+
+
+def test_flagged_lines_do_not_get_lost():
+    """A guard against regressions, not a measure: both halves have been read."""
+    flagged = [r["case"] for r in TABLE if r["codes"] != "-"]
+    assert len(flagged) >= 47
 
 
 def reached(tree, start):
