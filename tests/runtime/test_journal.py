@@ -113,8 +113,8 @@ def test_values_on_a_device_are_read_together_and_rows_keep_their_order(monkeypa
 
 
 def test_layers_are_looked_at_ever_more_seldom():
-    state = TrainState()
-    state.add_root(nn.Linear(2, 2), "")
+    state, model = TrainState(), nn.Linear(2, 2)
+    state.add_root(model, "")
     sampler = LayerSampler(state, lines=10, share=math.inf)
     taken = [s for s in range(10_000) if sampler.sample(s) is not None]
     assert taken[:10] == list(range(10)) and len(taken) < 10 * math.log(10_000) + 10
@@ -123,8 +123,8 @@ def test_layers_are_looked_at_ever_more_seldom():
 def test_looking_at_layers_takes_its_share_of_the_time_and_no_more(monkeypatch):
     clock = iter(range(10**9))
     monkeypatch.setattr(journaling, "_clock", lambda: float(next(clock)))
-    state = TrainState()
-    state.add_root(nn.Linear(2, 2), "")
+    state, model = TrainState(), nn.Linear(2, 2)
+    state.add_root(model, "")
     sampler = LayerSampler(state, lines=10**6, share=0.01)
     taken = [s for s in range(2000) if sampler.sample(s) is not None]
     # A look takes one tick of this clock and every refusal one: a hundred of them to each look.
