@@ -8,8 +8,9 @@ from ..errors import UsageError
 from .compare import change_between, open_tensors
 from .contents import NamedTensor
 from .limits import DEFAULT_LIMITS, FileFault, Limits
-from .records import DiffReport, TensorDiff
+from .records import CheckpointReport, DiffReport, TensorDiff
 from .scanner import scan
+from .tree import clean
 
 __all__ = ["diff"]
 
@@ -34,12 +35,10 @@ def diff(
     for path, found in ((a, left), (b, right)):
         _check_single(os.fspath(path), [c.path for c in found])
     for checkpoint in (left[0], right[0]):
-        if checkpoint.verdict == "unreadable":
-            worst = next(
-                f for r in checkpoint.files for f in r.findings if f.severity == "unreadable"
-            )
-            raise FileFault(worst.code, f"{checkpoint.path} cannot be compared: {worst.message}")
+        _check_comparable(checkpoint)
     with open_tensors(left[0], limits) as x, open_tensors(right[0], limits) as y:
+        if not x and not y:
+            raise FileFault("unreadable", "nothing to compare: there is no tensor in either")
         rows = [_row(name, x.get(name), y.get(name)) for name in dict.fromkeys([*x, *y])]
     rows.sort(key=_rank)
     return DiffReport(
@@ -48,6 +47,18 @@ def diff(
         tensors=tuple(rows),
         rates_a=left[0].rates,
         rates_b=right[0].rates,
+    )
+
+
+def _check_comparable(checkpoint: CheckpointReport) -> None:
+    """One that cannot be read, or that would run code, is not compared but named."""
+    if checkpoint.verdict not in ("unreadable", "hostile"):
+        return
+    everything = [*checkpoint.findings, *(f for r in checkpoint.files for f in r.findings)]
+    worst = next(f for f in everything if f.severity == checkpoint.verdict)
+    raise FileFault(
+        worst.code,
+        f"{clean(checkpoint.path)} is {checkpoint.verdict} and cannot be compared: {worst.message}",
     )
 
 

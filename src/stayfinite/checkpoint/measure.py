@@ -24,10 +24,12 @@ __all__ = [
     "measure",
     "merge_extremes",
     "needs_detail",
+    "plain_stats",
+    "sample_is_flooded",
     "typed_blocks",
 ]
 
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 64 << 20
 """Large enough for the full memory speed, small enough to copy where bytes must be swapped."""
 DETAIL_ELEMENTS = 1 << 20
 _SAMPLE = 64
@@ -72,14 +74,13 @@ class Probe:
     scanned_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def advance(self, blob: Blob, num_bytes: int) -> None:
+    def advance(self, num_bytes: int) -> None:
         with self._lock:
             self.scanned_bytes += num_bytes
         if self.on_bytes is not None:
             self.on_bytes(num_bytes)
         if self.check is not None:
             self.check()
-        blob.check_length()  # last, right before the bytes are touched
 
 
 _ELEMENTS: dict[str, Elements | None] = {}
@@ -128,21 +129,20 @@ def typed_blocks(
     data = blob.open()
     width = elements.itemsize
     swap = blob.is_big_endian and elements.stored.itemsize > 1
-    if len(layout.dims) == 1 and layout.dims[0][1] == 1 and 0 < layout.dims[0][0] <= at_most:
-        count = layout.dims[0][0]
-        raw = data[layout.offset * width : (layout.offset + count) * width]
-        yield Block(layout.offset, (count,), (1,)), _from_bytes(raw, elements, swap)
-        return
     for block in layout.blocks(at_most):
         span = 1 + sum((n - 1) * s for n, s in zip(block.sizes, block.strides))
-        raw = data[block.start * width : (block.start + span) * width]
-        flat = _from_bytes(raw, elements, swap)
-        if not block.is_dense:
-            c = elements.components
-            strides = tuple(s * c for s in block.strides)
-            shape = (*block.sizes, c) if c > 1 else block.sizes
-            flat = flat.as_strided(shape, (*strides, 1) if c > 1 else strides).reshape(-1)
-        yield block, flat
+        start, end = block.start * width, (block.start + span) * width
+        blob.need(start, end)
+        try:
+            flat = _from_bytes(data[start:end], elements, swap)
+            if not block.is_dense:
+                c = elements.components
+                strides = tuple(s * c for s in block.strides)
+                shape = (*block.sizes, c) if c > 1 else block.sizes
+                flat = flat.as_strided(shape, (*strides, 1) if c > 1 else strides).reshape(-1)
+            yield block, flat
+        finally:
+            blob.done(start, end)
 
 
 def _from_bytes(raw: memoryview, elements: Elements, swap: bool) -> Tensor:
@@ -188,16 +188,24 @@ def conclude(
     found: Extremes, blob: Blob, layout: Layout, elements: Elements, probe: Probe
 ) -> tuple[TensorStats, bool]:
     """The statistics of a tensor whose extremes are known; a second look if they are bad."""
-    low, high, is_flooded = found
+    is_flooded = found[2]
     count = math.prod(layout.size)
     if count and needs_detail(found, elements, probe):
         base = TensorStats(shape=layout.size, dtype=elements.name, num_elements=count)
         return _detail(base, blob, layout, elements, probe), is_flooded
+    return plain_stats(layout.size, count, elements, found), False
+
+
+def plain_stats(
+    size: tuple[int, ...], count: int, elements: Elements, found: Extremes
+) -> TensorStats:
+    """The statistics of a tensor that needs no second look."""
+    low, high, _ = found
     if count == 0 or low > high:
-        return TensorStats(shape=layout.size, dtype=elements.name, num_elements=count), False
+        return TensorStats(shape=size, dtype=elements.name, num_elements=count)
     top = max(-low, high)
-    figures = TensorStats(
-        shape=layout.size,
+    return TensorStats(
+        shape=size,
         dtype=elements.name,
         num_elements=count,
         min=low,
@@ -206,7 +214,6 @@ def conclude(
         num_zero=count if top == 0 else 0,
         headroom_bits=_headroom(elements, top),
     )
-    return figures, False
 
 
 def extremes(
@@ -218,7 +225,8 @@ def extremes(
     tiny = elements.tiny if for_flood else 0.0
     has_range = elements.stored is not torch.uint64
     for block, flat in typed_blocks(blob, layout, elements, per_block):
-        probe.advance(blob, block.num_elements * elements.itemsize)
+        probe.advance(block.num_elements * elements.itemsize)
+        blob.check_length()  # last, right before the bytes are touched
         if not has_range:
             continue
         if elements.stored in _WIDENED_TO:
@@ -229,9 +237,14 @@ def extremes(
             return math.nan, math.nan, False
         low, high = min(low, lo), max(high, hi)
         if tiny and not is_flooded:
-            sample = flat[:: max(1, flat.numel() // _SAMPLE)].tolist()
-            is_flooded = sum(0.0 < abs(v) < tiny for v in sample) * 4 > len(sample)
+            is_flooded = sample_is_flooded(flat, tiny)
     return float(low), float(high), is_flooded
+
+
+def sample_is_flooded(flat: Tensor, tiny: float) -> bool:
+    """Whether more than a quarter of a sample is subnormal: then all of it is worth counting."""
+    sample = flat[:: max(1, flat.numel() // _SAMPLE)].tolist()
+    return bool(sum(0.0 < abs(v) < tiny for v in sample) * 4 > len(sample))
 
 
 def _detail(
@@ -241,9 +254,9 @@ def _detail(
     tally = _Tally(elements.tiny)
     first: tuple[int, ...] | None = None
     for block, flat in typed_blocks(blob, layout, elements, DETAIL_ELEMENTS):
-        blob.check_length()
         if probe.check is not None:
             probe.check()
+            blob.check_length()
         bad = tally.add(flat)
         if bad is not None:
             first = _earliest(first, bad, block, layout, elements)
@@ -332,7 +345,8 @@ def _measure_histogram(blob: Blob, layout: Layout, elements: Elements, probe: Pr
     octets = Elements(elements.name, torch.uint8, 1)
     first: tuple[int, ...] | None = None
     for block, flat in typed_blocks(blob, layout, octets, DETAIL_ELEMENTS * 4):
-        probe.advance(blob, block.num_elements)
+        probe.advance(block.num_elements)
+        blob.check_length()
         here = torch.bincount(flat, minlength=256)
         counts += here
         if int(here[bad_bytes].sum()):

@@ -42,7 +42,7 @@ def plan_quarantine(
     places = {Path(c.path).absolute() for c in everything}
     sources: dict[Path, CheckpointReport] = {}
     for checkpoint in everything:
-        if checkpoint.is_usable or checkpoint.link_to is not None:
+        if checkpoint.is_usable or checkpoint.link_to is not None or _is_unknown(checkpoint):
             continue
         place = Path(checkpoint.path).absolute()
         if any(place in other.parents for other in places):
@@ -63,6 +63,13 @@ def plan_quarantine(
         room = home / f"{name}-{count}"
     log = room / LOG_NAME
     return [Move(s, room / s.relative_to(base), c.verdict, log) for s, c in sources.items()]
+
+
+def _is_unknown(checkpoint: CheckpointReport) -> bool:
+    """A file that was too much for the limits, or for us, may well be a good one: it stays."""
+    found = [*checkpoint.findings, *(f for r in checkpoint.files for f in r.findings)]
+    bad = {f.code for f in found if f.severity in ("corrupt", "unreadable", "hostile")}
+    return bool(bad) and bad <= {"limit_exceeded", "internal_error"}
 
 
 def move(moves: list[Move]) -> Path:

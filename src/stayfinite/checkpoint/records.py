@@ -38,7 +38,7 @@ class TensorReport:
 
     name: str
     role: str
-    """weights | buffer | batchnorm | optimizer | ema | scheduler | scaler | rng | data | other"""
+    """weights | buffer | batchnorm | optimizer | ema | scheduler | scaler | rng | metric | data | other"""
     stats: TensorStats
     aliases: tuple[str, ...] = ()
     """Other names of the very same bytes (tied weights)."""
@@ -112,7 +112,7 @@ class CheckpointReport:
 
     path: str
     kind: str
-    """file | transformers | sharded | dcp | deepspeed"""
+    """file | data | transformers | sharded | dcp | deepspeed; data is nothing to resume from"""
     verdict: str
     files: tuple[FileReport, ...] = ()
     findings: tuple[TensorFinding, ...] = ()
@@ -166,13 +166,16 @@ class ScanReport:
     timelines: tuple[RunTimeline, ...] = ()
     skipped: tuple[str, ...] = ()
     """Files in scanned folders that hold no tensors (text, images, logs)."""
+    problems: tuple[TensorFinding, ...] = ()
+    """Folders that were not looked into, and why."""
     duration_s: float = 0.0
     scanned_bytes: int = 0
 
     @property
     def verdict(self) -> str:
         """The worst verdict of all."""
-        return worst([c.verdict for c in self.checkpoints])
+        verdicts = [c.verdict for c in self.checkpoints]
+        return worst([*verdicts, *(p.severity for p in self.problems)])
 
     @property
     def files(self) -> tuple[FileReport, ...]:

@@ -21,6 +21,7 @@ from .one_file import scan_file
 from .rates import compare, merge_rates
 from .records import CheckpointReport, FileReport, ScanReport, TensorFinding, worst
 from .timeline import build_timelines
+from .tree import clean
 
 __all__ = ["Progress", "Task", "plan_tasks", "scan"]
 
@@ -81,7 +82,8 @@ def scan(
     if not wanted:
         raise UsageError("nothing to scan: give at least one file, folder or glob")
     jobs = _check_jobs(jobs)
-    units, skipped = discover(expand(wanted))
+    found = discover(expand(wanted), limits)
+    units = found.units
     progress = progress or Progress()
     tasks, notes = plan_tasks(units, limits, verify)
     results = _run_all(tasks, jobs, full, progress)
@@ -94,7 +96,8 @@ def scan(
     return ScanReport(
         checkpoints=tuple(checkpoints),
         timelines=tuple(timelines),
-        skipped=tuple(str(p) for p in skipped),
+        skipped=tuple(str(p) for p in found.skipped),
+        problems=tuple(finding(code, clean(text, 400)) for code, text in found.problems),
         duration_s=time.perf_counter() - begin,
         scanned_bytes=sum(f.scanned_bytes for c in checkpoints for f in c.files),
     )
@@ -214,7 +217,7 @@ def _checkpoint(
     if lr is not None:
         mismatch = compare(rates, lr, lr_source)
         findings += [mismatch] if mismatch else []
-    step, epoch = _step(unit, reports)
+    step, epoch = _step(unit, reports, limits)
     verdicts = [f.verdict for f in reports] + [f.severity for f in findings]
     if not reports:
         findings.append(
@@ -223,7 +226,7 @@ def _checkpoint(
         verdicts.append("unreadable")
     return CheckpointReport(
         path=str(unit.path),
-        kind=unit.kind,
+        kind=_kind(unit, reports),
         verdict=worst(verdicts),
         files=tuple(reports),
         findings=tuple(findings),
@@ -235,11 +238,17 @@ def _checkpoint(
     )
 
 
-def _step(unit: Unit, reports: list[FileReport]) -> tuple[int | None, int | None]:
+def _kind(unit: Unit, reports: list[FileReport]) -> str:
+    """A cache of embeddings or labels is a file, but nothing that a training resumes from."""
+    roles = {t.role for f in reports for t in f.tensors}
+    return "data" if unit.kind == "file" and roles == {"data"} else unit.kind
+
+
+def _step(unit: Unit, reports: list[FileReport], limits: Limits) -> tuple[int | None, int | None]:
     """From the trainer's own record, else from the files, else from the name."""
     steps = [f.step for f in reports if f.step is not None]
     epochs = [f.epoch for f in reports if f.epoch is not None]
-    recorded = read_trainer_step(unit.path)
+    recorded = read_trainer_step(unit.path, limits)
     named_step, named_epoch = step_in_name(unit.path)
     step = recorded if recorded is not None else max(steps, default=None)
     epoch = max(epochs, default=named_epoch)

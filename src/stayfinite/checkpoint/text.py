@@ -15,11 +15,13 @@ from .records import (
     TensorFinding,
 )
 from .roles import ROLE_TITLES
+from .tree import clean
 
 __all__ = ["describe_diff", "describe_scan", "human_bytes", "summary"]
 
 _MAX_FINDINGS = 8
 _MAX_LISTED = 6
+_MAX_TENSORS = 20_000
 _WORTH_A_SPEED = 100e6
 _OWN = ("torch.", "__torch__.", "numpy.", "collections.", "builtins.")
 """Classes that everybody's files have; the JSON report lists them too."""
@@ -42,6 +44,8 @@ def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]
     said: set[str] = set()
     for checkpoint in report.checkpoints:
         yield from _checkpoint(checkpoint, verbose, said)
+    for problem in report.problems:
+        yield f"{problem.severity:<10}  {problem.code}: {problem.message}"
     for timeline in report.timelines:
         yield ""
         yield from _timeline(timeline)
@@ -53,25 +57,34 @@ def summary(report: ScanReport) -> str:
     """One line: how many of what, and how fast."""
     if not report.checkpoints:
         return f"no checkpoint found ({len(report.skipped)} other files were passed over)"
-    counts: dict[str, int] = {}
-    for checkpoint in report.checkpoints:
-        counts[checkpoint.verdict] = counts.get(checkpoint.verdict, 0) + 1
-    parts = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-    num = len(report.checkpoints)
+    real = [c.verdict for c in report.checkpoints if c.kind != "data"]
+    data = [c.verdict for c in report.checkpoints if c.kind == "data"]
+    parts = [_counted(v, t) for v, t in ((real, "checkpoint"), (data, "data file")) if v]
     took = f"{human_bytes(report.scanned_bytes)} in {report.duration_s:.2f} s"
     if report.scanned_bytes >= _WORTH_A_SPEED:
         took += f", {human_bytes(report.scanned_bytes / max(report.duration_s, 1e-9))}/s"
-    return f"{num} checkpoint{'' if num == 1 else 's'}: {parts} ({took})"
+    return f"{'; '.join(parts)} ({took})"
+
+
+def _counted(verdicts: list[str], title: str) -> str:
+    """
+    >>> _counted(["healthy", "corrupt", "healthy"], "checkpoint")
+    '3 checkpoints: 2 healthy, 1 corrupt'
+    """
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+    return f"{len(verdicts):,} {title}{'' if len(verdicts) == 1 else 's'}: {counts}"
 
 
 def _checkpoint(checkpoint: CheckpointReport, verbose: bool, said: set[str]) -> Iterator[str]:
     size = sum(f.size_bytes for f in checkpoint.files)
     tensors = sum(len(f.tensors) for f in checkpoint.files)
-    kind = checkpoint.files[0].format if checkpoint.kind == "file" else f"{checkpoint.kind} folder"
+    kind = f"{checkpoint.kind} folder"
+    if checkpoint.kind in ("file", "data") and checkpoint.files:
+        kind = checkpoint.files[0].format + (", data" if checkpoint.kind == "data" else "")
     step = f", step {checkpoint.step:,}" if checkpoint.step is not None else ""
-    link = f" → {checkpoint.link_to}" if checkpoint.link_to else ""
+    link = f" → {clean(checkpoint.link_to, 1000)}" if checkpoint.link_to else ""
     facts = f"{kind}, {human_bytes(size)}, {tensors:,} tensor{'' if tensors == 1 else 's'}{step}"
-    yield f"{checkpoint.verdict:<10}  {checkpoint.path}{link}  ({facts})"
+    yield f"{checkpoint.verdict:<10}  {clean(checkpoint.path, 4096)}{link}  ({facts})"
     for finding in checkpoint.findings:
         yield from _finding(finding, said)
     for file in checkpoint.files:
@@ -82,7 +95,7 @@ def _file(
     file: FileReport, checkpoint: CheckpointReport, verbose: bool, said: set[str]
 ) -> Iterator[str]:
     if len(checkpoint.files) > 1 and (file.findings or verbose):
-        name = os.path.relpath(file.path, checkpoint.path)
+        name = clean(os.path.relpath(file.path, checkpoint.path), 1000)
         yield f"    {file.verdict} in {name} ({file.format})"
     shown = file.findings if verbose else file.findings[:_MAX_FINDINGS]
     for finding in shown:
@@ -99,12 +112,15 @@ def _file(
     if verbose:
         for note in file.notes:
             yield f"      note: {note}"
-        for tensor in file.tensors:
+        rest = len(file.tensors) - _MAX_TENSORS
+        for tensor in file.tensors[:_MAX_TENSORS]:
             s = tensor.stats
             span = f"{s.min:.4g} … {s.max:.4g}" if s.min is not None else "no values"
             alias = f"  = {', '.join(tensor.aliases)}" if tensor.aliases else ""
             role = ROLE_TITLES.get(tensor.role, tensor.role)
             yield f"      {tensor.name}  {s.dtype} {list(s.shape)}  {span}  [{role}]{alias}"
+        if rest > 0:
+            yield f"      … and {rest:,} more tensors (--json lists all)"
 
 
 def _finding(finding: TensorFinding, said: set[str]) -> Iterator[str]:
@@ -126,7 +142,7 @@ def _rate(values: tuple[float, ...]) -> str:
 
 
 def _timeline(timeline: RunTimeline) -> Iterator[str]:
-    yield f"timeline of {timeline.path}"
+    yield f"timeline of {clean(timeline.path, 4096)}"
     rows = [
         ("step", "verdict", "weight norm", "largest change", "lr", "scheduler lr", "checkpoint")
     ]
@@ -143,20 +159,20 @@ def _timeline(timeline: RunTimeline) -> Iterator[str]:
             change = "none"
         norm = f"{e.weight_norm:.5g}" if e.weight_norm is not None else "–"
         saved = (_rate(e.rates.optimizer), _rate(e.rates.scheduler))
-        rows.append((when, e.verdict, norm, change, *saved, os.path.basename(e.path)))
+        rows.append((when, e.verdict, norm, change, *saved, clean(os.path.basename(e.path), 300)))
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:
         cells = [row[0].rjust(widths[0]), *(c.ljust(w) for c, w in zip(row[1:-1], widths[1:]))]
         yield "  " + "  ".join(cells) + "  " + row[-1]
     if timeline.broke_at is not None:
-        yield f"  broke at:  {timeline.broke_at}"
+        yield f"  broke at:  {clean(timeline.broke_at, 4096)}"
         if timeline.first_broken:
             names = ", ".join(timeline.first_broken[:_MAX_LISTED])
             more = timeline.num_first_broken - _MAX_LISTED
             tail = f" and {more:,} more" if more > 0 else ""
             yield f"  first broken there (fewest bad values first): {names}{tail}"
     nothing = "none: no checkpoint of this run can be resumed from"
-    yield f"  last good: {timeline.last_good or nothing}"
+    yield f"  last good: {clean(timeline.last_good or nothing, 4096)}"
 
 
 def _short(name: str | None) -> str:
@@ -168,8 +184,8 @@ def describe_diff(report: DiffReport, *, verbose: bool = False) -> Iterator[str]
     counts: dict[str, int] = {}
     for t in report.tensors:
         counts[t.status] = counts.get(t.status, 0) + 1
-    yield f"A: {report.a}"
-    yield f"B: {report.b}"
+    yield f"A: {clean(report.a, 4096)}"
+    yield f"B: {clean(report.b, 4096)}"
     titles = {"only_in_a": "only in A", "only_in_b": "only in B"}
     rows = [t for t in report.tensors if t.status != "same"]
     for t in rows if verbose else rows[:30]:

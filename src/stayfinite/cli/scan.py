@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .plain import plain_errors
+from .plain import plain_errors, printable
 
 if TYPE_CHECKING:
     from ..checkpoint import Progress, ScanReport
@@ -218,7 +218,7 @@ def _quarantine(report: ScanReport, folder: Path, yes: bool, quiet: bool) -> Non
         return
     typer.echo(f"into quarantine in {moves[0].log.parent}:", err=quiet)
     for step in moves:
-        typer.echo(f"  {step.source}  ({step.verdict})", err=quiet)
+        typer.echo(f"  {printable(str(step.source))}  ({step.verdict})", err=quiet)
     if not yes and not typer.confirm(f"Move {len(moves)}?", err=quiet):
         typer.echo("nothing was moved", err=quiet)
         return
@@ -231,5 +231,5 @@ def _undo(log: Path) -> None:
 
     moved = undo(log)
     for path in moved:
-        typer.echo(f"  back: {path}")
+        typer.echo(f"  back: {printable(str(path))}")
     typer.echo(f"moved {len(moved)} back" if moved else "nothing to move back: all is in its place")
