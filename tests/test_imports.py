@@ -9,12 +9,13 @@ import pytest
 
 SRC = pathlib.Path(__file__).parents[1] / "src" / "stayfinite"
 
-BASE = {"records", "errors", "config", "codes", "numerics"}
+BASE = {"records", "errors", "config", "codes", "numerics", "private"}
 ALLOWED = {
     "records": {"errors"},
     "errors": {"records"},  # for type checking only
     "config": {"errors"},
     "codes": {"errors"},
+    "private": set(),
     "numerics": {"records", "errors"},
     "observe": BASE,
     "detect": BASE,

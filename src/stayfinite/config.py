@@ -21,7 +21,7 @@ class Settings:
     >>> Settings.from_mapping({"budget": 2, "colour": 1})
     Traceback (most recent call last):
     stayfinite.errors.UsageError: 2 problems with the settings:
-      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, snapshot_ram_share
+      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, snapshot_ram_share, store_args
       - `budget` must be above 0 and at most 1, got 2
     """
 
@@ -39,6 +39,8 @@ class Settings:
     """Look for the cause and try fixes after locating."""
     diagnose_seconds: float = 20.0
     """Time limit for the experiments of one incident."""
+    store_args: bool = False
+    """Keep the command line as it is beside an incident, instead of without its secrets."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -84,7 +86,7 @@ def _problems(s: Settings) -> list[str]:
             found.append(f"`{name}` must be a whole number, got {value!r}")
         elif value < least:
             found.append(f"`{name}` must be at least {least}, got {value!r}")
-    for name in ("deferred", "diagnose"):
+    for name in ("deferred", "diagnose", "store_args"):
         if not isinstance(getattr(s, name), bool):
             found.append(f"`{name}` must be true or false, got {getattr(s, name)!r}")
     return found

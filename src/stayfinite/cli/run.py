@@ -75,6 +75,12 @@ def run(
         True, help="Refuse to restore a checkpoint that is not finite; compare its learning rate."
     ),
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
+    store_args: bool = typer.Option(
+        False,
+        "--store-args",
+        help="Keep the script's arguments beside an incident as they are. Default: without what "
+        "looks like a password, key or token.",
+    ),
     sink: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
     ),
@@ -97,7 +103,9 @@ def run(
     if module is None and not words:
         raise typer.BadParameter("give the script to run: stayfinite run train.py [ARGS]...")
     try:
-        settings = Settings(budget=budget, deferred=deferred, diagnose=diagnose)
+        settings = Settings(
+            budget=budget, deferred=deferred, diagnose=diagnose, store_args=store_args
+        )
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
