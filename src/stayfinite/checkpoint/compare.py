@@ -6,18 +6,17 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .contents import NamedTensor, named_tensors
-from .files import MappedFile
 from .folders import dcp_files
 from .geometry import Layout
 from .limits import FileFault, Limits
 from .measure import Elements, typed_blocks
 from .one_file import open_contents
+from .places import open_source, place
 from .readers.dcp import read_items
 from .records import CheckpointReport
 from .roles import file_hint
@@ -33,19 +32,20 @@ def open_tensors(checkpoint: CheckpointReport, limits: Limits) -> Iterator[dict[
     """The tensors of a checkpoint by name, as long as the `with` lasts."""
     with contextlib.ExitStack() as stack:
         found: dict[str, NamedTensor] = {}
-        folders = {Path(f.path).parent for f in checkpoint.files if f.format == "dcp metadata"}
+        indexes = [f.path for f in checkpoint.files if f.format == "dcp metadata"]
+        folders = {place(p.removesuffix("/.metadata")) for p in indexes}
         pieces = {p: i for folder in folders for p, i in dcp_files(folder, limits)[1].items()}
         for report in checkpoint.files:
-            path = Path(report.path)
+            path = place(report.path)
             if report.format in ("unknown", "dcp metadata"):
                 continue
             try:
-                file = stack.enter_context(MappedFile(path))
+                file = stack.enter_context(open_source(path))
                 is_dcp = path in pieces
                 contents = (
-                    read_items(file, pieces[path], limits)
+                    read_items(file, pieces[path], limits.begin())
                     if is_dcp
-                    else open_contents(file, limits)
+                    else open_contents(file, limits.begin())
                 )
                 hint = contents.hint or file_hint(path.name.partition(".")[0])
                 for tensor in named_tensors(contents, hint, limits):

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from ..errors import UsageError
 from .limits import DEFAULT_LIMITS, Limits
+from .places import Place, identity, list_folder, read_head
 from .readers import find_reader
+from .remote import is_remote, remote_paths
 from .tree import clean
 
 __all__ = ["Found", "Unit", "discover", "expand", "step_in_name"]
@@ -53,18 +55,23 @@ _SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules", ".
 class Unit:
     """One checkpoint: the files that are saved, moved and judged together."""
 
-    path: Path
+    path: Place
     kind: str
     """file | transformers | sharded | dcp | deepspeed"""
-    files: list[Path] = field(default_factory=list)
+    files: list[Place] = field(default_factory=list)
 
 
-def expand(patterns: list[str | os.PathLike[str]]) -> list[Path]:
-    """Paths from paths and globs; those that match nothing are listed at once."""
-    found: dict[Path, None] = {}
+def expand(patterns: list[str | os.PathLike[str]]) -> list[Place]:
+    """Paths from paths, addresses and globs; those that match nothing are listed at once."""
+    found: dict[Place, None] = {}
     missing = []
     for pattern in patterns:
         text = os.fspath(pattern)
+        if is_remote(text):
+            remote = remote_paths(text)
+            missing += [] if remote else [text]
+            found.update(dict.fromkeys(remote))
+            continue
         if os.path.lexists(text):
             found[Path(text)] = None
             continue
@@ -86,29 +93,25 @@ class Found:
     """What there is to scan in the paths that were asked for."""
 
     units: list[Unit] = field(default_factory=list)
-    skipped: list[Path] = field(default_factory=list)
+    skipped: list[Place] = field(default_factory=list)
     """Files in the folders that hold no tensors."""
     problems: list[tuple[str, str]] = field(default_factory=list)
     """(code, message): folders that were not looked into."""
 
 
-def discover(paths: list[Path], limits: Limits = DEFAULT_LIMITS) -> Found:
+def discover(paths: list[Place], limits: Limits = DEFAULT_LIMITS) -> Found:
     """The checkpoints in these paths, and the files in their folders that are none."""
-    units: dict[Path, Unit] = {}
+    units: dict[str, Unit] = {}
     found = Found()
     walk = _Walk(found, limits)
     for path in paths:
         if path.is_dir():
             for unit in walk.folder(path, 0):
-                units.setdefault(_key(unit.path), unit)
+                units.setdefault(identity(unit.path), unit)
         else:
-            units.setdefault(_key(path), Unit(path, "file", [path]))
+            units.setdefault(identity(path), Unit(path, "file", [path]))
     found.units = list(units.values())
     return found
-
-
-def _key(path: Path) -> Path:
-    return Path(os.path.abspath(path))
 
 
 class _Walk:
@@ -119,7 +122,7 @@ class _Walk:
         self._limits = limits
         self._num_entries = 0
 
-    def folder(self, folder: Path, depth: int) -> list[Unit]:
+    def folder(self, folder: Place, depth: int) -> list[Unit]:
         entries = self._entries(folder, depth)
         files = [e for e in entries if not e.is_dir()]
         folders = [
@@ -145,14 +148,14 @@ class _Walk:
             inner = []
         return [unit, *inner]
 
-    def _entries(self, folder: Path, depth: int) -> list[Path]:
+    def _entries(self, folder: Place, depth: int) -> list[Place]:
         if depth > min(self._limits.max_depth, _MAX_NESTED_FOLDERS):
             self._object(
                 "limit_exceeded", f"{folder}: folders are nested more than {depth - 1} deep"
             )
             return []
         try:
-            names = sorted(os.listdir(folder), key=lambda n: [_natural(n), n])
+            entries = sorted(list_folder(folder), key=lambda p: [_natural(p.name), p.name])
         except OSError as e:
             if depth == 0:
                 message = f"cannot list the folder {clean(str(folder))}: {e.strerror or e}"
@@ -160,18 +163,18 @@ class _Walk:
             self._object("unreadable", f"{folder}: cannot be listed: {e.strerror or e}")
             return []
         room = max(0, self._limits.max_entries - self._num_entries)
-        if len(names) > room:
+        if len(entries) > room:
             limit = self._limits.max_entries
             self._object("limit_exceeded", f"{folder}: more than {limit:,} files in all")
-        self._num_entries += len(names)
-        return [folder / name for name in names[:room]]
+        self._num_entries += len(entries)
+        return entries[:room]
 
     def _object(self, code: str, message: str) -> None:
         if len(self._found.problems) < _MAX_PROBLEMS:
             self._found.problems.append((code, message))
 
 
-def _belongs(file: Path) -> bool:
+def _belongs(file: Place) -> bool:
     return file.name.endswith(".index.json") or (file.name != ".metadata" and is_candidate(file))
 
 
@@ -181,7 +184,7 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(p)) if p.isdigit() else (1, p) for p in parts if p]
 
 
-def _kind_of(folder: Path, files: list[Path]) -> str | None:
+def _kind_of(folder: Place, files: list[Place]) -> str | None:
     names = {f.name for f in files}
     if ".metadata" in names:
         return "dcp"
@@ -199,18 +202,12 @@ def _kind_of(folder: Path, files: list[Path]) -> str | None:
     return None
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """A pipe that was put there between the look and the opening must not make us wait."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def is_candidate(path: Path) -> bool:
+def is_candidate(path: Place) -> bool:
     """Whether a file in a folder looks like a checkpoint, by its content first."""
     try:
         if not path.is_file():
             return False
-        with open(path, "rb", opener=_open_at_once) as handle:
-            head = handle.read(64)
+        head = read_head(path, 64)
     except OSError:
         return path.suffix.lower() in _CERTAIN
     reader = find_reader(head)
@@ -221,7 +218,7 @@ def is_candidate(path: Path) -> bool:
     return True
 
 
-def step_in_name(path: Path) -> tuple[int | None, int | None]:
+def step_in_name(path: Place) -> tuple[int | None, int | None]:
     """The step and epoch that a name announces.
 
     >>> step_in_name(Path("epoch=3-step=1200.ckpt")), step_in_name(Path("checkpoint-500"))

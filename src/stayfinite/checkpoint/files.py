@@ -26,6 +26,8 @@ class MappedFile:
     """
 
     is_remote = False
+    block_bytes = 64 << 20
+    """How much of it is looked at in one go: large enough for the full speed of the memory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -178,6 +180,10 @@ class Blob:
             return self._view[self.start : self.start + self.size]
         assert self._inflate is not None
         return self._inflate()
+
+    @property
+    def block_bytes(self) -> int:
+        return self.file.block_bytes if self.file is not None else MappedFile.block_bytes
 
     def need(self, start: int, end: int) -> None:
         if self.file is not None:

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from .discover import Unit
-from .files import MappedFile, read_small
 from .judge import finding
 from .limits import FileFault, Limits
 from .measure import Probe
 from .one_file import report_contents
+from .places import Place, open_source, read_small
 from .readers.dcp import Item, read_items, read_metadata
 from .readers.safetensors import load_json
 from .records import FileReport, TensorFinding, worst
@@ -40,7 +40,7 @@ def check_index(unit: Unit, reports: list[FileReport], limits: Limits) -> list[T
 
 
 def _check_shards(
-    index: Path, weight_map: dict[str, object], reports: list[FileReport]
+    index: Place, weight_map: dict[str, object], reports: list[FileReport]
 ) -> list[TensorFinding]:
     found = []
     by_name = {Path(r.path).name: r for r in reports}
@@ -72,7 +72,7 @@ def _is_or_are(things: list[str]) -> str:
     return "is" if len(things) == 1 else "are"
 
 
-def dcp_files(folder: Path, limits: Limits) -> tuple[FileReport, dict[Path, list[Item]]]:
+def dcp_files(folder: Place, limits: Limits) -> tuple[FileReport, dict[Place, list[Item]]]:
     """The report on a distributed checkpoint's index, and what to read in which file."""
     begin = time.perf_counter()
     index_path = folder / ".metadata"
@@ -101,12 +101,12 @@ def dcp_files(folder: Path, limits: Limits) -> tuple[FileReport, dict[Path, list
     return report, items
 
 
-def scan_dcp_file(path: Path, items: list[Item], limits: Limits, probe: Probe) -> FileReport:
+def scan_dcp_file(path: Place, items: list[Item], limits: Limits, probe: Probe) -> FileReport:
     """One file of a distributed checkpoint."""
     begin = time.perf_counter()
     limits = limits.begin()
     try:
-        with MappedFile(path) as file:
+        with open_source(path) as file:
             contents = read_items(file, items, limits)
             return report_contents(contents, str(path), limits, probe, begin, file.size)
     except (FileFault, OSError) as e:
@@ -114,7 +114,7 @@ def scan_dcp_file(path: Path, items: list[Item], limits: Limits, probe: Probe) -
         return FileReport(path=str(path), format="dcp", verdict=found.severity, findings=(found,))
 
 
-def read_trainer_step(folder: Path, limits: Limits) -> int | None:
+def read_trainer_step(folder: Place, limits: Limits) -> int | None:
     """`global_step` of a transformers checkpoint folder."""
     try:
         raw = read_small(folder / "trainer_state.json", limits.max_json)

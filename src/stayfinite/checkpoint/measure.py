@@ -29,8 +29,6 @@ __all__ = [
     "typed_blocks",
 ]
 
-BLOCK_BYTES = 64 << 20
-"""Large enough for the full memory speed, small enough to copy where bytes must be swapped."""
 DETAIL_ELEMENTS = 1 << 20
 _SAMPLE = 64
 
@@ -221,7 +219,7 @@ def extremes(
 ) -> Extremes:
     """Smallest and largest value; both NaN as soon as a block holds one."""
     low, high, is_flooded = math.inf, -math.inf, False
-    per_block = max(1, BLOCK_BYTES // elements.itemsize)
+    per_block = max(1, blob.block_bytes // elements.itemsize)
     tiny = elements.tiny if for_flood else 0.0
     has_range = elements.stored is not torch.uint64
     for block, flat in typed_blocks(blob, layout, elements, per_block):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
@@ -15,11 +14,14 @@ from .files import MappedFile, Region
 from .judge import finding
 from .limits import DEFAULT_LIMITS, FileFault, Limits
 from .measure import Probe
+from .places import Place, open_source, place
 from .policy import NONSENSE
+from .pool import touching
 from .rates import find_rates, merge_rates
 from .readers import Contents, find_reader
 from .readers import plain as plain_pickle
 from .records import FileReport, LearningRates, TensorFinding, worst
+from .remote import RemotePath
 from .roles import file_hint, is_data_file
 from .tree import clean
 
@@ -38,7 +40,7 @@ _TEXT_PICKLE = frozenset(b"(cdlIFLSVNp]}G")
 
 
 def scan_file(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     *,
     limits: Limits = DEFAULT_LIMITS,
     probe: Probe | None = None,
@@ -53,15 +55,15 @@ def scan_file(
     >>> report.verdict, report.findings[0].tensor, report.findings[0].stats.first_bad
     ('corrupt', 'fc.weight', (0, 0))
     """
-    where = Path(path)
-    if not os.path.lexists(where):
+    where: Place = place(os.fspath(path)) if not isinstance(path, RemotePath) else path
+    if not (where.exists() or os.path.lexists(str(where))):
         raise UsageError(f"no such file: {where}")
     if where.is_dir():
         raise UsageError(f"{where} is a folder: use `scan` for it")
     begin = time.perf_counter()
     probe = probe or Probe()
     try:
-        with MappedFile(where) as file:
+        with open_source(where) as file:
             return scan_source(file, str(where), limits.begin(), probe, verify)
     except FileFault as e:
         found = finding(e.code, clean(str(e), 400), action=_ACTIONS.get(e.code))
@@ -78,7 +80,8 @@ def scan_source(
 ) -> FileReport:
     """The report on a file that is open, wherever it lies."""
     begin = time.perf_counter()
-    contents = open_contents(file, limits)
+    with touching(file):
+        contents = open_contents(file, limits)
     if verify and contents.verify is not None:
         bad = contents.verify()
         contents.findings += [("checksum_mismatch", f"{clean(n)}: wrong checksum") for n in bad]
@@ -184,7 +187,7 @@ def _reader_finding(code: str, message: str) -> TensorFinding:
     return finding(code, clean(message, 400), action=_ACTIONS.get(code))
 
 
-def _failed(path: Path, found: TensorFinding, begin: float, format: str = "unknown") -> FileReport:
+def _failed(path: Place, found: TensorFinding, begin: float, format: str = "unknown") -> FileReport:
     try:
         size = path.stat().st_size
     except OSError:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, UsageError
 from .records import CheckpointReport
+from .remote import is_remote
 
 __all__ = ["LOG_NAME", "Move", "move", "plan_quarantine", "undo"]
 
@@ -39,6 +40,8 @@ def plan_quarantine(
     if home.exists() and not home.is_dir():
         raise UsageError(f"the quarantine must be a folder, and {home} is a file")
     everything = list(checkpoints)
+    if any(is_remote(c.path) and not c.is_usable for c in everything):
+        raise UsageError("only files on this machine can be put into quarantine")
     places = {Path(c.path).absolute() for c in everything}
     sources: dict[Path, CheckpointReport] = {}
     for checkpoint in everything:

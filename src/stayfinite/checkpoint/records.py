@@ -168,6 +168,8 @@ class ScanReport:
     """Files in scanned folders that hold no tensors (text, images, logs)."""
     problems: tuple[TensorFinding, ...] = ()
     """Folders that were not looked into, and why."""
+    num_unseen: int = 0
+    """Checkpoints that were not looked at because the scan was interrupted."""
     duration_s: float = 0.0
     scanned_bytes: int = 0
 

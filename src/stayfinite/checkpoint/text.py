@@ -55,6 +55,8 @@ def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]
 
 def summary(report: ScanReport) -> str:
     """One line: how many of what, and how fast."""
+    if not report.checkpoints and report.num_unseen:
+        return f"interrupted: none of {report.num_unseen:,} checkpoints was finished"
     if not report.checkpoints:
         return f"no checkpoint found ({len(report.skipped)} other files were passed over)"
     real = [c.verdict for c in report.checkpoints if c.kind != "data"]
@@ -63,7 +65,8 @@ def summary(report: ScanReport) -> str:
     took = f"{human_bytes(report.scanned_bytes)} in {report.duration_s:.2f} s"
     if report.scanned_bytes >= _WORTH_A_SPEED:
         took += f", {human_bytes(report.scanned_bytes / max(report.duration_s, 1e-9))}/s"
-    return f"{'; '.join(parts)} ({took})"
+    unseen = f"; interrupted, {report.num_unseen:,} not looked at" if report.num_unseen else ""
+    return f"{'; '.join(parts)}{unseen} ({took})"
 
 
 def _counted(verdicts: list[str], title: str) -> str:

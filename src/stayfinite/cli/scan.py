@@ -14,10 +14,11 @@ import typer
 from .plain import plain_errors, printable
 
 if TYPE_CHECKING:
-    from ..checkpoint import Progress, ScanReport
+    from ..checkpoint import Limits, Progress, ScanReport
 
 __all__ = ["register"]
 
+_INTERRUPTED = 130
 _COLORS = (
     (r"\bhealthy\b", "green"),
     (r"\bsuspicious\b", "yellow"),
@@ -36,7 +37,9 @@ def register(app: typer.Typer) -> None:
 def scan_command(
     paths: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PATH", help="Files, folders or globs.", show_default=False),
+        typer.Argument(
+            metavar="PATH", help="Files, folders, globs or addresses.", show_default=False
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -72,10 +75,24 @@ def scan_command(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every tensor and every finding.")
     ] = False,
+    max_seconds: Annotated[
+        float, typer.Option(help="Processor time for each part of a file but its tensors' bytes.")
+    ] = 10.0,
+    max_memory: Annotated[
+        int, typer.Option(help="MB of memory for one file, besides what is mapped.")
+    ] = 300,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|local", help="Spread the files over the workers of a Ray cluster."
+        ),
+    ] = None,
 ) -> None:
     """Which checkpoints are corrupt, and which is the last good one. Runs nothing in them.
 
-    Exit code: 0 clean, 1 something was found, 2 wrong usage.
+    A PATH may be in a store, too: s3://, gs://, hf://, https:// and what else fsspec knows.
+
+    Exit code: 0 clean, 1 something was found, 2 wrong usage, 130 interrupted.
     """
     with plain_errors("no checkpoint is half moved", checkpoint_code=1):
         if undo is not None:
@@ -86,8 +103,11 @@ def scan_command(
 
             raise UsageError("nothing to scan\ntry: stayfinite scan runs/my-run")
         wanted, source = _wanted_rate(config, lr)
-        report = _scan_with_bar(paths, wanted, source, full, checksums, jobs)
+        limits = _limits(max_seconds, max_memory)
+        report = _scan_with_bar(paths, wanted, source, full, checksums, jobs, limits, ray)
         _print_report(report, as_json, verbose)
+        if report.num_unseen:
+            raise typer.Exit(_INTERRUPTED)
         if quarantine is not None:
             _quarantine(report, quarantine, yes, quiet=as_json)
         raise typer.Exit(report.exit_code(strict=strict))
@@ -134,8 +154,24 @@ def _wanted_rate(config: Path | None, lr: float | None) -> tuple[float | None, s
     return value, f"{config} ({key})"
 
 
+def _limits(max_seconds: float, max_memory: int) -> Limits:
+    from ..checkpoint import Limits
+    from ..errors import UsageError
+
+    if not max_seconds > 0 or max_memory < 1:
+        raise UsageError("`--max-seconds` and `--max-memory` must be above 0")
+    return Limits(max_seconds=max_seconds, max_memory=max_memory << 20)
+
+
 def _scan_with_bar(
-    paths: list[str], lr: float | None, source: str, full: bool, verify: bool, jobs: int | None
+    paths: list[str],
+    lr: float | None,
+    source: str,
+    full: bool,
+    verify: bool,
+    jobs: int | None,
+    limits: Limits,
+    ray: str | None,
 ) -> ScanReport:
     """Scan with a progress bar on stderr when somebody is watching."""
     from ..checkpoint import Progress, scan
@@ -150,13 +186,22 @@ def _scan_with_bar(
             verify=verify,
             jobs=jobs,
             progress=progress,
+            limits=limits,
+            keep_partial=True,
+            ray=ray,
         )
 
 
 @contextlib.contextmanager
 def _bar(progress: Progress) -> Iterator[None]:
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Bar
 
     columns: list[Any] = [
@@ -164,6 +209,7 @@ def _bar(progress: Progress) -> Iterator[None]:
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
+        TimeRemainingColumn(),
     ]
     done = threading.Event()
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 from ..files import MappedFile, Region
 from ..limits import FileFault, LimitError, Limits
 from ..pickles import Machine
+from ..places import Place, open_source
 from ..tree import resolve
 from ..values import ObjectKey
 from ..zips import Archive
@@ -40,10 +41,10 @@ class Metadata:
     """By file name."""
 
 
-def read_metadata(folder: Path, limits: Limits) -> Metadata:
+def read_metadata(folder: Place, limits: Limits) -> Metadata:
     """The index of a folder, from its `.metadata`."""
     contents = Contents("dcp metadata")
-    with MappedFile(folder / ".metadata") as file:
+    with open_source(folder / ".metadata") as file:
         if file.size > _MAX_INDEX:
             raise LimitError(f"`.metadata` has {file.size:,} bytes")
         limits.spend(file.size)
