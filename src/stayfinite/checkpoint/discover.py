@@ -34,6 +34,8 @@ _SUFFIXES = frozenset(
         ".pickle",
         ".jit",
         ".ptl",
+        ".pt2",
+        ".gguf",
     }
 )
 _CERTAIN = _SUFFIXES - {".bin", ".pkl", ".pickle"}

@@ -97,7 +97,7 @@ def file_hint(stem: str) -> str:
     return ""
 
 
-_NUMBERS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"(?<!\d)(?<!fp)(?<!bf)\d+")
 
 
 def is_data_file(names: list[str]) -> bool:

@@ -81,6 +81,27 @@ def scan_command(
     max_memory: Annotated[
         int, typer.Option(help="MB of memory for one file, besides what is mapped.")
     ] = 300,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Follow a folder: judge each checkpoint once it is written."),
+    ] = False,
+    on_bad: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CMD",
+            help="With --watch: run this for each bad checkpoint; its JSON comes on standard input, "
+            "its path in STAYFINITE_PATH.",
+        ),
+    ] = None,
+    last_good: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --watch: keep the last good checkpoint's path in this file."
+        ),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.05, help="With --watch: seconds between two looks.")
+    ] = 2.0,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -104,6 +125,8 @@ def scan_command(
             raise UsageError("nothing to scan\ntry: stayfinite scan runs/my-run")
         wanted, source = _wanted_rate(config, lr)
         limits = _limits(max_seconds, max_memory)
+        if watch or on_bad is not None or last_good is not None:
+            raise typer.Exit(_watch(paths, watch, interval, on_bad, last_good, limits))
         report = _scan_with_bar(paths, wanted, source, full, checksums, jobs, limits, ray)
         _print_report(report, as_json, verbose)
         if report.num_unseen:
@@ -135,6 +158,26 @@ def diff_command(
         else:
             _print_lines(describe_diff(report, verbose=verbose))
         raise typer.Exit(0 if report.is_same else 1)
+
+
+def _watch(
+    paths: list[str],
+    is_asked: bool,
+    interval: float,
+    on_bad: str | None,
+    last_good: Path | None,
+    limits: Limits,
+) -> int:
+    from ..errors import UsageError
+    from .scan_watch import watch_folder
+
+    if not is_asked:
+        raise UsageError("`--on-bad` and `--last-good` go with `--watch`")
+    if len(paths) != 1:
+        raise UsageError(f"`--watch` follows one folder, got {len(paths)} paths")
+    return watch_folder(
+        paths[0], interval=interval, on_bad=on_bad, pointer=last_good, limits=limits
+    )
 
 
 def _wanted_rate(config: Path | None, lr: float | None) -> tuple[float | None, str]:

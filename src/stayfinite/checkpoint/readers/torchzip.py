@@ -8,7 +8,7 @@ from ..files import Blob, MappedFile, Region
 from ..limits import FileFault, Limits
 from ..pickles import Machine
 from ..zips import Archive
-from . import nested
+from . import nested, pt2
 from .arrays import read_npy
 from .base import Contents
 from .storages import StorageTable, attach
@@ -35,7 +35,11 @@ def read_archive(archive: Archive) -> Contents:
         return _read_torch(archive, [p.removesuffix("data.pkl") for p in pickles[:_MAX_PICKLES]])
     if any(n.endswith(".npy") for n in archive.entries):
         return _read_npz(archive)
-    raise FileFault("unreadable", "a zip archive, but neither a torch checkpoint nor an npz")
+    if pt2.is_pt2(archive):
+        return pt2.read_archive(archive)
+    raise FileFault(
+        "unreadable", "a zip archive, but neither a torch checkpoint nor an npz nor a pt2"
+    )
 
 
 def _read_torch(archive: Archive, prefixes: list[str]) -> Contents:
