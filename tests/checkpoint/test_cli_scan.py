@@ -115,7 +115,7 @@ def test_quarantine_asks_first(app, tmp_path):
 def test_diff(app, tmp_path):
     folder = make_run(tmp_path / "run")
     result = run(app, "diff", folder / "step_100.pt", folder / "step_200.pt")
-    assert result.exit_code == 1 and "changed       0.weight" in result.output
+    assert result.exit_code == 1 and "weights: 1 of 3 layers changed" in result.output
     assert run(app, "diff", folder / "step_100.pt", folder / "step_100.pt").exit_code == 0
     assert json.loads(
         run(app, "diff", folder / "step_100.pt", folder / "step_200.pt", "--json").output

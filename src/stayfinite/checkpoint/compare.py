@@ -72,6 +72,10 @@ class Change:
     num_changed: int
     num_nonfinite_a: int
     num_nonfinite_b: int
+    norm_a: float | None = None
+    norm_b: float | None = None
+    norm_change: float | None = None
+    """Norms before, after, and of the difference; None when a value is not finite."""
 
 
 def _row_major(tensor: NamedTensor) -> Iterator[Tensor]:
@@ -130,7 +134,9 @@ def change_between(a: NamedTensor, b: NamedTensor) -> Change:
     if bad_a or bad_b:
         return Change(None, None, changed, bad_a, bad_b)
     base = math.sqrt(before) or math.sqrt(after)
-    return Change(math.sqrt(moved) / base if base else 0.0, largest, changed, 0, 0)
+    relative = math.sqrt(moved) / base if base else 0.0
+    norms = math.sqrt(before), math.sqrt(after), math.sqrt(moved)
+    return Change(relative, largest, changed, 0, 0, *norms)
 
 
 def _equal_blocks(tensor: NamedTensor) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ __all__ = [
     "CheckpointReport",
     "DiffReport",
     "FileReport",
+    "LayerDiff",
     "LearningRates",
     "RunTimeline",
     "ScanReport",
@@ -223,15 +224,51 @@ class TensorDiff:
     num_changed: int = 0
     num_nonfinite_a: int = 0
     num_nonfinite_b: int = 0
+    role: str = "weights"
+    norm_a: float | None = None
+    norm_b: float | None = None
+    norm_change: float | None = None
+    usual: float | None = None
+    """The relative change of this tensor between neighboring checkpoints of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDiff:
+    """How one layer moved: all its tensors as one vector."""
+
+    layer: str
+    role: str
+    relative_change: float | None
+    """None when a value is not finite."""
+    growth: float | None = None
+    """Norm in B over norm in A, minus 1."""
+    angle: float | None = None
+    """Degrees by which it turned."""
+    usual: float | None = None
+    """The relative change that is usual for it."""
+    num_tensors: int = 0
+    num_changed: int = 0
+    num_nonfinite_a: int = 0
+    num_nonfinite_b: int = 0
+
+    @property
+    def times_usual(self) -> float | None:
+        if self.relative_change is None or not self.usual:
+            return None
+        return self.relative_change / self.usual
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffReport:
-    """What changed between two checkpoints, the largest change first."""
+    """What changed between two checkpoints: the weights first, the largest change first."""
 
     a: str
     b: str
     tensors: tuple[TensorDiff, ...] = ()
+    layers: tuple[LayerDiff, ...] = ()
+    """In the order of the model."""
+    usual_source: str = ""
+    """What the usual change was taken from."""
     rates_a: LearningRates = field(default_factory=LearningRates)
     rates_b: LearningRates = field(default_factory=LearningRates)
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 from .records import (
     CheckpointReport,
-    DiffReport,
     FileReport,
-    LearningRates,
     RunTimeline,
     ScanReport,
     TensorFinding,
@@ -17,7 +15,7 @@ from .records import (
 from .roles import ROLE_TITLES
 from .tree import clean
 
-__all__ = ["describe_diff", "describe_scan", "human_bytes", "summary"]
+__all__ = ["describe_scan", "human_bytes", "summary"]
 
 _MAX_FINDINGS = 8
 _MAX_LISTED = 6
@@ -180,36 +178,3 @@ def _timeline(timeline: RunTimeline) -> Iterator[str]:
 
 def _short(name: str | None) -> str:
     return "" if name is None else name if len(name) <= 32 else "…" + name[-31:]
-
-
-def describe_diff(report: DiffReport, *, verbose: bool = False) -> Iterator[str]:
-    """What changed, the largest change first."""
-    counts: dict[str, int] = {}
-    for t in report.tensors:
-        counts[t.status] = counts.get(t.status, 0) + 1
-    yield f"A: {clean(report.a, 4096)}"
-    yield f"B: {clean(report.b, 4096)}"
-    titles = {"only_in_a": "only in A", "only_in_b": "only in B"}
-    rows = [t for t in report.tensors if t.status != "same"]
-    for t in rows if verbose else rows[:30]:
-        parts = [t.detail] if t.detail else []
-        if t.relative_change is not None and t.status == "changed":
-            parts.append(
-                f"moved {t.relative_change:.3%} of its norm, by {t.max_abs_change:.3g} at most"
-            )
-            parts.append(f"{t.num_changed:,} values differ")
-        if t.num_nonfinite_a or t.num_nonfinite_b:
-            parts.append(f"non-finite: {t.num_nonfinite_a:,} in A, {t.num_nonfinite_b:,} in B")
-        yield f"  {titles.get(t.status, t.status):<12}  {t.name}  {'; '.join(parts)}"
-    if len(rows) > 30 and not verbose:
-        yield f"  … and {len(rows) - 30:,} more (--verbose shows all)"
-    yield from _rate_changes(report.rates_a, report.rates_b)
-    total = ", ".join(f"{n:,} {titles.get(s, s)}" for s, n in counts.items())
-    yield f"{len(report.tensors):,} tensors: {total}" if counts else "no tensors in either"
-
-
-def _rate_changes(a: LearningRates, b: LearningRates) -> Iterator[str]:
-    for label in ("optimizer", "initial", "peak", "scheduler", "base"):
-        x, y = getattr(a, label), getattr(b, label)
-        if x != y:
-            yield f"  learning rate ({label}): {_rate(x)} → {_rate(y)}"

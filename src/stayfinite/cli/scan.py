@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -137,22 +138,29 @@ def scan_command(
 
 
 def diff_command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Another one.", show_default=False)],
+    a: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every tensor that differs.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page with a picture.")
+    ] = None,
 ) -> None:
-    """What changed between two checkpoints, tensor by tensor.
+    """What changed between two checkpoints: the weights by layer, then the rest.
 
     Exit code: 0 no difference, 1 they differ, 2 wrong usage.
     """
     with plain_errors("no checkpoint is half moved", checkpoint_code=1):
         from ..checkpoint import diff
-        from ..checkpoint.text import describe_diff
+        from ..checkpoint.diff_text import describe_diff
 
         report = diff(a, b)
+        if html is not None:
+            from ..report.diff_page import render_diff
+
+            html.write_text(render_diff(json.loads(report.to_json())), encoding="utf-8")
         if as_json:
             typer.echo(report.to_json())
         else:
