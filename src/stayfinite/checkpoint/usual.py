@@ -95,7 +95,7 @@ def _neighbors(a: CheckpointReport, b: CheckpointReport) -> list[tuple[Path, Pat
         return []
     ours = {Path(a.path).absolute(), Path(b.path).absolute()}
     home = Path(b.path).absolute().parent
-    if home != Path(a.path).absolute().parent:
+    if len(ours) < 2 or home != Path(a.path).absolute().parent:
         return []
     files = [
         u.path for u in discover([home]).units if u.kind == "file" and isinstance(u.path, Path)

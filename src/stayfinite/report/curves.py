@@ -12,6 +12,7 @@ __all__ = ["Curves", "Series", "Span", "as_number"]
 _NOT_PLOTTED = frozenset({"step", "epoch", "t", "applied", "flags", "parts", "event", "kind"})
 _WORDS = {"nan": math.nan, "inf": math.inf, "+inf": math.inf, "-inf": -math.inf}
 _MAX_WHOLE = 1 << 1000
+_MAX_SERIES = 500
 _WORDS |= {"infinity": math.inf, "-infinity": -math.inf}
 
 
@@ -158,6 +159,8 @@ class Curves:
         self._steps = self._steps + steps[::every]
         bad: dict[int, set[str]] = {}
         for name, column in _columns(rows).items():
+            if name not in self.series and len(self.series) >= _MAX_SERIES:
+                continue
             series = self.series.setdefault(name, Series())
             watched = name in ("loss", "grad_norm") or name.startswith("parts.")
             for i in starts:

@@ -20,6 +20,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "ms": ("ms", "step_ms", "step_time_ms"),
 }
 _MAX_STEP = 1 << 53
+_MAX_KEYS = 10_000
 _PREFIXES = ("", "train/", "train_", "training/", "train.", "metrics/")
 
 
@@ -72,6 +73,8 @@ class KeyMap:
         for key, value in line.items():
             field = self._known.get(key)
             if field is None:
+                if len(self._known) >= _MAX_KEYS:
+                    continue  # a log whose keys never come again is no log of a training
                 field = self._known[key] = self._field(key)
             if not field:
                 continue

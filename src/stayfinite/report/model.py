@@ -30,6 +30,7 @@ _TITLES = {
 }
 _MAX_INCIDENTS = 2000
 _MAX_SOURCES = 5000
+_MAX_INCIDENT_BYTES = 128 << 20
 _LOG = {"loss", "grad_norm", "scale", "update_ratio"}
 
 
@@ -148,7 +149,13 @@ def _load_incidents(view: RunView, folder: Path) -> None:
     files = sorted(folder.glob("*/incident.json"))
     if len(files) > _MAX_INCIDENTS:
         view.problems.append(f"{len(files):,} incidents; the first {_MAX_INCIDENTS:,} are shown")
+    num_bytes = 0
     for file in files[:_MAX_INCIDENTS]:
+        num_bytes += file.stat().st_size
+        if num_bytes > _MAX_INCIDENT_BYTES:
+            limit = _MAX_INCIDENT_BYTES >> 20
+            view.problems.append(f"the incidents have more than {limit} MB; the rest is left out")
+            break
         if view.data.num_sessions > 1 and file.parent.name not in own:
             continue  # of another session in the same folder
         try:
