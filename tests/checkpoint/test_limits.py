@@ -278,3 +278,38 @@ def test_names_of_files_are_printed_without_escape_codes(tmp_path):
         done = subprocess.run([*command, *extra], capture_output=True, text=True)
         assert done.returncode in (1, 2)
         assert "\x1b" not in done.stdout + done.stderr and "\x07" not in done.stdout + done.stderr
+
+
+def test_an_interrupt_keeps_what_is_known(tmp_path, monkeypatch):
+    from stayfinite.checkpoint import running, scanner
+
+    for i in range(6):
+        torch.save({"w": torch.ones(2)}, tmp_path / f"step_{i}.pt")
+    rounds = []
+    real = running.wait
+
+    def wait(pending, timeout, return_when):
+        rounds.append(1)
+        if len(rounds) == 3:
+            raise KeyboardInterrupt
+        return real(pending, timeout=timeout, return_when=return_when)
+
+    monkeypatch.setattr(running, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        scan(tmp_path, jobs=1)
+    rounds.clear()
+    slow = scanner.scan_file
+    seen = []
+
+    def scan_slowly(path, **options):
+        seen.append(path)
+        if len(seen) > 2:
+            while len(rounds) < 3:  # the interrupt comes while the third is under way
+                pass
+        return slow(path, **options)
+
+    monkeypatch.setattr(scanner, "scan_file", scan_slowly)
+    report = scan(tmp_path, jobs=1, keep_partial=True)
+    assert 2 <= len(report.checkpoints) < 6
+    assert report.num_unseen == 6 - len(report.checkpoints) and report.timelines == ()
+    assert f"interrupted, {report.num_unseen} not looked at" in list(describe_scan(report))[-1]

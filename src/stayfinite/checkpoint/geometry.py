@@ -45,6 +45,10 @@ class Layout:
         """Distinct elements: an expanded tensor counts what it stores, not what it shows."""
         return prod(n for n, _ in self.dims)
 
+    @property
+    def is_dense(self) -> bool:
+        return len(self.dims) == 1 and self.dims[0][1] == 1
+
     def blocks(self, at_most: int) -> Iterator[Block]:
         """The elements in pieces of at most `at_most`."""
         if self.num_elements:

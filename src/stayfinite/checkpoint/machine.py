@@ -35,6 +35,7 @@ _MAX_MARKS = 100_000
 _LONGEST = 9
 """Bytes of the longest instruction without its data."""
 
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
 _SIZED = (list, tuple, dict, str, bytes)
 
 _uint32 = struct.Struct("<I").unpack_from
@@ -130,6 +131,16 @@ class Machine:
                 elif code == 0x28:  # MARK
                     self.marks.append(stack)
                     stack = self.stack = []
+                    pos += 1
+                elif code == 0x74:  # TUPLE
+                    items, stack = stack, self.marks.pop()
+                    self.stack = stack
+                    self.num_objects += 1
+                    self.num_items += len(items)
+                    stack.append(tuple(items))
+                    pos += 1
+                elif code in _CONSTANTS:
+                    stack.append(_CONSTANTS[code])
                     pos += 1
                 elif code == 0x6A:  # LONG_BINGET
                     stack.append(self.get(_uint32(data, pos + 1)[0]))
