@@ -103,13 +103,22 @@ def test_the_command_runs_what_it_was_told_to(tmp_path):
     torch.save({"step": 2, "w": torch.tensor([float("nan")])}, evil)
     command = [sys.executable, "-m", "stayfinite", "scan", "--watch", str(home), "--interval", "0.05",
                "--on-bad", f"{sys.executable} {hook}", "--last-good", str(tmp_path / "good")]  # fmt: skip
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "told").exists() or not (tmp_path / "good").exists():
-        assert time.monotonic() < deadline and running.poll() is None
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=60)
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        # A test run in the background of a shell ignores interrupts, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        while not (tmp_path / "told").exists() or not (tmp_path / "good").exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        out, _ = running.communicate(timeout=120)
+    finally:
+        running.kill()
     assert running.returncode == 1, out
     told, path = json.loads((tmp_path / "told").read_text())
     assert path == told["path"] == str(evil) and told["findings"][0]["code"] == "nonfinite_tensor"
