@@ -271,3 +271,23 @@ def test_a_pipe_is_no_journal(tmp_path):
     with pytest.raises(UsageError, match="neither a run folder nor an ordinary file"):
         journal_of(tmp_path / "journal.jsonl")
     assert Tail(tmp_path / "journal.jsonl").poll() is False
+
+
+def test_a_log_that_is_too_large_is_read_in_part_and_told(tmp_path, monkeypatch):
+    from stayfinite.report import journal_read
+
+    monkeypatch.setattr(journal_read, "_BLOCK", 1000)
+    monkeypatch.setattr(journal_read, "_MAX_BYTES", 5000)
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(b"".join(b'{"step": %d, "loss": 0.5}\n' % i for i in range(1000)))
+    view = load_run(file)
+    assert 100 < view.data.curves.num_rows < 300
+    assert view.problems == ["the log has more than 4 GB; the rest of it was not read"]
+
+
+def test_a_log_with_endless_names_is_bounded(tmp_path):
+    file = tmp_path / "log.jsonl"
+    with open(file, "w") as f:
+        for i in range(3000):
+            f.write(json.dumps({"step": i, "loss": 0.5, f"loss_{i}": 1.0}) + "\n")
+    assert len(read_journal(file).curves.series) <= 500

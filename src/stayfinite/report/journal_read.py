@@ -21,6 +21,7 @@ __all__ = ["JournalData", "Tail", "journal_of", "parse_block", "read_journal"]
 _BLOCK = 1 << 21
 _MAX_EVENTS = 20_000
 _MAX_STEP = 1 << 53
+_MAX_BYTES = 4 << 30
 _MAX_LINE = 1 << 24
 """A longer line is no line of a log; it is left out, and counted."""
 
@@ -38,6 +39,8 @@ class JournalData:
     num_broken: int = 0
     """Lines that are no JSON object: a line cut by a kill, or text between the lines."""
     is_foreign: bool = False
+    is_cut: bool = False
+    """Whether the log was too large to be read to its end."""
     keys: dict[str, str] = field(default_factory=dict)
     """Which key of a foreign log each field was read from."""
 
@@ -156,8 +159,13 @@ def read_journal(
     num_lines = sum(_count_lines(p) for p in paths)
     data.curves = Curves(points, every=max(1, -(-num_lines // points) if num_lines > points else 1))
     taker = _Taker(data, keys or KeyMap())
+    num_bytes = 0
     for p in paths:
         for block in _blocks(p):
+            num_bytes += len(block)
+            if num_bytes > _MAX_BYTES:
+                data.is_cut = True
+                break
             taker.take(block)
     data.curves.finish()
     return data

@@ -180,6 +180,8 @@ def _fill(view: RunView) -> None:
     view.facts = _facts(view)
     view.findings = _findings(view)
     view.ledger = _ledger(view)
+    if data.is_cut:
+        view.problems.append("the log has more than 4 GB; the rest of it was not read")
     if data.num_broken:
         view.problems.append(
             f"{data.num_broken} line{'s' if data.num_broken > 1 else ''} of the log "
