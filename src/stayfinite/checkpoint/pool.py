@@ -55,7 +55,7 @@ def touching(file: MappedFile) -> Iterator[None]:
     Half of the time of a pass over mapped bytes goes into mapping them, page by page; that needs no
     Python, so another core can do it while this one reads the pickle.
     """
-    if file.size < _TOUCH_FROM or file.is_remote or _is_busy():
+    if file.size < _TOUCH_FROM or file.is_remote:
         yield
         return
     is_over = threading.Event()
@@ -65,14 +65,6 @@ def touching(file: MappedFile) -> Iterator[None]:
     finally:
         is_over.set()
         work.result()
-
-
-def _is_busy() -> bool:
-    """Without a core to spare the touching only takes time from others."""
-    try:
-        return os.getloadavg()[0] > (os.cpu_count() or 1)
-    except (AttributeError, OSError):
-        return True
 
 
 def _touch(file: MappedFile, is_over: threading.Event) -> None:
