@@ -9,13 +9,14 @@ import pytest
 
 SRC = pathlib.Path(__file__).parents[1] / "src" / "stayfinite"
 
-BASE = {"records", "errors", "config", "codes", "numerics"}
+BASE = {"records", "errors", "config", "codes", "numerics", "private"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
     "records": {"errors"},
     "errors": set(),
     "config": {"errors"},
     "codes": {"errors"},
+    "private": set(),
     "numerics": {"records", "errors"},
     **{stage: BASE for stage in STAGES - {"report"}},
     "report": BASE - {"numerics"},

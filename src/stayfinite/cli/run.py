@@ -88,6 +88,12 @@ def run(
     show_patches: bool = typer.Option(
         False, "--show-patches", help="Print what is patched in the script's process, and why."
     ),
+    store_args: bool = typer.Option(
+        False,
+        "--store-args",
+        help="Keep the script's arguments beside an incident as they are. Default: without what "
+        "looks like a password, key or token.",
+    ),
     sink: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
     ),
@@ -112,7 +118,7 @@ def run(
     try:
         settings = Settings(
             budget=budget, deferred=deferred, diagnose=diagnose, replay=replay,
-            without=tuple(without or ()),
+            without=tuple(without or ()), store_args=store_args,
         )  # fmt: skip
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
     except UsageError as e:
