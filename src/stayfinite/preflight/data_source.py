@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from ..runtime.rows import num_rows
 from ..runtime.batches import named_tensors as batch_parts
+from ..runtime.rows import num_rows
 from .data_stats import PartStats
 
 __all__ = ["Scan", "Tell", "scan_batches", "scan_loader"]

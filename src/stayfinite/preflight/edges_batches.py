@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.rows import map_tensors, num_rows, take_rows
 from ..runtime.batches import named_tensors
+from ..runtime.rows import map_tensors, num_rows, take_rows
 from .edges_padding import padding_of
 from .probes import Subject
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..runtime.rows import num_rows
-from ..runtime.state import TrainState
 from ..errors import UsageError
 from ..locate.frames import is_user_file
+from ..runtime.rows import num_rows
+from ..runtime.state import TrainState
 from .probes import Probe, Seen, Step, Subject
 from .runner import Attempt, Bench, step_schedule
 from .runner_casts import autocast_off, noting_autocast

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ..runtime.rows import num_rows, take_rows
 from ..numerics.health import is_finite
 from ..runtime.batches import named_tensors
+from ..runtime.rows import num_rows, take_rows
 from .flow import at_location
 from .layers import has_scaler
 from .probes import Probe, Seen, Subject
