@@ -77,8 +77,8 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
     if build is None and capsule["script"]:
         from ..investigate.rescript import replay_script
 
-        with tempfile.TemporaryDirectory() as aside:
-            return old, replay_script(capsule, old, settings, Path(aside))
+        with tempfile.TemporaryDirectory() as folder_of_run:
+            return old, replay_script(capsule, old, settings, Path(folder_of_run))
     if build is None:
         raise UsageError(
             "the step needs your model and loss to run again\n"
@@ -89,9 +89,9 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
     load_into(capsule, model, optimizer, scheduler, scaler)
     with Guard(model, optimizer, scheduler=scheduler, scaler=scaler, settings=settings) as guard:
         guard.folder._say = _silent
-        guard.core.prime()
-        remember(guard.core, capsule, old)
-        guard._stepper.num_batches = capsule["step"]
+        guard.engine.prime()
+        remember(guard.engine, capsule, old)
+        guard._steps.num_batches = capsule["step"]
         torch.set_rng_state(capsule["rng"])
         for batch in capsule["batches"]:
             guard.step(loss_fn, batch)
