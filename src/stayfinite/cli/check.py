@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .plain import plain_errors
-from .words import ScriptCommand
+from .script_command import ScriptCommand
 
 if TYPE_CHECKING:
     from ..preflight.records import CheckReport

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import StayfiniteError, UsageError
-from .words import ScriptCommand
+from .script_command import ScriptCommand
 
 __all__ = ["register"]
 

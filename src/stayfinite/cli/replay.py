@@ -61,10 +61,10 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
     """(the saved incident, the new one or None if the step is finite now)."""
     import torch
 
-    from ..investigate.capsule import load_capsule, load_into
-    from ..investigate.rescript import remember
     from ..config import Settings
     from ..guard import Guard
+    from ..investigate.capsule import load_capsule, load_into
+    from ..investigate.rescript import remember
     from ..records import Incident
 
     folder = path.parent if path.name == "incident.json" else path

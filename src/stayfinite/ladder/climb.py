@@ -17,11 +17,11 @@ from ..preflight.target_names import nearest_script, require_module
 from ..records import from_plain
 from .arguments import changed
 from .defaults import default_ladder
+from .messages import announced, no_input, no_survey, silent_end
 from .pool import Job, Pool, last_words
 from .records import PROCESSES, Change, LadderReport, Outcome, Survey
 from .resolve import Resolver, changed_file
 from .values import Try, parse_try
-from .words import announced, no_input, no_survey, silent_end
 
 __all__ = ["Plan", "Watcher", "climb"]
 

@@ -49,7 +49,8 @@ class RungRun(ScriptRun):
         self._last_applied = -1
         is_sanitizing = "skip_bad_samples" in spec["knobs"]
         super().__init__(
-            settings=Settings(diagnose_seconds=spec["diagnose_seconds"]),
+            # This process is there for one run, and its files are redirected: a replay may do anything.
+            settings=Settings(diagnose_seconds=spec["diagnose_seconds"], replay="full"),
             policy=Policy.parse("sanitize" if is_sanitizing else "raise", on_spike="ignore"),
             run_dir=Path(spec["folder"]) / "run",
             investigate=investigate,

@@ -22,9 +22,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ..runtime.spawned import trains
 from ..errors import UsageError
 from ..records import to_plain
+from ..runtime.spawned import trains
 from .arguments import changed, describe_parser, find_flag, typed_flags
 from .child import finish, prepare
 from .configs import SUFFIXES
