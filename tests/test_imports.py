@@ -26,7 +26,7 @@ ALLOWED = {
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {"sandbox", "patches", "runtime", "investigate", "guard", "checkpoint", "locate", "recover", "report"},
-    "ladder": BASE | {"sandbox", "runtime", "investigate", "preflight", "recover", "report"},
+    "ladder": BASE | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "lint": {"records", "errors", "codes"},
     "integrations": BASE | {"guard", "runtime"},
     "demo": {"records", "errors", "numerics"},
