@@ -77,8 +77,8 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
     if build is None and capsule["script"]:
         from ..investigate.rescript import replay_script
 
-        with tempfile.TemporaryDirectory() as folder_of_run:
-            return old, replay_script(capsule, old, settings, Path(folder_of_run))
+        with tempfile.TemporaryDirectory() as temporary:
+            return old, replay_script(capsule, old, settings, Path(temporary))
     if build is None:
         raise UsageError(
             "the step needs your model and loss to run again\n"

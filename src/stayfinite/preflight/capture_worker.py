@@ -194,7 +194,7 @@ def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
     subject.source, subject.seed = job["label"], job["seed"]
     subject.num_steps, subject.data_samples = job["steps"], job["data_samples"]
     subject.config, subject.config_path = job["config"], job["config_path"]
-    subject.tell = lambda done, total: ledger.say("data", "", share=[done, total])
+    subject.on_samples = lambda done, total: ledger.say("data", "", share=[done, total])
 
 
 def _judged(error: BaseException | None, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:

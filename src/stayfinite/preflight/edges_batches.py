@@ -19,7 +19,7 @@ __all__ = ["Edge", "Part", "edges_of", "parts_of"]
 
 _TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
 IGNORED = -100
-"""What torch's cross entropy leaves out unless it is told otherwise."""
+"""What torch's cross entropy leaves out by default."""
 _EPOCHS = 10
 _UNKNOWN_EPOCH = 1000
 _EXPECTED = 1e-2

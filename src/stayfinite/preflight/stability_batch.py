@@ -128,9 +128,6 @@ def broke_words(seen: Seen) -> str:
     return ("a gradient or the state is not finite" if has_loss else f"loss {seen.loss}") + words
 
 
-# -- the row ------------------------------------------------------------------------------------------
-
-
 def _bad_row(
     subject: Subject, number: int, batch: Any, seen: Seen
 ) -> Generator[Probe, Seen, int | None]:
