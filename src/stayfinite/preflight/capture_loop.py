@@ -145,20 +145,22 @@ class Captor:
         if len(self.steps) >= self._num_first > 0 and is_in(loader, self.watch.loaders):
             self._start()
 
-    def _find_models(self) -> None:
-        """Looked for whenever an optimizer has turned up since the last look."""
+    def _find_models(self, is_training: bool = True) -> None:
+        """Looked for whenever an optimizer has turned up since the last look; what the script does
+        to them before it trains (loads weights, makes a schedule) is part of where it starts."""
         now = (self.state.generation, *(id(o) for o in self.state.optimizers))
         if now == self._known and self.bench.has_baseline:
             return
         found = find_models(self.state.optimizers, sys._getframe(1))
         if not found:
             return
-        self._known = now
+        self._known = now if is_training else ()
         self.state.clear_roots()
         for i, (name, model) in enumerate(found):
             own = name if name and name != "self" else f"{type(model).__name__}{i}"
             self.state.add_root(model, "" if len(found) == 1 else own)
-        if any(torch.nn.parameter.is_lazy(p) for _, m in found for p in m.parameters()):
+        is_lazy = any(torch.nn.parameter.is_lazy(p) for _, m in found for p in m.parameters())
+        if is_lazy or not is_training:
             return
         self.bench.device = model_device(found[0][1])
         if not self.steps:
@@ -297,7 +299,7 @@ class Captor:
         self.num_optimizers += 1
         self.state.add_optimizer(optimizer)
         if not self.steps and self._conducted is None:
-            self._find_models()
+            self._find_models(is_training=False)
 
     def on_optimizer_step(
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
