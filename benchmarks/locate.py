@@ -54,7 +54,6 @@ def measure(kind: str, rounds: int) -> tuple[float, float]:
     guard = Guard(w.model, w.optimizer(), policy=policy, settings=settings)
 
     def seconds(batch: Any) -> float:
-        """Always from this line: the same failure from another one is another incident."""
         start = time.perf_counter()
         with contextlib.redirect_stderr(io.StringIO()):
             guard.step(w.loss_fn, batch)
@@ -66,8 +65,8 @@ def measure(kind: str, rounds: int) -> tuple[float, float]:
         normal = seconds(batch)
         faulty.is_on = True
         guard.engine.known = KnownIncidents()
-        failing = seconds(batch)
-        repeated = seconds(batch)
+        # From one line: the same failure from another one is another incident.
+        failing, repeated = [seconds(batch) for _ in range(2)]
         faulty.is_on = False
         assert [i.location.file for i in guard.incidents[-2:]] == [__file__] * 2
         if r:  # the first round warms up
