@@ -27,7 +27,7 @@ ALLOWED = {
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {"sandbox", "patches", "runtime", "investigate", "guard", "checkpoint", "locate", "recover", "report"},
-    "ladder": BASE | {"sandbox", "runtime", "investigate", "preflight", "recover", "report"},
+    "ladder": BASE | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "remedies": {"records", "errors", "codes"},
     "lint": {"records", "errors", "codes", "remedies"},
     "integrations": BASE | {"guard", "runtime"},

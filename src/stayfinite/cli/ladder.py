@@ -10,7 +10,7 @@ import typer
 
 from ..errors import StayfiniteError, UsageError
 from .plain import printable
-from .words import ScriptCommand
+from .script_command import ScriptCommand
 
 __all__ = ["register"]
 

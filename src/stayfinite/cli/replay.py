@@ -80,10 +80,10 @@ def run_replay(
     """(the saved incident, the new one or None if the step is finite now)."""
     import torch
 
-    from ..investigate.capsule import load_capsule, load_into
-    from ..investigate.rescript import remember
     from ..config import Settings
     from ..guard import Guard
+    from ..investigate.capsule import load_capsule, load_into
+    from ..investigate.rescript import remember
     from ..report.reading import read_incident
 
     old, folder = read_incident(path)
@@ -111,7 +111,7 @@ def run_replay(
 
 def _which_script(folder: Path, capsule: dict[str, Any]) -> str:
     """What to type; the incident's own words are shown, for people to judge."""
-    from ..conductor.capsule import told_command
+    from ..investigate.capsule import told_command
 
     told = told_command(capsule)
     says = f"the incident says that this was run: {told}\n" if told else ""

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Optional
 
 import typer
 
-__all__ = ["register", "split_arguments"]
+from .script_command import ScriptCommand
 
-_WITH_VALUE = {
-    "--policy",
-    "--on-spike",
-    "--run-dir",
-    "--max-skips",
-    "--budget",
-    "--sink",
-    "--on-incident",
-    "--replay",
-    "--without",
-}
-
-
-def split_arguments(args: list[str]) -> list[str]:
-    """Put `--` before the script, so that its own options stay its own.
-
-    >>> split_arguments(["run", "--policy", "raise", "train.py", "--policy", "x"])
-    ['run', '--policy', 'raise', '--', 'train.py', '--policy', 'x']
-    >>> split_arguments(["run", "-m", "pkg.train", "--lr", "1"])
-    ['run', '-m', 'pkg.train', '--', '--lr', '1']
-    """
-    i = 1
-    while i < len(args):
-        arg = args[i]
-        if arg == "--":
-            return args
-        if arg in ("-m", "--module"):
-            return [*args[: i + 2], "--", *args[i + 2 :]]
-        if not arg.startswith("-"):
-            return [*args[:i], "--", *args[i:]]
-        i += 2 if arg in _WITH_VALUE else 1
-    return args
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("run")(run)
+    """Add `run` to the command line."""
+    # The first word that is no option is the script; whatever follows is the script's own.
+    settings = {"allow_interspersed_args": False}
+    app.command("run", cls=ScriptCommand, context_settings=settings)(run)
 
 
 def run(
@@ -137,6 +110,7 @@ def run(
         on_incident=incident_hook(on_incident) if on_incident else None,
         resume_check=resume_check,
     )
+    sys.excepthook = sys.__excepthook__  # typer's own would show our frames
     if module is not None:
         code = script.run_module(module, words)
     else:

@@ -39,10 +39,15 @@ _depth = threading.local()
 class TrainingListener(Protocol):
     """Who drives a loop. `on_…` that take a `call` make it, or do not."""
 
-    thread_id: int
-    """Calls of other threads are none of its business."""
-    is_replaying: bool
-    firewall: Firewall
+    @property
+    def thread_id(self) -> int:
+        """Calls of other threads are none of its business."""
+
+    @property
+    def is_replaying(self) -> bool: ...
+
+    @property
+    def firewall(self) -> Firewall: ...
 
     def before_backward(self, loss: Tensor) -> None: ...
 
