@@ -33,7 +33,7 @@ __all__ = ["TrainingListener", "TrainingPatches"]
 
 _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
-_depth = threading.local()
+_depth: Any = threading.local()
 
 
 class TrainingListener(Protocol):
