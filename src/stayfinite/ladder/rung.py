@@ -15,7 +15,7 @@ from ..config import Settings
 from ..records import Incident
 from ..recover.policy import Policy
 from ..report.text import headline, number
-from .child import finish, prepare, write_answer
+from .answer import finish, prepare, write_answer
 
 __all__ = ["PROGRESS", "run_rung"]
 

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader
 from ..runtime.spawned import trains
 from ..errors import UsageError
 from ..records import to_plain
+from .answer import finish, prepare
 from .arguments import changed, describe_parser, find_flag, typed_flags
-from .child import finish, prepare
 from .configs import SUFFIXES
 from .records import PROCESSES, Survey
 from .values import Try, parse_try, resolved, shown

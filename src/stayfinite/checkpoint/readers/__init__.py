@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import arrays, legacy, plain, safetensors, torchzip
+from . import arrays, legacy, nested, plain, safetensors, torchzip
 from .base import Contents, Reader, find_reader, register_reader, unregister_reader
 
 __all__ = ["Contents", "Reader", "find_reader", "register_reader", "unregister_reader"]
@@ -12,3 +12,5 @@ register_reader(Reader("pickle", plain.matches, plain.read))
 register_reader(Reader("npy", arrays.matches, arrays.read))
 register_reader(Reader("torch legacy", legacy.matches, legacy.read))
 register_reader(Reader("torch zip", torchzip.matches, torchzip.read))
+nested.embed(torchzip.matches, torchzip.read_embedded)
+nested.embed(legacy.matches, legacy.read_embedded)

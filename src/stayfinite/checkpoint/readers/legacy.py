@@ -29,6 +29,10 @@ def read(file: MappedFile, limits: Limits) -> Contents:
     return read_view(file.view, limits, file)
 
 
+def read_embedded(view: memoryview, limits: Limits, depth: int) -> Contents:
+    return read_view(view, limits, None, depth)
+
+
 def read_view(
     view: memoryview, limits: Limits, file: MappedFile | None, depth: int = 0
 ) -> Contents:

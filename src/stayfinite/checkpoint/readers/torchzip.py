@@ -13,7 +13,7 @@ from .arrays import read_npy
 from .base import Contents
 from .storages import StorageTable, attach
 
-__all__ = ["matches", "read", "read_archive"]
+__all__ = ["matches", "read", "read_archive", "read_embedded"]
 
 _MAX_PICKLE = 1 << 30
 _COPY_BELOW = 64 << 20
@@ -26,6 +26,10 @@ def matches(head: bytes) -> bool:
 
 def read(file: MappedFile, limits: Limits) -> Contents:
     return read_archive(Archive(file.view, limits, file))
+
+
+def read_embedded(view: memoryview, limits: Limits, depth: int) -> Contents:
+    return read_archive(Archive(view, limits))
 
 
 def read_archive(archive: Archive) -> Contents:
