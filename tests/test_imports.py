@@ -27,14 +27,15 @@ ALLOWED = {
     "preflight": BASE
     | {"sandbox", "patches", "runtime", "investigate", "guard", "checkpoint", "locate", "recover", "report"},
     "ladder": BASE | {"sandbox", "runtime", "investigate", "preflight", "recover", "report"},
-    "lint": {"records", "errors", "codes"},
+    "remedies": {"records", "errors", "codes"},
+    "lint": {"records", "errors", "codes", "remedies"},
     "integrations": BASE | {"guard", "runtime"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
     "__main__": {"cli"},
 }
-NO_TORCH = {"records", "errors", "config", "codes", "report", "lint"}
+NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies"}
 
 
 def edges():
@@ -82,6 +83,7 @@ def test_records_report_and_lint_do_not_know_torch():
         ("import stayfinite", ["torch", "rich", "typer", "libcst", "jinja2"]),
         ("import stayfinite.records, stayfinite.codes", ["torch", "rich"]),
         ("import stayfinite.cli", ["torch"]),
+        ("import stayfinite.lint, stayfinite.lint.render", ["torch", "rich", "libcst"]),
     ],
 )
 def test_light_imports_stay_light(code, absent):

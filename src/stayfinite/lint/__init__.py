@@ -1,0 +1,55 @@
+"""Numerically unsafe source, found before any run: nothing is executed, torch is not imported.
+
+>>> from stayfinite import lint
+>>> [f.code for f in lint.check_source("import torch\\nloss = -torch.log(torch.sigmoid(score)).mean()\\n")]
+['SF101']
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from .check import check_source
+from .files import collect, lint_paths
+from .records import Finding, Report, Unreadable
+from .settings import Settings, read_settings
+
+__all__ = [
+    "Finding",
+    "Report",
+    "Settings",
+    "Unreadable",
+    "check_source",
+    "codes_at",
+    "collect",
+    "lint_paths",
+    "read_settings",
+]
+
+_LARGEST = 2_000_000
+
+
+def codes_at(path: str | os.PathLike[str], line: int) -> tuple[Finding, ...]:
+    """What lint has to say about one line of a file; nothing if that file cannot be read.
+
+    Meant for an incident or a check that knows a line: it never raises, reads a file once as long as it does not
+    change, and returns the findings of the default tier first.
+    """
+    try:
+        name = os.fspath(path)
+        state = os.stat(name)
+        if not name.endswith(".py") or state.st_size > _LARGEST:
+            return ()
+        found = _findings(name, state.st_mtime_ns, state.st_size)
+    except Exception:
+        return ()
+    at = [f for f in found if f.line <= line <= f.end_line]
+    return tuple(sorted(at, key=lambda f: (not f.is_default, f.line, f.column)))
+
+
+@lru_cache(maxsize=32)
+def _findings(path: str, modified: int, size: int) -> tuple[Finding, ...]:
+    text = Path(path).read_text(encoding="utf-8")
+    return tuple(check_source(text, path, Settings(pedantic=True)))

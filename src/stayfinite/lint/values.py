@@ -1,0 +1,144 @@
+"""What is known of a value without running anything: facts as bits, and how two of them meet."""
+
+from __future__ import annotations
+
+import ast
+
+__all__ = ["GUARDS", "MAY", "UNKNOWN", "Value", "join"]
+
+_BITS = iter(range(64))
+
+
+def _fact() -> int:
+    return 1 << next(_BITS)
+
+
+PROB = _fact()
+"""Between 0 and 1, and exactly 0 once it saturates or underflows."""
+SOFTMAX = _fact()
+SIGMOID = _fact()
+NONNEG = _fact()
+ZERO = _fact()
+"""Exactly 0 for an input that is not far-fetched."""
+SQUARE = _fact()
+SUMSQ = _fact()
+COUNT = _fact()
+NORM = _fact()
+STD = _fact()
+ABS = _fact()
+RELU = _fact()
+UNIT = _fact()
+"""A vector of length 1."""
+COS = _fact()
+EXP = _fact()
+SUMEXP = _fact()
+MAXIMUM = _fact()
+BOUNDED = _fact()
+"""Limited from above: its exponential does not overflow."""
+NEGINF = _fact()
+"""Some entries are -inf on purpose."""
+MASK = _fact()
+SELECTED = _fact()
+"""Picked by a mask: it may have no element."""
+PY = _fact()
+"""A Python number."""
+NP = _fact()
+NOGRAD = _fact()
+HALF = _fact()
+BF16 = _fact()
+WIDE = _fact()
+"""Known to be float32 or wider."""
+SAFE = _fact()
+"""Kept away from 0, by a clamp, an epsilon or a name that says so."""
+MEANSQ = _fact()
+SQMEAN = _fact()
+MOMENT = _fact()
+"""E[x^2] - E[x]^2: below 0 by rounding."""
+LOGVAR = _fact()
+LOGPROB = _fact()
+LOGRATIO = _fact()
+ODDS = _fact()
+TANH = _fact()
+NEGATIVE = _fact()
+UNBOUNDED = _fact()
+"""The output of a linear layer or a matrix product: of any size."""
+TRACE = _fact()
+PROBSUM = _fact()
+NAMED = _fact()
+"""Known by its name only."""
+LOCAL = _fact()
+"""Known by the name of a variable that something unknown has made."""
+INF = _fact()
+NAN = _fact()
+FIXED = _fact()
+"""Does not depend on data: made of constants, ranges and sizes."""
+MEAN = _fact()
+DTYPE = _fact()
+TINY = _fact()
+"""An epsilon that half precision rounds to 0."""
+DIFFERENCE = _fact()
+"""One thing minus another of its kind: 0 where they coincide."""
+SUM = _fact()
+TANHSQ = _fact()
+ARC = _fact()
+"""Clamped at exactly -1 and 1, where the arc functions have no derivative."""
+RANGE = _fact()
+"""The largest minus the smallest."""
+SAVED = _fact()
+"""The result itself is what the backward needs."""
+LOWEST = _fact()
+"""Filled with the lowest number of a dtype."""
+
+GUARDS = SAFE | BOUNDED | NOGRAD | PY | NP | WIDE
+"""Facts that make a value harmless: one branch is enough."""
+MAY = NEGINF | HALF | BF16
+"""Facts that matter even if only one branch has them."""
+
+
+class Value:
+    """What is known of one value: its facts, the expression that made it, its parts."""
+
+    __slots__ = ("calls", "facts", "items", "node", "number")
+
+    def __init__(
+        self,
+        facts: int = 0,
+        node: ast.expr | None = None,
+        items: tuple[Value, ...] = (),
+        number: float | None = None,
+        calls: str | None = None,
+    ) -> None:
+        self.facts = facts
+        self.node = node
+        self.items = items
+        self.number = number
+        self.calls = calls
+        """For a layer or a function kept in a variable: the operation that calling it is."""
+
+    def has(self, facts: int) -> bool:
+        """Whether one of these facts is known.
+
+        >>> Value(PROB | NONNEG).has(PROB | SAFE), Value().has(PROB)
+        (True, False)
+        """
+        return bool(self.facts & facts)
+
+    def with_facts(self, facts: int) -> Value:
+        return Value(facts, self.node, self.items, self.number, self.calls)
+
+
+UNKNOWN = Value()
+
+
+def join(a: Value, b: Value) -> Value:
+    """What is known where two branches meet: hazards of both, guards of either."""
+    if a is b:
+        return a
+    either = a.facts | b.facts
+    facts = (a.facts & b.facts) | (either & (GUARDS | MAY))
+    items: tuple[Value, ...] = ()
+    if len(a.items) == len(b.items):
+        items = tuple(map(join, a.items, b.items))
+    number = a.number if a.number == b.number else None
+    node = a.node if a.node is b.node else None
+    return Value(facts, node, items, number, a.calls if a.calls == b.calls else None)

@@ -1,0 +1,35 @@
+"""Concrete changes of source: found in its tree, made as edits of its text, shown as a diff.
+
+One catalogue for `lint --fix`, for the fixes of a diagnosis and for `stayfinite fix`. Nothing is executed,
+and what is not changed stays as its author has written it, comments and formatting included.
+
+>>> from stayfinite import remedies
+>>> text = "import torch\\nloss = -torch.log(torch.softmax(z, dim=1))  # per class\\n"
+>>> found = remedies.at(remedies.Source(text), line=2)
+>>> print(remedies.apply(text, found[:1])[0], end="")
+import torch
+loss = -torch.log_softmax(z, dim=1)  # per class
+"""
+
+from __future__ import annotations
+
+from . import floors, log_space, loops
+from .catalogue import CATALOGUE, Pattern, at, find, pattern
+from .edits import Edit, Remedy, apply, unified_diff
+from .source import Source
+
+__all__ = [
+    "CATALOGUE",
+    "Edit",
+    "Pattern",
+    "Remedy",
+    "Source",
+    "apply",
+    "at",
+    "find",
+    "floors",
+    "log_space",
+    "loops",
+    "pattern",
+    "unified_diff",
+]

@@ -1,0 +1,69 @@
+"""A change of source: which characters become which, and why."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["Edit", "Remedy", "apply", "unified_diff"]
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """The characters from `start` to `end` become `text`."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """One concrete change of a source, ready to be applied."""
+
+    name: str
+    title: str
+    why: str
+    line: int
+    edits: tuple[Edit, ...]
+    is_equivalent: bool = True
+    """Whether healthy values give the same result as before."""
+
+
+def apply(text: str, remedies: Iterable[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
+    """The text with these changes made, and those that were made: one that overlaps another waits.
+
+    >>> made = Remedy(name="x", title="", why="", line=1, edits=(Edit(0, 3, "safe_log"),))
+    >>> apply("log(p)", [made])[0]
+    'safe_log(p)'
+    """
+    taken: list[Edit] = []
+    done = []
+    for remedy in sorted(remedies, key=lambda r: r.edits):
+        if not any(_overlap(a, b) for a in remedy.edits for b in taken):
+            taken += remedy.edits
+            done.append(remedy)
+    for edit in sorted(taken, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    return text, tuple(done)
+
+
+def _overlap(a: Edit, b: Edit) -> bool:
+    if a.start == a.end == b.start == b.end:
+        return True  # two insertions at one place have no order
+    return a.start < b.end and b.start < a.end
+
+
+def unified_diff(path: str, before: str, after: str) -> str:
+    """The change as a patch that `git apply` takes; empty where there is none."""
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True),
+        after.splitlines(keepends=True),
+        f"a/{path}",
+        f"b/{path}",
+    )
+    made = []
+    for line in lines:
+        made.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(made)

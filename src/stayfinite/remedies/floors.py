@@ -1,0 +1,114 @@
+"""Limits that keep an operand inside of its domain and change nothing elsewhere."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from .catalogue import pattern
+from .edits import Edit
+from .matching import call, dotted, floored, grouped, name_of, some_tensor
+from .source import Source
+
+
+def _divisor(node: ast.AST) -> ast.expr | None:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return node.right
+    found = call(node, "div", "divide", "true_divide")
+    return found[2][0] if found and found[2] else None
+
+
+def _instead(source: Source, node: ast.expr, text: str) -> list[Edit]:
+    start, end = source.span(node)
+    if text.startswith("(") and _is_in_parentheses(source.text, start, end):
+        return [Edit(start - 1, end + 1, text)]
+    return [Edit(start, end, text)]
+
+
+def _is_in_parentheses(text: str, start: int, end: int) -> bool:
+    """Parentheses of a group, not those of a call."""
+    if text[start - 1 : start] != "(" or text[end : end + 1] != ")":
+        return False
+    before = text[: start - 1][-1:]
+    return not (before.isalnum() or before in ("_", ")", "]"))
+
+
+@pattern(
+    "floor_count",
+    "count at least 1: .clamp(min=1)",
+    "0 / 1 is 0 where nothing was counted; every other count stays as it is",
+)
+def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    divisor = _divisor(node)
+    if divisor is None:
+        return None
+    return _instead(source, divisor, f"{grouped(source, divisor)}.clamp(min=1)")
+
+
+@pattern(
+    "floor_norm",
+    "give the divisor a floor: the epsilon of its dtype",
+    "0 / eps is 0 with a gradient that is finite; larger divisors stay as they are",
+)
+def floor_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    divisor = _divisor(node)
+    made = floored(source, divisor, "eps") if divisor is not None else None
+    return None if divisor is None or made is None else _instead(source, divisor, made)
+
+
+@pattern(
+    "floor_root",
+    "give the root a floor: the smallest number of its dtype",
+    "below the floor the gradient is 0 instead of inf; above it nothing changes",
+)
+def floor_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "sqrt", "rsqrt")
+    made = floored(source, found[1], "tiny") if found else None
+    return None if found is None or made is None else _instead(source, found[1], made)
+
+
+@pattern(
+    "bound_arc",
+    "keep the cosine within 1 - eps",
+    "at 1 the derivative of the arc is infinite; inside of the limits nothing changes",
+)
+def bound_arc(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "acos", "asin", "arccos", "arcsin")
+    torch = name_of(source, "torch")
+    tensor = some_tensor(source, found[1]) if found else None
+    if found is None or torch is None or tensor is None:
+        return None
+    eps = f"{torch}.finfo({tensor}.dtype).eps"
+    clamped = call(found[1], "clamp", "clip")
+    operand = clamped[1] if clamped is not None and _is_unit(clamped[2], clamped[3]) else found[1]
+    text = f"{grouped(source, operand)}.clamp(-1 + {eps}, 1 - {eps})"
+    return _instead(source, found[1], text)
+
+
+def _is_unit(args: list[ast.expr], keywords: list[ast.keyword]) -> bool:
+    """`clamp(-1, 1)`, which the narrower limits replace."""
+    numbers = [ast.unparse(a) for a in (*args, *(k.value for k in keywords))]
+    return [n.removesuffix(".0") for n in numbers] == ["-1", "1"]
+
+
+@pattern(
+    "zero_infinity",
+    "pass zero_infinity=True",
+    "a sample without an alignment counts as 0 instead of making the whole loss inf",
+)
+def zero_infinity(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call) or dotted(node.func).rpartition(".")[2] not in (
+        "CTCLoss",
+        "ctc_loss",
+    ):
+        return None
+    for keyword in node.keywords:
+        if keyword.arg == "zero_infinity":
+            start, end = source.span(keyword.value)
+            return [Edit(start, end, "True")]
+    parts = [*node.args, *node.keywords]
+    if not parts:
+        start, end = source.span(node)
+        return [Edit(end - 1, end - 1, "zero_infinity=True")]
+    end = max(source.span(p)[1] for p in parts)
+    return [Edit(end, end, ", zero_infinity=True")]

@@ -1,0 +1,197 @@
+"""Logarithms that are computed in log space from the start."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from .catalogue import pattern
+from .edits import Edit
+from .matching import (
+    call,
+    dotted,
+    floored,
+    functional,
+    grouped,
+    is_namespace,
+    is_simple,
+    name_of,
+    rest_of_call,
+)
+from .source import Source
+
+_PICKS = (
+    "gather",
+    "squeeze",
+    "unsqueeze",
+    "view",
+    "reshape",
+    "index_select",
+    "flatten",
+    "transpose",
+    "permute",
+)
+
+
+def _whole(source: Source, node: ast.AST, text: str) -> list[Edit]:
+    start, end = source.span(node)
+    return [Edit(start, end, text)]
+
+
+@pattern(
+    "log_space",
+    "take the logarithm in log space: log_softmax, logsigmoid",
+    "the probability underflows to 0, its logarithm computed at once does not",
+)
+def log_space(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "log")
+    if found is None or found[2] or found[3]:
+        return None
+    picked = source.definition(found[1])
+    base = _picked_from(source, picked)
+    written = source.definition(base)
+    if not source.is_unchanged(written, node):
+        return None
+    made = _in_log_space(source, written, is_moved=written is not found[1])
+    if made is None:
+        return None
+    start, end = source.span(picked)
+    first, last = source.span(base)
+    text = source.text[start:first] + made + source.text[last:end]
+    return _whole(source, node, text)
+
+
+def _picked_from(source: Source, node: ast.expr) -> ast.expr:
+    """`p` of `p.gather(1, i).squeeze(1)` and of `p[rows, i]`: picking and log change places."""
+    while True:
+        found = call(node, *_PICKS)
+        if found is not None and isinstance(node, ast.Call) and not _is_function(node):
+            node = found[1]
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        else:
+            return node
+
+
+def _is_function(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and is_namespace(node.func.value)
+
+
+def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> str | None:
+    inner, is_rest = _without_one_minus(node)
+    found = call(inner, "sigmoid") if is_rest else call(inner, "sigmoid", "softmax")
+    if found is None or (is_moved and not is_simple(found[1])):
+        return None
+    name, x, args, keywords = found
+    if name == "softmax":
+        return _log_softmax(source, inner, x, rest_of_call(source, args, keywords))
+    home = functional(source)
+    if home is None or args or keywords:
+        return None
+    text = source.text_of(x)
+    if is_rest:
+        text = f"-{text}" if is_simple(x) or isinstance(x, ast.Call) else f"-({text})"
+    return f"{home}.logsigmoid({text})"
+
+
+def _log_softmax(source: Source, node: ast.expr, x: ast.expr, rest: str) -> str | None:
+    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    if not rest:
+        return None
+    if is_namespace(node.func.value):
+        return f"{dotted(node.func.value)}.log_softmax({source.text_of(x)}, {rest})"
+    return f"{grouped(source, x)}.log_softmax({rest})"
+
+
+def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+        return node, False
+    is_one = isinstance(node.left, ast.Constant) and node.left.value == 1
+    return (node.right, True) if is_one else (node, False)
+
+
+@pattern(
+    "logsumexp",
+    "use torch.logsumexp",
+    "it subtracts the largest entry first, so that exp cannot overflow",
+)
+def logsumexp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    log = call(node, "log")
+    total = call(source.definition(log[1]), "sum") if log and not log[2] else None
+    torch = name_of(source, "torch")
+    if log is None or total is None or torch is None:
+        return None
+    exp = call(source.definition(total[1]), "exp")
+    rest = rest_of_call(source, total[2], total[3])
+    if exp is None or exp[2] or not rest:
+        return None
+    is_moved = (
+        source.definition(log[1]) is not log[1] or source.definition(total[1]) is not total[1]
+    )
+    if is_moved and not is_simple(exp[1]):
+        return None
+    return _whole(source, node, f"{torch}.logsumexp({source.text_of(exp[1])}, {rest})")
+
+
+@pattern(
+    "softmax",
+    "use torch.softmax",
+    "it subtracts the largest entry first; inf / inf and 0 / 0 cannot happen",
+)
+def softmax(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+        return None
+    above = call(source.definition(node.left), "exp")
+    total = call(source.definition(node.right), "sum")
+    below = call(source.definition(total[1]), "exp") if total else None
+    torch = name_of(source, "torch")
+    if above is None or total is None or below is None or torch is None:
+        return None
+    if ast.dump(above[1]) != ast.dump(below[1]) or not is_simple(above[1]):
+        return None
+    dim = _kept_dimension(source, total[2], total[3])
+    if dim is None:
+        return None
+    return _whole(source, node, f"{torch}.softmax({source.text_of(above[1])}, dim={dim})")
+
+
+def _kept_dimension(
+    source: Source, args: list[ast.expr], keywords: list[ast.keyword]
+) -> str | None:
+    given = {k.arg: k.value for k in keywords}
+    keepdim = given.get("keepdim") or (args[1] if len(args) > 1 else None)
+    dim = given.get("dim") or (args[0] if args else None)
+    if not isinstance(keepdim, ast.Constant) or keepdim.value is not True or dim is None:
+        return None
+    return source.text_of(dim)
+
+
+@pattern(
+    "with_logits",
+    "use binary_cross_entropy_with_logits on what goes into the sigmoid",
+    "it keeps a gradient where the sigmoid is saturated, and works in half precision",
+)
+def with_logits(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.args:
+        return None
+    if node.func.attr != "binary_cross_entropy" or not is_namespace(node.func.value):
+        return None
+    given = node.args[0]
+    written = source.definition(given)
+    found = call(written, "sigmoid")
+    if found is None or (written is not given and not is_simple(found[1])):
+        return None
+    end = source.span(node.func)[1]
+    start, last = source.span(given)
+    return [Edit(end, end, "_with_logits"), Edit(start, last, source.text_of(found[1]))]
+
+
+@pattern(
+    "floor_log",
+    "give the logarithm a floor: the smallest number of the dtype",
+    "the value stays finite and the gradient at 0 is 0; above the floor nothing changes",
+)
+def floor_log(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "log", "log2", "log10")
+    made = floored(source, found[1], "tiny") if found else None
+    return None if found is None or made is None else _whole(source, found[1], made)

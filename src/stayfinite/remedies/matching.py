@@ -1,0 +1,114 @@
+"""What the patterns share: calls whichever way they are written, and names that are safe to repeat."""
+
+from __future__ import annotations
+
+import ast
+
+from .source import Source
+
+__all__ = ["call", "floored", "functional", "is_simple", "rest_of_call", "some_tensor"]
+
+_ROOTS = ("torch", "F", "nn", "th")
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        home = dotted(node.value)
+        return f"{home}.{node.attr}" if home else ""
+    return ""
+
+
+def is_namespace(node: ast.AST) -> bool:
+    """`torch`, `F`, `torch.nn.functional`, against a tensor."""
+    return dotted(node).partition(".")[0] in _ROOTS
+
+
+def call(
+    node: ast.AST, *names: str
+) -> tuple[str, ast.expr, list[ast.expr], list[ast.keyword]] | None:
+    """Name, operand, other arguments and keywords of `torch.log(x, ...)` or `x.log(...)`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    name = node.func.attr
+    if names and name not in names:
+        return None
+    if not is_namespace(node.func.value):
+        return name, node.func.value, node.args, node.keywords
+    if not node.args or isinstance(node.args[0], ast.Starred):
+        return None
+    return name, node.args[0], node.args[1:], node.keywords
+
+
+def rest_of_call(source: Source, args: list[ast.expr], keywords: list[ast.keyword]) -> str:
+    """The other arguments as text."""
+    return ", ".join(source.text_of(a) for a in (*args, *keywords))
+
+
+def functional(source: Source) -> str | None:
+    """How this file can write `torch.nn.functional`; None where it imports neither."""
+    return name_of(source, "torch.nn.functional") or (
+        "torch.nn.functional" if name_of(source, "torch") == "torch" else None
+    )
+
+
+def name_of(source: Source, full: str) -> str | None:
+    """The name under which a file has imported a module at its top."""
+    for node in source.tree.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == full and (alias.asname or "." not in full):
+                    return alias.asname or full
+                if full == "torch" and alias.name.startswith("torch.") and not alias.asname:
+                    return "torch"
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                if f"{node.module}.{alias.name}" == full:
+                    return alias.asname or alias.name
+    return None
+
+
+def is_simple(node: ast.AST) -> bool:
+    """Whether an expression can be written twice: a name, an attribute, an index with constants."""
+    if isinstance(node, ast.Subscript):
+        return is_simple(node.value) and not any(
+            isinstance(n, ast.Call) for n in ast.walk(node.slice)
+        )
+    return bool(dotted(node))
+
+
+def some_tensor(source: Source, node: ast.expr) -> str | None:
+    """A variable in an expression, whose dtype is that of the result; attributes may be plain numbers."""
+    if isinstance(node, ast.Name):
+        return None if node.id in _ROOTS or node.id == "self" else node.id
+    if isinstance(node, ast.Attribute):
+        return None
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.left, ast.Constant):
+            return some_tensor(source, node.right)
+        return some_tensor(source, node.left)
+    if isinstance(node, ast.UnaryOp):
+        return some_tensor(source, node.operand)
+    if isinstance(node, ast.Subscript):
+        return some_tensor(source, node.value)
+    found = call(node)
+    if found is None or found[0] in ("to", "float", "double", "half", "type"):
+        return None
+    return some_tensor(source, found[1])
+
+
+def floored(source: Source, node: ast.expr, floor: str) -> str | None:
+    """The expression with a lower limit of its own dtype: `x.clamp(min=torch.finfo(x.dtype).tiny)`."""
+    torch = name_of(source, "torch")
+    tensor = some_tensor(source, node)
+    if torch is None or tensor is None:
+        return None
+    return f"{grouped(source, node)}.clamp(min={torch}.finfo({tensor}.dtype).{floor})"
+
+
+def grouped(source: Source, node: ast.expr) -> str:
+    """The expression as something that a method can be called on."""
+    text = source.text_of(node)
+    is_atom = isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+    return text if is_atom else f"({text})"
