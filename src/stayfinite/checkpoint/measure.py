@@ -62,7 +62,7 @@ class Elements:
 
 @dataclass
 class Probe:
-    """What a scan may be told while it runs."""
+    """What is asked of a scan, and heard of it, while it runs."""
 
     on_bytes: Callable[[int], None] | None = None
     check: Callable[[], None] | None = None

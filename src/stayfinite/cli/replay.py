@@ -77,8 +77,8 @@ def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident,
     if build is None and capsule["script"]:
         from ..investigate.rescript import replay_script
 
-        with tempfile.TemporaryDirectory() as aside:
-            return old, replay_script(capsule, old, settings, Path(aside))
+        with tempfile.TemporaryDirectory() as scratch:
+            return old, replay_script(capsule, old, settings, Path(scratch))
     if build is None:
         raise UsageError(
             "the step needs your model and loss to run again\n"

@@ -17,7 +17,7 @@ _formats: list[tuple[Matches, ReadInner]] = []
 
 
 def embed(matches: Matches, read_inner: ReadInner) -> None:
-    """Let files of this format be read inside others; `read_inner` is told how deep it is."""
+    """Let files of this format be read inside others; `read_inner` learns how deep it is."""
     _formats.append((matches, read_inner))
 
 
