@@ -40,7 +40,7 @@ _WIDENED_TO = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 @dataclass
 class Probe:
-    """What a scan may be told while it runs."""
+    """What is asked of a scan, and heard of it, while it runs."""
 
     on_bytes: Callable[[int], None] | None = None
     check: Callable[[], None] | None = None

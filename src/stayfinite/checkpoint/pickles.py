@@ -95,7 +95,7 @@ def _python2_text(m: Machine, length: int) -> None:
 
 
 def _extension(m: Machine, number: int) -> None:
-    m.object(("unknown_call", f"extension code {number}: stands for a class that cannot be told"))
+    m.object(("unknown_call", f"extension code {number}: stands for a class that is not known"))
     m.stack.append(m.make_opaque(f"extension code {number}", ()))
 
 

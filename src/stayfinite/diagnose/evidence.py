@@ -45,7 +45,7 @@ class Outlier:
     """The median over the other batches of their largest magnitude."""
     row: int | None = None
     index: int | None = None
-    """Where that row is in the data set, if the sampler told."""
+    """Where that row is in the data set, if the sampler has said so."""
 
 
 @dataclass(frozen=True, kw_only=True)

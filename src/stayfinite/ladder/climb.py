@@ -141,7 +141,7 @@ class _Climber:
         job = self._job((), {"mode": "survey", "wanted": keys}, "survey")
         Pool(1, min(self.plan.timeout_s, _SURVEY_S)).run([job])
         if job.answer is None:
-            raise UsageError(no_survey(self.plan, job))
+            raise UsageError(no_survey(self.plan.target, job))
         found = from_plain(Survey, job.answer)
         # They would share the device, or meet at the same port.
         self._is_alone = found.has_cuda or found.stopped_at == PROCESSES

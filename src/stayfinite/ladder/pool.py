@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .child import RESULT
+from .answer import RESULT
 
 __all__ = ["Job", "Pool", "last_words"]
 

@@ -16,7 +16,7 @@ from ..records import Incident
 from ..recover.policy import Policy
 from ..report.text import headline, number
 from ..runtime.script import ScriptRun
-from .child import finish, prepare, write_answer
+from .answer import finish, prepare, write_answer
 
 __all__ = ["PROGRESS", "run_rung"]
 

@@ -26,8 +26,8 @@ from ..patches.manager import Subscribers, Target, subscribe
 from ..records import to_plain
 from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..runtime.spawned import trains
+from .answer import finish, prepare
 from .arguments import changed, describe_parser, find_flag, typed_flags
-from .child import finish, prepare
 from .configs import SUFFIXES
 from .records import PROCESSES, Survey
 from .values import Try, parse_try, resolved, shown

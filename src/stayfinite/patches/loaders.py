@@ -29,7 +29,7 @@ _AROUND = (
 
 
 class LoaderListener(Protocol):
-    """Who is told of batches."""
+    """Who hears of batches."""
 
     @property
     def thread_id(self) -> int: ...

@@ -27,7 +27,7 @@ class LedgerEntry:
     kind: str = "skipped"
     """skipped | rolled_back | dropped | sanitized"""
     indices: tuple[int, ...] = ()
-    """The samples' places in the data set, where a DataLoader's sampler told them."""
+    """The samples' places in the data set, where a DataLoader's sampler gave them."""
     rows: tuple[int, ...] = ()
     """For `sanitized`: the rows of the batch that were dropped or changed."""
     reason: str = ""
@@ -64,7 +64,9 @@ class Ledger:
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError:
-            self._is_broken = True  # the run folder has told it already; the ledger stays in memory
+            self._is_broken = (
+                True  # the run folder has reported it already; the ledger stays in memory
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Ledger:

@@ -34,7 +34,7 @@ _MAX_STORIES = 40
 
 @dataclass
 class Group:
-    """Incidents that are the same thing again; only the first is told in full."""
+    """Incidents that are the same thing again; only the first is shown in full."""
 
     first: Incident
     others: list[Incident]

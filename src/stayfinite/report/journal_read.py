@@ -147,7 +147,7 @@ def _is_object(value: Any) -> bool:
 def read_journal(
     path: Path, points: int = 2000, session: int | None = None, keys: KeyMap | None = None
 ) -> JournalData:
-    """All of it, in one pass and in memory that does not grow with it."""
+    """All of it, read once and in memory that does not grow with it."""
     paths = [path] if path.name != JOURNAL_NAME and path.is_file() else segment_paths(path)
     paths = [p for p in paths if is_regular(p)]
     heads = [_head(p) for p in paths]

@@ -13,7 +13,7 @@ from .arrays import read_npy
 from .base import Contents
 from .storages import StorageTable, attach
 
-__all__ = ["matches", "read", "read_archive"]
+__all__ = ["matches", "read", "read_archive", "read_embedded"]
 
 _MAX_PICKLE = 1 << 30
 _MAX_PICKLES = 16
@@ -25,6 +25,10 @@ def matches(head: bytes) -> bool:
 
 def read(file: MappedFile, limits: Limits) -> Contents:
     return read_archive(Archive(Region.of(file), limits))
+
+
+def read_embedded(view: memoryview, limits: Limits, depth: int) -> Contents:
+    return read_archive(Archive(Region(view), limits))
 
 
 def read_archive(archive: Archive) -> Contents:
