@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import sys
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["calling_frames", "calling_place", "variables"]
+__all__ = ["calling_frames", "calling_place", "is_at_loop_head", "variables"]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click")
@@ -30,6 +33,27 @@ def calling_place(frame: FrameType | None) -> tuple[CodeType, int, int] | None:
             return frame.f_code, frame.f_lineno, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def is_at_loop_head(frame: FrameType | None) -> bool:
+    """Whether the calling code stands at the head of a `for`, which asks for its next item."""
+    place = calling_place(frame)
+    if place is None:
+        return True
+    code, line, _ = place
+    return line in _loop_heads(code.co_filename)
+
+
+@functools.lru_cache(maxsize=32)
+def _loop_heads(file: str) -> frozenset[int]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.comprehension))]
+    return frozenset(
+        line for n in loops for line in range(n.iter.lineno, (n.iter.end_lineno or 0) + 1)
+    )
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
