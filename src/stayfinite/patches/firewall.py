@@ -60,6 +60,17 @@ class Firewall:
             self._fail(error)
         return fallback
 
+    def once(self, function: Callable[..., Any], *args: Any, fallback: Any = None) -> Any:
+        """`call` for one look or one cleanup: it may fail, and the next one is made all the same."""
+        try:
+            return function(*args)
+        except StayfiniteError:
+            raise
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                _report(self.place, error)
+        return fallback
+
     def _fail(self, error: Exception) -> None:
         self.is_down = True
         # Where memory or the stack has run out, reporting may fail too.

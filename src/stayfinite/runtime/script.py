@@ -18,6 +18,7 @@ from ..config import Settings
 from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, StayfiniteError
 from ..numerics.parts import listeners as part_listeners
 from ..patches import provenance as _provenance
+from ..patches.firewall import Firewall
 from ..patches.loaders import LoaderPatches
 from ..patches.manager import table
 from ..patches.training import TrainingPatches
@@ -170,11 +171,12 @@ class ScriptRun:
 
     def leave(self) -> None:
         """All patches come out, and nothing of the training is held."""
+        end = Firewall("the end of the run")
         if self.engine.journal is not None:
-            self.engine.journal.close()
-        self._unlisten()
+            end.once(self.engine.journal.close)
+        end.once(self._unlisten)
         if "provenance" not in self.engine.settings.without:
-            _provenance.remove()
+            end.once(_provenance.remove)
         part_listeners.discard(self.engine.recovery)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
@@ -217,7 +219,8 @@ class ScriptRun:
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_reported:
-            say_summary(self.engine.incidents, self.driver.num_steps, folder)
+            steps = self.driver.num_steps
+            Firewall("the summary").once(say_summary, self.engine.incidents, steps, folder)
 
     def _save(self, incident: Incident) -> Incident:
         assert self.folder is not None
@@ -249,7 +252,11 @@ def _exit_code(e: SystemExit) -> int:
 def patch_table() -> str:
     """What is patched just now, and the part by which each patch is turned off (`--without`)."""
     rows = [(f"{r.owner}.{r.name}", r.switch, r.reason) for r in table()]
-    rows.append(("step() of each optimizer's class", "training", "when the first of its kind is made"))
+    rows.append(
+        ("step() of each optimizer's class", "training", "when the first of its kind is made")
+    )
     wide = max(len(name) for name, _, _ in rows)
     lines = [f"  {name:<{wide}}  {switch:<10}  {reason}" for name, switch, reason in rows]
-    return "\n".join(["stayfinite: patched in this process (turn a part off with --without PART)", *lines])
+    return "\n".join(
+        ["stayfinite: patched in this process (turn a part off with --without PART)", *lines]
+    )
