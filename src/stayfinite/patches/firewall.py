@@ -57,7 +57,7 @@ class Firewall:
         except StayfiniteError:
             raise
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
         return fallback
 
     def once(self, function: Callable[..., Any], *args: Any, fallback: Any = None) -> Any:
@@ -71,7 +71,8 @@ class Firewall:
                 _report(self.place, error)
         return fallback
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """Something of ours has raised this: it is reported, and nothing more is called here."""
         self.is_down = True
         # Where memory or the stack has run out, reporting may fail too.
         with contextlib.suppress(Exception):
