@@ -13,3 +13,13 @@ def _no_gate_left_open(request):
     if writes_checkpoints and "stayfinite.runtime.save_gate" in sys.modules:
         gc.collect()
     yield
+
+
+@pytest.fixture
+def restores_are_noted():
+    """As for a script that has imported `Guard`: with the last guard that was closed the notes end."""
+    from stayfinite.patches import provenance
+
+    provenance.install()
+    yield
+    provenance.remove()

@@ -1,7 +1,6 @@
 """The guard's own contract: outcomes, policies, and a clear word for every wrong call."""
 
 import math
-from collections import deque
 
 import pytest
 import torch
@@ -285,18 +284,18 @@ def test_epochs_are_counted_in_a_loop():
     assert [(i.event.step, i.event.epoch) for i in guard.incidents] == [(1, 0), (3, 1), (5, 2)]
 
 
-def test_replaying_is_told_to_the_loop():
-    model = linear()
-    optimizer = sgd(model)
-    seen = deque()  # a list would be cut to the loop's own turns
-    with Guard(model, optimizer, settings=QUICK) as guard:
-        for x in guard([GOOD, BAD, GOOD]):
+def test_the_loss_function_knows_that_it_is_replayed():
+    seen = []
+    with guarded() as guard:
+
+        def loss_fn(model, x):
             seen.append(guard.replaying)
-            optimizer.zero_grad()
-            squares(model, x).backward()
-            optimizer.step()
+            return squares(model, x)
+
+        for x in (GOOD, BAD, GOOD):
+            guard.step(loss_fn, x)
         assert not guard.replaying
-    assert list(seen) == [False, False, True, False]
+    assert seen == [False, False, True, False]
 
 
 def test_history_and_figures_of_the_step():

@@ -9,13 +9,14 @@ from tests.import_graph import circles, graph, imports, modules
 
 SRC = ROOT / "stayfinite"
 
-BASE = {"records", "errors", "config", "codes", "numerics"}
+BASE = {"records", "errors", "config", "codes", "numerics", "private"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
     "records": {"errors"},
     "errors": set(),
     "config": {"errors"},
     "codes": {"errors"},
+    "private": set(),
     "numerics": {"records", "errors"},
     **dict.fromkeys(STAGES - {"report"}, BASE),
     "report": BASE - {"numerics"},
@@ -36,7 +37,8 @@ ALLOWED = {
         "recover",
         "report",
     },
-    "ladder": BASE | {"sandbox", "runtime", "investigate", "preflight", "recover", "report"},
+    "ladder": BASE
+    | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "remedies": {"records", "errors", "codes"},
     "lint": {"records", "errors", "codes", "remedies"},
     "integrations": BASE | {"guard", "runtime"},

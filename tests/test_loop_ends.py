@@ -25,18 +25,19 @@ def test_an_exception_of_the_loop_is_the_users_own_and_close_cleans_up():
     assert guard.incidents == []
 
 
-def test_an_exception_while_the_step_is_run_again_leaves_clean_state():
-    """The loop body fails by itself, but only in the replay."""
+def test_an_exception_after_a_bad_step_leaves_clean_state():
+    """The loop's own error comes once, where it would have come."""
     model, optimizer = make()
     seen = []
     with pytest.raises(ZeroDivisionError), Guard(model, optimizer, settings=QUICK) as guard:
         for x in guard(data(bad=[3])):
             seen.append(x)
-            if len(seen) == 5:
+            if len(seen) == 6:
                 raise ZeroDivisionError
             body(model, optimizer, x)
     assert [i.event.step for i in guard.incidents] == [3]
-    assert not guard.incidents[0].location.is_reproduced
+    assert len(seen) == 6
+    assert guard.incidents[0].location.op == "aten.log"
     assert all(torch.isfinite(t).all() for t in model.state_dict().values())
     assert not torch.is_anomaly_enabled()
 
@@ -98,7 +99,7 @@ def guarded_turns(turn, bad=(3,), **options):
 def test_incidents_that_a_loop_holds_are_not_cut_with_its_own_lists():
     guard, incidents, values = guarded_turns(lambda guard: len(guard.incidents))
     assert [i.event.step for i in guard.incidents] == [3] and incidents == []
-    assert values == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert values == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
 def test_what_another_thread_adds_to_a_list_stays():
@@ -169,7 +170,7 @@ def test_a_bad_number_that_the_loop_replaces_itself_keeps_nothing_alive():
             loss = out.pow(2).mean() + (0.0 if torch.isnan(side) else side)
             loss.backward()
             optimizer.step()
-        assert len(guard.engine.log) == 8 and not any(w.scenes for w in guard.engine.log)
+        assert len(guard.engine.log) == 8
         assert len(kept) <= 1
     assert guard.incidents == []
 

@@ -319,12 +319,10 @@ def test_weights_that_are_bad_from_the_start_are_told_at_the_first_step():
     assert incident.location.chain[0].label == "parameter bias"
 
 
-def test_restored_weights_that_are_bad_are_the_checkpoints_fault(tmp_path):
+def test_restored_weights_that_are_bad_are_the_checkpoints_fault(tmp_path, restores_are_noted):
     gc.collect()  # guards that other tests dropped without closing hold saves back until then
     torch.save({k: v * NAN for k, v in linear().state_dict().items()}, tmp_path / "last.pt")
     model = linear()
-    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), settings=QUICK)
-    guard.close()
     model.load_state_dict(torch.load(tmp_path / "last.pt"))
     guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), settings=QUICK)
     guard.step(squares, GOOD)
@@ -347,6 +345,6 @@ def test_a_step_that_does_not_repeat_is_said_so_and_not_guessed():
     assert not incident.location.is_reproduced
     assert incident.location.op is None
     assert incident.location.note == (
-        "the same step, run again from the same state, batch and random numbers, was finite: "
+        "the same step, replayed from the same state, batch and random numbers, was finite: "
         "the computation is not deterministic, or the hardware failed"
     )

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from stayfinite.patches import provenance
 from stayfinite import Guard
 
 
@@ -129,6 +130,7 @@ def test_adam_without_epsilon():
 
 def test_a_restored_state_and_a_constructed_one():
     for restore, cause in ((True, "corrupt_checkpoint"), (False, "bad_initialization")):
+        provenance.install()
         model = Scale()
         bad = torch.tensor([1.0, 0.0, 1.0]) / torch.tensor([1.0, 0.0, 1.0])
         if restore:

@@ -150,7 +150,8 @@ def test_higher_precision_is_taken_back():
     model = nn.Linear(3, 2).half()
     before = [p.detach().clone() for p in model.parameters()]
     pointers = [p.data_ptr() for p in model.parameters()]
-    state = state_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = state_of(model, optimizer)
     with changes.higher_precision(state):
         assert {p.dtype for p in model.parameters()} == {torch.float32}
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -3,8 +3,8 @@
 import pytest
 
 from stayfinite import UsageError, codes
+import stayfinite.investigate.experiments  # noqa: F401  (each registers itself)
 from stayfinite.diagnose import (
-    EXPERIMENTS,
     Evidence,
     Finding,
     all_rules,
@@ -110,7 +110,7 @@ def test_fixes_carry_the_outcome_of_their_experiment():
     added = register_rule("lr_divergence", finding(0.9, fixes=fixes), name="fixes")
     try:
         e = evidence(clipped="nonfinite", smaller_lr="finite")
-        tried = [Experiment(name="clipped", changed=EXPERIMENTS["clipped"], outcome="nonfinite")]
+        tried = [Experiment(name="clipped", changed="gradients clipped", outcome="nonfinite")]
         d = conclude(consider(e, [added]), e, tried)
     finally:
         unregister_rule(added)

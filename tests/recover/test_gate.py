@@ -104,13 +104,13 @@ def test_without_the_gate_it_is_lost(write, tmp_path):
 
 
 def test_safetensors_pass_the_gate_too(tmp_path):
-    from safetensors.torch import load_file, save_file
+    import safetensors.torch as safe
 
     path = tmp_path / "model.safetensors"
     with save_gate() as gate:
-        save_file({"fc.weight": torch.ones(2)}, path)
-        save_file({"fc.weight": torch.full((2,), NAN)}, path)
-    assert torch.equal(load_file(path)["fc.weight"], torch.ones(2))
+        safe.save_file({"fc.weight": torch.ones(2)}, path)
+        safe.save_file({"fc.weight": torch.full((2,), NAN)}, path)
+    assert torch.equal(safe.load_file(path)["fc.weight"], torch.ones(2))
     assert gate.refused == {str(path): str(tmp_path / "model.nonfinite.safetensors")}
 
 
@@ -135,19 +135,20 @@ def test_safetensors_are_read_back_too(tmp_path, capsys):
     path = tmp_path / "model.safetensors"
     with save_gate():
         safe.save_file({"fc.weight": torch.full((2, 2), NAN)}, path)
-    assert not path.exists()
-    assert safe.load_file(path)["fc.weight"].isnan().all()
+        assert not path.exists()
+        assert safe.load_file(path)["fc.weight"].isnan().all()
     assert "model.nonfinite.safetensors instead" in capsys.readouterr().err
 
 
-def test_an_open_file_is_left_empty_rather_than_bad(tmp_path):
-    """It was truncated when it was opened; at least nothing bad is in it, and the bad state is kept."""
+def test_a_file_that_was_opened_for_a_bad_state_keeps_the_good_one(tmp_path):
+    """It was truncated when it was opened; the last good contents are written into it again."""
     path = tmp_path / "last.pt"
     with save_gate():
         by_open_file(0.5, path)
+        good = path.read_bytes()
         assert torch.load(path)["model"]
         by_open_file(NAN, path)
-    assert path.read_bytes() == b""
+    assert path.read_bytes() == good
     assert (tmp_path / "last.nonfinite.pt").exists()
 
 
@@ -363,7 +364,7 @@ def test_an_infinity_by_design_may_be_restored():
     assert guard.incidents == [] and guard.warnings == []
 
 
-def test_a_copy_of_what_a_step_has_spoiled_is_left_out_and_made_again():
+def test_a_copy_of_the_model_never_sees_the_bad_step():
     """A target network that follows the model: nothing of the bad step may stay in it."""
 
     def train(batches):
@@ -382,10 +383,7 @@ def test_a_copy_of_what_a_step_has_spoiled_is_left_out_and_made_again():
     good = (torch.ones(3, 2), 0.1)
     guard, ended = train([good, good, (torch.ones(3, 2), float("inf")), good, good])
     _, wanted = train([good] * 4)
-    assert [w.kind for w in guard.warnings] == ["copy_left_out"]
-    assert (
-        "load_state_dict on Linear was left out: not finite are weight" in guard.warnings[0].message
-    )
+    assert guard.warnings == []  # the step was left out before there was anything bad to copy
     assert [i.event.step for i in guard.incidents] == [2]
     assert all(torch.equal(a, b) for a, b in zip(ended, wanted))
 

@@ -146,7 +146,7 @@ def test_the_ledger_is_on_disk_and_can_be_replayed(tmp_path):
 
 def test_sanitizing_drops_the_bad_samples_only():
     guard, _, _, sizes = small("sanitize", bad=(5,))
-    assert sizes.count(1) == 1
+    assert set(sizes) == {2}  # the loop sees its own batches; the step is made from a copy
     (incident,) = guard.incidents
     assert incident.action.kind == "sanitized"
     (entry,) = guard.ledger

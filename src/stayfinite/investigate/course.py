@@ -9,7 +9,7 @@ from ..records import Incident, Location
 from ..runtime.incidents import new_incident
 from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
-from ..runtime.window import Failure, Verdict, Window
+from ..runtime.window import Failure, Replay, Verdict, Window
 from .across_ranks import by_rules
 from .describe import scale_collapse
 from .diagnosis import diagnose, diagnose_plain
@@ -56,7 +56,30 @@ def course(about: Investigation) -> Replays:
     if about.engine.ranks.broadcast_from(about.leader, about.is_older(result)):
         return (yield from _travel(about, found))
     about.rewind()
+    if about.is_moved:
+        yield from _undo_other_steps(about)
     return (yield from _finish(about, found, result.origin, about.location(result), []))
+
+
+def _undo_other_steps(about: Investigation) -> Replays:
+    """Another optimizer has stepped on this batch: the state before it is built anew, if it can be."""
+    engine, state = about.engine, about.state
+    if not state.snapshot.is_taken or not all(about.vehicle.can_run(w) for w in engine.log):
+        return
+    moved = Before()
+    moved.take(state, about.window)
+    state.snapshot.restore()
+    for window in engine.log:
+        if window.rng is not None:
+            window.rng.restore()
+        result = yield Replay(window=window, is_applied=True)
+        if result.failure is not None or not result.is_complete:
+            moved.restore()
+            return
+    state.shadow_buffers()
+    about.window.small_state = state.capture_small()
+    about.window.is_moved = False
+    about.rewind()
 
 
 def _travel(about: Investigation, failure: Failure) -> Replays:

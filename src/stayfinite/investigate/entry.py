@@ -17,6 +17,7 @@ from .across_ranks import together
 from .course import course
 from .describe import event_of, not_applied
 from .investigation import Investigation
+from .random_numbers import failed_on_these
 from .replay import drive
 from .time_travel import go_back
 from .vehicle_choice import choose_vehicle
@@ -32,7 +33,7 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     is_countable = failure.symptom in _COUNTED and not engine.ranks.has_others
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
-    if known is not None:
+    if known is not None and not failed_on_these(engine, window):
         return _again(engine, window, failure, known)
     vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
     verdict = _unharmed(Investigation(engine, window, failure, vehicle))
@@ -91,6 +92,7 @@ def _run_again(engine: Engine, vehicle: Vehicle, window: Window, is_current: boo
 def _unharmed(about: Investigation) -> Verdict:
     """An error of ours is no reason for the training to end, nor to end in another mode."""
     put_modes = modes(about.state.roots.values())()
+    grads = about.state.take_grads()  # the loop goes on with those that it has
     window = about.window
     try:
         replays = course(about)
@@ -106,6 +108,7 @@ def _unharmed(about: Investigation) -> Verdict:
         return _broke_off(about, error, window)
     finally:
         put_modes()
+        about.state.put_grads(grads)
 
 
 def _broke_off(about: Investigation, error: Exception, window: Window) -> Verdict:

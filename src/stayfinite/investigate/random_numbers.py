@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 from ..locate.slice import Origin
 from ..runtime.engine import Engine
 from ..runtime.rng import RngState
-from ..runtime.window import Replay, ReplayResult
+from ..runtime.window import Replay, ReplayResult, Window
 from .investigation import Investigation
 from .laboratory import Laboratory
 
-__all__ = ["move_on"]
+__all__ = ["failed_on_these", "move_on"]
 
 
 @dataclass
@@ -32,6 +32,12 @@ class _Draw:
 
 
 _last: WeakKeyDictionary[Engine, _Draw] = WeakKeyDictionary()
+
+
+def failed_on_these(engine: Engine, window: Window) -> bool:
+    """Whether the last failed step began with the very same random numbers."""
+    draw = _last.get(engine)
+    return draw is not None and window.rng is not None and draw.start.is_same(window.rng)
 
 
 def move_on(about: Investigation, origin: Origin | None) -> Generator[Replay, ReplayResult, bool]:

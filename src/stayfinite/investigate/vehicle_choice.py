@@ -95,4 +95,5 @@ class FirstThatShows(Vehicle):
             if first is None or (result.is_complete and not first.is_complete):
                 first = result
         assert first is not None
+        self._chosen = self._candidates[0]  # a replay's contexts can be entered only once
         return first

@@ -33,16 +33,21 @@ __all__ = ["TrainingListener", "TrainingPatches"]
 
 _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
-_depth = threading.local()
+_depth: Any = threading.local()
 
 
 class TrainingListener(Protocol):
     """Who drives a loop. `on_…` that take a `call` make it, or do not."""
 
-    thread_id: int
-    """Calls of other threads are none of its business."""
-    is_replaying: bool
-    firewall: Firewall
+    @property
+    def thread_id(self) -> int:
+        """Calls of other threads are none of its business."""
+
+    @property
+    def is_replaying(self) -> bool: ...
+
+    @property
+    def firewall(self) -> Firewall: ...
 
     def before_backward(self, loss: Tensor) -> None: ...
 
@@ -94,8 +99,8 @@ class TrainingPatches:
                 self._add(cls, "__init__", _FIND, _new_scheduler)
         self._classes: set[type] = set()
         self._hooks: list[Any] = []
-        self._undo: Callable[[], None] | None = None
-        self._is_inside = False
+        self._under_way: list[tuple[Any, Callable[[], None] | None]] = []
+        """Steps that hooks have begun, each with what takes it back."""
 
     def _add(self, owner: Any, name: str, reason: str, make: Any) -> None:
         target = Target(owner, name, reason, "training")
@@ -122,17 +127,17 @@ class TrainingPatches:
             return
         if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
             return
-        self._is_inside = True
         if listener.is_replaying:
-            self._undo = listener.before_replayed_step(optimizer)
+            undo = listener.before_replayed_step(optimizer)
         else:
-            self._undo = listener.firewall.call(listener.undo_unless_fine, optimizer)
+            self._under_way.clear()  # of a step that raised
+            undo = listener.firewall.call(listener.undo_unless_fine, optimizer)
+        self._under_way.append((optimizer, undo))
 
     def _after_original(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._is_inside or self.listener.thread_id != _ident():
+        if not self._under_way or self._under_way[-1][0] is not optimizer:
             return
-        self._is_inside = False
-        undo, self._undo = self._undo, None
+        _, undo = self._under_way.pop()
         if undo is not None:
             undo()
         elif self.listener.is_replaying:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..private import make_folder, open_private
 from ..records import from_plain, to_plain
 
 __all__ = ["LEDGER_NAME", "Ledger", "LedgerEntry"]
@@ -57,8 +58,8 @@ class Ledger:
             return
         text = "".join(json.dumps(to_plain(e), allow_nan=False) + "\n" for e in entries)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a", encoding="utf-8") as handle:
+            make_folder(self._path.parent)
+            with open(self._path, "a", encoding="utf-8", opener=open_private) as handle:
                 handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..private import make_folder, open_private
 from ..records import to_plain
 from .store import warn_unwritable
 from .thinning import Segments
@@ -199,13 +200,13 @@ class Journal:
             warn_unwritable(self.path.parent, e)
 
     def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         self._session = self._segments.start_session()
         self._begin_file()
 
     def _begin_file(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._fd = os.open(self.path, flags, 0o644)
+        self._fd = open_private(self.path, flags)
         head = {
             "kind": JOURNAL_KIND,
             "schema": JOURNAL_SCHEMA,

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from ..patches.provenance import provenance
 from .frames import calling_frames, variables
 
-__all__ = ["find_models", "find_stateful", "reachable_modules"]
+__all__ = ["find_averages", "find_models", "find_stateful", "reachable_modules"]
 
 _MAX_OBJECTS = 4000
 _MAX_DEPTH = 4
@@ -99,6 +100,11 @@ def find_models(optimizers: Iterable[Any], frame: FrameType | None) -> list[tupl
 
 def _is_trained(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad and parameter.is_floating_point()
+
+
+def find_averages(frame: FrameType | None) -> list[nn.Module]:
+    """Running averages of the weights within reach."""
+    return [m for _, m in reachable_modules(frame) if isinstance(m, AveragedModel)]
 
 
 def find_stateful(frame: FrameType | None) -> list[tuple[str, nn.Module]]:

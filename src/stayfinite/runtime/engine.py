@@ -6,6 +6,7 @@ it hands the window to the investigation that was given to it, and does what the
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from ..records import Incident, StepRecord
 from ..recover.policy import Policy
 from .batches import batch_bytes
 from .deferral import Deferral
+from .discover import find_averages
 from .journal import RunJournal
 from .known import KnownIncidents
 from .ranks import DUE, NOT_DUE, URGENT, Ranks, has_world, note_initial
@@ -128,7 +130,7 @@ class Engine:
         if self._is_primed:
             return
         self._is_primed = True
-        self.state.adopt_averages(provenance.averages)
+        self.state.adopt_averages([*provenance.averages, *find_averages(sys._getframe(1))])
         note_initial(self.state)
         share = self.settings.snapshot_ram_share
         folder = self.ranks.own_folder(self.snapshot_folder)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import linecache
 import sys
+from collections.abc import Container
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["calling_frames", "calling_place", "variables"]
+__all__ = ["calling_frames", "calling_place", "is_at_loop_head", "variables"]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click")
@@ -22,14 +26,41 @@ def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
     return found
 
 
-def calling_place(frame: FrameType | None) -> tuple[CodeType, int, int] | None:
-    """(code, line, instruction) where the user's or a framework's code stands; nothing is held of it."""
+def calling_place(
+    frame: FrameType | None, passed_by: Container[CodeType] = ()
+) -> tuple[CodeType, int, int] | None:
+    """(code, line, instruction) where the user's or a framework's code stands; nothing is held of it.
+
+    `passed_by`: functions that are not meant, such as an optimizer's own `step`.
+    """
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("stayfinite.", "torch.")):
+        is_meant = frame.f_code not in passed_by
+        if is_meant and not name.startswith(("stayfinite.", "torch.")):
             return frame.f_code, frame.f_lineno, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def is_at_loop_head(frame: FrameType | None) -> bool:
+    """Whether the calling code stands at the head of a `for`, which asks for its next item."""
+    place = calling_place(frame)
+    if place is None:
+        return True
+    code, line, _ = place
+    return line in _loop_heads(code.co_filename)
+
+
+@functools.lru_cache(maxsize=32)
+def _loop_heads(file: str) -> frozenset[int]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.comprehension))]
+    return frozenset(
+        line for n in loops for line in range(n.iter.lineno, (n.iter.end_lineno or 0) + 1)
+    )
 
 
 def variables(frame: FrameType) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import inspect
 import re
 import sys
 import threading
@@ -22,7 +23,7 @@ from ..patches.firewall import Firewall
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import calling_place
+from .frames import calling_place, is_at_loop_head
 from .ranks import RankFailure, plain_norm
 from .saved_state import OptimizerCopy
 from .window import Failure, Verdict, Window
@@ -278,7 +279,12 @@ class LoopDriver:
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
         """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
-        if self._is_own_work or self.may_step(optimizer):
+        is_fine = self._is_own_work or self.may_step(optimizer)
+        if not self._is_own_work:  # such a step is seen from inside of the optimizer's own
+            own = [f for c in type(optimizer).__mro__ if (f := vars(c).get("step")) is not None]
+            codes = [c for f in own if (c := getattr(inspect.unwrap(f), "__code__", None))]
+            self.engine.step_place = calling_place(sys._getframe(1), codes)
+        if is_fine:
             return None
         copy = OptimizerCopy(optimizer)
         copy.take()
@@ -394,8 +400,11 @@ class LoopDriver:
         undo, self._undo = self._undo, []
         self.phase = Phase.FORWARD
         if window.failure is not None:
+            rates = self._rates_that_stay() if is_regular and undo else None
             for each in undo if is_regular else ():
                 each()
+            if rates is not None:
+                self.state.set_lrs(rates)
             return
         if window.is_moved and self.engine.settings.deferred:
             self._collect()
@@ -405,6 +414,12 @@ class LoopDriver:
             self.engine.scale_watch.note_applied()
         if failure is not None:
             self._handle(window, failure)
+
+    def _rates_that_stay(self) -> tuple[float, ...] | None:
+        """A loop that calls `next` by itself may have set the rate of its next step before."""
+        if len(self.state.schedulers) or is_at_loop_head(sys._getframe(1)):
+            return None
+        return self.state.lrs()
 
     def _collect(self, is_last: bool = False) -> None:
         """Deferred steps: close those that went well, look into the first that did not."""

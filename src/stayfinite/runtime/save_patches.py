@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from ..patches.firewall import Firewall
 from ..patches.imports import ImportPatch, patch_when_imported
 from ..patches.manager import Subscribers, Subscription, Target, subscribe
+from ..patches import provenance as _provenance
 from ..patches.provenance import provenance
 from ..recover.atomic import atomic_path
 from .save_gate import SaveGate, is_ungated, refused_name, ungated
@@ -33,11 +35,13 @@ class SavePatches:
         self._subscriptions: list[Subscription | ImportPatch] = []
         self._renames: list[Subscription] = []
         self._add(torch, "save", _torch_save)
+        importlib.import_module("safetensors.torch")  # small, and a script may import it later
         self._late("safetensors.torch", "save_file", _save_file)
         for name in ("save", "async_save"):
             self._late(_DCP, name, _dcp_save)
         for home in _LIGHTNING:
             self._late(home, "_atomic_save", _lightning_save)
+        _provenance.install()  # what was held back is read from where it went
         provenance.stand_ins.add(gate)
 
     def _add(self, owner: Any, name: str, make: Any) -> None:
@@ -59,7 +63,9 @@ class SavePatches:
             subscription.close()
         self._subscriptions.clear()
         self._renames.clear()
-        provenance.stand_ins.discard(self.gate)
+        if self.gate in provenance.stand_ins:
+            provenance.stand_ins.discard(self.gate)
+            _provenance.remove()
         self.gate.close()
 
     def save(

@@ -123,6 +123,8 @@ class StepDriver:
         if is_dull:
             return self._outcome(window, False, None)
         incident, again = self.firewall.call(self._handle, window, failure, fallback=(None, None))
+        if self.parts.scaler is not None:
+            self.parts.scaler._per_optimizer_states.clear()  # as after its `update`
         if failure.symptom == "learning_rate" and schedule.is_ours is not False:
             schedule.after_step()  # it would give the same bad rate for ever
         return again or self._outcome(window, False, incident)
