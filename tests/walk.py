@@ -59,10 +59,11 @@ class Walk:
         self.ran[_entry(name)] = None
         code = frame.f_code
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        is_plain = not code.co_name.startswith("<") and code.co_filename != "<string>"
-        if is_plain and any(isinstance(frame.f_locals.get(n), HANDED) for n in names):
-            if self._is_station(name, _caller(frame.f_back)):
-                self.walk[_entry(name)] = None
+        if code.co_name.startswith("<") or code.co_filename == "<string>":
+            return
+        is_handed = any(isinstance(frame.f_locals.get(n), HANDED) for n in names)
+        if is_handed and self._is_station(name, _caller(frame.f_back)):
+            self.walk[_entry(name)] = None
 
     def _is_station(self, name, caller):
         if name == caller or name in DEFINE:
