@@ -16,6 +16,7 @@ from .errors import StayfiniteError, UsageError
 from .investigate.entry import investigate
 from .numerics.parts import listeners as part_listeners
 from .patches import provenance as _provenance
+from .patches.firewall import Firewall
 from .patches.training import TrainingPatches
 from .records import Event, Incident
 from .recover.ledger import LEDGER_NAME, Ledger
@@ -103,6 +104,7 @@ class Guard:
         )  # fmt: skip
         self.engine.step_parts = self._steps.parts
         self._loop: LoopDriver | None = None
+        self._start = Firewall("the start of a guarded loop")
         # A script that ends without `close` still has its last step looked at and its last lines written.
         self._open = _Open(self.engine, self._steps.flush)
         self._at_end = weakref.finalize(self, self._open.close, is_quiet=True)
@@ -201,16 +203,18 @@ class Guard:
             raise UsageError(
                 f"guard(...) takes a loader or another iterable of batches, got {type(loader).__name__}"
             )
-        return GivenBatches(self._listen(), loader, self)
+        driver = self._start.call(self._listen)
+        return GivenBatches(driver, loader, self) if driver is not None else iter(loader)
 
     def _listen(self) -> LoopDriver:
         if self._loop is None:
-            self._loop = driver = LoopDriver(self.engine, counts_every_batch=True)
+            driver = LoopDriver(self.engine, counts_every_batch=True)
             patches = TrainingPatches(driver, finds_optimizers=False)
-            for optimizer in self.state.optimizers:
-                patches.watch_optimizer(optimizer)
             driver.on_close = patches.close
             self._open.add(driver.finish, patches.close)
+            for optimizer in self.state.optimizers:
+                patches.watch_optimizer(optimizer)
+            self._loop = driver
         return self._loop
 
     def close(self) -> None:
@@ -249,23 +253,27 @@ class _Open:
 
     def close(self, is_quiet: bool = False) -> None:
         """A last look, then everything is taken out; `is_quiet`: what it raises is only printed."""
+        end = Firewall("the end of a guard")
         try:
-            self._flush()
+            end.once(self._flush)
         except StayfiniteError as e:
             if not is_quiet:
                 raise
             print(f"stayfinite: {e}", file=sys.stderr)
         finally:
-            for close in self._patches:
-                close()
-            if self._checkpoints is not None:
-                self._checkpoints.close()
-            if self._has_provenance:
-                _provenance.remove(is_last_user=True)
-            part_listeners.discard(self._engine.recovery)
-            self._engine.ranks.forget()
-            if self._engine.journal is not None:
-                self._engine.journal.close()
+            for close in self._closings():
+                end.once(close)
+
+    def _closings(self) -> Iterator[Callable[[], object]]:
+        yield from self._patches
+        if self._checkpoints is not None:
+            yield self._checkpoints.close
+        if self._has_provenance:
+            yield lambda: _provenance.remove(is_last_user=True)
+        yield lambda: part_listeners.discard(self._engine.recovery)
+        yield self._engine.ranks.forget
+        if self._engine.journal is not None:
+            yield self._engine.journal.close
 
 
 def _settings(value: Settings | Mapping[str, Any] | None) -> Settings:

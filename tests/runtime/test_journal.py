@@ -11,11 +11,11 @@ from torch import nn
 
 from stayfinite import Guard
 from stayfinite.recover.policy import Policy
+from stayfinite.report.journal_read import read_journal
+from stayfinite.report.model import load_run
 from stayfinite.runtime import journal as journaling
 from stayfinite.runtime.journal import LayerSampler, Stage
 from stayfinite.runtime.state import TrainState
-from stayfinite.report.journal_read import read_journal
-from stayfinite.report.model import load_run
 
 
 def rows_of(folder):

@@ -7,7 +7,6 @@ from the command line of whoever asks for it.
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path

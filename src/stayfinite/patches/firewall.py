@@ -57,10 +57,22 @@ class Firewall:
         except StayfiniteError:
             raise
         except Exception as error:
-            self._fail(error)
+            self.fail(error)
         return fallback
 
-    def _fail(self, error: Exception) -> None:
+    def once(self, function: Callable[..., Any], *args: Any, fallback: Any = None) -> Any:
+        """`call` for one look or one cleanup: it may fail, and the next one is made all the same."""
+        try:
+            return function(*args)
+        except StayfiniteError:
+            raise
+        except Exception as error:
+            with contextlib.suppress(Exception):
+                _report(self.place, error)
+        return fallback
+
+    def fail(self, error: Exception) -> None:
+        """Something of ours has raised this: it is reported, and nothing more is called here."""
         self.is_down = True
         # Where memory or the stack has run out, reporting may fail too.
         with contextlib.suppress(Exception):

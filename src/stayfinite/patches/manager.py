@@ -16,6 +16,7 @@ from types import FunctionType
 from typing import Any, cast, overload
 
 from .attribute import Attribute, describe
+from .firewall import Firewall
 
 __all__ = [
     "MakeWrapper",
@@ -91,7 +92,8 @@ class Subscription:
         return self in self._layer.subscriptions
 
     def close(self) -> None:
-        _manager.close(self)
+        """What fails here leaves this patch where it is, without a subscriber that is called."""
+        _closing.once(_manager.close, self)
 
     def __enter__(self) -> Subscription:
         return self
@@ -304,6 +306,7 @@ class _Manager:
 
 
 _manager = _Manager()
+_closing = Firewall("taking a patch out")
 
 
 def subscribe(target: Target, make_wrapper: MakeWrapper, subscriber: Any) -> Subscription:

@@ -25,6 +25,7 @@ from .closures import ClosureSteps
 from .engine import Engine
 from .frames import calling_place, is_at_loop_head
 from .ranks import RankFailure, plain_norm
+from .rng import RngState
 from .saved_state import OptimizerCopy
 from .window import Failure, Verdict, Window
 
@@ -59,6 +60,7 @@ class LoopDriver:
         self.phase = Phase.FORWARD
         self.thread_id = threading.get_ident()
         self.firewall = Firewall("the protection of this training", self._give_up)
+        self._looks = Firewall("a look into a bad step")
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
         self.num_iterations = 0
@@ -89,8 +91,9 @@ class LoopDriver:
     def _give_up(self) -> None:
         """Something of ours has failed: the training goes on as if nobody watched."""
         self.phase = Phase.OVER
-        self._undo.clear()
         self.engine.replay = None
+        with contextlib.suppress(Exception):
+            self._put_back()
         if self.on_close is not None:
             self.on_close()
 
@@ -233,7 +236,7 @@ class LoopDriver:
         if failure is None:
             return True
         self.refuse(window, failure)
-        self.end_refused(window)
+        self._looks.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"
 
     def window_for(self, optimizer: Any) -> Window:
@@ -347,25 +350,40 @@ class LoopDriver:
             ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank
         ):
             return
-        window.failure = failure
-        window.is_moved = window.num_applied > 0
+        # Until here an error of ours means that the step is made as in plain Python; from here on
+        # it is left out, whatever becomes of the look into it.
         window.small_state = self.state.capture_small()
+        self._plan_undo(window, failure)
+        window.is_moved = window.num_applied > 0
+        window.failure = failure
         # What the loop does from here on (saving, validating) must not see the buffers that the
         # bad forward has written.
-        self.state.restore_buffers()
+        self._looks.once(self.state.restore_buffers)
         self.phase = Phase.REFUSED
-        self._handle(window, failure)
+        self._looks.once(self._handle, window, failure)
 
     def _handle(self, window: Window, failure: Failure) -> None:
+        """A look into it; one that fails leaves the training where the look began."""
+        undo = list(self._undo)
+        after = window.rng.now_too() if window.rng is not None else RngState.now()
         with self.own_work():
-            incident, verdict = self.engine.handle(window, failure)
-            is_back = incident is not None and incident.action.kind == "rolled_back"
-            is_open = window is self.tracker.window
-            if verdict.is_rebuilt and verdict.window is not window:
-                self._undo.clear()
-            else:
-                self._plan_undo(window, failure, verdict, is_back)
-            self._redo(verdict, verdict.redo, window if is_open else None)
+            if not self._looks.once(self._look_into, window, failure) and window.failure is failure:
+                self.engine.replay = None
+                self._undo = undo
+                for put in (self.state.restore_buffers, window.small_state, after.restore):
+                    if put is not None:
+                        self._looks.once(put)
+
+    def _look_into(self, window: Window, failure: Failure) -> bool:
+        incident, verdict = self.engine.handle(window, failure)
+        is_back = incident is not None and incident.action.kind == "rolled_back"
+        is_open = window is self.tracker.window
+        if verdict.is_rebuilt and verdict.window is not window:
+            self._undo.clear()
+        else:
+            self._plan_undo(window, failure, verdict, is_back)
+        self._redo(verdict, verdict.redo, window if is_open else None)
+        return True
 
     def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
         """Windows that ran on corrupted state, in their order; one that fails again ends it."""
@@ -376,18 +394,29 @@ class LoopDriver:
                 self.phase = Phase.STEPPED
                 self._undo.clear()
 
-    def _plan_undo(self, window: Window, failure: Failure, verdict: Verdict, is_back: bool) -> None:
+    def _plan_undo(
+        self,
+        window: Window,
+        failure: Failure,
+        verdict: Verdict | None = None,
+        is_back: bool = False,
+    ) -> None:
         """What is put back when the iteration is over, as if its batch had never been."""
-        self._undo.clear()
-        if failure.symptom == "scaler_skip" and verdict.incident is None:
-            return  # the scaler's own business
-        rate_is_bad = failure.symptom == "learning_rate"
-        if not rate_is_bad:  # a schedule that stood still would give the same bad rate for ever
-            self._undo.append(self.state.capture_small())
-            self._undo += self.state.capture_averages()
-        if window.is_loaderless or verdict.keeps_random_state or is_back or window.rng is None:
-            return
-        self._undo.append(window.rng.restore)
+        undo: list[Callable[[], None]] = []
+        is_scalers = failure.symptom == "scaler_skip"
+        if not is_scalers or (verdict is not None and verdict.incident is not None):
+            # A schedule that stood still would give the same bad rate for ever.
+            if failure.symptom != "learning_rate":
+                undo = [self.state.capture_small(), *self.state.capture_averages()]
+            keeps = is_back or (verdict is not None and verdict.keeps_random_state)
+            if not window.is_loaderless and not keeps and window.rng is not None:
+                undo.append(window.rng.restore)
+        self._undo = undo
+
+    def _put_back(self) -> None:
+        """The iteration of a step that was left out is over."""
+        while self._undo:
+            self._undo.pop(0)()
 
     def _close(self, window: Window) -> None:
         """The iteration that this window belongs to is over."""
@@ -397,12 +426,12 @@ class LoopDriver:
     def _after_window(self, window: Window, is_regular: bool) -> None:
         """`is_regular`: the loop went on to its next batch; else it was left, and what it did since
         then is not this iteration's."""
-        undo, self._undo = self._undo, []
         self.phase = Phase.FORWARD
+        if not is_regular:
+            self._undo.clear()
         if window.failure is not None:
-            rates = self._rates_that_stay() if is_regular and undo else None
-            for each in undo if is_regular else ():
-                each()
+            rates = self._rates_that_stay() if self._undo else None
+            self._put_back()
             if rates is not None:
                 self.state.set_lrs(rates)
             return
@@ -442,9 +471,7 @@ class LoopDriver:
     # Loops without a loader
 
     def _open_loaderless(self) -> Window:
-        undo, self._undo = self._undo, []
-        for each in undo:
-            each()
+        self._put_back()
         self.before_window()
         self.engine.prime()
         if self._stepped and all(id(o) in self._stepped for o in self.state.optimizers):

@@ -15,6 +15,7 @@ from ..config import Settings
 from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, StayfiniteError
 from ..numerics.parts import listeners as part_listeners
 from ..patches import provenance as _provenance
+from ..patches.firewall import Firewall
 from ..patches.loaders import LoaderPatches
 from ..patches.manager import table
 from ..patches.training import TrainingPatches
@@ -151,11 +152,12 @@ class ScriptRun:
 
     def leave(self) -> None:
         """All patches come out, and nothing of the training is held."""
+        end = Firewall("the end of the run")
         if self.engine.journal is not None:
-            self.engine.journal.close()
-        self._unlisten()
+            end.once(self.engine.journal.close)
+        end.once(self._unlisten)
         if "provenance" not in self.engine.settings.without:
-            _provenance.remove()
+            end.once(_provenance.remove)
         part_listeners.discard(self.engine.recovery)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
@@ -198,7 +200,8 @@ class ScriptRun:
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_reported:
-            say_summary(self.engine.incidents, self.driver.num_steps, folder)
+            steps = self.driver.num_steps
+            Firewall("the summary").once(say_summary, self.engine.incidents, steps, folder)
 
     def _save(self, incident: Incident) -> Incident:
         assert self.folder is not None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from ..errors import StayfiniteError
 from ..patches.firewall import Firewall
 from ..patches.provenance import provenance
 from ..records import Incident
 from .closures import Abort
 from .engine import Engine
+from .plain_step import PlainStep
 from .ranks import plain_norm
 from .saved_state import OptimizerCopy
 from .schedule import Schedule
@@ -23,26 +25,16 @@ from .window import BatchRef, Failure, Window
 __all__ = ["Outcome", "StepDriver"]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Outcome:
     """What one `guard.step` did. Reading `.loss` or `.grad_norm` is what syncs, not the step."""
 
-    __slots__ = ("_loss", "_norm", "_owner", "applied", "incident", "step")
-
-    def __init__(
-        self,
-        step: int,
-        loss: Tensor | float | None,
-        owner: StepDriver,
-        norm: Tensor | None,
-        applied: bool,
-        incident: Incident | None = None,
-    ) -> None:
-        self.step = step
-        self.applied = applied
-        self.incident = incident
-        self._loss = loss
-        self._norm = norm
-        self._owner = owner
+    step: int
+    _loss: Tensor | float | None
+    _owner: StepDriver
+    _norm: Tensor | None
+    applied: bool
+    incident: Incident | None = None
 
     @property
     def loss(self) -> float:
@@ -72,11 +64,50 @@ class StepDriver:
         self.num_batches = 0
         self.epoch = 0
         self.firewall = Firewall("the protection of guard.step")
+        self._looks = Firewall("a look into a bad step")
+        self._plain: PlainStep
         self._copy: OptimizerCopy | None = None
         self._is_plain = scheduler is None and enabled is None
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
-        """One whole step: forward, backward, check, apply or not."""
+        """One whole step: forward, backward, check, apply or not.
+
+        What raises in our own code does not end it: the rest is done as plain Python would.
+        """
+        plain = self._plain = PlainStep(self.parts, loss_fn, batch)
+        number = self.num_batches
+        try:
+            return self._step(loss_fn, batch)
+        except StayfiniteError:
+            raise
+        except Exception as error:
+            if plain.is_theirs:
+                raise
+            self.firewall.fail(error)
+        self.num_batches = number + 1
+        if plain.refused is None:
+            plain.finish()
+        else:
+            self._leave_out(plain.refused)
+        return Outcome(number, plain.loss, self, None, plain.is_applied)
+
+    def _leave_out(self, window: Window) -> None:
+        """As if this window had never been, where a look into it could not see to that."""
+        self.engine.replay = None
+        restore = window.rng.restore if window.rng is not None else None
+        for put in (self.engine.state.restore_buffers, window.small_state, restore):
+            if put is not None:
+                self._looks.once(put)
+
+    def _look_into(
+        self, window: Window, failure: Failure
+    ) -> tuple[Incident | None, Outcome | None]:
+        found: Any = self._looks.once(self._handle, window, failure)
+        if found is None:
+            self._leave_out(window)
+        return found or (None, None)
+
+    def _step(self, loss_fn: LossFn, batch: Any) -> Outcome:
         engine, parts = self.engine, self.parts
         if parts.schedule.is_waiting:
             parts.schedule.before_step()
@@ -104,7 +135,7 @@ class StepDriver:
         applied = failure is None and window.num_applied > 0
         if failure is None:
             if applied and schedule.is_ours is not False:
-                schedule.after_step()
+                self._plain.move_schedule()
             if window.is_moved:
                 return self._outcome(window, applied, None)  # its verdict comes later
             if applied and self.parts.scaler is not None:
@@ -117,12 +148,13 @@ class StepDriver:
                 self._handle, window, failure, fallback=(None, None)
             )
             return again or self._outcome(window, window in engine.log, incident)
+        self._plain.refused = window
         is_dull = failure.symptom == "scaler_skip" and engine.scale_watch.passes_by(
             engine.state.scale() or 1.0
         )
         if is_dull:
             return self._outcome(window, False, None)
-        incident, again = self.firewall.call(self._handle, window, failure, fallback=(None, None))
+        incident, again = self._look_into(window, failure)
         if self.parts.scaler is not None:
             self.parts.scaler._per_optimizer_states.clear()  # as after its `update`
         if failure.symptom == "learning_rate" and schedule.is_ours is not False:
@@ -171,39 +203,50 @@ class StepDriver:
         return float(torch.nn.utils.get_total_norm(grads))
 
     def _attempt(self, window: Window) -> Failure | None:
-        parts, engine = self.parts, self.engine
+        parts, engine, plain = self.parts, self.engine, self._plain
         if parts.needs_closure:
             return self._attempt_closure(window)
         batch = window.batches[0]
+        plain.is_theirs = True
         parts.optimizer.zero_grad(set_to_none=True)
         try:
-            loss = parts.loss(batch.loss_fn, batch.value)
-        except UsageError:
-            raise
+            plain.loss = loss = batch.loss_fn(parts.model, batch.value)
         except Exception as error:
             return self._explain_error(window, error)
+        plain.is_theirs = False
+        parts.check_loss(loss)
         window.losses = [(batch.step, loss.detach())]
         window.num_backward = 1
         if parts.scaler is not None:
-            parts.scaler.scale(loss).backward()
-            self._clip(window)
-            return self._scaler_step(window)
+            return self._scaled_attempt(window, loss)
+        plain.is_theirs = True
         loss.backward()
+        plain.is_theirs = False
+        plain.is_backward = True
         if parts.clip_norm is not None:
             self._clip(window)
         window.num_attempted = 1
         if self.firewall.call(engine.deferral.serves, parts.optimizer):
             engine.deferral.arm(window, parts.optimizer)
-            parts.optimizer.step()
+            plain.apply()
             engine.deferral.submit(window, parts.optimizer)
             return None
         failure: Failure | None = self.firewall.call(engine.check, window, parts.optimizer)
         if failure is not None:
             window.small_state = engine.state.capture_small()
             return failure
-        parts.optimizer.step()
+        plain.apply()
         window.num_applied = 1
         return None
+
+    def _scaled_attempt(self, window: Window, loss: Tensor) -> Failure | None:
+        plain = self._plain
+        plain.is_theirs = True
+        self.parts.scaler.scale(loss).backward()
+        plain.is_theirs = False
+        plain.is_backward = True
+        self._clip(window)
+        return self._scaler_step(window)
 
     def _explain_error(self, window: Window, error: Exception) -> Failure | None:
         """Sampling from NaN probabilities raises before there is a loss to look at."""
@@ -218,12 +261,9 @@ class StepDriver:
         return Failure("loss", window.step, name=bad[0][1])
 
     def _clip(self, window: Window) -> None:
-        parts = self.parts
-        if parts.scaler is not None:
-            parts.scaler.unscale_(parts.optimizer)
-        if parts.clip_norm is not None:
-            moved = [p for g in parts.optimizer.param_groups for p in g["params"]]
-            window.norm = plain_norm(torch.nn.utils.clip_grad_norm_(moved, parts.clip_norm))
+        norm = self._plain.clip()
+        if norm is not None:
+            window.norm = plain_norm(norm)
 
     def _scaler_step(self, window: Window) -> Failure | None:
         """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
@@ -238,8 +278,7 @@ class StepDriver:
         found = sum(v.item() for v in state["found_inf_per_device"].values())
         if found:
             window.small_state = engine.state.capture_small()
-        parts.scaler.step(parts.optimizer)
-        parts.scaler.update()
+        self._plain.apply()
         if found:
             return Failure("scaler_skip", window.step)
         window.num_applied = 1
@@ -259,12 +298,15 @@ class StepDriver:
         self._copy = self._copy or OptimizerCopy(parts.optimizer)
         self._copy.take()
         found: list[Failure] = []
+        plain = self._plain
+        plain.is_theirs = True  # an optimizer that searches is left by any exception
 
         def closure() -> Tensor:
             parts.optimizer.zero_grad(set_to_none=True)
             loss = parts.loss(batch.loss_fn, batch.value)
             window.losses = [(batch.step, loss.detach())]
             loss.backward()
+            plain.is_clipped = False
             self._clip(window)
             failure = self.firewall.call(self.engine.check, window, parts.optimizer)
             if failure is not None:
@@ -275,9 +317,12 @@ class StepDriver:
         try:
             parts.optimizer.step(closure)
         except Abort:
+            plain.is_theirs = False
             self._copy.restore()
             window.small_state = self.engine.state.capture_small()
             return found[0]
+        plain.is_theirs = False
+        plain.is_applied = True
         window.num_applied = 1
         return None
 
@@ -300,6 +345,8 @@ class StepDriver:
     def _once_more(self, old: Window) -> Outcome:
         """A window that ran on corrupted state, as if it were new."""
         engine = self.engine
+        batch = old.batches[0]
+        self._plain = PlainStep(self.parts, batch.loss_fn, batch.value)
         fresh = Window(old.batches, engine.rng.capture(), old.lrs)
         if not self.parts.schedule.is_ours:
             engine.state.set_lrs(old.lrs)

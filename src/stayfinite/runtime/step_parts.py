@@ -34,8 +34,13 @@ class StepParts:
     def loss(self, loss_fn: LossFn, batch: Any) -> Tensor:
         """The loss of this batch; what is no scalar loss is a mistake that is named."""
         loss = loss_fn(self.model, batch)
+        self.check_loss(loss)
+        return loss
+
+    def check_loss(self, loss: Any) -> None:
+        """What is no scalar loss is a mistake that is named."""
         if type(loss) is Tensor and not loss.dim() and loss.requires_grad:
-            return loss
+            return
         if not isinstance(loss, Tensor):
             raise UsageError(
                 f"loss_fn must return a tensor, got {type(loss).__name__}; "
@@ -51,4 +56,3 @@ class StepParts:
                 "the loss needs no gradient: nothing in it depends on a parameter that requires "
                 "grad; look for .detach(), torch.no_grad() or frozen parameters"
             )
-        return loss

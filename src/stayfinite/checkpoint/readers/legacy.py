@@ -28,6 +28,10 @@ def read(file: MappedFile, limits: Limits) -> Contents:
     return read_region(Region.of(file), limits)
 
 
+def read_embedded(view: memoryview, limits: Limits, depth: int) -> Contents:
+    return read_region(Region(view), limits, depth)
+
+
 def read_region(region: Region, limits: Limits, depth: int = 0) -> Contents:
     """A legacy file, wherever its bytes lie."""
     contents = Contents("torch legacy")

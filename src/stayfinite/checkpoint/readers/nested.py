@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..files import Region
 from ..limits import FileFault, LimitError, Limits
 from .base import Contents
 
@@ -13,7 +12,7 @@ __all__ = ["embed", "read"]
 
 _MAX_NESTING = 4
 Matches = Callable[[bytes], bool]
-ReadInner = Callable[[Region, Limits, int], Contents]
+ReadInner = Callable[[memoryview, Limits, int], Contents]
 _formats: list[tuple[Matches, ReadInner]] = []
 
 
@@ -34,7 +33,7 @@ def read(raw: Any, limits: Limits, outer: Contents, depth: int = 0) -> Any:
     found = next((read_inner for matches, read_inner in _formats if matches(head)), None)
     if found is None:
         raise FileFault("unreadable", "an embedded tensor in a format that is not known")
-    inner = found(Region(view), limits, depth + 1)
+    inner = found(view, limits, depth + 1)
     outer.findings.extend(inner.findings)
     outer.placeholders.update(inner.placeholders)
     return inner.roots[0][1]

@@ -27,8 +27,8 @@ def read(file: MappedFile, limits: Limits) -> Contents:
     return read_archive(Archive(Region.of(file), limits))
 
 
-def read_embedded(region: Region, limits: Limits, depth: int) -> Contents:
-    return read_archive(Archive(region, limits))
+def read_embedded(view: memoryview, limits: Limits, depth: int) -> Contents:
+    return read_archive(Archive(Region(view), limits))
 
 
 def read_archive(archive: Archive) -> Contents:
