@@ -154,9 +154,8 @@ def train(training):
             return under_run(data, settings, pathlib.Path(folder))
         parts = Parts()
         guard = Guard(
-            parts.model, parts.optimizer, parts.scheduler if training.form == "step" else None,
-            settings=settings, run_dir=folder,
-        )  # fmt: skip
+            parts.model, parts.optimizer, parts.scheduler, settings=settings, run_dir=folder
+        )
         user_code(parts, guard, data, training.form)
     return parts.remembered()
 
