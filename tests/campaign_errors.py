@@ -30,7 +30,7 @@ import stayfinite
 from stayfinite import Guard, Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.locate.trace import OpTrace
-from stayfinite.patches.manager import _DISPATCH
+from stayfinite.patches.manager import _DISPATCH, _Layer
 from stayfinite.recover.policy import Policy
 from stayfinite.runtime.script import ScriptRun
 
@@ -200,10 +200,13 @@ def plain(form, bad, is_left_out):
     return parts.remembered()
 
 
+DOORS = {_DISPATCH, _Layer._call_below.__code__}
+
+
 def is_ours(code):
     """The public object and the function that stands where a patched one stood are what the training
     calls; the firewall is what catches."""
-    is_door = code.co_filename.endswith(("guard.py", "firewall.py")) or code is _DISPATCH
+    is_door = code.co_filename.endswith(("guard.py", "firewall.py")) or code in DOORS
     return code.co_filename.startswith(OURS) and not is_door
 
 
@@ -213,6 +216,8 @@ THEIRS = {f.__code__ for f in (user_code, script_code, loop)}
 def has_ours_above(frame):
     """Whether the training has called something of ours that has called this."""
     above = frame.f_back
+    if above is not None and above.f_code in DOORS:
+        return False  # a patch, which the training or torch calls
     while above is not None and above.f_code not in THEIRS:
         if is_ours(above.f_code):
             return True

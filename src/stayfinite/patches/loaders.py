@@ -84,7 +84,7 @@ def _next(original: Any, subscribers: Subscribers) -> Any:
         listener = None if getattr(_inside, "count", 0) else _listener(subscribers)
         if listener is None:
             return original(iterator)
-        loader = provenance.loader_of(iterator)
+        loader = listener.firewall.call(provenance.loader_of, iterator)
         return _noted(listener, iterator if loader is None else loader, original, iterator)
 
     return __next__
