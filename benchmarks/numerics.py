@@ -2,10 +2,10 @@
 
     python -m benchmarks.numerics [--rounds 30] [--json FILE]
 
-The two take turns on the same input, round by round, so that a slow moment of the machine hits
+The two alternate on the same input, round by round, so that a slow moment of the machine hits
 both; the figure is the median of the ratios of the rounds. CPU time of one thread, fp32, about a
 million numbers, on which the usual formula is fine (what it costs to be safe, not to fail). malloc
-is told to keep its memory, as the allocators of training machines do: page faults would count
+is asked to keep its memory, as the allocators of training machines do: page faults would count
 otherwise.
 """
 

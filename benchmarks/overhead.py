@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,14 +27,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.models import WORKLOADS, Workload
 from stayfinite import Guard
-from stayfinite.conductor.core import Core
-from stayfinite.conductor.journaling import RunJournal
-from stayfinite.conductor.script import ScriptDriver
-from stayfinite.conductor.state import TrainState
 from stayfinite.config import Settings
-from stayfinite.observe.labels import without_labels
-from stayfinite.observe.wires import Wires
+from stayfinite.investigate.entry import investigate
+from stayfinite.patches import provenance
+from stayfinite.patches.loaders import LoaderPatches
+from stayfinite.patches.training import TrainingPatches
 from stayfinite.recover.policy import Policy
+from stayfinite.runtime.engine import Engine
+from stayfinite.runtime.journal import RunJournal
+from stayfinite.runtime.loop_driver import LoopDriver
+from stayfinite.runtime.script_driver import ScriptDriver
+from stayfinite.runtime.state import TrainState
 
 BARS = {"a": 1.05, "b": 1.01, "c": 1.05}
 
@@ -70,19 +73,19 @@ class Variant:
     def __init__(
         self,
         run: Callable[[int], None],
-        core: Core | None = None,
-        wires: Callable[[], Wires] | None = None,
+        engine: Engine | None = None,
+        patched: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.run = run
-        self._wires = wires
+        self._patched = patched
         self.deep = 0.0
         """Seconds in deep checks and snapshots."""
-        self._core = core
+        self._engine = engine
         self._left = time.perf_counter()
-        if core is not None:
-            self._time(core, "deep_check")
-            self._time(core.state, "take_snapshot")
-            self._time(core.state, "is_still_finite")
+        if engine is not None:
+            self._time(engine, "deep_check")
+            self._time(engine.state, "take_snapshot")
+            self._time(engine.state, "is_still_finite")
 
     def _time(self, home: Any, name: str) -> None:
         original = getattr(home, name)
@@ -98,32 +101,26 @@ class Variant:
 
     def __call__(self, n: int, num_first: int = 1) -> tuple[float, float]:
         """(seconds without deep checks and snapshots, of so many steps; those seconds as a share of
-        all), after some first steps: putting wires in empties Python's caches, and a run does that once."""
-        if self._core is not None:
+        all), after some first steps: a patch that comes in empties Python's caches, and a run does that
+        once."""
+        if self._engine is not None:
             # The time that the other variants took, and what they wrote, are not this run's.
-            self._core._deep_started += time.perf_counter() - self._left
-            if self._core._due is not None:
-                self._core._due = (self._core._due[0], self._core.state.versions())
-        wires = self._wires() if self._wires is not None else None
-        begin, before = time.perf_counter(), self.deep
-        try:
+            self._engine._deep_started += time.perf_counter() - self._left
+            if self._engine._due is not None:
+                self._engine._due = (self._engine._due[0], self._engine.state.versions())
+        with self._patched():
+            begin, before = time.perf_counter(), self.deep
             self.run(num_first)
             start, deep = time.perf_counter(), self.deep
             self.run(n)
             self._left = time.perf_counter()
-        finally:
-            if wires is not None:
-                wires.close()
         share = (self.deep - before) / (self._left - begin)
         return self._left - start - (self.deep - deep), share
 
     def count_syncs(self, n: int) -> float:
         """Host syncs a step."""
-        wires = self._wires() if self._wires is not None else None
-        with _Syncs() as syncs:
+        with self._patched(), _Syncs() as syncs:
             self.run(n)
-        if wires is not None:
-            wires.close()
         return syncs.count / n
 
 
@@ -138,30 +135,28 @@ def guard_step(w: Workload, optimizer: Any, deferred: bool) -> Variant:
         for batch in _cycle(w, n):
             guard.step(w.loss_fn, batch)
 
-    return Variant(run, guard.core)
+    return Variant(run, guard.engine)
 
 
 def guard_loop(w: Workload, optimizer: Any, deferred: bool) -> Variant:
     guard = Guard(w.model, optimizer, settings={"deferred": deferred})
     # One long epoch, as in a real run: the deep check at an epoch's end is not what is measured.
     stream = iter(guard(itertools.cycle(w.batches)))
-
-    next(stream)
-    driver = guard._driver
-    assert guard._wires is not None and driver is not None
-    guard._wires.close()
+    driver = guard._loop
+    assert driver is not None and driver.on_close is not None
+    driver.on_close()  # the other variants run unpatched
 
     def run(n: int) -> None:
         _loop(w, optimizer, itertools.islice(stream, n))
 
-    return Variant(run, guard.core, lambda: _wired(driver, optimizer, with_loaders=False))
+    return Variant(run, guard.engine, lambda: _patched(driver, optimizer, is_script=False))
 
 
 def script(w: Workload, optimizer: Any, deferred: bool) -> Variant:
     """What `stayfinite run` does, without the process round it."""
-    core = Core(TrainState(), Settings(deferred=deferred), Policy())
-    core.journal = RunJournal(tempfile.mkdtemp(), core.state)
-    driver = ScriptDriver(core)
+    engine = Engine(TrainState(), Settings(deferred=deferred), Policy(), investigate)
+    engine.journal = RunJournal(tempfile.mkdtemp(), engine.state)
+    driver = ScriptDriver(engine)
     driver.on_optimizer(optimizer)
     loader = torch.utils.data.DataLoader(_Endless(w), batch_size=None)
     streams: list[Any] = []
@@ -170,19 +165,22 @@ def script(w: Workload, optimizer: Any, deferred: bool) -> Variant:
         streams[:] = streams or [iter(loader)]
         _loop(w, optimizer, itertools.islice(streams[0], n))
 
-    return Variant(run, core, lambda: _wired(driver, optimizer, with_loaders=True))
+    return Variant(run, engine, lambda: _patched(driver, optimizer, is_script=True))
 
 
-def _wired(driver: Any, optimizer: Any, with_loaders: bool) -> Wires:
-    wires = Wires(driver, with_loaders=with_loaders)
-    wires.watch_optimizer(optimizer)
-    return wires
-
-
-def plain_unlabeled(w: Workload, optimizer: Any) -> Variant:
-    """The plain loop without torch's labels for profilers, which we leave out as well: what is left
-    of a ratio below this one's is ours."""
-    return Variant(lambda n: without_labels(_loop, w, optimizer, _cycle(w, n)))
+@contextlib.contextmanager
+def _patched(driver: LoopDriver, optimizer: Any, is_script: bool) -> Iterator[None]:
+    training = TrainingPatches(driver, finds_optimizers=is_script)
+    training.watch_optimizer(optimizer)
+    loaders = LoaderPatches(driver) if is_script else None
+    provenance.install()
+    try:
+        yield
+    finally:
+        provenance.remove()
+        training.close()
+        if loaders is not None:
+            loaders.close()
 
 
 def plain_loader(w: Workload, optimizer: Any) -> Variant:
@@ -259,7 +257,6 @@ def variants(w: Workload) -> dict[str, Variant]:
         "guard.step deferred": guard_step(w, optimizer, True),
         "guard(loader)": guard_loop(w, optimizer, False),
         "guard(loader) deferred": guard_loop(w, optimizer, True),
-        "plain without labels": plain_unlabeled(w, optimizer),
         "plain, DataLoader": plain_loader(w, optimizer),
         "run": script(w, optimizer, False),
         "run deferred": script(w, optimizer, True),
@@ -312,7 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workloads", nargs="*", default=["a", "b", "c"])
     parser.add_argument(
-        "--rounds", type=int, help="pairs of each variant: 33 for a, 41 for b and c unless told"
+        "--rounds", type=int, help="pairs of each variant: 33 for a, 41 for b and c by default"
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--no-peers", action="store_true", help="only the plain loop and our forms")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.ranks [--world N] [--rounds N] [--steps N]
 
-Three loops over the same DDP or FSDP2 model take turns in every round: nobody watches (plain), each
+Three loops over the same DDP or FSDP2 model alternate in every round: nobody watches (plain), each
 rank watches by itself (alone: not safe, shown for its cost only), and the ranks agree (together).
 "together" minus "alone" is the one tiny all-reduce. Shown are lower deciles over many short rounds:
 two processes that wait for each other are delayed by whatever else runs, and never sped up by it.
@@ -61,7 +61,7 @@ def plain(model: nn.Module, batches: list[Tensor]) -> Callable[[], None]:
 def guarded(model: nn.Module, batches: list[Tensor], is_alone: bool) -> Callable[[], None]:
     guard = Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
     if is_alone:
-        guard.core.ranks.leave()
+        guard.engine.ranks.leave()
 
     def run() -> None:
         for batch in batches:

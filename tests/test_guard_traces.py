@@ -80,6 +80,7 @@ def test_close_takes_every_hook_out():
         (torch.optim.lr_scheduler.LRScheduler, "step"), (torch.Tensor, "isfinite"),
         (torch.Tensor, "item"), (nn.Module, "__call__"),
     )  # fmt: skip
+    gc.collect()  # guards that other tests have dropped
     before = [home.__dict__.get(name) for home, name in names]
     guard = Guard(model, optimizer, settings=QUICK)
     for x in guard([GOOD, BAD, GOOD]):

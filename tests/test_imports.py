@@ -1,23 +1,24 @@
 """Data flows one way: a stage takes a record and returns a record, and stages never import each other."""
 
-import ast
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from tests.import_graph import SRC as ROOT
+from tests.import_graph import circles, graph, imports, modules
 
-SRC = pathlib.Path(__file__).parents[1] / "src" / "stayfinite"
+SRC = ROOT / "stayfinite"
 
-BASE = {"records", "errors", "config", "codes", "numerics"}
+BASE = {"records", "errors", "config", "codes", "numerics", "private"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
     "records": {"errors"},
     "errors": set(),
     "config": {"errors"},
     "codes": {"errors"},
+    "private": set(),
     "numerics": {"records", "errors"},
-    **{stage: BASE for stage in STAGES - {"report"}},
+    **dict.fromkeys(STAGES - {"report"}, BASE),
     "report": BASE - {"numerics"},
     "patches": {"errors"},
     "sandbox": {"patches"},
@@ -25,8 +26,19 @@ ALLOWED = {
     "investigate": BASE | STAGES | {"patches", "sandbox", "runtime"},
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
-    | {"sandbox", "patches", "runtime", "investigate", "guard", "checkpoint", "locate", "recover", "report"},
-    "ladder": BASE | {"sandbox", "runtime", "investigate", "preflight", "recover", "report"},
+    | {
+        "sandbox",
+        "patches",
+        "runtime",
+        "investigate",
+        "guard",
+        "checkpoint",
+        "locate",
+        "recover",
+        "report",
+    },
+    "ladder": BASE
+    | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "remedies": {"records", "errors", "codes"},
     "lint": {"records", "errors", "codes", "remedies"},
     "integrations": BASE | {"guard", "runtime"},
@@ -39,22 +51,10 @@ NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies"
 
 
 def edges():
-    for path in SRC.rglob("*.py"):
-        parts = path.relative_to(SRC).with_suffix("").parts
-        stage = parts[0]
-        package = ["stayfinite", *parts[:-1]]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    yield path, stage, alias.name.split(".")
-            elif isinstance(node, ast.ImportFrom):
-                base = package[: len(package) - node.level + 1] if node.level else []
-                full = base + (node.module.split(".") if node.module else [])
-                if full == ["stayfinite"]:
-                    for alias in node.names:
-                        yield path, stage, [*full, alias.name]
-                else:
-                    yield path, stage, full
+    for name, path in modules().items():
+        stage = path.relative_to(SRC).with_suffix("").parts[0]
+        for target in imports(name, path):
+            yield path, stage, target.split(".")
 
 
 def test_stages_import_only_downwards():
@@ -66,6 +66,27 @@ def test_stages_import_only_downwards():
         if target[1] != stage and target[1] not in ALLOWED[stage] and target[1] != "__version__":
             wrong.append(f"{path.relative_to(SRC)} imports {'.'.join(target)}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    found = ["\n  ".join(["a circle:", *circle]) for circle in circles(graph())]
+    assert not found, "\n".join(found)
+
+
+def test_a_circle_shows_through_type_checking_functions_and_packages(tmp_path):
+    sources = {
+        "__init__": "",
+        "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .b import B\n",
+        "b": "def make():\n    from . import room\n    return room\n",
+        "room/__init__": "from .inner import thing\n",
+        "room/inner": "from .. import a\n",
+        "apart": "from .room import inner\nfrom .b import B\n",
+    }
+    for name, text in sources.items():
+        path = tmp_path / "pkg" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert circles(graph(tmp_path)) == [["pkg.a", "pkg.b", "pkg.room", "pkg.room.inner"]]
 
 
 def test_records_report_and_lint_do_not_know_torch():

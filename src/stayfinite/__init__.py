@@ -15,9 +15,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runtime.checkpoints import save_gate
-    from .runtime.limits import watch
-    from .runtime.resume import last_good, load_last_good
     from .config import Settings
     from .errors import (
         BudgetExceededError,
@@ -28,12 +25,15 @@ if TYPE_CHECKING:
     )
     from .guard import Guard, Outcome
     from .numerics.parts import PartTally, finite_mean, finite_sum
-    from .runtime.probes import probe
     from .records import Diagnosis, Event, Incident, Location
     from .recover.ledger import Ledger
     from .recover.plan import Stage, StagedPlan
     from .recover.policy import Policy, Rung
     from .recover.ramp import PrecisionRamp
+    from .runtime.checkpoints import save_gate
+    from .runtime.limits import watch
+    from .runtime.probes import probe
+    from .runtime.resume import last_good, load_last_good
 
 __version__ = "0.1.0"
 

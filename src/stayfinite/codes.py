@@ -77,7 +77,7 @@ for _name, _definition in {
     "exploding_gradient": "the product of Jacobians over depth or time overflows although weights, activations and LR are ordinary",
     "optimizer_denominator": "the optimizer's own denominator is zero (epsilon zero or rounded to zero) for finite gradients",
     "bad_schedule": "the scheduler hands the optimizer a learning rate that is itself NaN or Inf",
-    "loss_scaling": "a loss scale, static or misused (clip without unscale, scale collapsed), spoils gradients that are ordinary without it",
+    "loss_scaling": "a loss scale, static or misused (clip without unscale, scale collapsed), corrupts gradients that are ordinary without it",
     "corrupt_checkpoint": "restored weights, buffers or optimizer state already contain NaN or Inf",
     "resume_mismatch": "a resume restores only part of the run (LR, scheduler), and the finite restored state then diverges",
     "hardware_or_nondeterminism": "the same step, replayed, is finite",

@@ -24,7 +24,7 @@ class Settings:
     >>> Settings.from_mapping({"budget": 2, "colour": 1})
     Traceback (most recent call last):
     stayfinite.errors.UsageError: 2 problems with the settings:
-      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, replay, snapshot_ram_share, without
+      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, replay, snapshot_ram_share, store_args, without
       - `budget` must be above 0 and at most 1, got 2
     """
 
@@ -47,6 +47,8 @@ class Settings:
     loop its batch a second time, "off" not at all."""
     without: tuple[str, ...] = ()
     """Parts that are turned off: training, loaders, saves, provenance, processes."""
+    store_args: bool = False
+    """Keep the command line as it is beside an incident, instead of without its secrets."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -96,7 +98,7 @@ def _problems(s: Settings) -> list[str]:
         found.append(f"`replay` must be one of {', '.join(REPLAYS)}, got {s.replay!r}")
     if not isinstance(s.without, (tuple, list)) or any(w not in PARTS for w in s.without):
         found.append(f"`without` must be a list of {', '.join(PARTS)}, got {s.without!r}")
-    for name in ("deferred", "diagnose"):
+    for name in ("deferred", "diagnose", "store_args"):
         if not isinstance(getattr(s, name), bool):
             found.append(f"`{name}` must be true or false, got {getattr(s, name)!r}")
     return found

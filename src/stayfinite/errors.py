@@ -12,10 +12,7 @@ StayfiniteError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .records import Incident
+from typing import Any
 
 __all__ = [
     "BudgetExceededError",
@@ -38,9 +35,10 @@ class UsageError(StayfiniteError, ValueError):
 
 
 class _CarriesIncident(StayfiniteError):
-    def __init__(self, message: str, incident: Incident | None = None) -> None:
+    def __init__(self, message: str, incident: Any = None) -> None:
         super().__init__(message)
         self.incident = incident
+        """The `Incident`; not named as a type here, since records stand above errors."""
 
 
 class NonFiniteError(_CarriesIncident, ArithmeticError):

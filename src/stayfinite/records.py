@@ -327,9 +327,11 @@ def _is_required(f: dataclasses.Field[Any]) -> bool:
 
 
 def _decode(hint: Any, value: Any, where: str) -> Any:
-    if value is None:
-        return None
     origin = typing.get_origin(hint)
+    if value is None:
+        if hint is typing.Any or type(None) in typing.get_args(hint):
+            return None
+        raise UsageError(f"{where} must not be null")
     if origin in (typing.Union, types.UnionType):
         (hint,) = [a for a in typing.get_args(hint) if a is not type(None)]
         return _decode(hint, value, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 import warnings
 from pathlib import Path
 
@@ -118,6 +119,31 @@ def write_deepspeed(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return folder
 
 
+def write_gguf(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """By hand, as the format says; tests/checkpoint/test_formats.py compares with its own package."""
+    kinds = {"float32": 0, "float16": 1, "float64": 28, "bfloat16": 30}
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    facts = text("general.name") + struct.pack("<I", 8) + text("sample")
+    facts += text("tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("b")
+    facts += text("ids") + struct.pack("<IIQ3i", 9, 5, 3, 1, 2, 3)
+    facts += text("general.alignment") + struct.pack("<II", 4, 64)
+    heads, data = b"", b""
+    for name, tensor in tensors.items():
+        raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        dims = tuple(reversed(tensor.shape))
+        kind = kinds[str(tensor.dtype).removeprefix("torch.")]
+        heads += text(name) + struct.pack(f"<I{len(dims)}Q", len(dims), *dims)
+        heads += struct.pack("<IQ", kind, len(data))
+        data += raw + bytes(-len(raw) % 64)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), 4) + facts + heads
+    target = path / "file.gguf"
+    target.write_bytes(head + bytes(-len(head) % 64) + data)
+    return target
+
+
 def write_npy(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     first = next(iter(tensors.values()))
     np.save(path / "file.npy", first.numpy())
@@ -149,6 +175,7 @@ WRITERS = {
     "sharded": (write_sharded, ("float32", "bfloat16")),
     "dcp": (write_dcp, (*FLOATS, "float8_e5m2")),
     "deepspeed": (write_deepspeed, ("float16", "bfloat16")),
+    "gguf": (write_gguf, FLOATS),
     "npy": (write_npy, NUMPY_DTYPES),
     "npz": (write_npz, NUMPY_DTYPES),
     "npz_compressed": (write_npz_compressed, NUMPY_DTYPES),

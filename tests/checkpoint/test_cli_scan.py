@@ -115,7 +115,7 @@ def test_quarantine_asks_first(app, tmp_path):
 def test_diff(app, tmp_path):
     folder = make_run(tmp_path / "run")
     result = run(app, "diff", folder / "step_100.pt", folder / "step_200.pt")
-    assert result.exit_code == 1 and "changed       0.weight" in result.output
+    assert result.exit_code == 1 and "weights: 1 of 3 layers changed" in result.output
     assert run(app, "diff", folder / "step_100.pt", folder / "step_100.pt").exit_code == 0
     assert json.loads(
         run(app, "diff", folder / "step_100.pt", folder / "step_200.pt", "--json").output
@@ -142,7 +142,7 @@ def test_help_does_not_import_torch():
 
 @pytest.mark.slow
 def test_an_interrupt_during_the_scan(tmp_path):
-    """Control-C while files are being scanned: a word, code 130, nothing moved."""
+    """Control-C while files are being scanned: what is known, code 130, nothing moved."""
     for i in range(40):
         torch.save({"w": torch.full((1000,), float("nan"))}, tmp_path / f"{i}.pt")
     code = (
@@ -162,11 +162,12 @@ def test_an_interrupt_during_the_scan(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     process.stdout.readline()
-    time.sleep(0.7)
+    time.sleep(3)
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "interrupted" in err and "Traceback" not in err
+    assert "Traceback" not in err
+    assert "interrupted" in out and ("not looked at" in out or "was finished" in out)
     assert len(list(tmp_path.glob("*.pt"))) == 40
 
 

@@ -72,11 +72,14 @@ def test_one_bad_value_is_found_and_located(tmp_path, kind, dtype):
 @pytest.mark.parametrize(
     "dtype", ["float32", "bfloat16", "float16", "float64", "float8_e5m2", "complex64"]
 )
-def test_every_position_of_a_tensor_larger_than_a_block(tmp_path, dtype, monkeypatch):
+@pytest.mark.parametrize("together", [False, True])
+def test_every_position_of_a_tensor_larger_than_a_block(tmp_path, dtype, together, monkeypatch):
     """Small blocks, so that first, last and edge elements of blocks are all hit."""
-    from stayfinite.checkpoint import measure
+    from stayfinite.checkpoint import measure, small
+    from stayfinite.checkpoint.files import MappedFile
 
-    monkeypatch.setattr(measure, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(MappedFile, "block_bytes", 256)
+    monkeypatch.setattr(small, "_MAX_BYTES", 1 << 16 if together else 0)
     monkeypatch.setattr(measure, "DETAIL_ELEMENTS", 37)
     clean = random_tensor(dtype, (7, 11), torch.Generator().manual_seed(1))
     for layout in ("dense", "transposed"):

@@ -4,10 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import typer
 from tests.launch import alone
 
 from stayfinite import __version__
-from stayfinite.cli.run import split_arguments
+from stayfinite.cli.app import app
 
 
 def stayfinite(*args, cwd=None):
@@ -100,41 +101,21 @@ def test_a_missing_module(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("given", "module", "words"),
     [
-        (["run", "a.py"], ["run", "--", "a.py"]),
-        (["run", "a.py", "-m", "b"], ["run", "--", "a.py", "-m", "b"]),
-        (["run", "--deferred", "a.py", "--help"], ["run", "--deferred", "--", "a.py", "--help"]),
-        (
-            ["run", "--run-dir", "d", "a.py", "--run-dir", "e"],
-            ["run", "--run-dir", "d", "--", "a.py", "--run-dir", "e"],
-        ),
-        (["run", "--run-dir=d", "a.py", "-x"], ["run", "--run-dir=d", "--", "a.py", "-x"]),
-        (["run", "-m", "p.q", "--policy", "x"], ["run", "-m", "p.q", "--", "--policy", "x"]),
-        (["run", "--module", "p", "a"], ["run", "--module", "p", "--", "a"]),
-        (["run", "--", "a.py", "--", "b"], ["run", "--", "a.py", "--", "b"]),
-        (["run", "--help"], ["run", "--help"]),
-        (["run"], ["run"]),
-        (["run", "-m"], ["run", "-m", "--"]),
+        (["a.py"], None, ["a.py"]),
+        (["a.py", "-m", "b"], None, ["a.py", "-m", "b"]),
+        (["--deferred", "a.py", "--help"], None, ["a.py", "--help"]),
+        (["--run-dir", "d", "a.py", "--run-dir", "e"], None, ["a.py", "--run-dir", "e"]),
+        (["--run-dir=d", "a.py", "-x"], None, ["a.py", "-x"]),
+        (["-m", "p.q", "--policy", "x"], "p.q", ["--policy", "x"]),
+        (["--module", "p", "a"], "p", ["a"]),
+        (["--", "a.py", "--", "b"], None, ["a.py", "--", "b"]),
+        (["--without", "saves", "--replay", "off", "a.py", "--off"], None, ["a.py", "--off"]),
     ],
 )
-def test_the_scripts_arguments_stay_its_own(given, wanted):
-    assert split_arguments(given) == wanted
-
-
-def test_every_option_with_a_value_is_known_to_the_splitter():
-    """An option that is added and forgotten there would eat the script's name."""
-    import inspect
-
-    import typer
-
-    from stayfinite.cli import run as module
-
-    signature = inspect.signature(module.run)
-    names = set()
-    for name, parameter in signature.parameters.items():
-        option = parameter.default
-        if isinstance(option, typer.models.OptionInfo) and parameter.annotation != "bool":
-            given = [d for d in option.param_decls or () if d.startswith("--")]
-            names |= set(given) or {"--" + name.replace("_", "-")}
-    assert names - {"--module"} == module._WITH_VALUE
+def test_the_scripts_arguments_stay_its_own(given, module, words):
+    command = typer.main.get_command(app).commands["run"]
+    found = command.make_context("run", list(given)).params
+    assert found["module"] == module
+    assert list(found["target"]) == words

@@ -74,7 +74,7 @@ def test_a_demo_file_is_read(toy):
     assert names == ["demo.yaml", "train.py", "train_fixed.py"], "no results of earlier runs"
 
 
-def test_every_problem_of_a_demo_file_is_told_at_once(toy):
+def test_every_problem_of_a_demo_file_is_reported_at_once(toy):
     (toy / "train.py").unlink()
     (toy / "demo.yaml").write_text("title: 3\nfixed: {script: gone.py}\nexpect: {}\ncolor: red\n")
     with pytest.raises(UsageError) as e:

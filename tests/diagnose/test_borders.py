@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from stayfinite.patches import provenance
 from stayfinite import Guard
+from stayfinite.patches import provenance
 
 
 class Scale(nn.Module):

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from stayfinite import Guard
 from stayfinite.investigate import changes
 from stayfinite.investigate.patched_line import PatchedLine
+from stayfinite.records import Link
 from stayfinite.runtime.rows import cover_rows, num_rows, take_rows
 from stayfinite.runtime.state import TrainState
-from stayfinite.records import Link
 
 
 class Net(nn.Module):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stayfinite import UsageError, codes
 import stayfinite.investigate.experiments  # noqa: F401  (each registers itself)
+from stayfinite import UsageError, codes
 from stayfinite.diagnose import (
     Evidence,
     Finding,

@@ -95,6 +95,7 @@ def test_the_capsule_is_plain_data(incident):
 def test_wrong_usage_says_what_to_do(incident, app, tmp_path):
     for args, message in [
         ([str(incident)], "--build MODULE:FUNCTION"),
+        ([str(incident)], "nothing of that was run"),
         ([str(tmp_path)], "is no incident"),
         ([str(incident), "--build", "train"], "takes MODULE:FUNCTION"),
         ([str(incident), "--build", "train.py:nothing"], "has no function 'nothing'"),
@@ -144,7 +145,10 @@ def test_a_script_is_replayed_by_itself(tmp_path):
     first = stayfinite("run", "--run-dir", "run", "loop.py", "8")
     assert first.returncode == 0, first.stderr
     (found,) = (tmp_path / "run" / "incidents").iterdir()
-    again = stayfinite("replay", str(found))
+    told = stayfinite("replay", str(found))
+    assert told.returncode == 2 and "says that this was run: " in told.stderr
+    assert "loop.py 8" in told.stderr and told.stdout == ""
+    again = stayfinite("replay", str(found), "--", "loop.py", "8")
     assert again.returncode == 1, again.stderr
     assert "the step fails again, at the same operator and line" in again.stdout
     assert "zero_denominator" in again.stdout

@@ -265,11 +265,12 @@ def joined(rank: int, job: dict) -> dict:
 def loop_without_loader(rank: int, job: dict) -> dict:
     """`stayfinite run` on a loop that takes no batches from a loader."""
     from stayfinite.conductor.engine import Core
+    from stayfinite.observe.wires import Wires
+
+    from stayfinite.config import Settings
+    from stayfinite.recover.policy import Policy
     from stayfinite.runtime.script import ScriptDriver
     from stayfinite.runtime.state import TrainState
-    from stayfinite.config import Settings
-    from stayfinite.observe.wires import Wires
-    from stayfinite.recover.policy import Policy
 
     core = Core(TrainState(), Settings(budget=1e-6), Policy())
     driver = ScriptDriver(core)

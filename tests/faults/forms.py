@@ -51,9 +51,7 @@ def by_run(fault: Fault, tmp_path: pathlib.Path) -> Trained:
 
 
 def run_script(name: str, args: list[str], run_dir: pathlib.Path) -> tuple[ScriptRun, int]:
-    run = ScriptRun(
-        settings=QUICK, policy=Policy(), run_dir=run_dir, investigate=investigate
-    )
+    run = ScriptRun(settings=QUICK, policy=Policy(), run_dir=run_dir, investigate=investigate)
     return run, run.run_file(str(SCRIPTS / name), args)
 
 

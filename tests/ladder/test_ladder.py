@@ -76,9 +76,12 @@ def test_after_an_incident_with_flags_and_our_own_knob(home, tmp_path):
     shutil.rmtree(home / "out")
     (incident,) = (tmp_path / "run" / "incidents").iterdir()
     before = tree(home)
+    told = ladder(home, "--after-incident", str(incident), "--try", "width=4")
+    assert told.code == 2 and "the incident says that this was run: " in told.err
     done = ladder(
         home, "--after-incident", str(incident), "--try", "stayfinite:autocast=off", "--try",
         "width=4", "--margin", "1", "--run-dir", str(tmp_path / "kept"), "--json",
+        "--", "amp.py", "--epochs", "1",
     )  # fmt: skip
     assert done.code == 0, done.err
     assert tree(home) == before

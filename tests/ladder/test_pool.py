@@ -58,7 +58,7 @@ def has_ended(pid):
     return False
 
 
-def test_answers_crashes_and_deaths_are_told_apart(tmp_path):
+def test_answers_crashes_and_deaths_are_distinguished(tmp_path):
     jobs = [job(tmp_path, act) for act in ("answer", "crash", "die")]
     told = []
     Pool(3, timeout=30).run(jobs, lambda j, is_over: told.append(j.label) if is_over else None)

@@ -55,7 +55,7 @@ def test_a_survivor_is_named_with_how_to_keep_it():
     ]
 
 
-def test_sets_are_told_when_no_single_change_does_it():
+def test_sets_are_reported_when_no_single_change_does_it():
     pair = Outcome(changes=(LR, CLIP), status="survived", step=22)
     found = report(
         rungs=(failed(LR), failed(CLIP, op="aten.exp")), sets=(pair,), smallest=(LR, CLIP)

@@ -134,9 +134,6 @@ def test_two_changes_of_one_file_are_both_in_it(home):
     assert text == "optim: {lr: 0.0001}\nuse_amp: false\nseed: 1\n"
 
 
-# -- the ladder when none is given -----------------------------------------------------------------
-
-
 def labels(found, **seen):
     changes = default_ladder(found, Outcome(status="failed", step=3, **seen))
     return [c.label for c in changes]

@@ -45,7 +45,7 @@ def test_a_failure_is_reported_once_and_ends_the_protection(function, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("stayfinite: the loss check failed (")
-    assert said.endswith("; this protection steps aside; the training goes on\n")
+    assert said.endswith("; this protection is off from now on; the training goes on\n")
     assert ended == [1]
     assert list(failures()) == ["the loss check"]
 

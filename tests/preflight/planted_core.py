@@ -47,8 +47,6 @@ def of_build(group: str, build: Callable[[], Any]) -> Callable[[], list[Finding]
     return lambda: list(check(build, only=[group]).of_group(group))
 
 
-# -- environment ----------------------------------------------------------------------------------
-
 H100 = {"model_device": "cuda", "is_cudnn_sdp": True, "has_attention": True, "capability": (9, 0)}
 
 
@@ -97,9 +95,6 @@ environment("small shared memory", "shared-memory", "/dev/shm", "warn",
             num_workers=4, free_shm_bytes=1 << 20)  # fmt: skip
 environment("too little memory", "memory", "memory", "fail", needed_bytes=80e9, free_bytes=24e9)
 environment("full disk", "disk", "disk", "warn", free_disk_bytes=1e8, parameter_bytes=4e8)
-
-
-# -- config: what the objects hold ------------------------------------------------------------------
 
 
 def held(name: str, check: str, where: str, status: str, build: Callable[[], Any]) -> None:
@@ -286,9 +281,6 @@ held("a schedule that goes below 0", "schedule", "LambdaLR", "fail",
      small(adam(), scheduler=schedule(lambda s: 1.0 - s / 100)))  # fmt: skip
 held("a schedule that divides by 0", "schedule", "LambdaLR", "fail",
      small(adam(), scheduler=schedule(lambda s: 1.0 / (s - 70) ** 2)))  # fmt: skip
-
-
-# -- config: what the file says ---------------------------------------------------------------------
 
 
 def written(name: str, check: str, where: str, status: str, **values: Any) -> None:

@@ -97,9 +97,6 @@ class Wrapped(nn.Module):
         return self.body(self.before(x))
 
 
-# -- init ------------------------------------------------------------------------------------------
-
-
 @planted("init", "init/finite", "2.weight", "fail")
 def nan_weight() -> Target:
     model = net()
@@ -331,9 +328,6 @@ def trained_but_never_saved() -> Target:
     return model, classify, loader(*clusters()), optimizer
 
 
-# -- forward, loss, gradients ----------------------------------------------------------------------
-
-
 @planted("forward", "forward/finite", "aten.log", "fail")
 def log_of_zero() -> Target:
     def loss_fn(m: nn.Module, batch: Any) -> Tensor:
@@ -534,9 +528,6 @@ def steps_that_round_away() -> Target:
     return training(net(), lr=1e-12)
 
 
-# -- edges -----------------------------------------------------------------------------------------
-
-
 @planted("edges", "edges/batch-of-1", "Expected more than 1 value", "fail")
 def batchnorm_and_a_last_sample() -> Target:
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
@@ -707,9 +698,6 @@ def time_that_rounds_to_one() -> Target:
     return training(net(), loss_fn)
 
 
-# -- precision -------------------------------------------------------------------------------------
-
-
 def in_dtype(dtype: torch.dtype, scale: float = 1.0) -> Any:
     def loss_fn(m: nn.Module, batch: Any) -> Tensor:
         with torch.autocast("cpu", dtype=dtype):
@@ -790,9 +778,6 @@ def output_below_float16() -> Target:
         model[0].weight.mul_(1e-8)
         model[0].bias.zero_()
     return training(model, in_dtype(torch.float16))
-
-
-# -- stability -------------------------------------------------------------------------------------
 
 
 def regression(lr: float) -> Target:

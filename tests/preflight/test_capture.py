@@ -209,7 +209,7 @@ def test_a_silent_script_is_taken_for_hung(checked, monkeypatch):
         checked("import time; time.sleep(600)", only="init")
 
 
-def test_a_later_step_that_raises_by_itself_is_told(checked):
+def test_a_later_step_that_raises_by_itself_is_reported(checked):
     report = checked("""
         loader = DataLoader(TensorDataset(X, Y), batch_size=16)
         for i, (x, y) in enumerate(loader):
@@ -231,7 +231,7 @@ def train():
 """
 
 
-def test_a_script_that_asks_for_input_is_told_so(checked):
+def test_a_script_that_asks_for_input_is_reported(checked):
     report = checked("name = input('which run? ')", only="init,forward")
     (runs,) = (f for f in report.findings if f.check == "forward/runs")
     assert runs.subject == "train.py:13"
@@ -239,12 +239,12 @@ def test_a_script_that_asks_for_input_is_told_so(checked):
     assert runs.action.startswith("it asks for input, and has none under check")
 
 
-def test_a_loop_that_never_steps_is_told_so(checked):
+def test_a_loop_that_never_steps_is_reported(checked):
     with pytest.raises(UsageError, match=r"called backward\(\) 6 times and step\(\) of a torch"):
         checked("for x, y in loader: ce(m(x), y).backward()", only="init")
 
 
-def test_an_end_without_a_word_is_told_with_how_it_came(checked):
+def test_an_end_without_a_word_is_reported_with_how_it_came(checked):
     with pytest.raises(UsageError, match=r"train\.py ended with exit code 3 before any training"):
         checked("os._exit(3)", only="init")
     with pytest.raises(UsageError, match=r"train\.py died: signal SIGABRT before check had seen"):
@@ -262,6 +262,80 @@ def test_a_script_that_trains_in_a_thread_is_probed_there(checked):
     said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/zero")
     assert "AssertionError: an empty image" in said
     assert any(f.check == "edges/repeated" for f in report.findings)
+
+
+@pytest.mark.parametrize("look", ["torch.isfinite(loss)", "not math.isnan(loss)"])
+def test_a_loop_that_leaves_bad_losses_out_itself_does_not_hide_them(checked, look):
+    report = checked(f"""
+        import math
+        def train(x, y):
+            loss = ce(m(x), y) + torch.log(x.abs().sum(1)).mean()
+            if {look} and loss.item() > -1e30:
+                o.zero_grad(); loss.backward(); o.step()
+        for epoch in range(99):
+            for x, y in loader: train(x, y)
+        """, only="edges")  # fmt: skip
+    (zero,) = (f for f in report.findings if f.check == "edges/zero")
+    assert zero.is_problem
+    assert "without a backward" not in f"{zero.value} {zero.why}"
+
+
+def test_batches_that_a_cycle_has_kept_are_replaced_from_the_start_of_a_second_run(checked):
+    report = checked("""
+        import itertools
+        two = DataLoader(TensorDataset(X, Y), batch_size=48)
+        for i, (x, y) in zip(range(10**6), itertools.cycle(two)): step(x, y)
+        """, only="edges")  # fmt: skip
+    assert report.verdict == "ready", problems(report)
+    assert any("the script was started 2 times" in n for n in report.notes)
+
+
+def test_batches_in_a_list_of_the_scripts_are_changed_where_the_model_is_called(checked):
+    report = checked("""
+        batches = list(loader)
+        for epoch in range(99):
+            for x, y in batches: step(x, y)
+        """, only="edges")  # fmt: skip
+    assert report.count("fail") == 0, problems(report)
+    assert any("no batches from a DataLoader" in n for n in report.notes)
+
+
+def test_a_validation_before_the_training_is_not_taken_for_it(checked):
+    report = checked("""
+        for x, y in DataLoader(TensorDataset(X, Y), batch_size=24):
+            with torch.no_grad(): ce(m(x), y)
+        for epoch in range(99):
+            for x, y in loader: step(x, y)
+        """, only="data,edges")  # fmt: skip
+    assert report.verdict == "ready", problems(report)
+
+
+def test_the_script_finds_its_loaders_models_and_module_as_they_are(checked):
+    """Iterators, whole models in pickles, field types of dataclasses, checkpoints of layers."""
+    report = checked("""
+        import argparse, copy, dataclasses, pickle
+        from torch.utils.checkpoint import checkpoint
+        @dataclasses.dataclass
+        class Args:
+            lr: float = 0.1
+        for field in dataclasses.fields(Args):
+            argparse.ArgumentParser().add_argument("--" + field.name, type=field.type)
+        assert os.path.isabs(__file__)
+        m.requires_grad_()
+        class Whole(nn.Module):
+            def __init__(self): super().__init__(); self.inner = m
+            def forward(self, x): return checkpoint(self.inner, x, use_reentrant=True)
+        whole = Whole()
+        for epoch in range(99):
+            it = iter(loader)
+            assert type(it).__name__ == "_SingleProcessDataLoaderIter" and len(it) == 6
+            for x, y in it:
+                loss = ce(whole(x.requires_grad_()), y)
+                o.zero_grad(); loss.backward(); o.step()
+                pickle.dumps(whole); copy.deepcopy(whole)
+        """, only="forward,edges")  # fmt: skip
+    assert report.count("fail") == 0, problems(report)
+    assert not report.skipped
 
 
 def test_steps_in_a_row_are_those_that_fit_one_run_of_a_short_loop(checked):

@@ -122,7 +122,7 @@ def test_one_spawned_process_is_run_in_place(checked):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["launcher", "spawn", "fork"])
-def test_training_in_processes_of_its_own_is_told(checked, how):
+def test_training_in_processes_of_its_own_is_reported(checked, how):
     with pytest.raises(UsageError) as e:
         checked(SPAWN, "2", how)
     assert str(e.value).splitlines() == [

@@ -207,9 +207,6 @@ def test_rows_of_a_stream_are_numbered_in_its_order():
     assert scan.parts["batch['y']"].high_int == 9
 
 
-# -- files ----------------------------------------------------------------------------------------------
-
-
 def spoiled():
     x = torch.randn(50, 6)
     x[41, 2] = math.nan

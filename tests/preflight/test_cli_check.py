@@ -156,7 +156,7 @@ def test_wrong_usage_says_what_was_found_and_what_was_expected(run, args, messag
     assert out.stdout == ""
 
 
-def test_a_build_that_does_not_import_or_raises_is_told_with_its_line(run, tmp_path):
+def test_a_build_that_does_not_import_or_raises_is_reported_with_its_line(run, tmp_path):
     out = run("good.py:boom")
     assert out.stderr.endswith(f"good.py:boom raised KeyError: 'data' ({tmp_path}/good.py:20)\n")
     out = run("needs.py:build", needs_DOT_py="import nosuchpackage")
@@ -185,7 +185,9 @@ def test_a_build_that_does_not_import_or_raises_is_told_with_its_line(run, tmp_p
         ("c.py", "LR = = 1", "c.py:1:6: invalid syntax; expected a Python file with assignments"),
     ],
 )  # fmt: skip
-def test_a_config_that_cannot_be_parsed_is_told_with_its_place(run, tmp_path, name, text, message):
+def test_a_config_that_cannot_be_parsed_is_reported_with_its_place(
+    run, tmp_path, name, text, message
+):
     (tmp_path / name).write_text(text)
     out = run("--config", name, "good.py:build")
     assert out.exit_code == 2
@@ -254,7 +256,7 @@ def test_what_follows_a_module_is_its_own(run, monkeypatch, args, own, only):
 
 
 @pytest.mark.slow
-def test_scripts_that_never_train_are_told(run):
+def test_scripts_that_never_train_are_reported(run):
     out = run("s.py", s_DOT_py="import torch\nprint('hello')\n")
     assert out.exit_code == 2
     assert out.stderr.splitlines()[-2:] == [

@@ -149,7 +149,7 @@ def test_watch_sees_losses_however_they_are_called():
     assert ctc.num_classes == 5 and not ctc.has_weights
 
 
-def test_location_is_told_in_words():
+def test_location_is_reported_in_words():
     assert at_location(None) == ("", "")
     place = Location(op="aten.log", module="head", file="/a/b/net.py", line=7, source="x.log()")
     assert at_location(place) == ("head", ", born in aten.log at net.py:7: x.log()")

@@ -83,7 +83,7 @@ def test_a_chain_of_kept_steps_is_real_training_and_then_undone():
     assert same(before, state_of(built))
 
 
-def test_an_error_is_told_with_its_line_and_ends_the_chain():
+def test_an_error_is_reported_with_its_line_and_ends_the_chain():
     def build():
         model = nn.Linear(3, 2)
 
@@ -182,9 +182,6 @@ def test_a_loss_that_is_no_loss_is_a_finding():
         "loss_fn must return a tensor with one number, got a tensor of shape (3, 2)" in runs.value
     )
     assert report.exit_code == 1
-
-
-# -- groups, ledgers and reports --------------------------------------------------------------------
 
 
 def asking(subject):

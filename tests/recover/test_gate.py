@@ -104,13 +104,13 @@ def test_without_the_gate_it_is_lost(write, tmp_path):
 
 
 def test_safetensors_pass_the_gate_too(tmp_path):
-    from safetensors.torch import load_file, save_file
+    import safetensors.torch as safe
 
     path = tmp_path / "model.safetensors"
     with save_gate() as gate:
-        save_file({"fc.weight": torch.ones(2)}, path)
-        save_file({"fc.weight": torch.full((2,), NAN)}, path)
-    assert torch.equal(load_file(path)["fc.weight"], torch.ones(2))
+        safe.save_file({"fc.weight": torch.ones(2)}, path)
+        safe.save_file({"fc.weight": torch.full((2,), NAN)}, path)
+    assert torch.equal(safe.load_file(path)["fc.weight"], torch.ones(2))
     assert gate.refused == {str(path): str(tmp_path / "model.nonfinite.safetensors")}
 
 

@@ -131,6 +131,8 @@ def test_a_bad_checkpoint_is_refused_under_run(tmp_path, run):
     assert "step_2.pt must not be resumed from: not finite are weight" in out.stderr
     assert "last good: step_1.pt" in out.stderr or f"last good: {tmp_path}/step_1.pt" in out.stderr
     assert "Traceback" not in out.stderr
+    lists = [line for line in out.stderr.splitlines() if line.startswith("  - weight (")]
+    assert len(lists) == 1, "the list of bad tensors stands in the report once"
     out = run(RESUME, "step_2.pt", options=["--no-resume-check"])
     assert "resumed" in out.stdout
     out = run(RESUME, "step_1.pt")

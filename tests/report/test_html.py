@@ -2,8 +2,11 @@
 
 import html.parser
 import json
+import linecache
+import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import typer
@@ -11,10 +14,13 @@ from tests.report.runs import EVIL, EVIL_ATTRIBUTE, incident, write_run
 from typer.testing import CliRunner
 
 from stayfinite.cli import report as report_command
+from stayfinite.errors import UsageError
 from stayfinite.report.html import incident_page, render_html, source_context, unified_diff
 from stayfinite.report.journal import Journal
 from stayfinite.report.markdown import render_markdown
 from stayfinite.report.model import load_run
+from stayfinite.report.sources import collect_sources
+from stayfinite.report.store import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -116,20 +122,61 @@ def test_a_typical_run_is_small(tmp_path):
 
 
 def test_the_line_alone_when_the_file_has_changed(tmp_path):
-    link = incident(3, tmp_path).location.chain[0]
-    shown = source_context(link)
+    found = incident(3, tmp_path)
+    link = found.location.chain[0]
+    shown = source_context(link, collect_sources(found))
     assert [n for n, _, _ in shown] == list(range(2, 11))
     assert [text for _, text, is_hit in shown if is_hit] == [f"    {link.source}"]
     (tmp_path / "model<b>.py").write_text("something else\n" * 20)
-    assert source_context(link) == [(6, link.source, True)]
+    linecache.checkcache()
+    assert source_context(link, collect_sources(found)) == [(6, link.source, True)]
     (tmp_path / "model<b>.py").unlink()
-    assert source_context(link) == [(6, link.source, True)]
+    linecache.checkcache()
+    assert source_context(link, collect_sources(found)) == [(6, link.source, True)]
+
+
+def test_no_file_that_an_incident_names_is_opened(tmp_path):
+    """The lines come from what was stored beside the incident, never from the reader's disk."""
+    saved = RunFolder(tmp_path / "run", say=lambda i: None).save(incident(3, tmp_path / "src"))
+    home = Path(saved.path)
+    assert "    q = p.clamp(min=0)" in render_html(load_run(home))
+    secret = tmp_path / "key"
+    secret.write_text("import torch\n\n\nSECRET\nSECRET\n" + saved.location.source + "\nSECRET\n")
+    plain = json.loads((home / "incident.json").read_text())
+    text = json.dumps(plain).replace(json.dumps(saved.location.file), json.dumps(str(secret)))
+    (home / "incident.json").write_text(text)
+    view = load_run(home)
+    assert str(secret) in view.incidents[0].location.file
+    assert "SECRET" not in render_html(view) + render_markdown(view)
+
+
+def test_pipes_in_an_incident_do_not_hang(tmp_path):
+    saved = RunFolder(tmp_path / "run", say=lambda i: None).save(incident(3, tmp_path / "src"))
+    home = Path(saved.path)
+    (home / "sources.json").unlink()
+    os.mkfifo(home / "sources.json")
+    assert "log_of_zero" in render_html(load_run(home))
+    (home / "incident.json").unlink()
+    os.mkfifo(home / "incident.json")
+    with pytest.raises(UsageError, match="is no incident: not a regular file"):
+        load_run(home)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"kind": "stayfinite.incident", "id": ' + "9" * 5000 + "}", "{}", "\x00"],
+)
+def test_a_damaged_incident_is_told_in_words(tmp_path, text):
+    (tmp_path / "incident.json").write_text(text)
+    with pytest.raises(UsageError):
+        load_run(tmp_path)
 
 
 def test_the_diff_is_one_that_patch_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    fix = incident(3, tmp_path).diagnosis.fixes[0]
-    diff = "\n".join(line for _, line in unified_diff(fix)) + "\n"
+    found = incident(3, tmp_path)
+    fix = found.diagnosis.fixes[0]
+    diff = "\n".join(line for _, line in unified_diff(fix, collect_sources(found))) + "\n"
     done = subprocess.run(["patch", "-p1"], input=diff, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "    return -torch.log_softmax(p, -1).mean()\n" in (tmp_path / "model<b>.py").read_text()
@@ -180,7 +227,7 @@ def test_markdown_to_a_file_and_plots(run, tmp_path):
     pytest.importorskip("matplotlib")
     done = invoke(run, "--format", "md", "-o", tmp_path / "a.md", "--png", tmp_path / "png")
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "a.md").read_text().startswith("## a\\<i\\>run")
+    assert (tmp_path / "a.md").read_text().startswith("## a&lt;i&gt;run")
     names = sorted(p.name for p in (tmp_path / "png").iterdir())
     assert names == [
         "grad_norm.png",

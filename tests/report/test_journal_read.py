@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import tracemalloc
 
 import pytest
 
@@ -219,3 +221,73 @@ def test_two_million_steps_become_a_page_in_seconds(tmp_path):
     long_journal(tmp_path, 2_000_000)
     cost = report_cost(tmp_path)
     assert cost["cpu_s"] < 10 and cost["peak_mb"] < 500 and cost["page_mb"] < 1.5, cost
+
+
+BAD_LINES = {
+    "brackets": b"[" * 100_000,
+    "objects": b'{"a":' * 50_000,
+    "digits": b'{"step": 21, "loss": ' + b"9" * 5000 + b"}",
+    "bytes": b'{"step": 21, "loss": "\xff\xfe"}',
+    "endless step": b'{"step": 1e400, "loss": 1}',
+    "step in words": b'{"step": "x", "loss": 1}',
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_one_bad_line_is_left_out_and_counted(tmp_path, name, is_ours):
+    head = b'{"kind": "stayfinite.journal", "schema": 1, "session": 1}\n' if is_ours else b""
+    good = b"".join(b'{"step": %d, "loss": 0.5}\n' % i for i in range(20))
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(head + good + BAD_LINES[name] + b"\n" + b'{"step": 30, "loss": 0.25}\n')
+    data = read_journal(file)
+    rows = data.curves.num_rows
+    is_row = name == "step in words" and not is_ours  # a log of somebody else counts by itself
+    assert (rows, data.num_broken) == ((22, 0) if is_row else (21, 1))
+    tail = Tail(file)
+    try:
+        assert tail.poll() and tail.data.curves.num_rows == rows
+    finally:
+        tail.close()
+
+
+def test_a_line_without_end_takes_no_memory(tmp_path):
+    file = tmp_path / "log.jsonl"
+    with open(file, "wb") as f:
+        f.write(b'{"step": 1, "loss": 0.5}\n')
+        f.seek(200 << 20)
+        f.write(b"x\n" + b'{"step": 2, "loss": 0.5}\n')
+    tracemalloc.start()
+    data = read_journal(file)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert data.curves.num_rows == 2 and peak < 120 << 20
+
+
+def test_a_pipe_is_no_journal(tmp_path):
+    os.mkfifo(tmp_path / "journal.jsonl")
+    with pytest.raises(UsageError):
+        journal_of(tmp_path)
+    with pytest.raises(UsageError, match="neither a run folder nor an ordinary file"):
+        journal_of(tmp_path / "journal.jsonl")
+    assert Tail(tmp_path / "journal.jsonl").poll() is False
+
+
+def test_a_log_that_is_too_large_is_read_in_part_and_told(tmp_path, monkeypatch):
+    from stayfinite.report import journal_read
+
+    monkeypatch.setattr(journal_read, "_BLOCK", 1000)
+    monkeypatch.setattr(journal_read, "_MAX_BYTES", 5000)
+    file = tmp_path / "log.jsonl"
+    file.write_bytes(b"".join(b'{"step": %d, "loss": 0.5}\n' % i for i in range(1000)))
+    view = load_run(file)
+    assert 100 < view.data.curves.num_rows < 300
+    assert view.problems == ["the log has more than 4 GB; the rest of it was not read"]
+
+
+def test_a_log_with_endless_names_is_bounded(tmp_path):
+    file = tmp_path / "log.jsonl"
+    with open(file, "w") as f:
+        for i in range(3000):
+            f.write(json.dumps({"step": i, "loss": 0.5, f"loss_{i}": 1.0}) + "\n")
+    assert len(read_journal(file).curves.series) <= 500

@@ -79,7 +79,7 @@ def test_the_whole_text():
     assert render(INCIDENT) == WHOLE
 
 
-def test_a_diagnosis_is_told_between_the_figures_and_what_was_done():
+def test_a_diagnosis_stands_between_the_figures_and_what_was_done():
     diagnosis = Diagnosis(
         cause="log_of_zero", confidence=0.9, summary="a probability is zero",
         evidence=("3 zeros went in",), samples=(4, 5), dataset_indices=(104, 105),
@@ -99,9 +99,9 @@ why: log_of_zero (confidence 90%)
   rows of the batch that are enough to fail: 4, 5
   their indices in the data set: 104, 105
 
-proof: the same step again, with
-  float32 instead of float16  still not finite
-  without rows 4, 5           finite: 2 ms
+proof: the same step again, with one change
+  float32 instead of float16  -> still not finite
+  without rows 4, 5           -> the step is finite: 2 ms
 
 try
   1. use log_softmax  [verified]

@@ -10,11 +10,12 @@ from tests.launch import alone
 from torch import nn
 
 from stayfinite import Guard
+from stayfinite.recover.policy import Policy
+from stayfinite.report.journal_read import read_journal
+from stayfinite.report.model import load_run
 from stayfinite.runtime import journal as journaling
 from stayfinite.runtime.journal import LayerSampler, Stage
 from stayfinite.runtime.state import TrainState
-from stayfinite.report.journal_read import read_journal
-from stayfinite.report.model import load_run
 
 
 def rows_of(folder):
@@ -113,8 +114,8 @@ def test_values_on_a_device_are_read_together_and_rows_keep_their_order(monkeypa
 
 
 def test_layers_are_looked_at_ever_more_seldom():
-    state = TrainState()
-    state.add_root(nn.Linear(2, 2), "")
+    state, model = TrainState(), nn.Linear(2, 2)
+    state.add_root(model, "")
     sampler = LayerSampler(state, lines=10, share=math.inf)
     taken = [s for s in range(10_000) if sampler.sample(s) is not None]
     assert taken[:10] == list(range(10)) and len(taken) < 10 * math.log(10_000) + 10
@@ -123,8 +124,8 @@ def test_layers_are_looked_at_ever_more_seldom():
 def test_looking_at_layers_takes_its_share_of_the_time_and_no_more(monkeypatch):
     clock = iter(range(10**9))
     monkeypatch.setattr(journaling, "_clock", lambda: float(next(clock)))
-    state = TrainState()
-    state.add_root(nn.Linear(2, 2), "")
+    state, model = TrainState(), nn.Linear(2, 2)
+    state.add_root(model, "")
     sampler = LayerSampler(state, lines=10**6, share=0.01)
     taken = [s for s in range(2000) if sampler.sample(s) is not None]
     # A look takes one tick of this clock and every refusal one: a hundred of them to each look.
@@ -182,3 +183,36 @@ def test_run_with_a_sink_that_is_not_known(tmp_path):
     done = alone(["-m", "stayfinite", "run", "--sink", "excel", "train.py"], tmp_path)
     assert (done.code, done.out) == (2, "")
     assert "unknown sink 'excel'; known: tensorboard, wandb, mlflow, logging" in done.err
+
+
+def log_loss(model, x):
+    return torch.log(model(x).pow(2).mean() * 0)
+
+
+def root_loss(model, x):
+    return torch.sqrt(-model(x).pow(2).mean() - 1)
+
+
+def ratio_loss(model, x):
+    return model(x).pow(2).mean() * 0 / x.mul(0).sum()
+
+
+@pytest.mark.slow
+def test_sixty_incidents_of_three_kinds_keep_three_capsules(tmp_path):
+    """A 40 MB model: what a run leaves on disk does not grow with how often the same thing fails."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3000, 3000), nn.Linear(3000, 1))
+    losses = (log_loss, root_loss, ratio_loss)
+    settings = {"diagnose_seconds": 0.5}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    policy = Policy.parse("skip", max_consecutive_skips=1000)
+    with Guard(
+        model, optimizer, run_dir=tmp_path / "run", policy=policy, settings=settings
+    ) as guard:
+        for step in range(60):
+            guard.step(losses[step % 3], torch.rand(2, 3000) + 0.5)
+        assert len(guard.ledger) == 60
+    capsules = list((tmp_path / "run" / "incidents").glob("*/capsule.pt"))
+    assert len(capsules) == 3
+    assert sum(c.stat().st_size for c in capsules) < 1 << 30
+    assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) == 60

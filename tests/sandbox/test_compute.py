@@ -20,6 +20,11 @@ from stayfinite.sandbox.compute import _RULES, _targets
 from stayfinite.sandbox.imported_names import stamp
 
 
+def sandbox_rows():
+    """Patches of the sandbox; a guard that was imported by another test has some of its own."""
+    return [row for row in table() if "sandbox" in row.switch]
+
+
 @pytest.fixture
 def users(tmp_path, monkeypatch):
     for name in ("keep.txt", "tree/a.txt"):
@@ -46,12 +51,12 @@ def test_every_original_is_the_very_same_object_afterwards():
     with computing_only():
         assert originals() != before
         assert (sys.stdout, sys.stderr, sys.stdin) == streams
-        assert len(table()) > 100
+        assert len(sandbox_rows()) > 100
     after = originals()
     assert all(after[k] is before[k] for k in before)
     assert after.keys() == before.keys()
     assert [dict(getattr(s, "__dict__", {})) for s in streams] == own
-    assert table() == []
+    assert not sandbox_rows()
 
 
 def test_sets_that_name_functions_of_os_are_as_before():
@@ -71,7 +76,7 @@ def test_a_body_that_raises_leaves_nothing_behind():
             raise error
     assert all(originals()[k] is v for k, v in before.items())
     assert "STAYFINITE_TEST" not in os.environ
-    assert table() == []
+    assert not sandbox_rows()
 
 
 def test_nested_replays_share_files_and_report(users, capfd):
@@ -122,7 +127,7 @@ def test_two_threads_each_in_a_replay_of_their_own(users):
     assert errors == []
     assert os.remove is original and removed_by_name is original
     assert contents(users) == before
-    assert table() == []
+    assert not sandbox_rows()
 
 
 def test_another_thread_is_never_touched(users, capfd):
@@ -233,7 +238,7 @@ def test_a_child_that_another_thread_forks_is_free(users):
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
-            state = f"{len(table())} {os.path.exists('mine.txt')}"
+            state = f"{len(sandbox_rows())} {os.path.exists('mine.txt')}"
             (users / "child.txt").write_text("real")
             os.write(write, state.encode())
             os._exit(0)

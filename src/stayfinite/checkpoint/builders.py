@@ -16,6 +16,8 @@ __all__ = ["BUILDERS", "build_array"]
 
 _MAX_FILL = 1 << 20
 _MAX_SIZE = 1 << 62
+_MAX_SHAPES = 4096
+_SHAPES: dict[tuple[int, ...], tuple[int, ...]] = {}
 
 STORAGE_DTYPES = {
     "DoubleStorage": "float64",
@@ -45,12 +47,23 @@ def storage_dtype(kind: Any) -> str | None:
 
 
 def _ints(value: Any) -> tuple[int, ...]:
+    """A shape or strides; the same few come again and again, and one tuple of each is enough."""
+    if type(value) is tuple:
+        try:
+            known = _SHAPES.get(value)
+        except TypeError:
+            known = None
+        if known is not None and all(type(v) is int for v in value):
+            return known
     if not isinstance(value, (tuple, list)) or len(value) > 64:
         raise ValueError("a shape is not a short tuple")
     for v in value:
         if type(v) is not int or not 0 <= v <= _MAX_SIZE:
             raise ValueError("a shape holds something else than sizes")
-    return tuple(value)
+    shape = tuple(value)
+    if len(_SHAPES) < _MAX_SHAPES:
+        _SHAPES[shape] = shape
+    return shape
 
 
 def _tensor(storage: Any, dtype: str | None, offset: Any, size: Any, stride: Any) -> TensorRef:
@@ -75,7 +88,7 @@ def _rebuild_qtensor(args: Any) -> TensorRef:
     params = args[4]
     if isinstance(params, tuple):
         for label, value in zip(("scale", "zero_point"), params[1:3]):
-            tensor.extras[label] = value
+            tensor.add(label, value)
     return tensor
 
 
@@ -106,7 +119,7 @@ def _first(args: Any) -> Any:
 
 def _rebuild_parameter_with_state(args: Any) -> Any:
     if isinstance(args[0], TensorRef) and args[3]:
-        args[0].extras["state"] = args[3]
+        args[0].add("state", args[3])
     return args[0]
 
 
@@ -115,7 +128,7 @@ def _rebuild_from_type(args: Any) -> Any:
     builder = BUILDERS.get(function.path) if isinstance(function, GlobalRef) else None
     value = builder(inner) if builder else Opaque(getattr(kind, "path", "tensor subclass"), inner)
     if isinstance(value, TensorRef) and state:
-        value.extras["state"] = state
+        value.add("state", state)
     elif isinstance(value, Opaque):
         value.state = state
     return value

@@ -6,18 +6,17 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from .contents import NamedTensor, named_tensors
-from .files import MappedFile
 from .folders import dcp_files
 from .geometry import Layout
 from .limits import FileFault, Limits
 from .measure import Elements, typed_blocks
 from .one_file import open_contents
+from .places import open_source, place
 from .readers.dcp import read_items
 from .records import CheckpointReport
 from .roles import file_hint
@@ -33,19 +32,20 @@ def open_tensors(checkpoint: CheckpointReport, limits: Limits) -> Iterator[dict[
     """The tensors of a checkpoint by name, as long as the `with` lasts."""
     with contextlib.ExitStack() as stack:
         found: dict[str, NamedTensor] = {}
-        folders = {Path(f.path).parent for f in checkpoint.files if f.format == "dcp metadata"}
+        indexes = [f.path for f in checkpoint.files if f.format == "dcp metadata"]
+        folders = {place(p.removesuffix("/.metadata")) for p in indexes}
         pieces = {p: i for folder in folders for p, i in dcp_files(folder, limits)[1].items()}
         for report in checkpoint.files:
-            path = Path(report.path)
+            path = place(report.path)
             if report.format in ("unknown", "dcp metadata"):
                 continue
             try:
-                file = stack.enter_context(MappedFile(path))
+                file = stack.enter_context(open_source(path))
                 is_dcp = path in pieces
                 contents = (
-                    read_items(file, pieces[path], limits)
+                    read_items(file, pieces[path], limits.begin())
                     if is_dcp
-                    else open_contents(file, limits)
+                    else open_contents(file, limits.begin())
                 )
                 hint = contents.hint or file_hint(path.name.partition(".")[0])
                 for tensor in named_tensors(contents, hint, limits):
@@ -72,6 +72,10 @@ class Change:
     num_changed: int
     num_nonfinite_a: int
     num_nonfinite_b: int
+    norm_a: float | None = None
+    norm_b: float | None = None
+    norm_change: float | None = None
+    """Norms before, after, and of the difference; None when a value is not finite."""
 
 
 def _row_major(tensor: NamedTensor) -> Iterator[Tensor]:
@@ -130,7 +134,9 @@ def change_between(a: NamedTensor, b: NamedTensor) -> Change:
     if bad_a or bad_b:
         return Change(None, None, changed, bad_a, bad_b)
     base = math.sqrt(before) or math.sqrt(after)
-    return Change(math.sqrt(moved) / base if base else 0.0, largest, changed, 0, 0)
+    relative = math.sqrt(moved) / base if base else 0.0
+    norms = math.sqrt(before), math.sqrt(after), math.sqrt(moved)
+    return Change(relative, largest, changed, 0, 0, *norms)
 
 
 def _equal_blocks(tensor: NamedTensor) -> Iterator[Tensor]:

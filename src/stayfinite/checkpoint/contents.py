@@ -12,11 +12,11 @@ from torch import Tensor
 from ..numerics.health import stats as live_stats
 from ..records import TensorStats
 from .files import Blob
-from .geometry import Layout, layout_of
-from .judge import finding, judge_number, judge_tensor
-from .limits import FileFault, Limits
+from .geometry import Layout, layout_of, row_major
+from .judge import finding, is_plainly_fine, judge_number, judge_tensor
+from .limits import FileFault, LimitError, Limits
 from .measure import Elements, Probe, dtype_of, measure
-from .parallel import Waiting, measure_all
+from .parallel import Measurer, Outcome, Waiting
 from .readers.arrays import array_tensor
 from .readers.base import Contents
 from .records import TensorFinding, TensorReport
@@ -26,6 +26,10 @@ from .values import ArrayRef, StorageRef, TensorRef
 
 __all__ = ["Examined", "NamedTensor", "examine", "named_tensors"]
 
+_MAX_ALIASES = 100
+_MAX_VIEWS = 64
+_MAX_NOTES = 1000
+_BYTES_PER_TENSOR = 450
 _STEP_KEYS = ("global_step", "global_steps", "step", "iteration", "iter", "n_iter", "steps")
 
 
@@ -43,12 +47,6 @@ class NamedTensor:
     @property
     def name(self) -> str:
         return ".".join(self.path)
-
-    @property
-    def identity(self) -> object:
-        """Equal for two names of the same elements."""
-        r = self.ref
-        return (self.blob, r.dtype, self.layout.offset if self.layout else 0, r.size, r.stride)
 
 
 @dataclass
@@ -76,7 +74,12 @@ def locate(path: tuple[str, ...], role: str, ref: TensorRef) -> NamedTensor:
     if ref.storage is None or blob is None or elements is None:
         return NamedTensor(path, role, ref, blob, elements, None)
     start = ref.offset + ref.storage.view_offset
-    layout = layout_of(start, ref.size, ref.stride, blob.size // elements.itemsize)
+    num_stored = blob.size // elements.itemsize
+    count = math.prod(ref.size)
+    if 0 < count <= num_stored - start and ref.stride == row_major(ref.size):
+        layout = Layout(start, ref.size, ref.stride, ((count, 1),), False)
+    else:
+        layout = layout_of(start, ref.size, ref.stride, num_stored)
     return NamedTensor(path, role, ref, blob, elements, layout)
 
 
@@ -99,62 +102,86 @@ def named_tensors(contents: Contents, hint: str, limits: Limits) -> Iterator[Nam
 
 
 def _role(leaf: Leaf, hint: str) -> str:
-    if "scale" in leaf.path[-1:] and isinstance(leaf.value, TensorRef) and len(leaf.path) > 1:
-        return "quantizer" if hint == "quantizer" else role_of(leaf.path, hint)
     path = leaf.path if len(leaf.path) > 1 else tuple(leaf.path[0].split(".")) if leaf.path else ()
     return role_of(path, hint)
 
 
 def examine(contents: Contents, hint: str, limits: Limits, probe: Probe) -> Examined:
     """Look at everything in a file once."""
-    out = Examined([], [], [])
-    worker = _Worker(out, limits, probe)
-    for label, root in contents.roots:
-        try:
-            for leaf in leaves(root, limits, (clean(label),) if label else ()):
-                worker.look(leaf, hint)
-        except FileFault as e:
-            worker.say(finding(e.code, str(e)))
-    worker.finish()
-    out.findings = [f for slot in worker.slots for f in slot]
-    out.tensors = list(worker.reports.values())
-    out.notes = list(worker.notes)
-    return out
+    worker = _Worker(limits, probe)
+    limits.part("its tensors' names and shapes")
+    try:
+        for label, root in contents.roots:
+            try:
+                for leaf in leaves(root, limits, (clean(label),) if label else ()):
+                    worker.look(leaf, hint)
+            except FileFault as e:
+                worker.say(finding(e.code, str(e)))
+        return worker.finish()
+    except BaseException:
+        worker.measurer.stop()
+        raise
 
 
 class _Worker:
-    def __init__(self, out: Examined, limits: Limits, probe: Probe) -> None:
-        self.out = out
+    def __init__(self, limits: Limits, probe: Probe) -> None:
         self.limits = limits
         self.probe = probe
-        self.reports: dict[object, TensorReport] = {}
+        self.measurer = Measurer(probe, self._measured)
+        self.names: list[str] = []
+        self.roles: list[str] = []
+        self.figures: list[TensorStats | None] = []
+        """By the tensor's number; None until it was measured, and for one that could not be."""
+        self.aliases: dict[int, list[str]] = {}
+        self.refs: list[TensorRef | None] = []
+        self.known: dict[Blob, tuple[int, ...]] = {}
+        """The numbers of the tensors that lie in a storage."""
+        self.shared: dict[tuple[Blob, str], TensorStats] = {}
         self.spent: dict[Blob, int] = {}
         self.notes: dict[str, None] = {}
-        self.slots: list[list[TensorFinding]] = []
-        """Findings in the order of the file, a slot for each thing looked at."""
-        self.waiting: list[Waiting] = []
+        self.found: list[tuple[int, TensorFinding]] = []
+        """With the number of tensors before it, so that findings come in the order of the file."""
 
     def say(self, found: TensorFinding) -> None:
-        self.slots.append([found])
+        self.found.append((len(self.names), found))
 
-    def finish(self) -> None:
-        """Measure what is waiting, and judge it."""
-        for job, outcome in zip(self.waiting, measure_all(self.waiting, self.probe)):
-            report, slot = self.reports[job.key], self.slots[job.slot]
-            if isinstance(outcome, FileFault):
-                del self.reports[job.key]
-                slot.append(finding(outcome.code, f"{report.name}: {outcome}", tensor=report.name))
-                continue
-            figures, is_flooded = outcome
-            self.reports[job.key] = replace(report, stats=figures)
-            slot.extend(judge_tensor(self.reports[job.key], is_flooded))
+    def finish(self) -> Examined:
+        """Measure what is waiting, and put all together."""
+        self.measurer.finish()
+        self.found.sort(key=lambda f: f[0])
+        tensors = [
+            TensorReport(name=n, role=r, stats=s, aliases=tuple(self.aliases.get(i, ())))
+            for i, (n, r, s) in enumerate(zip(self.names, self.roles, self.figures))
+            if s is not None
+        ]
+        return Examined(tensors, [f for _, f in self.found], list(self.notes))
+
+    def _measured(self, job: Waiting, outcome: Outcome) -> None:
+        number = job.key
+        name, role = self.names[number], self.roles[number]
+        if isinstance(outcome, FileFault):
+            message = f"{name}: {outcome}"
+            self.found.append((number, finding(outcome.code, message, tensor=name)))
+            return
+        self.figures[number], is_flooded = outcome
+        self._judge(number, name, role, outcome[0], is_flooded)
+
+    def _judge(
+        self, number: int, name: str, role: str, figures: TensorStats, is_flooded: bool
+    ) -> None:
+        if is_plainly_fine(name, figures) and not is_flooded:
+            return
+        report = TensorReport(name=name, role=role, stats=figures)
+        self.found.extend((number, f) for f in judge_tensor(report, is_flooded))
 
     def look(self, leaf: Leaf, hint: str) -> None:
         value = leaf.value
         if isinstance(value, (int, float, complex)):
             self._number(leaf, hint)
         elif isinstance(value, Tensor):
-            self._live(leaf, hint, value)
+            figures = live_stats(value)
+            flood = figures.num_subnormal * 2 > figures.num_elements
+            self._add(leaf.name, _role(leaf, hint), figures, flood)
         else:
             try:
                 self._stored(leaf, hint)
@@ -175,71 +202,94 @@ class _Worker:
         if found is not None:
             self.say(found)
 
-    def _live(self, leaf: Leaf, hint: str, tensor: Tensor) -> None:
-        """A tensor in memory (`scan_object`)."""
-        figures = live_stats(tensor)
-        flood = figures.num_subnormal * 2 > figures.num_elements
-        self._add(object(), leaf.name, _role(leaf, hint), figures, flood)
-
     def _stored(self, leaf: Leaf, hint: str) -> None:
         ref = as_tensor(leaf.value)
         if ref is None:
             self._unseen(leaf)
+            return
+        blob = ref.storage.blob if ref.storage is not None else None
+        if blob is not None and self._is_alias(leaf, ref, blob):
             return
         tensor = locate(leaf.path, _role(leaf, hint), ref)
         if tensor.elements is None:
             message = f"{leaf.name}: dtype {clean(ref.dtype, 40)!r} is not known to this torch"
             self.say(finding("not_scanned", message, tensor=leaf.name))
             return
-        if tensor.layout is None or tensor.blob is None:
+        if tensor.layout is None or blob is None:
             if ref.storage is None:
                 empty = TensorStats(
                     shape=ref.size, dtype=ref.dtype, device="meta", num_elements=math.prod(ref.size)
                 )
-                self._add(object(), leaf.name, tensor.role, empty, False)
+                self._add(leaf.name, tensor.role, empty, False)
             return  # a storage without bytes is a finding of the reader already
-        known = self.reports.get(tensor.identity)
-        if known is not None:
-            if len(known.aliases) < 100 and leaf.name != known.name:
-                self.reports[tensor.identity] = replace(known, aliases=(*known.aliases, leaf.name))
-            return
-        if self._is_affordable(tensor):
-            self._wait(tensor)
+        if self._is_affordable(tensor, blob):
+            self._wait(tensor, blob)
         else:
-            self._add(tensor.identity, leaf.name, tensor.role, self._share(tensor), False)
+            self._add(leaf.name, tensor.role, self._share(tensor, blob), False, ref)
 
-    def _wait(self, tensor: NamedTensor) -> None:
-        """Measure it with the others, when all are known."""
-        blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
-        assert blob is not None and layout is not None and elements is not None
-        blank = TensorStats(shape=layout.size, dtype=elements.name)
-        key = tensor.identity
-        self.reports[key] = TensorReport(name=tensor.name, role=tensor.role, stats=blank)
-        is_matrix = len(layout.size) > 1 and tensor.role in ("weights", "ema")
-        self.waiting.append(Waiting(key, len(self.slots), blob, layout, elements, is_matrix))
-        self.slots.append([])
+    def _is_alias(self, leaf: Leaf, ref: TensorRef, blob: Blob) -> bool:
+        """Whether this is another name of elements that are known."""
+        numbers = self.known.get(blob)
+        if numbers is None:
+            return False
+        for number in numbers:
+            other = self.refs[number]
+            if other is ref or (other is not None and other.is_same_view(ref)):
+                names = self.aliases.setdefault(number, [])
+                name = leaf.name
+                if len(names) < _MAX_ALIASES and name != self.names[number]:
+                    names.append(name)
+                return True
+        return False
 
-    def _is_affordable(self, tensor: NamedTensor) -> bool:
+    def _wait(self, tensor: NamedTensor, blob: Blob) -> None:
+        """Measure it with the others, or as soon as there is a thread for it."""
+        layout, elements, ref = tensor.layout, tensor.elements, tensor.ref
+        assert layout is not None and elements is not None
+        is_matrix = len(ref.size) > 1 and tensor.role in ("weights", "ema")
+        is_plain = layout.stride is row_major(ref.size) or ref.stride == row_major(ref.size)
+        strided = None if is_plain and layout.num_elements else layout
+        number = self._enter(tensor.name, tensor.role, None, ref)
+        job = Waiting(number, blob, layout.offset, ref.size, elements, is_matrix, strided)
+        self.measurer.add(job)
+
+    def _enter(
+        self, name: str, role: str, figures: TensorStats | None, ref: TensorRef | None
+    ) -> int:
+        number = len(self.names)
+        if number >= self.limits.max_entries:
+            raise LimitError(f"more than {self.limits.max_entries:,} tensors")
+        self.limits.spend(_BYTES_PER_TENSOR)
+        self.names.append(name)
+        self.roles.append(role)
+        self.figures.append(figures)
+        self.refs.append(ref)
+        blob = ref.storage.blob if ref is not None and ref.storage is not None else None
+        if blob is not None:
+            numbers = self.known.get(blob, ())
+            if len(numbers) < _MAX_VIEWS:
+                self.known[blob] = (*numbers, number)
+        return number
+
+    def _is_affordable(self, tensor: NamedTensor, blob: Blob) -> bool:
         """Views that overlap may not make one storage be read over and over."""
-        blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
-        assert blob is not None and layout is not None and elements is not None
+        layout, elements = tensor.layout, tensor.elements
+        assert layout is not None and elements is not None
+        if blob not in self.known:
+            return True  # the first view of it
         cost = layout.num_elements * elements.itemsize
-        spent = self.spent[blob] = self.spent.get(blob, 0) + cost
+        spent = self.spent[blob] = self.spent.get(blob, blob.size) + cost
         return spent <= self.limits.max_rereads * blob.size + (1 << 20)
 
-    def _share(self, tensor: NamedTensor) -> TensorStats:
+    def _share(self, tensor: NamedTensor, blob: Blob) -> TensorStats:
         """The figures of the whole storage, for one view too many of it."""
-        blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
-        assert blob is not None and layout is not None and elements is not None
-        count = blob.size // elements.itemsize
-        whole = replace(tensor, layout=layout_of(0, (count,), (1,), count))
-        if whole.identity not in self.reports:
-            assert whole.layout is not None
-            figures, _ = measure(blob, whole.layout, elements, self.probe)
-            self.reports[whole.identity] = TensorReport(
-                name=f"(whole storage of {tensor.name})", role=tensor.role, stats=figures
-            )
-        figures = self.reports[whole.identity].stats
+        layout, elements = tensor.layout, tensor.elements
+        assert layout is not None and elements is not None
+        figures = self.shared.get((blob, elements.name))
+        if figures is None:
+            count = blob.size // elements.itemsize
+            figures, _ = measure(blob, layout_of(0, (count,), (1,), count), elements, self.probe)
+            self.shared[blob, elements.name] = figures
         if not figures.is_finite:
             raise FileFault(
                 "limit_exceeded",
@@ -255,17 +305,22 @@ class _Worker:
         if descr.lstrip("<>|=")[:1] in ("f", "c"):
             message = f"{leaf.name}: numpy type {clean(descr, 20)!r} has no equal in torch"
             self.say(finding("not_scanned", message, tensor=leaf.name))
-        elif not isinstance(getattr(leaf.value, "data", None), list):
+        elif len(self.notes) < _MAX_NOTES and not isinstance(
+            getattr(leaf.value, "data", None), list
+        ):
             self.notes[f"{leaf.name}: an array of {clean(descr, 60)!r}, no numbers to look at"] = (
                 None
             )
 
     def _add(
-        self, key: object, name: str, role: str, figures: TensorStats, is_flooded: bool
+        self,
+        name: str,
+        role: str,
+        figures: TensorStats,
+        is_flooded: bool,
+        ref: TensorRef | None = None,
     ) -> None:
-        report = TensorReport(name=name, role=role, stats=figures)
-        self.reports[key] = report
-        self.slots.append(list(judge_tensor(report, is_flooded)))
+        self._judge(self._enter(name, role, figures, ref), name, role, figures, is_flooded)
 
 
 def step_and_epoch(contents: Contents) -> tuple[int | None, int | None]:

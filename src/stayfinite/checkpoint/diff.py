@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from ..errors import UsageError
 from .compare import change_between, open_tensors
 from .contents import NamedTensor
 from .limits import DEFAULT_LIMITS, FileFault, Limits
-from .records import DiffReport, TensorDiff
+from .records import CheckpointReport, DiffReport, TensorDiff
 from .scanner import scan
+from .tree import clean
+from .usual import ROLE_ORDER, layer_diffs, usual_changes
 
 __all__ = ["diff"]
 
@@ -34,27 +37,42 @@ def diff(
     for path, found in ((a, left), (b, right)):
         _check_single(os.fspath(path), [c.path for c in found])
     for checkpoint in (left[0], right[0]):
-        if checkpoint.verdict == "unreadable":
-            worst = next(
-                f for r in checkpoint.files for f in r.findings if f.severity == "unreadable"
-            )
-            raise FileFault(worst.code, f"{checkpoint.path} cannot be compared: {worst.message}")
+        _check_comparable(checkpoint)
     with open_tensors(left[0], limits) as x, open_tensors(right[0], limits) as y:
+        if not x and not y:
+            raise FileFault("unreadable", "nothing to compare: there is no tensor in either")
         rows = [_row(name, x.get(name), y.get(name)) for name in dict.fromkeys([*x, *y])]
-    rows.sort(key=_rank)
+    usual, source = usual_changes(left[0], right[0], limits)
+    rows = [replace(r, usual=usual.get(r.name)) for r in rows]
+    layers = layer_diffs(rows)
     return DiffReport(
         a=os.fspath(a),
         b=os.fspath(b),
-        tensors=tuple(rows),
+        tensors=tuple(sorted(rows, key=_rank)),
+        layers=tuple(layers),
+        usual_source=source,
         rates_a=left[0].rates,
         rates_b=right[0].rates,
     )
 
 
-def _rank(row: TensorDiff) -> tuple[int, bool, float]:
-    """What turned non-finite comes first: that is what the reader is looking for."""
+def _check_comparable(checkpoint: CheckpointReport) -> None:
+    """One that cannot be read, or that would run code, is not compared but named."""
+    if checkpoint.verdict not in ("unreadable", "hostile"):
+        return
+    everything = [*checkpoint.findings, *(f for r in checkpoint.files for f in r.findings)]
+    worst = next(f for f in everything if f.severity == checkpoint.verdict)
+    raise FileFault(
+        worst.code,
+        f"{clean(checkpoint.path)} is {checkpoint.verdict} and cannot be compared: {worst.message}",
+    )
+
+
+def _rank(row: TensorDiff) -> tuple[int, bool, int, float]:
+    """Weights before Adam's moments, and what turned non-finite first: that is what one looks for."""
     has_same_badness = row.num_nonfinite_a == row.num_nonfinite_b
-    return _ORDER.index(row.status), has_same_badness, -(row.relative_change or 0.0)
+    part = ROLE_ORDER.index(row.role) if row.role in ROLE_ORDER else len(ROLE_ORDER)
+    return part, has_same_badness, _ORDER.index(row.status), -(row.relative_change or 0.0)
 
 
 def _check_single(path: str, found: list[str]) -> None:
@@ -70,17 +88,15 @@ def _row(name: str, a: NamedTensor | None, b: NamedTensor | None) -> TensorDiff:
         there = b if a is None else a
         assert there is not None
         detail = f"{there.ref.dtype} {list(there.ref.size)}"
-        return TensorDiff(
-            name=name, status="only_in_b" if a is None else "only_in_a", detail=detail
-        )
+        status = "only_in_b" if a is None else "only_in_a"
+        return TensorDiff(name=name, status=status, detail=detail, role=there.role)
     if a.ref.size != b.ref.size:
-        return TensorDiff(
-            name=name, status="reshaped", detail=f"{list(a.ref.size)} → {list(b.ref.size)}"
-        )
+        shapes = f"{list(a.ref.size)} → {list(b.ref.size)}"
+        return TensorDiff(name=name, status="reshaped", detail=shapes, role=a.role)
     try:
         change = change_between(a, b)
     except FileFault as e:
-        return TensorDiff(name=name, status="incomparable", detail=str(e))
+        return TensorDiff(name=name, status="incomparable", detail=str(e), role=a.role)
     is_same = change.num_changed == 0 and change.num_nonfinite_a == change.num_nonfinite_b
     detail = f"{a.ref.dtype} → {b.ref.dtype}" if a.ref.dtype != b.ref.dtype else ""
     return TensorDiff(
@@ -92,4 +108,8 @@ def _row(name: str, a: NamedTensor | None, b: NamedTensor | None) -> TensorDiff:
         num_changed=change.num_changed,
         num_nonfinite_a=change.num_nonfinite_a,
         num_nonfinite_b=change.num_nonfinite_b,
+        role=a.role,
+        norm_a=change.norm_a,
+        norm_b=change.norm_b,
+        norm_change=change.norm_change,
     )

@@ -9,9 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import UsageError
+from .limits import DEFAULT_LIMITS, Limits
+from .places import Place, identity, list_folder, read_head
 from .readers import find_reader
+from .remote import is_remote, remote_paths
+from .tree import clean
 
-__all__ = ["Unit", "discover", "expand", "step_in_name"]
+__all__ = ["Found", "Unit", "discover", "expand", "step_in_name"]
+
+_MAX_NESTED_FOLDERS = 100
+_MAX_PROBLEMS = 100
 
 _SUFFIXES = frozenset(
     {
@@ -27,6 +34,8 @@ _SUFFIXES = frozenset(
         ".pickle",
         ".jit",
         ".ptl",
+        ".pt2",
+        ".gguf",
     }
 )
 _CERTAIN = _SUFFIXES - {".bin", ".pkl", ".pickle"}
@@ -48,18 +57,23 @@ _SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules", ".
 class Unit:
     """One checkpoint: the files that are saved, moved and judged together."""
 
-    path: Path
+    path: Place
     kind: str
     """file | transformers | sharded | dcp | deepspeed"""
-    files: list[Path] = field(default_factory=list)
+    files: list[Place] = field(default_factory=list)
 
 
-def expand(patterns: list[str | os.PathLike[str]]) -> list[Path]:
-    """Paths from paths and globs; those that match nothing are listed at once."""
-    found: dict[Path, None] = {}
+def expand(patterns: list[str | os.PathLike[str]]) -> list[Place]:
+    """Paths from paths, addresses and globs; those that match nothing are listed at once."""
+    found: dict[Place, None] = {}
     missing = []
     for pattern in patterns:
         text = os.fspath(pattern)
+        if is_remote(text):
+            remote = remote_paths(text)
+            missing += [] if remote else [text]
+            found.update(dict.fromkeys(remote))
+            continue
         if os.path.lexists(text):
             found[Path(text)] = None
             continue
@@ -68,7 +82,7 @@ def expand(patterns: list[str | os.PathLike[str]]) -> list[Path]:
             missing.append(text)
         found.update(dict.fromkeys(Path(h) for h in hits))
     if missing:
-        lines = "\n".join(f"  {m}" for m in missing)
+        lines = "\n".join(f"  {clean(m)}" for m in missing)
         raise UsageError(
             f"no such file or folder:\n{lines}\n"
             "try: check the path, or quote a glob like 'runs/**/*.pt'"
@@ -76,60 +90,94 @@ def expand(patterns: list[str | os.PathLike[str]]) -> list[Path]:
     return list(found)
 
 
-def discover(paths: list[Path]) -> tuple[list[Unit], list[Path]]:
+@dataclass
+class Found:
+    """What there is to scan in the paths that were asked for."""
+
+    units: list[Unit] = field(default_factory=list)
+    skipped: list[Place] = field(default_factory=list)
+    """Files in the folders that hold no tensors."""
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """(code, message): folders that were not looked into."""
+
+
+def discover(paths: list[Place], limits: Limits = DEFAULT_LIMITS) -> Found:
     """The checkpoints in these paths, and the files in their folders that are none."""
-    units: dict[Path, Unit] = {}
-    skipped: list[Path] = []
+    units: dict[str, Unit] = {}
+    found = Found()
+    walk = _Walk(found, limits)
     for path in paths:
         if path.is_dir():
-            for unit in _walk(path, skipped):
-                units.setdefault(_key(unit.path), unit)
+            for unit in walk.folder(path, 0):
+                units.setdefault(identity(unit.path), unit)
         else:
-            unit = Unit(path, "file", [path])
-            units.setdefault(_key(path), unit)
-    return list(units.values()), skipped
+            units.setdefault(identity(path), Unit(path, "file", [path]))
+    found.units = list(units.values())
+    return found
 
 
-def _key(path: Path) -> Path:
-    return Path(os.path.abspath(path))
+class _Walk:
+    """Goes through folders: only so deep and only so many, for a folder may have been sent, too."""
+
+    def __init__(self, found: Found, limits: Limits) -> None:
+        self._found = found
+        self._limits = limits
+        self._num_entries = 0
+
+    def folder(self, folder: Place, depth: int) -> list[Unit]:
+        entries = self._entries(folder, depth)
+        files = [e for e in entries if not e.is_dir()]
+        folders = [
+            e
+            for e in entries
+            if e.is_dir() and not e.is_symlink() and e.name not in _SKIPPED_FOLDERS
+        ]
+        kind = _kind_of(folder, files)
+        if kind is None:
+            units = [Unit(f, "file", [f]) for f in files if is_candidate(f)]
+            here = {u.path for u in units}
+            self._found.skipped.extend(f for f in files if f not in here)
+            for sub in folders:
+                units.extend(self.folder(sub, depth + 1))
+            return units
+        unit = Unit(folder, kind, [f for f in files if _belongs(f)])
+        own = set(unit.files)
+        self._found.skipped.extend(f for f in files if f not in own and f.name != ".metadata")
+        inner = [u for sub in folders for u in self.folder(sub, depth + 1)]
+        if _ABSORBS.match(folder.name) or (folder / "trainer_state.json").exists():
+            for part in inner:  # the optimizer's own folder inside checkpoint-500/
+                unit.files.extend([part.path] if part.kind == "dcp" else part.files)
+            inner = []
+        return [unit, *inner]
+
+    def _entries(self, folder: Place, depth: int) -> list[Place]:
+        if depth > min(self._limits.max_depth, _MAX_NESTED_FOLDERS):
+            self._object(
+                "limit_exceeded", f"{folder}: folders are nested more than {depth - 1} deep"
+            )
+            return []
+        try:
+            entries = sorted(list_folder(folder), key=lambda p: [_natural(p.name), p.name])
+        except OSError as e:
+            if depth == 0:
+                message = f"cannot list the folder {clean(str(folder))}: {e.strerror or e}"
+                raise UsageError(message) from None
+            self._object("unreadable", f"{folder}: cannot be listed: {e.strerror or e}")
+            return []
+        room = max(0, self._limits.max_entries - self._num_entries)
+        if len(entries) > room:
+            limit = self._limits.max_entries
+            self._object("limit_exceeded", f"{folder}: more than {limit:,} files in all")
+        self._num_entries += len(entries)
+        return entries[:room]
+
+    def _object(self, code: str, message: str) -> None:
+        if len(self._found.problems) < _MAX_PROBLEMS:
+            self._found.problems.append((code, message))
 
 
-def _walk(folder: Path, skipped: list[Path]) -> list[Unit]:
-    entries = _entries(folder)
-    files = [e for e in entries if not e.is_dir()]
-    folders = [
-        e for e in entries if e.is_dir() and not e.is_symlink() and e.name not in _SKIPPED_FOLDERS
-    ]
-    kind = _kind_of(folder, files)
-    if kind is None:
-        units = []
-        for file in files:
-            if is_candidate(file):
-                units.append(Unit(file, "file", [file]))
-            else:
-                skipped.append(file)
-        for sub in folders:
-            units.extend(_walk(sub, skipped))
-        return units
-    unit = Unit(folder, kind, [f for f in files if _belongs(f)])
-    skipped.extend(f for f in files if f not in unit.files and f.name != ".metadata")
-    inner = [u for sub in folders for u in _walk(sub, skipped)]
-    if _ABSORBS.match(folder.name) or (folder / "trainer_state.json").exists():
-        for part in inner:  # the optimizer's own folder inside checkpoint-500/
-            unit.files.extend([part.path] if part.kind == "dcp" else part.files)
-        inner = []
-    return [unit, *inner]
-
-
-def _belongs(file: Path) -> bool:
+def _belongs(file: Place) -> bool:
     return file.name.endswith(".index.json") or (file.name != ".metadata" and is_candidate(file))
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir(), key=lambda p: [_natural(p.name), p.name])
-    except OSError as e:
-        raise UsageError(f"cannot list the folder {folder}: {e.strerror or e}") from None
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
@@ -138,7 +186,7 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(p)) if p.isdigit() else (1, p) for p in parts if p]
 
 
-def _kind_of(folder: Path, files: list[Path]) -> str | None:
+def _kind_of(folder: Place, files: list[Place]) -> str | None:
     names = {f.name for f in files}
     if ".metadata" in names:
         return "dcp"
@@ -156,13 +204,12 @@ def _kind_of(folder: Path, files: list[Path]) -> str | None:
     return None
 
 
-def is_candidate(path: Path) -> bool:
+def is_candidate(path: Place) -> bool:
     """Whether a file in a folder looks like a checkpoint, by its content first."""
     try:
         if not path.is_file():
             return False
-        with open(path, "rb") as handle:
-            head = handle.read(64)
+        head = read_head(path, 64)
     except OSError:
         return path.suffix.lower() in _CERTAIN
     reader = find_reader(head)
@@ -173,7 +220,7 @@ def is_candidate(path: Path) -> bool:
     return True
 
 
-def step_in_name(path: Path) -> tuple[int | None, int | None]:
+def step_in_name(path: Place) -> tuple[int | None, int | None]:
     """The step and epoch that a name announces.
 
     >>> step_in_name(Path("epoch=3-step=1200.ckpt")), step_in_name(Path("checkpoint-500"))

@@ -8,20 +8,26 @@ import platform
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from .limits import FileFault
 
-__all__ = ["Blob", "MappedFile", "map_temporary"]
+__all__ = ["Blob", "MappedFile", "Region", "map_temporary", "read_small"]
 
 
 class MappedFile:
     """A file mapped into memory for reading.
 
-    The mapping is copy-on-write, so nothing that is done with it can reach the file.
+    The mapping is copy-on-write, so nothing that is done with it can reach the file. A file that lies
+    elsewhere (`remote`) has the same face: `need` brings a range here, `done` lets it go again.
     """
+
+    is_remote = False
+    block_bytes = 64 << 20
+    """How much of it is looked at in one go: large enough for the full speed of the memory."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -39,10 +45,17 @@ class MappedFile:
                 raise
             self.view = memoryview(self._map)
 
+    def need(self, start: int, end: int) -> None:
+        """Called before bytes are touched."""
+        self.check_length()
+
     def check_length(self) -> None:
         """Touching a page that another process has just cut off would kill this one."""
         if os.fstat(self._fd).st_size < self.size:
             raise FileFault("truncated", "the file became shorter while it was being scanned")
+
+    def done(self, start: int, end: int) -> None:
+        """The bytes that were needed may go."""
 
     def close(self) -> None:
         os.close(self._fd)
@@ -65,6 +78,62 @@ class MappedFile:
         self.close()
 
 
+class Region:
+    """A stretch of bytes that is a file of its own: a whole file, a part of one, or bytes in memory."""
+
+    __slots__ = ("base", "file", "size", "view")
+
+    def __init__(
+        self,
+        view: memoryview,
+        file: MappedFile | None = None,
+        base: int = 0,
+        size: int | None = None,
+    ) -> None:
+        self.view = view
+        """All that is mapped; this region begins at `base` of it."""
+        self.file = file
+        self.base = base
+        self.size = len(view) - base if size is None else size
+
+    @classmethod
+    def of(cls, file: MappedFile) -> Region:
+        return cls(file.view, file, 0, file.size)
+
+    def part(self, start: int, end: int) -> Region:
+        """The bytes from `start` to `end`, both within this region."""
+        return Region(self.view, self.file, self.base + start, min(end, self.size) - start)
+
+    def read(self, start: int, end: int) -> bytes:
+        """A copy; shorter than asked for where the region ends."""
+        start, end = self.base + start, self.base + min(end, self.size)
+        if self.file is None:
+            return bytes(self.view[start:end])
+        self.file.need(start, end)
+        try:
+            return bytes(self.view[start:end])
+        finally:
+            self.file.done(start, end)
+
+    @contextmanager
+    def held(self, start: int, end: int) -> Iterator[memoryview]:
+        """The bytes themselves, for as long as the `with` lasts."""
+        start, end = self.base + start, self.base + min(end, self.size)
+        if self.file is not None:
+            self.file.need(start, end)
+        try:
+            yield self.view[start:end]
+        finally:
+            if self.file is not None:
+                self.file.done(start, end)
+
+    def blob(self, start: int, size: int, *, is_big_endian: bool = False) -> Blob:
+        """A storage's bytes."""
+        return Blob(
+            self.view, size, start=self.base + start, file=self.file, is_big_endian=is_big_endian
+        )
+
+
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.11 does not name it
 
 
@@ -78,15 +147,16 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
 
 
 class Blob:
-    """The bytes of one storage: a piece of the mapped file, or something to inflate on demand."""
+    """The bytes of one storage: a piece of what is mapped, or something to inflate on demand."""
 
-    __slots__ = ("_inflate", "_view", "file", "is_big_endian", "size")
+    __slots__ = ("_inflate", "_view", "file", "is_big_endian", "size", "start")
 
     def __init__(
         self,
         view: memoryview | None,
         size: int,
         *,
+        start: int = 0,
         file: MappedFile | None = None,
         is_big_endian: bool = False,
         inflate: Callable[[], memoryview] | None = None,
@@ -94,19 +164,50 @@ class Blob:
         self._view = view
         self._inflate = inflate
         self.size = size
+        self.start = start
+        """Where its bytes begin in the mapping."""
         self.file = file
         self.is_big_endian = is_big_endian
+
+    @property
+    def mapping(self) -> memoryview | None:
+        """All that is mapped, None for bytes that are still packed."""
+        return self._view
 
     def open(self) -> memoryview:
         """The bytes. Inflated ones live only as long as the caller keeps them."""
         if self._view is not None:
-            return self._view
+            return self._view[self.start : self.start + self.size]
         assert self._inflate is not None
         return self._inflate()
+
+    @property
+    def block_bytes(self) -> int:
+        return self.file.block_bytes if self.file is not None else MappedFile.block_bytes
+
+    def need(self, start: int, end: int) -> None:
+        if self.file is not None:
+            self.file.need(self.start + start, self.start + end)
 
     def check_length(self) -> None:
         if self.file is not None:
             self.file.check_length()
+
+    def done(self, start: int, end: int) -> None:
+        if self.file is not None:
+            self.file.done(self.start + start, self.start + end)
+
+
+def read_small(path: str | os.PathLike[str], at_most: int) -> bytes:
+    """The whole of a regular file; a pipe is never waited for, and a larger file is a fault."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(fd, "rb") as handle:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileFault("unreadable", "not a regular file (a device, pipe or socket)")
+        if status.st_size > at_most:
+            raise FileFault("limit_exceeded", f"it has {status.st_size:,} bytes")
+        return handle.read(at_most)
 
 
 def map_temporary(write: Callable[[Callable[[bytes], object]], None]) -> memoryview:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from .discover import Unit
-from .files import MappedFile
 from .judge import finding
 from .limits import FileFault, Limits
 from .measure import Probe
 from .one_file import report_contents
+from .places import Place, open_source, read_small
 from .readers.dcp import Item, read_items, read_metadata
 from .readers.safetensors import load_json
 from .records import FileReport, TensorFinding, worst
@@ -26,9 +25,10 @@ def check_index(unit: Unit, reports: list[FileReport], limits: Limits) -> list[T
     found: list[TensorFinding] = []
     for index in (f for f in unit.files if f.name.endswith(".index.json")):
         try:
-            weight_map = load_json(index.read_bytes(), limits, index.name).get("weight_map")
+            raw = read_small(index, limits.max_json)
+            weight_map = load_json(raw, limits.begin(), index.name).get("weight_map")
         except FileFault as e:
-            found.append(finding(e.code, str(e)))
+            found.append(finding(e.code, f"{index.name}: {e}"))
             continue
         except OSError as e:
             found.append(finding("unreadable", f"{index.name} cannot be read: {e.strerror}"))
@@ -40,18 +40,22 @@ def check_index(unit: Unit, reports: list[FileReport], limits: Limits) -> list[T
 
 
 def _check_shards(
-    index: Path, weight_map: dict[str, object], reports: list[FileReport]
+    index: Place, weight_map: dict[str, object], reports: list[FileReport]
 ) -> list[TensorFinding]:
     found = []
     by_name = {Path(r.path).name: r for r in reports}
     shards: dict[str, set[str]] = {}
     for tensor, shard in weight_map.items():
         shards.setdefault(str(shard), set()).add(tensor)
+    missing = [shard for shard in shards if shard not in by_name]
+    if missing:
+        names = ", ".join(f"{m[:120]!r}" for m in missing[:_MAX_LISTED])
+        more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
+        message = f"{index.name} needs {names}{more}, which {_is_or_are(missing)} not there"
+        found.append(finding("missing_file", message, action="fetch the missing shards again"))
     for shard, wanted in shards.items():
         report = by_name.get(shard)
         if report is None:
-            message = f"{index.name} needs {shard[:120]!r}, which is not there"
-            found.append(finding("missing_file", message, action="fetch the missing shard again"))
             continue
         if report.verdict == "unreadable":
             continue
@@ -64,19 +68,28 @@ def _check_shards(
     return found
 
 
-def dcp_files(folder: Path, limits: Limits) -> tuple[FileReport, dict[Path, list[Item]]]:
+def _is_or_are(things: list[str]) -> str:
+    return "is" if len(things) == 1 else "are"
+
+
+def dcp_files(folder: Place, limits: Limits) -> tuple[FileReport, dict[Place, list[Item]]]:
     """The report on a distributed checkpoint's index, and what to read in which file."""
     begin = time.perf_counter()
     index_path = folder / ".metadata"
     try:
-        metadata = read_metadata(folder, limits)
+        metadata = read_metadata(folder, limits.begin())
         found = [finding(code, message) for code, message in metadata.contents.findings]
         items = {folder / name: pieces for name, pieces in metadata.items.items()}
     except (FileFault, OSError) as e:
         found, items = [finding(getattr(e, "code", "unreadable"), str(e))], {}
-    for path in [p for p in items if not p.is_file()]:
+    missing = [p for p in items if not p.is_file()]
+    for path in missing:
         del items[path]
-        found.append(finding("missing_file", f"the index needs {path.name!r}, which is not there"))
+    if missing:
+        names = ", ".join(f"{p.name[:120]!r}" for p in missing[:_MAX_LISTED])
+        more = f" and {len(missing) - _MAX_LISTED:,} more" if len(missing) > _MAX_LISTED else ""
+        message = f"the index needs {names}{more}, which {_is_or_are([str(p) for p in missing])} not there"
+        found.append(finding("missing_file", message))
     report = FileReport(
         path=str(index_path),
         format="dcp metadata",
@@ -88,25 +101,24 @@ def dcp_files(folder: Path, limits: Limits) -> tuple[FileReport, dict[Path, list
     return report, items
 
 
-def scan_dcp_file(path: Path, items: list[Item], limits: Limits, probe: Probe) -> FileReport:
+def scan_dcp_file(path: Place, items: list[Item], limits: Limits, probe: Probe) -> FileReport:
     """One file of a distributed checkpoint."""
     begin = time.perf_counter()
+    limits = limits.begin()
     try:
-        with MappedFile(path) as file:
+        with open_source(path) as file:
             contents = read_items(file, items, limits)
-            return report_contents(contents, path, limits, probe, begin, file.size)
+            return report_contents(contents, str(path), limits, probe, begin, file.size)
     except (FileFault, OSError) as e:
         found = finding(getattr(e, "code", "unreadable"), str(e))
         return FileReport(path=str(path), format="dcp", verdict=found.severity, findings=(found,))
 
 
-def read_trainer_step(folder: Path) -> int | None:
+def read_trainer_step(folder: Place, limits: Limits) -> int | None:
     """`global_step` of a transformers checkpoint folder."""
-    state = folder / "trainer_state.json"
     try:
-        if not state.is_file() or state.stat().st_size > 64 << 20:
-            return None
-        value = json.loads(state.read_text(encoding="utf-8")).get("global_step")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        raw = read_small(folder / "trainer_state.json", limits.max_json)
+        value = load_json(raw, limits.begin(), "trainer_state.json").get("global_step")
+    except (OSError, FileFault):
         return None
     return value if isinstance(value, int) else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 from .limits import FileFault
 
-__all__ = ["Block", "Layout", "layout_of"]
+__all__ = ["Block", "Layout", "layout_of", "row_major"]
 
 
 @dataclass(slots=True)
@@ -44,6 +45,10 @@ class Layout:
         """Distinct elements: an expanded tensor counts what it stores, not what it shows."""
         return prod(n for n, _ in self.dims)
 
+    @property
+    def is_dense(self) -> bool:
+        return len(self.dims) == 1 and self.dims[0][1] == 1
+
     def blocks(self, at_most: int) -> Iterator[Block]:
         """The elements in pieces of at most `at_most`."""
         if self.num_elements:
@@ -59,6 +64,20 @@ class Layout:
                 index[d] = min(rest // self.stride[d], self.size[d] - 1)
                 rest -= index[d] * self.stride[d]
         return tuple(index) if rest == 0 else None
+
+
+@functools.lru_cache(maxsize=4096)
+def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a dense tensor; one tuple for all tensors of that shape.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides, step = [1] * len(size), 1
+    for i in range(len(size) - 1, -1, -1):
+        strides[i] = step
+        step *= size[i]
+    return tuple(strides)
 
 
 def layout_of(

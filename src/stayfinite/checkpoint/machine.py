@@ -9,7 +9,6 @@ module and calls no function that the file names: known rebuilders become placeh
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,19 @@ Buffer = bytes | bytearray | memoryview
 _MAX_LINE = 4096
 _SLICE_FROM = 1024
 _CHECK_EVERY = 1 << 16
+_BYTES_PER_OBJECT = 56
+_BYTES_PER_MEMO = 100
+_WORDS_PER_PAIR = 8
+"""What Python takes for a small object, for a memo entry, for a pair in a dict."""
+_TEXT_HEAD = 50
+_LARGE = 1 << 13
+_MAX_FAR = 1_000_000
+_MAX_MARKS = 100_000
+_LONGEST = 9
+"""Bytes of the longest instruction without its data."""
+
+_CONSTANTS = {0x4E: None, 0x88: True, 0x89: False, 0x29: ()}
+_SIZED = (list, tuple, dict, str, bytes)
 
 _uint32 = struct.Struct("<I").unpack_from
 
@@ -63,46 +75,29 @@ class Machine:
         self.opaque: dict[str, None] = {}
         self.num_objects = 0
         self.num_text = 0
+        self.num_items = 0
+        """What containers hold, in words of eight bytes."""
         self.num_opcodes = 0
-        self.deadline = time.monotonic() + limits.max_seconds
+        self._num_spent = 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []
+        self.far: dict[int, Any] = {}
+        """Memo entries that are not in a row; picklers number theirs from 0."""
 
     def load(self) -> Any:
         """The next pickle as plain data; the position moves behind it."""
-        self.stack, self.marks, self.memo = [], [], {}
+        self.stack, self.marks, self.memo, self.far = [], [], [], {}
         start = self.pos
-        data, dispatch, memo = self.data, DISPATCH, self.memo
         try:
-            while True:
-                for _ in range(_CHECK_EVERY):
-                    pos = self.pos
-                    code = data[pos]
-                    self.pos = pos + 1
-                    # The four that most of a checkpoint's pickle consists of, without a call.
-                    if code == 0x71:  # BINPUT
-                        memo[data[pos + 1]] = self.stack[-1]
-                        self.pos = pos + 2
-                    elif code == 0x68:  # BINGET
-                        self.stack.append(memo[data[pos + 1]])
-                        self.pos = pos + 2
-                    elif code == 0x4B:  # BININT1
-                        self.stack.append(data[pos + 1])
-                        self.pos = pos + 2
-                    elif code == 0x72 and pos + 5 <= len(data):  # LONG_BINPUT
-                        self.put(_uint32(data, pos + 1)[0])
-                        self.pos = pos + 5
-                    elif code == 0x2E:  # STOP
-                        return self.stack.pop()
-                    else:
-                        dispatch[code](self)
+            while not self._run():
                 self.num_opcodes += _CHECK_EVERY
-                self._check_budget()
+                self.check_budget()
+            return self._finish()
         except FileFault:
             raise
         except (IndexError, struct.error):
-            if self.pos >= len(data):
+            if self.pos + _LONGEST >= len(self.data):
                 raise FileFault("truncated", f"the pickle at byte {start:,} never ends") from None
             raise self._malformed("an instruction lacks what it needs") from None
         except KeyError as e:
@@ -110,14 +105,80 @@ class Machine:
         except (ValueError, TypeError, AttributeError, OverflowError) as e:
             raise self._malformed(f"{e!s:.120}") from None
 
+    def _run(self) -> bool:
+        """The next thousands of instructions; true at the end of the pickle.
+
+        Those that most of a checkpoint's pickle consists of are carried out here, without a call.
+        """
+        data, dispatch, memo, stack, pos = self.data, DISPATCH, self.memo, self.stack, self.pos
+        try:
+            for _ in range(_CHECK_EVERY):
+                code = data[pos]
+                if code == 0x72:  # LONG_BINPUT
+                    index = _uint32(data, pos + 1)[0]
+                    memo.append(stack[-1]) if index == len(memo) else self.put(index)
+                    pos += 5
+                elif code == 0x68 and data[pos + 1] < len(memo):  # BINGET
+                    stack.append(memo[data[pos + 1]])
+                    pos += 2
+                elif code == 0x4B:  # BININT1
+                    stack.append(data[pos + 1])
+                    pos += 2
+                elif code == 0x85:  # TUPLE1
+                    self.num_objects += 1
+                    stack[-1] = (stack[-1],)
+                    pos += 1
+                elif code == 0x28:  # MARK
+                    self.marks.append(stack)
+                    stack = self.stack = []
+                    pos += 1
+                elif code == 0x74:  # TUPLE
+                    items, stack = stack, self.marks.pop()
+                    self.stack = stack
+                    self.num_objects += 1
+                    self.num_items += len(items)
+                    stack.append(tuple(items))
+                    pos += 1
+                elif code in _CONSTANTS:
+                    stack.append(_CONSTANTS[code])
+                    pos += 1
+                elif code == 0x6A:  # LONG_BINGET
+                    stack.append(self.get(_uint32(data, pos + 1)[0]))
+                    pos += 5
+                elif code == 0x2E:  # STOP
+                    pos += 1
+                    return True
+                else:
+                    self.pos = pos + 1
+                    dispatch[code](self)
+                    pos, stack = self.pos, self.stack
+        finally:
+            self.pos = max(pos, self.pos)
+        return False
+
+    def _finish(self) -> Any:
+        value = self.stack.pop()
+        self.check_budget()
+        self.memo, self.far = [], {}
+        self.check_budget()  # what only the memo held is free again
+        return value
+
     def _malformed(self, why: str) -> FileFault:
         return FileFault("unreadable", f"the pickle is malformed at byte {self.pos:,}: {why}")
 
-    def _check_budget(self) -> None:
+    def check_budget(self) -> None:
+        """Stop a pickle that costs too much: instructions, time, and memory as far as it is known."""
         if self.num_opcodes > self.limits.max_opcodes:
             raise LimitError(f"the pickle has more than {self.limits.max_opcodes:,} instructions")
-        if time.monotonic() > self.deadline:
-            raise LimitError(f"the pickle takes longer than {self.limits.max_seconds:g} s to read")
+        used = _BYTES_PER_OBJECT * self.num_objects + 8 * (self.num_items + len(self.stack))
+        used += self.num_text + 8 * len(self.memo) + _BYTES_PER_MEMO * len(self.far)
+        if len(self.marks) > _MAX_MARKS:
+            raise LimitError("the pickle opens too many containers at once")
+        used += sum(64 + 8 * len(mark) for mark in self.marks)
+        self.limits.spend(used - self._num_spent)
+        self._num_spent = used
+        if self.limits.meter is not None:
+            self.limits.meter.check()
 
     def count(self, number: int = 1) -> None:
         self.num_objects += number
@@ -143,18 +204,20 @@ class Machine:
         return window[:end]
 
     def text(self, length: int) -> None:
-        self.num_text += length
+        self.num_text += length + _TEXT_HEAD
         if self.num_text > self.limits.max_text:
             raise LimitError(f"the pickle holds more than {self.limits.max_text:,} bytes of text")
         self.stack.append(str(self.take(length), "utf-8", "surrogatepass"))
 
     def blob(self, length: int) -> None:
         """Large byte strings stay where they are in the file."""
+        self.count()
         piece = self.take(length)
         if length >= _SLICE_FROM:
             end = self.pos
             self.stack.append(memoryview(self.data)[end - length : end])
         else:
+            self.num_text += length
             self.stack.append(bytes(piece))
 
     def pop_mark(self) -> list[Any]:
@@ -212,6 +275,11 @@ class Machine:
 
     def build(self, path: str, args: Any) -> Any:
         self.count()
+        if len(args) == 1 and isinstance(args[0], _SIZED):
+            # A rebuilder may copy what it is given, again and again.
+            self.num_items += len(args[0]) * _WORDS_PER_PAIR
+            if len(args[0]) > _LARGE:
+                self.check_budget()
         return BUILDERS[path](args)
 
     def _reconstruct(self, path: str, args: Any) -> Any:
@@ -240,11 +308,12 @@ class Machine:
         elif isinstance(target, ArrayRef):
             build_array(target, state)
         elif isinstance(target, TensorRef):
-            target.extras["state"] = state
+            target.add("state", state)
         elif isinstance(target, GlobalRef):
             self.object(("hostile_pickle", f"{target.path}: changes a class or function in place"))
 
     def set_items(self, target: Any, items: list[Any]) -> None:
+        self.num_items += len(items) * _WORDS_PER_PAIR // 2
         pairs = zip(items[::2], items[1::2])
         if isinstance(target, dict):
             for key, value in pairs:
@@ -255,6 +324,7 @@ class Machine:
             raise ValueError("items are put into something that holds none")
 
     def extend(self, target: Any, items: list[Any]) -> None:
+        self.num_items += len(items) * (1 if isinstance(target, list) else _WORDS_PER_PAIR)
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, Opaque):
@@ -263,9 +333,18 @@ class Machine:
             raise ValueError("elements are put into something that holds none")
 
     def put(self, index: int) -> None:
-        if index < 0 or len(self.memo) > self.limits.max_objects:
+        value = self.stack[-1]
+        if index == len(self.memo):
+            self.memo.append(value)
+        elif 0 <= index < len(self.memo):
+            self.memo[index] = value
+        elif index >= 0 and len(self.far) < _MAX_FAR:
+            self.far[index] = value
+        else:
             raise LimitError("the pickle remembers too many objects")
-        self.memo[index] = self.stack[-1]
+
+    def get(self, index: int) -> Any:
+        return self.memo[index] if 0 <= index < len(self.memo) else self.far[index]
 
     def load_persistent(self, key: Any) -> Any:
         if self.persistent is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..records import TensorStats
+from .dtypes import Elements, dtype_of
 from .files import Blob
 from .geometry import Block, Layout
 
@@ -24,45 +25,22 @@ __all__ = [
     "measure",
     "merge_extremes",
     "needs_detail",
+    "plain_stats",
+    "sample_is_flooded",
     "typed_blocks",
 ]
 
-BLOCK_BYTES = 32 << 20
-"""Large enough for the full memory speed, small enough to copy where bytes must be swapped."""
 DETAIL_ELEMENTS = 1 << 20
 _SAMPLE = 64
+_FEW = 16
+"""None subnormal among so many: one in 65,000 half-subnormal tensors would pass."""
 
-_VIEWED_AS = {
-    "bool": torch.uint8,
-    "qint8": torch.int8,
-    "quint8": torch.uint8,
-    "qint32": torch.int32,
-    "quint4x2": torch.uint8,
-    "quint2x4": torch.uint8,
-}
 _WIDENED_TO = {torch.uint16: torch.int32, torch.uint32: torch.int64}
-
-
-@dataclass(frozen=True)
-class Elements:
-    """How the elements of a dtype are looked at."""
-
-    name: str
-    stored: torch.dtype
-    """What the bytes are viewed as."""
-    itemsize: int
-    components: int = 1
-    """2 for complex numbers."""
-    is_float: bool = False
-    is_eight_bit_float: bool = False
-    tiny: float = 0.0
-    """The smallest normal number of a float."""
-    log2_max: float = 0.0
 
 
 @dataclass
 class Probe:
-    """What a scan may be told while it runs."""
+    """What is asked of a scan, and heard of it, while it runs."""
 
     on_bytes: Callable[[int], None] | None = None
     check: Callable[[], None] | None = None
@@ -72,53 +50,13 @@ class Probe:
     scanned_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def advance(self, blob: Blob, num_bytes: int) -> None:
+    def advance(self, num_bytes: int) -> None:
         with self._lock:
             self.scanned_bytes += num_bytes
         if self.on_bytes is not None:
             self.on_bytes(num_bytes)
         if self.check is not None:
             self.check()
-        blob.check_length()  # last, right before the bytes are touched
-
-
-_ELEMENTS: dict[str, Elements | None] = {}
-
-
-def dtype_of(name: str) -> Elements | None:
-    """How to look at a dtype, or None when torch has none of that name.
-
-    >>> dtype_of("bfloat16").itemsize, dtype_of("complex64").components, dtype_of("float7")
-    (2, 2, None)
-    """
-    if name not in _ELEMENTS:
-        elements = _make_elements(name)
-        if elements is not None and elements.is_float:
-            limits = torch.finfo(elements.stored)
-            elements = replace(elements, tiny=limits.tiny, log2_max=math.log2(limits.max))
-        _ELEMENTS[name] = elements
-    return _ELEMENTS[name]
-
-
-def _make_elements(name: str) -> Elements | None:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        return None
-    size = dtype.itemsize
-    if name.startswith("float8"):
-        return Elements(name, dtype, size, is_float=True, is_eight_bit_float=True)
-    if dtype.is_complex:
-        part = {4: torch.float16, 8: torch.float32, 16: torch.float64}[size]
-        return Elements(name, part, size, components=2, is_float=True)
-    if dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        return Elements(name, dtype, size, is_float=True)
-    if name in _VIEWED_AS:
-        return Elements(name, _VIEWED_AS[name], size)
-    plain = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size)
-    is_integer = name.startswith(("int", "uint")) and name.lstrip("uint") in ("8", "16", "32", "64")
-    if is_integer:
-        return Elements(name, dtype, size)
-    return Elements(name, plain, size) if plain else None
 
 
 def typed_blocks(
@@ -128,21 +66,20 @@ def typed_blocks(
     data = blob.open()
     width = elements.itemsize
     swap = blob.is_big_endian and elements.stored.itemsize > 1
-    if len(layout.dims) == 1 and layout.dims[0][1] == 1 and 0 < layout.dims[0][0] <= at_most:
-        count = layout.dims[0][0]
-        raw = data[layout.offset * width : (layout.offset + count) * width]
-        yield Block(layout.offset, (count,), (1,)), _from_bytes(raw, elements, swap)
-        return
     for block in layout.blocks(at_most):
         span = 1 + sum((n - 1) * s for n, s in zip(block.sizes, block.strides))
-        raw = data[block.start * width : (block.start + span) * width]
-        flat = _from_bytes(raw, elements, swap)
-        if not block.is_dense:
-            c = elements.components
-            strides = tuple(s * c for s in block.strides)
-            shape = (*block.sizes, c) if c > 1 else block.sizes
-            flat = flat.as_strided(shape, (*strides, 1) if c > 1 else strides).reshape(-1)
-        yield block, flat
+        start, end = block.start * width, (block.start + span) * width
+        blob.need(start, end)
+        try:
+            flat = _from_bytes(data[start:end], elements, swap)
+            if not block.is_dense:
+                c = elements.components
+                strides = tuple(s * c for s in block.strides)
+                shape = (*block.sizes, c) if c > 1 else block.sizes
+                flat = flat.as_strided(shape, (*strides, 1) if c > 1 else strides).reshape(-1)
+            yield block, flat
+        finally:
+            blob.done(start, end)
 
 
 def _from_bytes(raw: memoryview, elements: Elements, swap: bool) -> Tensor:
@@ -188,16 +125,24 @@ def conclude(
     found: Extremes, blob: Blob, layout: Layout, elements: Elements, probe: Probe
 ) -> tuple[TensorStats, bool]:
     """The statistics of a tensor whose extremes are known; a second look if they are bad."""
-    low, high, is_flooded = found
+    is_flooded = found[2]
     count = math.prod(layout.size)
     if count and needs_detail(found, elements, probe):
         base = TensorStats(shape=layout.size, dtype=elements.name, num_elements=count)
         return _detail(base, blob, layout, elements, probe), is_flooded
+    return plain_stats(layout.size, count, elements, found), False
+
+
+def plain_stats(
+    size: tuple[int, ...], count: int, elements: Elements, found: Extremes
+) -> TensorStats:
+    """The statistics of a tensor that needs no second look."""
+    low, high, _ = found
     if count == 0 or low > high:
-        return TensorStats(shape=layout.size, dtype=elements.name, num_elements=count), False
+        return TensorStats(shape=size, dtype=elements.name, num_elements=count)
     top = max(-low, high)
-    figures = TensorStats(
-        shape=layout.size,
+    return TensorStats(
+        shape=size,
         dtype=elements.name,
         num_elements=count,
         min=low,
@@ -206,7 +151,6 @@ def conclude(
         num_zero=count if top == 0 else 0,
         headroom_bits=_headroom(elements, top),
     )
-    return figures, False
 
 
 def extremes(
@@ -214,11 +158,15 @@ def extremes(
 ) -> Extremes:
     """Smallest and largest value; both NaN as soon as a block holds one."""
     low, high, is_flooded = math.inf, -math.inf, False
-    per_block = max(1, BLOCK_BYTES // elements.itemsize)
     tiny = elements.tiny if for_flood else 0.0
     has_range = elements.stored is not torch.uint64
+    per_block = max(1, blob.block_bytes // elements.itemsize)
+    is_plain = elements.stored not in _WIDENED_TO and has_range and not blob.is_big_endian
+    if is_plain and layout.is_dense and 0 < layout.num_elements <= per_block:
+        return _dense_extremes(blob, layout, elements, probe, tiny)
     for block, flat in typed_blocks(blob, layout, elements, per_block):
-        probe.advance(blob, block.num_elements * elements.itemsize)
+        probe.advance(block.num_elements * elements.itemsize)
+        blob.check_length()  # last, right before the bytes are touched
         if not has_range:
             continue
         if elements.stored in _WIDENED_TO:
@@ -229,9 +177,37 @@ def extremes(
             return math.nan, math.nan, False
         low, high = min(low, lo), max(high, hi)
         if tiny and not is_flooded:
-            sample = flat[:: max(1, flat.numel() // _SAMPLE)].tolist()
-            is_flooded = sum(0.0 < abs(v) < tiny for v in sample) * 4 > len(sample)
+            is_flooded = sample_is_flooded(flat, tiny)
     return float(low), float(high), is_flooded
+
+
+def _dense_extremes(
+    blob: Blob, layout: Layout, elements: Elements, probe: Probe, tiny: float
+) -> Extremes:
+    """The same for one block of a dense tensor, which is what most tensors are."""
+    width = elements.itemsize
+    start, end = layout.offset * width, (layout.offset + layout.num_elements) * width
+    data = blob.open()
+    probe.advance(end - start)
+    blob.need(start, end)
+    try:
+        flat = _from_bytes(data[start:end], elements, False)
+        a, b = torch.aminmax(flat)
+        low, high = float(a), float(b)
+        if low != low or high != high:
+            return math.nan, math.nan, False
+        return low, high, bool(tiny) and sample_is_flooded(flat, tiny)
+    finally:
+        blob.done(start, end)
+
+
+def sample_is_flooded(flat: Tensor, tiny: float) -> bool:
+    """Whether more than a quarter of a sample is subnormal: then all of it is worth counting."""
+    few = flat[:: max(1, flat.numel() // _FEW)].tolist()
+    if not any(0.0 < abs(v) < tiny for v in few):
+        return False
+    sample = flat[:: max(1, flat.numel() // _SAMPLE)].tolist()
+    return bool(sum(0.0 < abs(v) < tiny for v in sample) * 4 > len(sample))
 
 
 def _detail(
@@ -241,9 +217,9 @@ def _detail(
     tally = _Tally(elements.tiny)
     first: tuple[int, ...] | None = None
     for block, flat in typed_blocks(blob, layout, elements, DETAIL_ELEMENTS):
-        blob.check_length()
         if probe.check is not None:
             probe.check()
+            blob.check_length()
         bad = tally.add(flat)
         if bad is not None:
             first = _earliest(first, bad, block, layout, elements)
@@ -332,7 +308,8 @@ def _measure_histogram(blob: Blob, layout: Layout, elements: Elements, probe: Pr
     octets = Elements(elements.name, torch.uint8, 1)
     first: tuple[int, ...] | None = None
     for block, flat in typed_blocks(blob, layout, octets, DETAIL_ELEMENTS * 4):
-        probe.advance(blob, block.num_elements)
+        probe.advance(block.num_elements)
+        blob.check_length()
         here = torch.bincount(flat, minlength=256)
         counts += here
         if int(here[bad_bytes].sum()):

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from ..errors import UsageError
+from .codes import VERDICTS
 from .contents import examine, step_and_epoch
-from .files import MappedFile
+from .files import MappedFile, Region
 from .judge import finding
 from .limits import DEFAULT_LIMITS, FileFault, Limits
 from .measure import Probe
+from .places import Place, open_source, place
 from .policy import NONSENSE
+from .pool import touching
 from .rates import find_rates, merge_rates
 from .readers import Contents, find_reader
 from .readers import plain as plain_pickle
 from .records import FileReport, LearningRates, TensorFinding, worst
-from .roles import file_hint
+from .remote import RemotePath
+from .roles import file_hint, is_data_file
 from .tree import clean
 
 __all__ = ["open_contents", "report_contents", "scan_file", "scan_object"]
@@ -31,11 +35,12 @@ _ACTIONS = {
     "unknown_call": "load it only if you know where that function comes from",
     "checksum_mismatch": "it was changed after it was written, or written with crc32 turned off",
 }
+_MAX_DATA_TENSORS = 1000
 _TEXT_PICKLE = frozenset(b"(cdlIFLSVNp]}G")
 
 
 def scan_file(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | RemotePath,
     *,
     limits: Limits = DEFAULT_LIMITS,
     probe: Probe | None = None,
@@ -50,22 +55,16 @@ def scan_file(
     >>> report.verdict, report.findings[0].tensor, report.findings[0].stats.first_bad
     ('corrupt', 'fc.weight', (0, 0))
     """
-    where = Path(path)
-    if not where.exists():
+    where: Place = place(os.fspath(path)) if not isinstance(path, RemotePath) else path
+    if not (where.exists() or os.path.lexists(str(where))):
         raise UsageError(f"no such file: {where}")
     if where.is_dir():
         raise UsageError(f"{where} is a folder: use `scan` for it")
     begin = time.perf_counter()
     probe = probe or Probe()
     try:
-        with MappedFile(where) as file:
-            contents = open_contents(file, limits)
-            if verify and contents.verify is not None:
-                bad = contents.verify()
-                contents.findings += [
-                    ("checksum_mismatch", f"{clean(n)}: wrong checksum") for n in bad
-                ]
-            return report_contents(contents, where, limits, probe, begin, file.size)
+        with open_source(where) as file:
+            return scan_source(file, str(where), limits.begin(), probe, verify)
     except FileFault as e:
         found = finding(e.code, clean(str(e), 400), action=_ACTIONS.get(e.code))
         return _failed(where, found, begin, e.format)
@@ -74,6 +73,19 @@ def scan_file(
     except (MemoryError, RecursionError) as e:
         message = f"reading it takes too much memory ({type(e).__name__})"
         return _failed(where, finding("limit_exceeded", message), begin)
+
+
+def scan_source(
+    file: MappedFile, name: str, limits: Limits, probe: Probe, verify: bool
+) -> FileReport:
+    """The report on a file that is open, wherever it lies."""
+    begin = time.perf_counter()
+    with touching(file):
+        contents = open_contents(file, limits)
+    if verify and contents.verify is not None:
+        bad = contents.verify()
+        contents.findings += [("checksum_mismatch", f"{clean(n)}: wrong checksum") for n in bad]
+    return report_contents(contents, name, limits, probe, begin, file.size)
 
 
 def scan_object(value: Any, name: str = "state", *, limits: Limits = DEFAULT_LIMITS) -> FileReport:
@@ -85,12 +97,12 @@ def scan_object(value: Any, name: str = "state", *, limits: Limits = DEFAULT_LIM
     """
     begin = time.perf_counter()
     contents = Contents("memory", roots=[("", value)])
-    return report_contents(contents, Path(name), limits, Probe(), begin, 0)
+    return report_contents(contents, name, limits.begin(), Probe(), begin, 0)
 
 
 def open_contents(file: MappedFile, limits: Limits) -> Contents:
     """What is in the file, by the reader that knows its first bytes."""
-    head = bytes(file.view[:64])
+    head = Region.of(file).read(0, 64)
     if not head:
         raise FileFault("truncated", "the file is empty")
     reader = find_reader(head)
@@ -121,22 +133,31 @@ def _is_threat(found: tuple[str, str]) -> bool:
 
 
 def report_contents(
-    contents: Contents, path: Path, limits: Limits, probe: Probe, begin: float, size: int
+    contents: Contents, path: str, limits: Limits, probe: Probe, begin: float, size: int
 ) -> FileReport:
     """The report on what a reader found in a file."""
     before = probe.scanned_bytes
-    hint = contents.hint or file_hint(path.name.partition(".")[0])
+    hint = contents.hint or file_hint(path.rpartition("/")[2].partition(".")[0])
     examined = examine(contents, hint, limits, probe)
+    limits.part("its numbers")
     findings = [_reader_finding(code, message) for code, message in contents.findings]
     findings += examined.findings
+    tensors = tuple(examined.tensors)
+    if contents.format != "memory" and is_data_file([t.name for t in tensors[:_MAX_DATA_TENSORS]]):
+        tensors = tuple(replace(t, role="data") for t in tensors)
+        findings = [replace(f, role="data") if f.role == "weights" else f for f in findings]
     step, epoch = step_and_epoch(contents)
+    rest = len(findings) - limits.max_findings
+    if rest > 0:
+        findings = sorted(findings, key=_severity)[: limits.max_findings]
+        contents.notes.append(f"{rest:,} more findings are not listed")
     return FileReport(
-        path=str(path),
+        path=path,
         format=contents.format,
         verdict=worst([f.severity for f in findings] or ["healthy"]),
         size_bytes=size,
         scanned_bytes=probe.scanned_bytes - before,
-        tensors=tuple(examined.tensors),
+        tensors=tensors,
         findings=tuple(findings),
         placeholders=tuple(sorted(clean(p) for p in contents.placeholders)),
         step=step,
@@ -145,6 +166,11 @@ def report_contents(
         notes=tuple(clean(n, 300) for n in [*contents.notes, *examined.notes]),
         duration_s=time.perf_counter() - begin,
     )
+
+
+def _severity(found: TensorFinding) -> int:
+    """The worst first, else the order of the file."""
+    return -VERDICTS.index(found.severity)
 
 
 def _rates(contents: Contents, limits: Limits) -> LearningRates:
@@ -161,7 +187,7 @@ def _reader_finding(code: str, message: str) -> TensorFinding:
     return finding(code, clean(message, 400), action=_ACTIONS.get(code))
 
 
-def _failed(path: Path, found: TensorFinding, begin: float, format: str = "unknown") -> FileReport:
+def _failed(path: Place, found: TensorFinding, begin: float, format: str = "unknown") -> FileReport:
     try:
         size = path.stat().st_size
     except OSError:

@@ -69,11 +69,12 @@ def _fixed(code: bytes, layout: str, act: Callable[[Machine, int], None]) -> Non
 
 
 def _push(m: Machine, value: Any) -> None:
+    m.num_items += 4
     m.stack.append(value)
 
 
 def _get(m: Machine, index: int) -> None:
-    m.stack.append(m.memo[index])
+    m.stack.append(m.get(index))
 
 
 def _long(m: Machine, length: int) -> None:
@@ -83,7 +84,7 @@ def _long(m: Machine, length: int) -> None:
 
 
 def _python2_text(m: Machine, length: int) -> None:
-    m.num_text += length
+    m.num_text += length + 50
     if m.num_text > m.limits.max_text:
         raise LimitError(f"the pickle holds more than {m.limits.max_text:,} bytes of text")
     raw = bytes(m.take(length))
@@ -94,7 +95,7 @@ def _python2_text(m: Machine, length: int) -> None:
 
 
 def _extension(m: Machine, number: int) -> None:
-    m.object(("unknown_call", f"extension code {number}: stands for a class that cannot be told"))
+    m.object(("unknown_call", f"extension code {number}: stands for a class that is not known"))
     m.stack.append(m.make_opaque(f"extension code {number}", ()))
 
 
@@ -126,7 +127,6 @@ _fixed(pickle.EXT4, "<i", _extension)
 
 @_op(pickle.MARK)
 def _mark(m: Machine) -> None:
-    m.count()
     m.marks.append(m.stack)
     m.stack = []
 
@@ -146,7 +146,7 @@ def _pop_mark(m: Machine) -> None:
 
 @_op(pickle.DUP)
 def _dup(m: Machine) -> None:
-    m.count()
+    m.num_items += 1
     m.stack.append(m.stack[-1])
 
 
@@ -165,10 +165,11 @@ _tuple(pickle.TUPLE2, 2)
 _tuple(pickle.TUPLE3, 3)
 
 
-def _collect(code: bytes, make: Callable[[list[Any]], Any]) -> None:
+def _collect(code: bytes, make: Callable[[list[Any]], Any], weight: int = 1) -> None:
     def load(m: Machine) -> None:
         m.count()
         items = m.pop_mark()
+        m.num_items += weight * len(items)
         m.stack.append(make(items))
 
     DISPATCH[code[0]] = load
@@ -181,7 +182,7 @@ def _pairs(items: list[Any]) -> dict[Any, Any]:
 _collect(pickle.TUPLE, tuple)
 _collect(pickle.LIST, list)
 _collect(pickle.FROZENSET, list)
-_collect(pickle.DICT, _pairs)
+_collect(pickle.DICT, _pairs, weight=5)
 
 
 @_op(pickle.APPEND)
@@ -213,7 +214,7 @@ def _setitems(m: Machine) -> None:
 
 @_op(pickle.MEMOIZE)
 def _memoize(m: Machine) -> None:
-    m.put(len(m.memo))
+    m.put(len(m.memo) + len(m.far))
 
 
 @_op(pickle.PUT)

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 
-__all__ = ["shared_pool"]
+from .files import MappedFile
+from .limits import FileFault
+
+__all__ = ["shared_pool", "touching"]
+
+_TOUCH_FROM = 128 << 20
+_TOUCH_BYTES = 128 << 20
+_PAGE = 4096
 
 _MAX_WORKERS = 8
 _lock = threading.Lock()
@@ -37,3 +46,35 @@ def shared_pool() -> ThreadPoolExecutor:
             torch.set_num_threads(before)
             _pools[os.getpid()] = pool
         return pool
+
+
+@contextmanager
+def touching(file: MappedFile) -> Iterator[None]:
+    """Bring the pages of a large file in while its index is still being read.
+
+    Half of the time of a pass over mapped bytes goes into mapping them, page by page; that needs no
+    Python, so another core can do it while this one reads the pickle.
+    """
+    if file.size < _TOUCH_FROM or file.is_remote:
+        yield
+        return
+    is_over = threading.Event()
+    work = shared_pool().submit(_touch, file, is_over)
+    try:
+        yield
+    finally:
+        is_over.set()
+        work.result()
+
+
+def _touch(file: MappedFile, is_over: threading.Event) -> None:
+    for start in range(0, file.size, _TOUCH_BYTES):
+        if is_over.is_set():
+            return
+        count = min(_TOUCH_BYTES, file.size - start)
+        try:
+            file.check_length()
+        except FileFault:
+            return  # whoever reads on says so
+        octets = torch.frombuffer(file.view, dtype=torch.uint8, count=count, offset=start)
+        octets[::_PAGE].sum()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, UsageError
 from .records import CheckpointReport
+from .remote import is_remote
 
 __all__ = ["LOG_NAME", "Move", "move", "plan_quarantine", "undo"]
 
@@ -39,10 +40,12 @@ def plan_quarantine(
     if home.exists() and not home.is_dir():
         raise UsageError(f"the quarantine must be a folder, and {home} is a file")
     everything = list(checkpoints)
+    if any(is_remote(c.path) and not c.is_usable for c in everything):
+        raise UsageError("only files on this machine can be put into quarantine")
     places = {Path(c.path).absolute() for c in everything}
     sources: dict[Path, CheckpointReport] = {}
     for checkpoint in everything:
-        if checkpoint.is_usable or checkpoint.link_to is not None:
+        if checkpoint.is_usable or checkpoint.link_to is not None or _is_unknown(checkpoint):
             continue
         place = Path(checkpoint.path).absolute()
         if any(place in other.parents for other in places):
@@ -63,6 +66,13 @@ def plan_quarantine(
         room = home / f"{name}-{count}"
     log = room / LOG_NAME
     return [Move(s, room / s.relative_to(base), c.verdict, log) for s, c in sources.items()]
+
+
+def _is_unknown(checkpoint: CheckpointReport) -> bool:
+    """A file that was too much for the limits, or for us, may well be a good one: it stays."""
+    found = [*checkpoint.findings, *(f for r in checkpoint.files for f in r.findings)]
+    bad = {f.code for f in found if f.severity in ("corrupt", "unreadable", "hostile")}
+    return bool(bad) and bad <= {"limit_exceeded", "internal_error"}
 
 
 def move(moves: list[Move]) -> Path:

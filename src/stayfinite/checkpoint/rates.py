@@ -33,6 +33,9 @@ _NAMES = (
     "learningrate",
 )
 _MAX_DEPTH = 8
+_MAX_WIDTH = 1000
+_MAX_VISITED = 100_000
+_NODES = (dict, list, tuple, Opaque)
 
 
 def find_rates(root: Any, limits: Limits, label: str = "") -> LearningRates:
@@ -69,18 +72,20 @@ def find_rates(root: Any, limits: Limits, label: str = "") -> LearningRates:
 def _dicts(root: Any, limits: Limits) -> Iterator[dict[Any, Any]]:
     seen: set[int] = set()
     stack = [(root, 0)]
-    while stack and len(seen) < 100_000:
+    while stack and len(seen) < _MAX_VISITED:
         node, depth = stack.pop()
-        if id(node) in seen or depth > _MAX_DEPTH:
+        if not isinstance(node, _NODES) or id(node) in seen or depth > _MAX_DEPTH:
             continue
+        seen.add(id(node))
+        limits.tick()
         if isinstance(node, Opaque):
-            stack.extend((v, depth + 1) for v in (node.state, *(v for _, v in node.items)))
-        elif isinstance(node, (list, tuple)) and len(node) < 1000:
-            stack.extend((v, depth + 1) for v in node)
+            inner = [node.state, *(v for _, v in node.items[:_MAX_WIDTH])]
         elif isinstance(node, dict):
-            seen.add(id(node))
             yield node
-            stack.extend((v, depth + 1) for v in node.values() if not isinstance(v, TensorRef))
+            inner = [v for v in node.values() if isinstance(v, _NODES)]
+        else:
+            inner = list(node) if len(node) < _MAX_WIDTH else []
+        stack.extend((v, depth + 1) for v in inner)
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -12,6 +12,7 @@ __all__ = [
     "CheckpointReport",
     "DiffReport",
     "FileReport",
+    "LayerDiff",
     "LearningRates",
     "RunTimeline",
     "ScanReport",
@@ -38,7 +39,7 @@ class TensorReport:
 
     name: str
     role: str
-    """weights | buffer | batchnorm | optimizer | ema | scheduler | scaler | rng | data | other"""
+    """weights | buffer | batchnorm | optimizer | ema | scheduler | scaler | rng | metric | data | other"""
     stats: TensorStats
     aliases: tuple[str, ...] = ()
     """Other names of the very same bytes (tied weights)."""
@@ -112,7 +113,7 @@ class CheckpointReport:
 
     path: str
     kind: str
-    """file | transformers | sharded | dcp | deepspeed"""
+    """file | data | transformers | sharded | dcp | deepspeed; data is nothing to resume from"""
     verdict: str
     files: tuple[FileReport, ...] = ()
     findings: tuple[TensorFinding, ...] = ()
@@ -166,13 +167,18 @@ class ScanReport:
     timelines: tuple[RunTimeline, ...] = ()
     skipped: tuple[str, ...] = ()
     """Files in scanned folders that hold no tensors (text, images, logs)."""
+    problems: tuple[TensorFinding, ...] = ()
+    """Folders that were not looked into, and why."""
+    num_unseen: int = 0
+    """Checkpoints that were not looked at because the scan was interrupted."""
     duration_s: float = 0.0
     scanned_bytes: int = 0
 
     @property
     def verdict(self) -> str:
         """The worst verdict of all."""
-        return worst([c.verdict for c in self.checkpoints])
+        verdicts = [c.verdict for c in self.checkpoints]
+        return worst([*verdicts, *(p.severity for p in self.problems)])
 
     @property
     def files(self) -> tuple[FileReport, ...]:
@@ -218,15 +224,51 @@ class TensorDiff:
     num_changed: int = 0
     num_nonfinite_a: int = 0
     num_nonfinite_b: int = 0
+    role: str = "weights"
+    norm_a: float | None = None
+    norm_b: float | None = None
+    norm_change: float | None = None
+    usual: float | None = None
+    """The relative change of this tensor between neighboring checkpoints of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerDiff:
+    """How one layer moved: all its tensors as one vector."""
+
+    layer: str
+    role: str
+    relative_change: float | None
+    """None when a value is not finite."""
+    growth: float | None = None
+    """Norm in B over norm in A, minus 1."""
+    angle: float | None = None
+    """Degrees by which it turned."""
+    usual: float | None = None
+    """The relative change that is usual for it."""
+    num_tensors: int = 0
+    num_changed: int = 0
+    num_nonfinite_a: int = 0
+    num_nonfinite_b: int = 0
+
+    @property
+    def times_usual(self) -> float | None:
+        if self.relative_change is None or not self.usual:
+            return None
+        return self.relative_change / self.usual
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiffReport:
-    """What changed between two checkpoints, the largest change first."""
+    """What changed between two checkpoints: the weights first, the largest change first."""
 
     a: str
     b: str
     tensors: tuple[TensorDiff, ...] = ()
+    layers: tuple[LayerDiff, ...] = ()
+    """In the order of the model."""
+    usual_source: str = ""
+    """What the usual change was taken from."""
     rates_a: LearningRates = field(default_factory=LearningRates)
     rates_b: LearningRates = field(default_factory=LearningRates)
 

@@ -18,12 +18,23 @@ ROLE_TITLES = {
     "quantizer": "quantizer",
     "callback": "callback state",
     "rng": "random state",
+    "metric": "metric",
     "data": "data",
     "other": "other",
 }
 
 _EMA = re.compile(
     r"(^|[._\-/ ])(ema|swa|shadow|averaged)([._\-/ ]|$)|ema_|_ema|average_model|n_averaged"
+)
+_METRIC = re.compile(
+    r"(^|[._\-/ ])(train|val|valid|test|running|smoothed|avg|mean|ema|best)?_?"
+    r"(loss|losses|acc|accuracy|metric|metrics|score|reward|grad_norm|gnorm|perplexity|ppl|lr|speed|"
+    r"throughput|step_time|tokens_per_sec)(_?(ema|avg|mean|average|smoothed))?$"
+)
+_DATA = re.compile(
+    r"^([a-z0-9]+_)*(embeddings?|embeds?|features?|feats?|labels?|targets?|ids?|idx|indices|index|samples?|"
+    r"images?|inputs?|tokens?|data|dataset|x|y|xs|ys|paths|captions|texts?|scores|latents?|codes?)"
+    r"(_(train|val|valid|validation|test|all|cache|\d+))*$"
 )
 _MOMENTS = frozenset(
     {
@@ -86,6 +97,18 @@ def file_hint(stem: str) -> str:
     return ""
 
 
+_NUMBERS = re.compile(r"(?<!\d)(?<!fp)(?<!bf)\d+")
+
+
+def is_data_file(names: list[str]) -> bool:
+    """Whether tensors of these names are a cache of data, not the state of a training.
+
+    >>> is_data_file(["embeddings", "labels"]), is_data_file(["embeddings.weight", "labels"])
+    (True, False)
+    """
+    return bool(names) and all(_DATA.match(name.lower()) for name in names)
+
+
 def role_of(path: tuple[str, ...], hint: str = "") -> str:
     """The role of the tensor at `path`.
 
@@ -93,9 +116,16 @@ def role_of(path: tuple[str, ...], hint: str = "") -> str:
     'batchnorm'
     >>> role_of(("optimizer", "state", "0", "exp_avg"))
     'optimizer'
-    >>> role_of(("ema", "fc.weight")), role_of(("model", "fc.weight"))
-    ('ema', 'weights')
+    >>> role_of(("ema", "fc.weight")), role_of(("model", "fc.weight")), role_of(("loss_ema",))
+    ('ema', 'weights', 'metric')
     """
+    return _role_of(_NUMBERS.sub("0", "\x1f".join(path)), hint)
+
+
+@functools.lru_cache(maxsize=4096)
+def _role_of(joined: str, hint: str) -> str:
+    """The role of all tensors whose paths differ in their numbers only."""
+    path = tuple(joined.split("\x1f")) if joined else ()
     leaf = path[-1].lower() if path else ""
     last = leaf.rpartition(".")[2]
     if hint == "data":
@@ -103,6 +133,8 @@ def role_of(path: tuple[str, ...], hint: str = "") -> str:
     if last in ("running_mean", "running_var", "num_batches_tracked"):
         return "batchnorm"
     where = path[:-1]
+    if len(path) <= 2 and _METRIC.search(leaf) and "param_groups" not in where:
+        return "metric"
     above = _role_above(tuple(where[:2]) or (leaf,), hint)
     if above == "optimizer" and (_EMA.search(leaf) or "fp32" in "".join(where)):
         return "ema" if _EMA.search(leaf) else _optimizer_part([p.lower() for p in path])
@@ -117,7 +149,6 @@ def role_of(path: tuple[str, ...], hint: str = "") -> str:
     return "buffer" if "_buffers" in where or _BUFFER.search(leaf) else "weights"
 
 
-@functools.lru_cache(maxsize=4096)
 def _role_above(where: tuple[str, ...], hint: str) -> str:
     """The role that the outermost two keys give to all below them, "" when they give none."""
     tops = [p.lower() for p in where]

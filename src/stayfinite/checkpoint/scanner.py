@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
 
-from ..errors import StayfiniteError, UsageError
+from ..errors import UsageError
 from .discover import Unit, discover, expand, step_in_name
 from .folders import check_index, dcp_files, read_trainer_step, scan_dcp_file
 from .judge import finding
 from .limits import DEFAULT_LIMITS, Limits
 from .measure import Probe
 from .one_file import scan_file
+from .places import Place
 from .rates import compare, merge_rates
 from .records import CheckpointReport, FileReport, ScanReport, TensorFinding, worst
+from .running import Outcomes, Progress, Task, run_local
 from .timeline import build_timelines
+from .tree import clean
 
 __all__ = ["Progress", "Task", "plan_tasks", "scan"]
-
-
-class ScanStoppedError(StayfiniteError):
-    """The scan was interrupted."""
-
-
-@dataclass
-class Progress:
-    """How far a scan is; read it from another thread."""
-
-    total_bytes: int = 0
-    done_bytes: int = 0
-    num_files: int = 0
-    done_files: int = 0
-    phase: str = "scanning"
-
-
-@dataclass(frozen=True)
-class Task:
-    """One file to look at."""
-
-    unit: int
-    path: Path
-    run: Callable[[Probe], FileReport]
 
 
 def scan(
@@ -60,12 +35,16 @@ def scan(
     timeline: bool = True,
     limits: Limits = DEFAULT_LIMITS,
     progress: Progress | None = None,
+    keep_partial: bool = False,
+    ray: str | None = None,
 ) -> ScanReport:
-    """Look at checkpoints and data files: files, folders and globs.
+    """Look at checkpoints and data files: files, folders, globs, and addresses that fsspec knows.
 
     `lr` is the learning rate that the config wants; a checkpoint that would resume with another
     one gets a finding. `full` counts zeros and subnormals of every tensor; `verify` compares the
-    checksums of archives, which takes longer.
+    checksums of archives, which takes longer. With `keep_partial` an interrupt ends the scan with
+    what is known so far. `ray` is the address of a Ray cluster that does the work ("local": one on
+    this machine).
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,23 +60,43 @@ def scan(
     if not wanted:
         raise UsageError("nothing to scan: give at least one file, folder or glob")
     jobs = _check_jobs(jobs)
-    units, skipped = discover(expand(wanted))
+    found = discover(expand(wanted), limits)
+    units = found.units
     progress = progress or Progress()
     tasks, notes = plan_tasks(units, limits, verify)
-    results = _run_all(tasks, jobs, full, progress)
+    outcomes = _run(tasks, jobs, full, progress, keep_partial, ray)
     checkpoints = [
-        _checkpoint(unit, results.get(i, []), notes.get(i, []), lr, lr_source, limits)
+        _checkpoint(unit, outcomes.reports.get(i, []), notes.get(i, []), lr, lr_source, limits)
         for i, unit in enumerate(units)
+        if i not in outcomes.unseen
     ]
     progress.phase = "comparing"
-    timelines = build_timelines(checkpoints, limits) if timeline else []
+    is_whole = not outcomes.unseen
+    timelines = build_timelines(checkpoints, limits) if timeline and is_whole else []
     return ScanReport(
         checkpoints=tuple(checkpoints),
         timelines=tuple(timelines),
-        skipped=tuple(str(p) for p in skipped),
+        skipped=tuple(str(p) for p in found.skipped),
+        problems=tuple(finding(code, clean(text, 400)) for code, text in found.problems),
+        num_unseen=len(outcomes.unseen),
         duration_s=time.perf_counter() - begin,
         scanned_bytes=sum(f.scanned_bytes for c in checkpoints for f in c.files),
     )
+
+
+def _run(
+    tasks: list[Task],
+    jobs: int,
+    full: bool,
+    progress: Progress,
+    keep_partial: bool,
+    ray: str | None,
+) -> Outcomes:
+    if ray is None:
+        return run_local(tasks, jobs, full, progress, keep_partial)
+    from .fleet import run_on_ray
+
+    return run_on_ray(tasks, ray, full, progress, keep_partial)
 
 
 def _check_jobs(jobs: int | None) -> int:
@@ -128,76 +127,8 @@ def plan_tasks(
     return tasks, ready
 
 
-def _scan_plain(path: Path, limits: Limits, verify: bool, probe: Probe) -> FileReport:
+def _scan_plain(path: Place, limits: Limits, verify: bool, probe: Probe) -> FileReport:
     return scan_file(path, limits=limits, probe=probe, verify=verify)
-
-
-def _run_all(
-    tasks: list[Task], jobs: int, full: bool, progress: Progress
-) -> dict[int, list[FileReport]]:
-    """All tasks, several at a time; an interrupt stops the workers at their next block."""
-    stop = threading.Event()
-    lock = threading.Lock()
-    progress.num_files = len(tasks)
-    progress.total_bytes = sum(_size(t.path) for t in tasks)
-
-    def run(task: Task) -> FileReport:
-        seen = 0
-
-        def on_bytes(count: int) -> None:
-            nonlocal seen
-            with lock:
-                seen += count
-                progress.done_bytes += count
-
-        report = _guarded(task, Probe(on_bytes=on_bytes, check=check, is_full=full))
-        with lock:
-            progress.done_files += 1
-            progress.done_bytes += max(0, _size(task.path) - seen)
-        return report
-
-    def check() -> None:
-        if stop.is_set():
-            raise ScanStoppedError("the scan was interrupted")
-
-    results: dict[int, list[FileReport]] = {}
-    with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="stayfinite-scan") as pool:
-        futures: list[tuple[Task, Future[FileReport]]] = [(t, pool.submit(run, t)) for t in tasks]
-        pending = {f for _, f in futures}
-        try:
-            while pending:
-                _, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-        for task, future in futures:
-            results.setdefault(task.unit, []).append(future.result())
-    return results
-
-
-def _guarded(task: Task, probe: Probe) -> FileReport:
-    """A fault of the scanner in one file must not cost the report on the others."""
-    try:
-        return task.run(probe)
-    except ScanStoppedError:
-        raise
-    except Exception as e:
-        found = finding("internal_error", f"{type(e).__name__}: {e!s:.200}")
-        return FileReport(
-            path=str(task.path),
-            format="unknown",
-            verdict=found.severity,
-            size_bytes=_size(task.path),
-            findings=(found,),
-        )
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _checkpoint(
@@ -214,7 +145,7 @@ def _checkpoint(
     if lr is not None:
         mismatch = compare(rates, lr, lr_source)
         findings += [mismatch] if mismatch else []
-    step, epoch = _step(unit, reports)
+    step, epoch = _step(unit, reports, limits)
     verdicts = [f.verdict for f in reports] + [f.severity for f in findings]
     if not reports:
         findings.append(
@@ -223,7 +154,7 @@ def _checkpoint(
         verdicts.append("unreadable")
     return CheckpointReport(
         path=str(unit.path),
-        kind=unit.kind,
+        kind=_kind(unit, reports),
         verdict=worst(verdicts),
         files=tuple(reports),
         findings=tuple(findings),
@@ -231,15 +162,21 @@ def _checkpoint(
         epoch=epoch,
         rates=rates,
         modified=unit.path.stat().st_mtime if unit.path.exists() else 0.0,
-        link_to=os.readlink(unit.path) if unit.path.is_symlink() else None,
+        link_to=os.readlink(str(unit.path)) if unit.path.is_symlink() else None,
     )
 
 
-def _step(unit: Unit, reports: list[FileReport]) -> tuple[int | None, int | None]:
+def _kind(unit: Unit, reports: list[FileReport]) -> str:
+    """A cache of embeddings or labels is a file, but nothing that a training resumes from."""
+    roles = {t.role for f in reports for t in f.tensors}
+    return "data" if unit.kind == "file" and roles == {"data"} else unit.kind
+
+
+def _step(unit: Unit, reports: list[FileReport], limits: Limits) -> tuple[int | None, int | None]:
     """From the trainer's own record, else from the files, else from the name."""
     steps = [f.step for f in reports if f.step is not None]
     epochs = [f.epoch for f in reports if f.epoch is not None]
-    recorded = read_trainer_step(unit.path)
+    recorded = read_trainer_step(unit.path, limits)
     named_step, named_epoch = step_in_name(unit.path)
     step = recorded if recorded is not None else max(steps, default=None)
     epoch = max(epochs, default=named_epoch)

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 from .records import (
     CheckpointReport,
-    DiffReport,
     FileReport,
-    LearningRates,
     RunTimeline,
     ScanReport,
     TensorFinding,
 )
 from .roles import ROLE_TITLES
+from .tree import clean
 
-__all__ = ["describe_diff", "describe_scan", "human_bytes", "summary"]
+__all__ = ["describe_scan", "human_bytes", "summary"]
 
 _MAX_FINDINGS = 8
 _MAX_LISTED = 6
+_MAX_TENSORS = 20_000
 _WORTH_A_SPEED = 100e6
 _OWN = ("torch.", "__torch__.", "numpy.", "collections.", "builtins.")
 """Classes that everybody's files have; the JSON report lists them too."""
@@ -42,6 +42,8 @@ def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]
     said: set[str] = set()
     for checkpoint in report.checkpoints:
         yield from _checkpoint(checkpoint, verbose, said)
+    for problem in report.problems:
+        yield f"{problem.severity:<10}  {problem.code}: {problem.message}"
     for timeline in report.timelines:
         yield ""
         yield from _timeline(timeline)
@@ -51,27 +53,39 @@ def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]
 
 def summary(report: ScanReport) -> str:
     """One line: how many of what, and how fast."""
+    if not report.checkpoints and report.num_unseen:
+        return f"interrupted: none of {report.num_unseen:,} checkpoints was finished"
     if not report.checkpoints:
         return f"no checkpoint found ({len(report.skipped)} other files were passed over)"
-    counts: dict[str, int] = {}
-    for checkpoint in report.checkpoints:
-        counts[checkpoint.verdict] = counts.get(checkpoint.verdict, 0) + 1
-    parts = ", ".join(f"{n} {verdict}" for verdict, n in counts.items())
-    num = len(report.checkpoints)
+    real = [c.verdict for c in report.checkpoints if c.kind != "data"]
+    data = [c.verdict for c in report.checkpoints if c.kind == "data"]
+    parts = [_counted(v, t) for v, t in ((real, "checkpoint"), (data, "data file")) if v]
     took = f"{human_bytes(report.scanned_bytes)} in {report.duration_s:.2f} s"
     if report.scanned_bytes >= _WORTH_A_SPEED:
         took += f", {human_bytes(report.scanned_bytes / max(report.duration_s, 1e-9))}/s"
-    return f"{num} checkpoint{'' if num == 1 else 's'}: {parts} ({took})"
+    unseen = f"; interrupted, {report.num_unseen:,} not looked at" if report.num_unseen else ""
+    return f"{'; '.join(parts)}{unseen} ({took})"
+
+
+def _counted(verdicts: list[str], title: str) -> str:
+    """
+    >>> _counted(["healthy", "corrupt", "healthy"], "checkpoint")
+    '3 checkpoints: 2 healthy, 1 corrupt'
+    """
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+    return f"{len(verdicts):,} {title}{'' if len(verdicts) == 1 else 's'}: {counts}"
 
 
 def _checkpoint(checkpoint: CheckpointReport, verbose: bool, said: set[str]) -> Iterator[str]:
     size = sum(f.size_bytes for f in checkpoint.files)
     tensors = sum(len(f.tensors) for f in checkpoint.files)
-    kind = checkpoint.files[0].format if checkpoint.kind == "file" else f"{checkpoint.kind} folder"
+    kind = f"{checkpoint.kind} folder"
+    if checkpoint.kind in ("file", "data") and checkpoint.files:
+        kind = checkpoint.files[0].format + (", data" if checkpoint.kind == "data" else "")
     step = f", step {checkpoint.step:,}" if checkpoint.step is not None else ""
-    link = f" → {checkpoint.link_to}" if checkpoint.link_to else ""
+    link = f" → {clean(checkpoint.link_to, 1000)}" if checkpoint.link_to else ""
     facts = f"{kind}, {human_bytes(size)}, {tensors:,} tensor{'' if tensors == 1 else 's'}{step}"
-    yield f"{checkpoint.verdict:<10}  {checkpoint.path}{link}  ({facts})"
+    yield f"{checkpoint.verdict:<10}  {clean(checkpoint.path, 4096)}{link}  ({facts})"
     for finding in checkpoint.findings:
         yield from _finding(finding, said)
     for file in checkpoint.files:
@@ -82,7 +96,7 @@ def _file(
     file: FileReport, checkpoint: CheckpointReport, verbose: bool, said: set[str]
 ) -> Iterator[str]:
     if len(checkpoint.files) > 1 and (file.findings or verbose):
-        name = os.path.relpath(file.path, checkpoint.path)
+        name = clean(os.path.relpath(file.path, checkpoint.path), 1000)
         yield f"    {file.verdict} in {name} ({file.format})"
     shown = file.findings if verbose else file.findings[:_MAX_FINDINGS]
     for finding in shown:
@@ -99,12 +113,15 @@ def _file(
     if verbose:
         for note in file.notes:
             yield f"      note: {note}"
-        for tensor in file.tensors:
+        rest = len(file.tensors) - _MAX_TENSORS
+        for tensor in file.tensors[:_MAX_TENSORS]:
             s = tensor.stats
             span = f"{s.min:.4g} … {s.max:.4g}" if s.min is not None else "no values"
             alias = f"  = {', '.join(tensor.aliases)}" if tensor.aliases else ""
             role = ROLE_TITLES.get(tensor.role, tensor.role)
             yield f"      {tensor.name}  {s.dtype} {list(s.shape)}  {span}  [{role}]{alias}"
+        if rest > 0:
+            yield f"      … and {rest:,} more tensors (--json lists all)"
 
 
 def _finding(finding: TensorFinding, said: set[str]) -> Iterator[str]:
@@ -126,7 +143,7 @@ def _rate(values: tuple[float, ...]) -> str:
 
 
 def _timeline(timeline: RunTimeline) -> Iterator[str]:
-    yield f"timeline of {timeline.path}"
+    yield f"timeline of {clean(timeline.path, 4096)}"
     rows = [
         ("step", "verdict", "weight norm", "largest change", "lr", "scheduler lr", "checkpoint")
     ]
@@ -143,54 +160,21 @@ def _timeline(timeline: RunTimeline) -> Iterator[str]:
             change = "none"
         norm = f"{e.weight_norm:.5g}" if e.weight_norm is not None else "–"
         saved = (_rate(e.rates.optimizer), _rate(e.rates.scheduler))
-        rows.append((when, e.verdict, norm, change, *saved, os.path.basename(e.path)))
+        rows.append((when, e.verdict, norm, change, *saved, clean(os.path.basename(e.path), 300)))
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]) - 1)]
     for row in rows:
         cells = [row[0].rjust(widths[0]), *(c.ljust(w) for c, w in zip(row[1:-1], widths[1:]))]
         yield "  " + "  ".join(cells) + "  " + row[-1]
     if timeline.broke_at is not None:
-        yield f"  broke at:  {timeline.broke_at}"
+        yield f"  broke at:  {clean(timeline.broke_at, 4096)}"
         if timeline.first_broken:
             names = ", ".join(timeline.first_broken[:_MAX_LISTED])
             more = timeline.num_first_broken - _MAX_LISTED
             tail = f" and {more:,} more" if more > 0 else ""
             yield f"  first broken there (fewest bad values first): {names}{tail}"
     nothing = "none: no checkpoint of this run can be resumed from"
-    yield f"  last good: {timeline.last_good or nothing}"
+    yield f"  last good: {clean(timeline.last_good or nothing, 4096)}"
 
 
 def _short(name: str | None) -> str:
     return "" if name is None else name if len(name) <= 32 else "…" + name[-31:]
-
-
-def describe_diff(report: DiffReport, *, verbose: bool = False) -> Iterator[str]:
-    """What changed, the largest change first."""
-    counts: dict[str, int] = {}
-    for t in report.tensors:
-        counts[t.status] = counts.get(t.status, 0) + 1
-    yield f"A: {report.a}"
-    yield f"B: {report.b}"
-    titles = {"only_in_a": "only in A", "only_in_b": "only in B"}
-    rows = [t for t in report.tensors if t.status != "same"]
-    for t in rows if verbose else rows[:30]:
-        parts = [t.detail] if t.detail else []
-        if t.relative_change is not None and t.status == "changed":
-            parts.append(
-                f"moved {t.relative_change:.3%} of its norm, by {t.max_abs_change:.3g} at most"
-            )
-            parts.append(f"{t.num_changed:,} values differ")
-        if t.num_nonfinite_a or t.num_nonfinite_b:
-            parts.append(f"non-finite: {t.num_nonfinite_a:,} in A, {t.num_nonfinite_b:,} in B")
-        yield f"  {titles.get(t.status, t.status):<12}  {t.name}  {'; '.join(parts)}"
-    if len(rows) > 30 and not verbose:
-        yield f"  … and {len(rows) - 30:,} more (--verbose shows all)"
-    yield from _rate_changes(report.rates_a, report.rates_b)
-    total = ", ".join(f"{n:,} {titles.get(s, s)}" for s, n in counts.items())
-    yield f"{len(report.tensors):,} tensors: {total}" if counts else "no tensors in either"
-
-
-def _rate_changes(a: LearningRates, b: LearningRates) -> Iterator[str]:
-    for label in ("optimizer", "initial", "peak", "scheduler", "base"):
-        x, y = getattr(a, label), getattr(b, label)
-        if x != y:
-            yield f"  learning rate ({label}): {_rate(x)} → {_rate(y)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,7 @@ _WRAPPERS = frozenset(
 
 
 _LEAVES = (TensorRef, StorageRef, ArrayRef, float, int, complex, Tensor)
+_CONTAINERS = (dict, list, tuple, Opaque, TensorRef, ArrayRef)
 
 
 @dataclass(slots=True)
@@ -58,27 +60,38 @@ def clean(text: str, at_most: int = 200) -> str:
 def leaves(root: Any, limits: Limits, prefix: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Every tensor, array and number below `root`, in the order of the file.
 
-    Each container is entered once, so cycles and shared parts end; nothing recurses.
+    Each container is entered once, so cycles and shared parts end; nothing recurses, and what waits
+    is one iterator for each level, however many children it has.
     """
     seen: set[int] = set()
-    stack: list[tuple[tuple[str, ...], Any]] = [(prefix, root)]
+    levels: list[tuple[tuple[str, ...], Iterator[tuple[Any, Any]]]] = [
+        (prefix, iter([(None, root)]))
+    ]
     num_found = 0
-    while stack:
-        path, value = stack.pop()
-        if isinstance(value, _LEAVES):
-            num_found += 1
-            if num_found > limits.max_objects:
-                raise LimitError(f"more than {limits.max_objects:,} values to look at")
-            yield Leaf(path, value)
-            if not isinstance(value, (TensorRef, ArrayRef)):
+    while levels:
+        above, children = levels[-1]
+        for key, value in children:
+            path = above + _step(key)
+            if isinstance(value, _LEAVES):
+                num_found += 1
+                if num_found > limits.max_objects:
+                    raise LimitError(f"more than {limits.max_objects:,} values to look at")
+                yield Leaf(path, value)
+                if not isinstance(value, (TensorRef, ArrayRef)):
+                    continue
+            limits.tick()
+            if not isinstance(value, _CONTAINERS) or id(value) in seen:
                 continue
-        children = _children(value)
-        if not children or id(value) in seen:
-            continue
-        seen.add(id(value))
-        if len(path) >= limits.max_depth:
-            raise LimitError(f"containers are nested more than {limits.max_depth} deep")
-        stack.extend((path + _step(key), child) for key, child in reversed(children))
+            inner = _children(value)
+            if inner is None:
+                continue
+            seen.add(id(value))
+            if len(levels) > limits.max_depth:
+                raise LimitError(f"containers are nested more than {limits.max_depth} deep")
+            levels.append((path, inner))
+            break
+        else:
+            levels.pop()
 
 
 def _step(key: Any) -> tuple[str, ...]:
@@ -87,20 +100,21 @@ def _step(key: Any) -> tuple[str, ...]:
     return () if key is None else (clean(str(key) if not isinstance(key, bytes) else repr(key)),)
 
 
-def _children(value: Any) -> list[tuple[Any, Any]]:
+def _children(value: Any) -> Iterator[tuple[Any, Any]] | None:
+    """(key, child) of a container; None when there are none."""
     if isinstance(value, dict):
-        return list(value.items())
+        return iter(value.items())
     if isinstance(value, (list, tuple)):
-        return list(enumerate(value))
+        return iter(enumerate(value))
     if isinstance(value, Opaque):
         state = value.state
         inner = [(None, state)] if isinstance(state, (dict, tuple, Opaque)) else []
-        return [*inner, *value.items, *([(None, value.args)] if value.args else [])]
+        return chain(inner, value.items, [(None, value.args)] if value.args else [])
     if isinstance(value, TensorRef):
-        return list(value.extras.items())
+        return iter(value.extras.items()) if value.extras else None
     if isinstance(value, ArrayRef) and isinstance(value.data, list):
-        return list(enumerate(value.data))
-    return []
+        return iter(enumerate(value.data))
+    return None
 
 
 def resolve(root: Any, *keys: str) -> Any:

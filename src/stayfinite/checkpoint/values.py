@@ -16,15 +16,12 @@ __all__ = ["ArrayRef", "GlobalRef", "ObjectKey", "Opaque", "StorageRef", "Tensor
 class GlobalRef:
     """A class or function that the file names; only its name."""
 
-    __slots__ = ("module", "name")
+    __slots__ = ("module", "name", "path")
 
     def __init__(self, module: str, name: str) -> None:
         self.module = module
         self.name = name
-
-    @property
-    def path(self) -> str:
-        return f"{self.module}.{self.name}"
+        self.path = f"{module}.{name}"
 
 
 class StorageRef:
@@ -63,8 +60,28 @@ class TensorRef:
         self.offset = offset
         self.size = size
         self.stride = stride
-        self.extras: dict[str, Any] = {}
-        """Quantizer parameters and attributes that hang on the tensor."""
+        self.extras: dict[str, Any] | None = None
+        """Quantizer parameters and attributes that hang on the tensor; few tensors have any."""
+
+    def is_same_view(self, other: TensorRef) -> bool:
+        """Whether both are the same elements of one storage."""
+        return (
+            self.offset == other.offset
+            and self.dtype == other.dtype
+            and self.size == other.size
+            and self.stride == other.stride
+            and self._view_offset == other._view_offset
+        )
+
+    @property
+    def _view_offset(self) -> int:
+        return self.storage.view_offset if self.storage is not None else 0
+
+    def add(self, label: str, value: Any) -> None:
+        """Hang something on the tensor that is scanned with it."""
+        if self.extras is None:
+            self.extras = {}
+        self.extras[label] = value
 
 
 class ArrayRef:

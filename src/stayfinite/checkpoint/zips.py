@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from .files import Blob, MappedFile, map_temporary
+from .files import Blob, Region, map_temporary
 from .limits import FileFault, LimitError, Limits
 
 __all__ = ["Archive", "Entry"]
@@ -20,6 +22,11 @@ _LOCAL = b"PK\x03\x04"
 _STORED, _DEFLATED = 0, 8
 _MAX_COMMENT = 65_535
 _PIECE = 1 << 20
+_BYTES_PER_ENTRY = 185
+_FULL = 0xFFFFFFFF
+_central = struct.Struct("<4s4xHH4xIIIHHH8xI").unpack_from
+"""Signature, flags, method, checksum, packed size, size, lengths of name, extra and comment, offset."""
+_CENTRAL_SIZE, _LOCAL_SIZE = 46, 30
 
 
 @dataclass(slots=True)
@@ -33,80 +40,112 @@ class Entry:
     size: int
     header: int
     """Where its local header begins."""
-    start: int = 0
-    """Where its bytes begin."""
 
 
 class Archive:
-    """The entries of a zip archive by name; `findings` lists what is wrong with it."""
+    """The entries of a zip archive by name; `findings` lists what is wrong with it.
 
-    def __init__(self, view: memoryview, limits: Limits, file: MappedFile | None = None) -> None:
-        self.view = view
-        self.file = file
+    The directory stays as it is in the file; an entry is taken out of it when somebody asks.
+    """
+
+    def __init__(self, region: Region, limits: Limits) -> None:
+        self.region = region
         self.limits = limits
         self.findings: list[tuple[str, str]] = []
-        self.entries: dict[str, Entry] = {}
-        start, length, count = _directory(view)
+        self.entries: dict[str, int] = {}
+        """By name: where in the directory the entry is described."""
+        start, length, count = _directory(region)
         if count > limits.max_entries:
             raise LimitError(f"the archive has {count:,} entries")
-        self._read_directory(start, length, count)
-        self._check_overlaps(start)
+        limits.spend(length + _BYTES_PER_ENTRY * count)
+        self._directory = region.read(start, start + length)
+        self._headers = array("Q")
+        """Where the entries begin and, last, where the directory does."""
+        self._read_directory(count, start)
 
-    def _read_directory(self, start: int, length: int, count: int) -> None:
-        pos, end = start, start + length
+    def _read_directory(self, count: int, directory: int) -> None:
+        pos, free, is_sorted = 0, 0, True
+        spans: list[tuple[int, int, str]] = []
         for _ in range(count):
-            entry, pos = _central_entry(self.view, pos, end)
-            if len(entry.name) > self.limits.max_name:
-                raise LimitError(f"an archive entry has a name of {len(entry.name):,} characters")
-            if entry.name in self.entries:
-                raise FileFault("unreadable", f"two archive entries are called {entry.name!r:.80}")
-            if _is_unsafe(entry.name):
-                self.findings.append(
-                    (
-                        "unsafe_name",
-                        f"the archive entry {entry.name!r:.120} points outside the archive",
-                    )
+            self.limits.tick()
+            entry, after = _central_entry(self._directory, pos)
+            self._check_name(entry.name)
+            self.entries[entry.name] = pos
+            pos = after
+            end = entry.header + _LOCAL_SIZE + entry.packed
+            if end > self.region.size:
+                raise FileFault(
+                    "truncated", f"the archive entry {entry.name!r:.80} runs beyond the file's end"
                 )
-            self._locate(entry)
-            self.entries[entry.name] = entry
+            if entry.method == _STORED and entry.packed != entry.size:
+                raise FileFault(
+                    "unreadable", f"the archive entry {entry.name!r:.80} lies about its size"
+                )
+            is_sorted = is_sorted and entry.header >= free
+            free = end
+            self._headers.append(entry.header)
+        if not is_sorted or free > directory:
+            self._headers = array("Q", sorted(self._headers))
+            spans = sorted(
+                (e.header, e.header + _LOCAL_SIZE + e.packed, e.name) for e in self.all()
+            )
+            self._check_overlaps(spans, directory)
+        self._headers.append(directory)
 
-    def _locate(self, entry: Entry) -> None:
-        view, at = self.view, entry.header
-        if at + 30 > len(view) or view[at : at + 4] != _LOCAL:
+    def _check_name(self, name: str) -> None:
+        if len(name) > self.limits.max_name:
+            raise LimitError(f"an archive entry has a name of {len(name):,} characters")
+        if name in self.entries:
+            raise FileFault("unreadable", f"two archive entries are called {name!r:.80}")
+        if _is_unsafe(name):
+            message = f"the archive entry {name!r:.120} points outside the archive"
+            self.findings.append(("unsafe_name", message))
+
+    def _check_overlaps(self, spans: list[tuple[int, int, str]], directory: int) -> None:
+        free = 0
+        for start, end, name in spans:
+            if start < free or end > directory:
+                self._object_to(name)
+                return
+            free = end
+
+    def _object_to(self, name: str) -> None:
+        message = f"the archive entry {name!r:.80} reuses another entry's bytes"
+        if not any(code == "zip_bomb" for code, _ in self.findings):
+            self.findings.append(("zip_bomb", message))
+
+    def all(self) -> Iterator[Entry]:
+        """Every entry, in the order of the directory."""
+        return (_central_entry(self._directory, pos)[0] for pos in self.entries.values())
+
+    def entry(self, name: str) -> Entry:
+        return _central_entry(self._directory, self.entries[name])[0]
+
+    def _start(self, entry: Entry) -> int:
+        """Where the entry's bytes begin: only its local header tells."""
+        head = self.region.read(entry.header, entry.header + _LOCAL_SIZE)
+        if len(head) < _LOCAL_SIZE or head[:4] != _LOCAL:
             raise FileFault(
                 "truncated", f"the archive entry {entry.name!r:.80} is not where it should be"
             )
-        name_length, extra_length = struct.unpack_from("<HH", view, at + 26)
-        start = at + 30 + name_length + extra_length
-        if start + entry.packed > len(view):
+        name_length, extra_length = struct.unpack_from("<HH", head, 26)
+        start = entry.header + _LOCAL_SIZE + int(name_length) + int(extra_length)
+        if start + entry.packed > self.region.size:
             raise FileFault(
                 "truncated", f"the archive entry {entry.name!r:.80} runs beyond the file's end"
             )
-        if entry.method == _STORED and entry.packed != entry.size:
-            raise FileFault(
-                "unreadable", f"the archive entry {entry.name!r:.80} lies about its size"
-            )
-        entry.start = start
-
-    def _check_overlaps(self, directory: int) -> None:
-        free = 0
-        for entry in sorted(self.entries.values(), key=lambda e: e.header):
-            if entry.header < free or entry.start + entry.packed > directory:
-                self.findings.append(
-                    (
-                        "zip_bomb",
-                        f"the archive entry {entry.name!r:.80} reuses another entry's bytes",
-                    )
-                )
-                return
-            free = entry.start + entry.packed
+        after = self._headers[
+            min(bisect_right(self._headers, entry.header), len(self._headers) - 1)
+        ]
+        if start + entry.packed > after > entry.header:
+            self._object_to(entry.name)
+        return start
 
     def blob(self, name: str, *, is_big_endian: bool = False) -> Blob:
         """The bytes of an entry; deflated ones are inflated into a temporary file when opened."""
-        entry = self.entries[name]
+        entry = self.entry(name)
         if entry.method == _STORED:
-            piece = self.view[entry.start : entry.start + entry.size]
-            return Blob(piece, entry.size, file=self.file, is_big_endian=is_big_endian)
+            return self.region.blob(self._start(entry), entry.size, is_big_endian=is_big_endian)
         self._check_inflation(entry)
         return Blob(
             None,
@@ -115,32 +154,54 @@ class Archive:
             inflate=lambda: map_temporary(lambda write: self._inflate(entry, write)),
         )
 
-    def read(self, name: str, at_most: int) -> memoryview | bytes:
-        """The whole of a small entry; its checksum must match when it is small enough to look."""
-        entry = self.entries[name]
+    def region_of(self, name: str) -> Region:
+        """An entry as a file of its own; a deflated one is inflated into a temporary file."""
+        entry = self.entry(name)
+        if entry.method == _STORED:
+            start = self._start(entry)
+            return self.region.part(start, start + entry.size)
+        self._check_inflation(entry)
+        return Region(map_temporary(lambda write: self._inflate(entry, write)))
+
+    def read(self, name: str, at_most: int) -> bytearray | memoryview:
+        """The whole of a small entry, a mapped one as it lies where it is not that small."""
+        entry = self.entry(name)
         if entry.size > at_most:
             raise LimitError(f"the archive entry {name!r:.80} has {entry.size:,} bytes")
         if entry.method == _STORED:
-            return self.view[entry.start : entry.start + entry.size]
+            start = self._start(entry)
+            if entry.size < _COPY_BELOW or self.region.file is None or self.region.file.is_remote:
+                self.limits.spend(entry.size)
+                return bytearray(self.region.read(start, start + entry.size))
+            with self.region.held(start, start + entry.size) as view:
+                return view
         self._check_inflation(entry)
-        pieces: list[bytes] = []
-        self._inflate(entry, pieces.append)
-        return b"".join(pieces)
+        self.limits.spend(entry.size)
+        whole = bytearray()
+        self._inflate(entry, whole.extend)
+        return whole
 
     def has_good_checksum(self, name: str) -> bool:
         """Whether the entry's bytes match the checksum that was written with them."""
-        entry, crc = self.entries[name], 0
+        entry, crc = self.entry(name), 0
         if entry.method == _STORED:
-            for at in range(entry.start, entry.start + entry.size, _PIECE):
-                crc = zlib.crc32(self.view[at : min(at + _PIECE, entry.start + entry.size)], crc)
+            for piece in self._pieces(entry):
+                crc = zlib.crc32(piece, crc)
             return crc == entry.crc
         box = [0]
 
         def add(piece: bytes) -> None:
             box[0] = zlib.crc32(piece, box[0])
 
+        self._check_inflation(entry)
         self._inflate(entry, add)
         return box[0] == entry.crc
+
+    def _pieces(self, entry: Entry) -> Iterator[memoryview]:
+        start = self._start(entry)
+        for at in range(start, start + entry.packed, _PIECE):
+            with self.region.held(at, min(at + _PIECE, start + entry.packed)) as piece:
+                yield piece
 
     def _check_inflation(self, entry: Entry) -> None:
         if entry.method != _DEFLATED:
@@ -158,10 +219,8 @@ class Archive:
     def _inflate(self, entry: Entry, write: Callable[[bytes], object]) -> None:
         engine, total = zlib.decompressobj(-15), 0
         try:
-            for at in range(entry.start, entry.start + entry.packed, _PIECE):
-                waiting: bytes | memoryview = self.view[
-                    at : min(at + _PIECE, entry.start + entry.packed)
-                ]
+            for packed in self._pieces(entry):
+                waiting: bytes | memoryview = packed
                 while len(waiting) and not engine.eof:
                     piece = engine.decompress(waiting, _PIECE)
                     waiting = engine.unconsumed_tail
@@ -179,50 +238,56 @@ class Archive:
             )
 
 
-def _directory(view: memoryview) -> tuple[int, int, int]:
+_COPY_BELOW = 64 << 20
+"""A copy is read faster than a mapping, and arrays in it can be looked at in place."""
+
+
+def _directory(region: Region) -> tuple[int, int, int]:
     """Where the central directory starts, its length, and how many entries it has."""
-    tail_start = max(0, len(view) - _MAX_COMMENT - 22)
-    tail = bytes(view[tail_start:])
+    tail_start = max(0, region.size - _MAX_COMMENT - 22)
+    tail = region.read(tail_start, region.size)
     at = tail.rfind(_END)
     if at < 0 or at + 22 > len(tail):
         raise FileFault("truncated", "the archive's directory, at its end, is missing")
     count, length, start = struct.unpack_from("<HII", tail, at + 10)
-    if 0xFFFF in (count,) or 0xFFFFFFFF in (length, start):
-        count, length, start = _directory64(view, tail_start + at)
-    if start + length > len(view):
+    if count == 0xFFFF or _FULL in (length, start):
+        start, length, count = _directory64(region, tail_start + at)
+    if start + length > region.size:
         raise FileFault("truncated", "the archive's directory lies outside the file")
     return start, length, count
 
 
-def _directory64(view: memoryview, end: int) -> tuple[int, int, int]:
-    locator = end - 20
-    if locator < 0 or view[locator : locator + 4] != _LOCATOR64:
+def _directory64(region: Region, end: int) -> tuple[int, int, int]:
+    """The same for an archive over 4 GB or with more than 65,535 entries."""
+    locator = region.read(end - 20, end) if end >= 20 else b""
+    if locator[:4] != _LOCATOR64:
         raise FileFault("unreadable", "the archive's large-file directory is missing")
-    (at,) = struct.unpack_from("<Q", view, locator + 8)
-    if at + 56 > len(view) or view[at : at + 4] != _END64:
+    (at,) = struct.unpack_from("<Q", locator, 8)
+    record = region.read(at, at + 56) if at + 56 <= region.size else b""
+    if record[:4] != _END64:
         raise FileFault(
             "unreadable", "the archive's large-file directory is not where it should be"
         )
-    count, length, start = struct.unpack_from("<QQQ", view, at + 32)
+    count, length, start = struct.unpack_from("<QQQ", record, 32)
     return start, length, count
 
 
-def _central_entry(view: memoryview, pos: int, end: int) -> tuple[Entry, int]:
-    if pos + 46 > end or view[pos : pos + 4] != _CENTRAL:
+def _central_entry(directory: bytes, pos: int) -> tuple[Entry, int]:
+    """The entry described at `pos`, and where the next one is."""
+    if pos + _CENTRAL_SIZE > len(directory):
         raise FileFault("unreadable", "the archive's directory is damaged")
-    flags, method = struct.unpack_from("<HH", view, pos + 8)
-    crc, packed, size, name_length, extra_length, comment_length = struct.unpack_from(
-        "<IIIHHH", view, pos + 16
+    mark, flags, method, crc, packed, size, name_length, extra_length, comment_length, header = (
+        _central(directory, pos)
     )
-    (header,) = struct.unpack_from("<I", view, pos + 42)
-    after = pos + 46 + name_length + extra_length + comment_length
-    if after > end:
+    at = pos + _CENTRAL_SIZE
+    after = at + name_length + extra_length + comment_length
+    if mark != _CENTRAL or after > len(directory):
         raise FileFault("unreadable", "the archive's directory is damaged")
-    name = bytes(view[pos + 46 : pos + 46 + name_length]).decode("utf-8", "replace")
+    name = directory[at : at + name_length].decode("utf-8", "replace")
     if flags & 1:
         raise FileFault("unreadable", f"the archive entry {name!r:.80} is encrypted")
-    if 0xFFFFFFFF in (size, packed, header):
-        extra = bytes(view[pos + 46 + name_length : pos + 46 + name_length + extra_length])
+    if _FULL in (size, packed, header):
+        extra = directory[at + name_length : at + name_length + extra_length]
         size, packed, header = _large_fields(extra, size, packed, header)
     return Entry(name, method, crc, packed, size, header), after
 
@@ -236,7 +301,7 @@ def _large_fields(extra: bytes, size: int, packed: int, header: int) -> tuple[in
         if kind == 1:
             field = extra[pos + 4 : pos + 4 + length]
             for i, value in enumerate(values):
-                if value == 0xFFFFFFFF:
+                if value == _FULL:
                     if len(field) < 8:
                         raise FileFault("unreadable", "the archive's large-file sizes are damaged")
                     (values[i],) = struct.unpack_from("<Q", field)
@@ -246,6 +311,8 @@ def _large_fields(extra: bytes, size: int, packed: int, header: int) -> tuple[in
 
 
 def _is_unsafe(name: str) -> bool:
+    if name.isascii() and name.isprintable() and not set(name) & set(":\\") and ".." not in name:
+        return name.startswith("/")
     parts = name.replace("\\", "/").split("/")
     return (
         ".." in parts or name.startswith(("/", "\\")) or ":" in parts[0] or not name.isprintable()

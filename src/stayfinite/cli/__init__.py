@@ -10,10 +10,6 @@ __all__ = ["main"]
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the `stayfinite` command."""
     args = sys.argv[1:] if argv is None else argv
-    if args and args[0] == "run":
-        from .run import split_arguments
-
-        args = split_arguments(args)
     from .app import app
 
     app(args=args, prog_name="stayfinite")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .plain import plain_errors
-from .words import ScriptCommand
+from .script_command import ScriptCommand
 
 if TYPE_CHECKING:
     from ..preflight.records import CheckReport
@@ -209,16 +209,16 @@ def _report(
     settings: dict[str, Any] = {"config": None, "config_path": ""}
     if config is not None:
         settings = {"config": read_config(config).values(), "config_path": str(config)}
-    with _progress(only, skip) as (progress, tell):
+    with _progress(only, skip) as (progress, on_samples):
         more: dict[str, Any] = {
             "only": only, "skip": skip, "steps": steps, "seed": seed, "progress": progress,
-            "tell": tell, "data_samples": data_samples, **settings,
+            "on_samples": on_samples, "data_samples": data_samples, **settings,
         }  # fmt: skip
         if not words and module is None and (config is not None or data is not None):
             return _without_target(data, more)
         report = _of_target(words, module, more)
         if data is not None:
-            report = _with_file(report, data, data_samples, tell)
+            report = _with_file(report, data, data_samples, on_samples)
         return report
 
 
@@ -251,7 +251,11 @@ def _without_target(data: Path | None, more: dict[str, Any]) -> CheckReport:
         subject = Subject(models={}, config=more["config"], config_path=more["config_path"])
         drive(conduct(subject, load_groups(["config"]), book), _no_probe)
     report = report_of(more["config_path"] or str(data), book, start)
-    return report if data is None else _with_file(report, data, more["data_samples"], more["tell"])
+    return (
+        report
+        if data is None
+        else _with_file(report, data, more["data_samples"], more["on_samples"])
+    )
 
 
 def _no_probe(probe: Any) -> Any:
@@ -259,14 +263,14 @@ def _no_probe(probe: Any) -> Any:
 
 
 def _with_file(
-    report: CheckReport, data: Path, num_samples: int | None, tell: Callable[..., None]
+    report: CheckReport, data: Path, num_samples: int | None, on_samples: Callable[..., None]
 ) -> CheckReport:
     import dataclasses
 
     from ..preflight.data import check_file
 
     start = time.perf_counter()
-    found = check_file(data, num_samples, tell)
+    found = check_file(data, num_samples, on_samples)
     took = time.perf_counter() - start
     return dataclasses.replace(
         report,
@@ -274,9 +278,6 @@ def _with_file(
         seconds={**report.seconds, "data": report.seconds.get("data", 0.0) + round(took, 3)},
         duration_s=round(report.duration_s + took, 3),
     )
-
-
-# -- showing ------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -300,11 +301,11 @@ def _progress(only: list[str], skip: list[str]) -> Iterator[Any]:
             done = names.index(group) if group in names else 0
             bar.update(task, completed=done, description=f"{group} {what}".strip()[:60])
 
-        def tell(done: int, total: int | None) -> None:
+        def on_samples(done: int, total: int | None) -> None:
             of = f" of {total:,}" if total else ""
             bar.update(task, description=f"data {done:,}{of}")
 
-        yield progress, tell
+        yield progress, on_samples
 
 
 def _lines(names: tuple[str, ...]) -> Callable[[str, str], None]:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..errors import StayfiniteError, UsageError
-from .words import ScriptCommand
+from .plain import printable
+from .script_command import ScriptCommand
 
 __all__ = ["register"]
 
@@ -52,8 +53,8 @@ AfterIncident = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="An incident of `stayfinite run`: its step is the one to get past; its script and "
-        "arguments are used where none are given.",
+        help="An incident of `stayfinite run`: its step is the one to get past. The script is the "
+        "one that you give.",
     ),
 ]
 Margin = Annotated[
@@ -116,7 +117,7 @@ def ladder_command(
         )  # fmt: skip
         report = climb(plan, Progress())
     except StayfiniteError as e:
-        print(f"stayfinite ladder: {e}", file=sys.stderr)
+        print(f"stayfinite ladder: {printable(str(e))}", file=sys.stderr)
         raise typer.Exit(2) from e
     except KeyboardInterrupt:
         print("stayfinite ladder: interrupted; all runs are ended", file=sys.stderr)
@@ -137,24 +138,27 @@ def _script_words(words: list[str], module: str | None) -> list[str]:
 
 
 def _incident(folder: Path | None, words: list[str]) -> tuple[int | None, list[str]]:
-    """(the step of the incident, the script and its arguments)."""
+    """(the step of the incident, the script and its arguments as the user gave them)."""
     if folder is None:
         return None, words
-    from ..records import Incident
+    from ..report.reading import read_incident
 
-    home = folder.parent if folder.name == "incident.json" else folder
-    try:
-        incident = Incident.from_json((home / "incident.json").read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UsageError(f"{home} is no incident: {e.strerror or e}") from e
+    incident, home = read_incident(folder)
     if words:
         return incident.event.step, words
-    from ..investigate.capsule import load_capsule
+    raise UsageError(
+        f"give the script to run\n{_told(home)}"
+        "nothing of that was run: an incident is data that somebody may have sent\n"
+        "  try: stayfinite ladder --after-incident DIR -- train.py [ARGS]..."
+    )
 
-    capsule = load_capsule(home)
-    if not capsule["script"]:
-        raise UsageError(
-            f"{home} does not say which script it came from\n"
-            "  try: stayfinite ladder --after-incident DIR -- train.py [ARGS]..."
-        )
-    return incident.event.step, [capsule["script"], *capsule["args"]]
+
+def _told(home: Path) -> str:
+    """What the incident says was run, for people to judge."""
+    from ..investigate.capsule import load_capsule, told_command
+
+    try:
+        told = told_command(load_capsule(home))
+    except StayfiniteError:
+        return ""
+    return f"the incident says that this was run: {told}\n" if told else ""

@@ -7,25 +7,34 @@ from collections.abc import Iterator
 
 import typer
 
-__all__ = ["plain_errors"]
+__all__ = ["plain_errors", "printable"]
 
 _INTERRUPTED = 130
 
 
+def printable(text: str) -> str:
+    """Text that may hold names from a file, without anything that would steer a terminal.
+
+    >>> printable("a\\x1b[2J\\nb")
+    'a\\\\x1b[2J\\nb'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 @contextlib.contextmanager
 def plain_errors(when_interrupted: str, checkpoint_code: int = 2) -> Iterator[None]:
-    """Exit code 2 for whatever can be told in words; `checkpoint_code` for a bad checkpoint."""
+    """Exit code 2 for whatever can be said in words; `checkpoint_code` for a bad checkpoint."""
     from ..errors import CheckpointError, StayfiniteError
 
     try:
         yield
     except StayfiniteError as e:
-        typer.echo(f"error: {e}", err=True)
+        typer.echo(f"error: {printable(str(e))}", err=True)
         raise typer.Exit(checkpoint_code if isinstance(e, CheckpointError) else 2) from None
     except KeyboardInterrupt:
         typer.echo(f"interrupted: {when_interrupted}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     except OSError as e:
-        where = f" {e.filename}" if e.filename else ""
+        where = f" {printable(str(e.filename))}" if e.filename else ""
         typer.echo(f"error: {e.strerror or e}{where}", err=True)
         raise typer.Exit(2) from None

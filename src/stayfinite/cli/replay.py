@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import StayfiniteError, UsageError
+from .plain import printable
 
 if TYPE_CHECKING:
     from ..records import Incident
@@ -28,11 +29,24 @@ def replay_command(
         Path,
         typer.Argument(metavar="INCIDENT", help="The incident's folder, or its incident.json."),
     ],
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- SCRIPT [ARGS]...]",
+            help="Your training script and its arguments. What an incident says was run is shown, "
+            "never run: it may have been sent by somebody.",
+            show_default=False,
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("-m", "--module", help="Run a module instead, as `python -m` does."),
+    ] = None,
     build: Annotated[
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="Builds model, loss_fn, optimizer [, scheduler, scaler]; a file works too: train.py:build. Not needed for incidents of `stayfinite run`.",
+            help="For a Guard of your own: builds model, loss_fn, optimizer [, scheduler, scaler]; a file works too: train.py:build.",
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time limit for the experiments.")] = 60.0,
@@ -40,12 +54,15 @@ def replay_command(
 ) -> None:
     """Reproduce a saved incident, bisect it to single samples and try the fixes again.
 
+    stayfinite replay INCIDENT -- train.py [ARGS]...
+
     Exit code: 1 the step failed again, 0 it was finite, 2 wrong usage.
     """
+    script = [*([module] if module else []), *(target or [])]
     try:
-        found = run_replay(incident, build, seconds)
+        found = run_replay(incident, script, build, seconds, is_module=module is not None)
     except StayfiniteError as e:
-        print(f"stayfinite replay: {e}", file=sys.stderr)
+        print(f"stayfinite replay: {printable(str(e))}", file=sys.stderr)
         raise typer.Exit(2) from e
     old, new = found
     if new is None:
@@ -57,45 +74,54 @@ def replay_command(
     raise typer.Exit(1)
 
 
-def run_replay(path: Path, build: str | None, seconds: float) -> tuple[Incident, Incident | None]:
+def run_replay(
+    path: Path, script: list[str], build: str | None, seconds: float, is_module: bool = False
+) -> tuple[Incident, Incident | None]:
     """(the saved incident, the new one or None if the step is finite now)."""
     import torch
 
-    from ..investigate.capsule import load_capsule, load_into
-    from ..investigate.rescript import remember
     from ..config import Settings
     from ..guard import Guard
-    from ..records import Incident
+    from ..investigate.capsule import load_capsule, load_into
+    from ..investigate.rescript import remember
+    from ..report.reading import read_incident
 
-    folder = path.parent if path.name == "incident.json" else path
-    try:
-        old = Incident.from_json((folder / "incident.json").read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UsageError(f"{folder} is no incident: {e.strerror or e}") from e
+    old, folder = read_incident(path)
     capsule = load_capsule(folder)
     settings = Settings(diagnose_seconds=seconds)
-    if build is None and capsule["script"]:
+    if script and build is None:
         from ..investigate.rescript import replay_script
 
-        with tempfile.TemporaryDirectory() as aside:
-            return old, replay_script(capsule, old, settings, Path(aside))
+        with tempfile.TemporaryDirectory() as room:
+            return old, replay_script(capsule, old, settings, Path(room), script, is_module)
     if build is None:
-        raise UsageError(
-            "the step needs your model and loss to run again\n"
-            "  try: --build MODULE:FUNCTION, a function that takes nothing and returns "
-            "(model, loss_fn, optimizer) or (model, loss_fn, optimizer, scheduler, scaler)"
-        )
+        raise UsageError(_which_script(folder, capsule))
     model, loss_fn, optimizer, scheduler, scaler = _parts(_function(build)(), build)
     load_into(capsule, model, optimizer, scheduler, scaler)
     with Guard(model, optimizer, scheduler=scheduler, scaler=scaler, settings=settings) as guard:
         guard.folder._say = _silent
-        guard.core.prime()
-        remember(guard.core, capsule, old)
-        guard._stepper.num_batches = capsule["step"]
+        guard.engine.prime()
+        remember(guard.engine, capsule, old)
+        guard._steps.num_batches = capsule["step"]
         torch.set_rng_state(capsule["rng"])
         for batch in capsule["batches"]:
             guard.step(loss_fn, batch)
     return old, guard.incidents[0] if guard.incidents else None
+
+
+def _which_script(folder: Path, capsule: dict[str, Any]) -> str:
+    """What to type; the incident's own words are shown, for people to judge."""
+    from ..investigate.capsule import told_command
+
+    told = told_command(capsule)
+    says = f"the incident says that this was run: {told}\n" if told else ""
+    return (
+        f"the step needs your script to run again\n{says}"
+        "nothing of that was run: an incident is data that somebody may have sent\n"
+        f"  try: stayfinite replay {folder} -- train.py [ARGS]...\n"
+        "  or, with a Guard of your own: --build MODULE:FUNCTION, a function that takes nothing and "
+        "returns (model, loss_fn, optimizer) or (model, loss_fn, optimizer, scheduler, scaler)"
+    )
 
 
 def _silent(incident: Incident) -> None:

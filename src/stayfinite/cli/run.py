@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Optional
 
 import typer
 
-__all__ = ["register", "split_arguments"]
+from .script_command import ScriptCommand
 
-_WITH_VALUE = {
-    "--policy",
-    "--on-spike",
-    "--run-dir",
-    "--max-skips",
-    "--budget",
-    "--sink",
-    "--on-incident",
-    "--replay",
-    "--without",
-}
-
-
-def split_arguments(args: list[str]) -> list[str]:
-    """Put `--` before the script, so that its own options stay its own.
-
-    >>> split_arguments(["run", "--policy", "raise", "train.py", "--policy", "x"])
-    ['run', '--policy', 'raise', '--', 'train.py', '--policy', 'x']
-    >>> split_arguments(["run", "-m", "pkg.train", "--lr", "1"])
-    ['run', '-m', 'pkg.train', '--', '--lr', '1']
-    """
-    i = 1
-    while i < len(args):
-        arg = args[i]
-        if arg == "--":
-            return args
-        if arg in ("-m", "--module"):
-            return [*args[: i + 2], "--", *args[i + 2 :]]
-        if not arg.startswith("-"):
-            return [*args[:i], "--", *args[i:]]
-        i += 2 if arg in _WITH_VALUE else 1
-    return args
+__all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("run")(run)
+    """Add `run` to the command line."""
+    # The first word that is no option is the script; whatever follows is the script's own.
+    settings = {"allow_interspersed_args": False}
+    app.command("run", cls=ScriptCommand, context_settings=settings)(run)
 
 
 def run(
@@ -88,6 +61,12 @@ def run(
     show_patches: bool = typer.Option(
         False, "--show-patches", help="Print what is patched in the script's process, and why."
     ),
+    store_args: bool = typer.Option(
+        False,
+        "--store-args",
+        help="Keep the script's arguments beside an incident as they are. Default: without what "
+        "looks like a password, key or token.",
+    ),
     sink: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
     ),
@@ -112,7 +91,7 @@ def run(
     try:
         settings = Settings(
             budget=budget, deferred=deferred, diagnose=diagnose, replay=replay,
-            without=tuple(without or ()),
+            without=tuple(without or ()), store_args=store_args,
         )  # fmt: skip
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
     except UsageError as e:
@@ -131,6 +110,7 @@ def run(
         on_incident=incident_hook(on_incident) if on_incident else None,
         resume_check=resume_check,
     )
+    sys.excepthook = sys.__excepthook__  # typer's own would show our frames
     if module is not None:
         code = script.run_module(module, words)
     else:

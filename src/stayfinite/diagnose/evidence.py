@@ -1,6 +1,6 @@
 """Everything that is known of a failure, as plain values: what the rules look at, and all they see.
 
-The conductor gathers what needs the live model, the data set or the optimizer; nothing here can
+The investigation gathers what needs the live model, the data set or the optimizer; nothing here can
 touch them, so a rule can be tested with a few lines and can never disturb a training.
 """
 
@@ -45,7 +45,7 @@ class Outlier:
     """The median over the other batches of their largest magnitude."""
     row: int | None = None
     index: int | None = None
-    """Where that row is in the data set, if the sampler told."""
+    """Where that row is in the data set, if the sampler has said so."""
 
 
 @dataclass(frozen=True, kw_only=True)

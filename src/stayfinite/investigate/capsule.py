@@ -1,12 +1,13 @@
 """All that is needed to run a failed step again in another process, in one file.
 
-The file holds tensors and plain values only, so that `torch.load(..., weights_only=True)` reads it:
-opening an incident that somebody sent never runs code.
+The file holds tensors and plain values only, so that `torch.load(..., weights_only=True)` reads it.
+It says which command was run, without its secrets, and nobody runs that: a replay takes the script
+from the command line of whoever asks for it.
 """
 
 from __future__ import annotations
 
-import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..checkpoint import scan_file
 from ..errors import UsageError
 from ..patches.provenance import provenance
 from ..records import Incident
+from ..report.capsules import CAPSULE, MAX_BYTES, CapsuleStore
+from ..report.reading import printable
+from ..report.redact import redact_arguments
 from ..runtime.batches import batch_bytes
 from ..runtime.rows import map_tensors
 from ..runtime.save_gate import ungated
 from .investigation import Investigation
 
-__all__ = ["CAPSULE", "MAX_BYTES", "load_capsule", "load_into", "save_capsule"]
+__all__ = ["CAPSULE", "MAX_BYTES", "load_capsule", "load_into", "save_capsule", "told_command"]
 
-CAPSULE = "capsule.pt"
 VERSION = 1
-MAX_BYTES = 1 << 29
-"""Larger trainings are not saved beside their incidents; the report says so."""
 
 
 def save_capsule(about: Investigation, incident: Incident) -> str:
@@ -36,24 +38,28 @@ def save_capsule(about: Investigation, incident: Incident) -> str:
     journal = about.engine.journal
     if journal is None:
         return ""
-    state = about.state
-    size = 3 * sum(t.numel() * t.element_size() for _, t in state.parameters())
+    store = _store(Path(journal.journal.path).parent)
+    size = 3 * sum(t.numel() * t.element_size() for _, t in about.state.parameters())
     size += sum(batch_bytes(b.value) for b in about.window.batches)
-    if size > MAX_BYTES:
-        return f"no capsule: about {size >> 20} MB, the limit is {MAX_BYTES >> 20} MB"
+    if reason := store.refuses(incident, size):
+        return reason
     contents = _contents(about)
     if contents is None:
         return "no capsule: the batch holds objects that cannot be saved as plain values"
-    home = Path(journal.journal.path).parent / "incidents" / incident.id
-    temporary = home / f".{CAPSULE}.{os.getpid()}"
-    try:
-        home.mkdir(parents=True, exist_ok=True)
+
+    def save(path: Path) -> None:
         with ungated():
-            torch.save(contents, temporary)
-        os.replace(temporary, home / CAPSULE)
-    except OSError as e:
-        return f"no capsule: {e.strerror or e}"
-    return ""
+            torch.save(contents, path)
+
+    return store.write(incident, save)
+
+
+_stores: dict[Path, CapsuleStore] = {}
+
+
+def _store(run: Path) -> CapsuleStore:
+    """The one store of a run folder: it knows which kinds of incident have a capsule."""
+    return _stores.setdefault(run.absolute(), CapsuleStore(run))
 
 
 def _contents(about: Investigation) -> dict[str, Any] | None:
@@ -77,8 +83,13 @@ def _contents(about: Investigation) -> dict[str, Any] | None:
         "first_lrs": list(state.first_lrs),
         "indices": _plain_part({"indices": window.batches[0].indices}),
         "script": about.engine.script,
-        "args": list(sys.argv[1:]),
+        "args": _arguments(about.engine.settings.store_args),
     }
+
+
+def _arguments(is_kept: bool) -> list[str]:
+    """For people to read: a replay takes the command line from whoever asks for it."""
+    return list(sys.argv[1:]) if is_kept else redact_arguments(sys.argv[1:])
 
 
 _NOT_PLAIN = object()
@@ -120,13 +131,37 @@ def load_capsule(folder: str | Path) -> dict[str, Any]:
             f"{folder} has no {CAPSULE}: the incident was saved without its state (too large, or the "
             "batch could not be saved)\n  try: set a run folder (run_dir=...) and let it fail again"
         )
+    found = scan_file(path)
+    if found.verdict in ("hostile", "unreadable"):
+        worst = next(f for f in found.findings if f.severity == found.verdict)
+        raise UsageError(f"{path} is {found.verdict} and was not opened: {worst.message}")
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:
         raise UsageError(f"{path} cannot be read: {str(e).splitlines()[0]}") from e
     if not isinstance(contents, dict) or contents.get("version") != VERSION:
         raise UsageError(f"{path} is no capsule of this version of stayfinite")
+    wrong = [k for k, kind in _SHAPE.items() if not isinstance(contents.get(k), kind)]
+    if wrong:
+        raise UsageError(f"{path} is no capsule: {', '.join(wrong)} missing or of another kind")
     return contents
+
+
+_SHAPE: dict[str, Any] = {
+    "step": int, "models": dict, "training": dict, "optimizers": list, "schedulers": list,
+    "scalers": list, "batches": list, "lrs": list, "rng": Tensor, "first_sizes": dict,
+    "first_lrs": list, "args": list,
+}  # fmt: skip
+
+
+def told_command(capsule: dict[str, Any]) -> str:
+    """What the capsule says was run, for people to read; it is never run.
+
+    >>> told_command({"script": "train.py", "args": ["--name", "a b"]})
+    "train.py --name 'a b'"
+    """
+    words = [capsule.get("script") or "", *capsule.get("args", [])]
+    return printable(shlex.join(str(w)[:200] for w in words[:100] if w))
 
 
 def load_into(

@@ -23,7 +23,7 @@ from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .describe import WENT_BACK, event_of, not_applied, on_rank, phase_of
 from .rank_trace import SUM_NOTE, RankTrace
-from .tracing import eager_stance, module_names
+from .tracing import module_names
 from .vehicles import Vehicle
 
 __all__ = ["Investigation", "Replays"]
@@ -67,7 +67,6 @@ class Investigation:
         return Replay(
             window=window,
             trace=self.trace,
-            contexts=[eager_stance()],
             is_unscaled=is_unscaled,
             is_applied=with_step,
         )

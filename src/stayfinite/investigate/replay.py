@@ -56,24 +56,28 @@ class ActiveReplay:
 
     def __enter__(self) -> ActiveReplay:
         state = self.engine.state
-        self._small = Snapshot()
         scaled = [s for s in state.scalers if s.is_enabled()]
-        steps = [scaler_step(s) for s in scaled]
+        self._small = Snapshot()
         self._small.take(0, [], state.small_captures(), [])
-        self._step = [capture() for capture in steps]
+        self._step = [scaler_step(s)() for s in scaled]
+        self.engine.recovery.num_replays += 1
+        try:
+            self._begin(scaled)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _begin(self, scaled: list[Any]) -> None:
         for scaler in scaled:
             scaler._per_optimizer_states.clear()
+            if self.wanted.is_unscaled and scaler._scale is not None:
+                scaler._scale.fill_(1.0)
         for context in self.wanted.contexts:
             self._stack.enter_context(context)
-        if self.wanted.is_unscaled:
-            for scaler in state.scalers:
-                if scaler._scale is not None:
-                    scaler._scale.fill_(1.0)
         if self.wanted.trace is not None:
             probes.listen(self._read_probe)
             self._stack.enter_context(self.wanted.trace)
-        self.engine.recovery.num_replays += 1
-        return self
 
     def _read_probe(self, name: str, tensor: Tensor) -> None:
         trace = self.wanted.trace

@@ -7,7 +7,7 @@ the script ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,14 @@ def remember(engine: Engine, capsule: dict[str, Any], old: Incident) -> None:
 
 
 def replay_script(
-    capsule: dict[str, Any], old: Incident, settings: Settings, folder: Path
+    capsule: dict[str, Any],
+    old: Incident,
+    settings: Settings,
+    folder: Path,
+    script: Sequence[str],
+    is_module: bool = False,
 ) -> Incident | None:
-    """Run the script of the capsule to its failed step; the new incident, or None."""
+    """Run the user's script (its name and arguments) to the failed step; the new incident, or None."""
     # The saved state may be the bad one: it is to be looked at, not to be refused.
     run = ScriptRun(
         settings=settings, policy=Policy.parse("skip"), run_dir=folder, resume_check=False,
@@ -90,7 +95,8 @@ def replay_script(
     )  # fmt: skip
     driver = _ReplayDriver(run.engine, capsule, old)
     run.driver = driver
-    code = run.run_file(capsule["script"], capsule["args"])
+    name, *args = script
+    code = (run.run_module if is_module else run.run_file)(name, args)
     if not driver.is_served and code:
-        raise UsageError(f"{capsule['script']} ended with exit code {code} before its first batch")
+        raise UsageError(f"{name} ended with exit code {code} before its first batch")
     return run.engine.incidents[0] if run.engine.incidents else None

@@ -10,7 +10,7 @@ from ..runtime.recovery import DEEP
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.body import Body
 from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
-from .vehicles import BodyVehicle, NoVehicle, StepVehicle, Vehicle
+from .vehicles import BodyVehicle, ClosureVehicle, NoVehicle, StepVehicle, Vehicle
 
 __all__ = ["choose_vehicle"]
 
@@ -26,6 +26,8 @@ def choose_vehicle(
     if window.batches and window.batches[0].loss_fn is not None:
         assert engine.step_parts is not None
         return StepVehicle(engine, engine.step_parts)
+    if window.closure is not None:
+        return ClosureVehicle(engine, window.closure, window)
     scenes = scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
@@ -95,4 +97,5 @@ class FirstThatShows(Vehicle):
             if first is None or (result.is_complete and not first.is_complete):
                 first = result
         assert first is not None
+        self._chosen = self._candidates[0]  # a replay's contexts can be entered only once
         return first

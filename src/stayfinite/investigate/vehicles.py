@@ -6,7 +6,7 @@ gradients and random numbers of the training put back afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .body.body import Body
+from .frameworks import unlogged
 from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
 
-__all__ = ["BodyVehicle", "NoVehicle", "StepVehicle", "Vehicle"]
+__all__ = ["BodyVehicle", "ClosureVehicle", "NoVehicle", "StepVehicle", "Vehicle"]
 
 
 class Vehicle:
@@ -149,6 +150,26 @@ class StepVehicle(Vehicle):
         finally:
             if scaler is not None:
                 scaler._per_optimizer_states.clear()
+
+
+class ClosureVehicle(Vehicle):
+    """The closure that the loop has given to its optimizer: it is meant to be called again."""
+
+    def __init__(self, engine: Engine, closure: Callable[[], Any], own: Window) -> None:
+        super().__init__(engine)
+        self._closure = closure
+        self._own = own
+
+    def can_run(self, window: Window) -> bool:
+        return window is self._own
+
+    def _compute(self, active: ActiveReplay) -> None:
+        if active.wanted.is_applied:
+            active.result.is_complete = False
+            return
+        with unlogged():
+            self._closure()
+        active.look_at_gradients()
 
 
 class BodyVehicle(Vehicle):

@@ -10,10 +10,12 @@ import torch
 import torch.utils.data
 
 from ..investigate import changes
+from ..patches.manager import Subscribers, Target, subscribe
 from ..runtime.state import TrainState
 
 __all__ = ["Seen", "turn_knobs"]
 
+_AUTOCAST: Any = torch.amp.autocast_mode.autocast
 _kept = contextlib.ExitStack()
 
 
@@ -34,33 +36,34 @@ def turn_knobs(knobs: Mapping[str, str]) -> None:
 
 
 def _no_autocast() -> None:
-    cls: Any = torch.amp.autocast_mode.autocast
-    original = cls.__init__
+    _patch(_AUTOCAST, "__init__", "autocast is turned off", _switched_off, None)
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self._enabled = False
 
-    cls.__init__ = __init__
+def _switched_off(original: Any, subscribers: Subscribers) -> Any:
+    def __init__(context: Any, *args: Any, **kwargs: Any) -> None:
+        original(context, *args, **kwargs)
+        context._enabled = False
+
+    return __init__
 
 
 def _scaler(knobs: Mapping[str, str], is_off: bool) -> None:
-    cls: Any = torch.amp.GradScaler
-    original = cls.__init__
+    changes: dict[str, Any] = {"_enabled": False} if is_off else {}
+    if not is_off and "init_scale" in knobs:
+        changes["_init_scale"] = float(knobs["init_scale"])
+    if not is_off and "growth_interval" in knobs:
+        changes["_growth_interval"] = int(float(knobs["growth_interval"]))
+    _patch(torch.amp.GradScaler, "__init__", "the GradScaler is changed", _changed_scaler, changes)
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if not self._enabled:
-            return
-        if is_off:
-            self._enabled = False
-            return
-        if "init_scale" in knobs:
-            self._init_scale = float(knobs["init_scale"])
-        if "growth_interval" in knobs:
-            self.set_growth_interval(int(float(knobs["growth_interval"])))
 
-    cls.__init__ = __init__
+def _changed_scaler(original: Any, subscribers: Subscribers) -> Any:
+    def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        if scaler._enabled:
+            for changes in subscribers:
+                vars(scaler).update(changes)
+
+    return __init__
 
 
 class Seen:
@@ -69,19 +72,28 @@ class Seen:
     def __init__(self) -> None:
         self.has_autocast = False
         self.has_loader = False
-        autocast: Any = torch.amp.autocast_mode.autocast
-        enter = autocast.__enter__
+        _patch(_AUTOCAST, "__enter__", "autocast is noted", _note_autocast, self)
+        _patch(torch.utils.data.DataLoader, "__init__", "a loader is noted", _note_loader, self)
 
-        def __enter__(this: Any) -> Any:
-            self.has_autocast = self.has_autocast or bool(this._enabled)
-            return enter(this)
 
-        loader: Any = torch.utils.data.DataLoader
-        make = loader.__init__
+def _note_autocast(original: Any, subscribers: Subscribers) -> Any:
+    def __enter__(context: Any) -> Any:
+        for seen in subscribers:
+            seen.has_autocast = seen.has_autocast or bool(context._enabled)
+        return original(context)
 
-        def __init__(this: Any, *args: Any, **kwargs: Any) -> None:
-            self.has_loader = True
-            make(this, *args, **kwargs)
+    return __enter__
 
-        autocast.__enter__ = __enter__
-        loader.__init__ = __init__
+
+def _note_loader(original: Any, subscribers: Subscribers) -> Any:
+    def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+        for seen in subscribers:
+            seen.has_loader = True
+        original(loader, *args, **kwargs)
+
+    return __init__
+
+
+def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
+    """For as long as this process lives."""
+    subscribe(Target(owner, name, reason, "ladder"), make, subscriber)

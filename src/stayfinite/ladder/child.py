@@ -1,58 +1,11 @@
-"""The process that runs the script once.
-
-Whatever happens, one JSON file with the answer is left in the folder of this run; a process that
-leaves none has crashed.
-"""
+"""The process that runs the script once."""
 
 from __future__ import annotations
 
 import json
-import os
-import random
-import sys
 from pathlib import Path
-from typing import Any
 
-__all__ = ["RESULT", "finish", "main", "prepare"]
-
-RESULT = "result.json"
-_SEED = 0
-_prepared: dict[str, Any] = {}
-
-
-def finish(folder: str, answer: dict[str, Any]) -> None:
-    """Leave the answer and end at once: nothing more of the script is to run."""
-    write_answer(folder, RESULT, answer)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def write_answer(folder: str, name: str, answer: dict[str, Any]) -> None:
-    """All of it or nothing, since somebody waits for it to appear."""
-    draft = os.path.join(folder, f".{name}.{os.getpid()}")
-    with open(draft, "w", encoding="utf-8") as f:
-        json.dump(answer, f)
-    os.replace(draft, os.path.join(folder, name))
-
-
-def prepare(spec: dict[str, Any]) -> dict[str, Any]:
-    """Files redirected, random numbers fixed, knobs turned. A forked process has it all already."""
-    if _prepared:
-        return _prepared
-    import torch
-
-    from ..sandbox import redirect_for_good
-    from .apply import Seen, turn_knobs
-
-    files = redirect_for_good(spec["folder"])
-    random.seed(_SEED)
-    torch.manual_seed(_SEED)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(_SEED)
-    turn_knobs(spec.get("knobs", {}))
-    _prepared.update(files=files, seen=Seen())
-    return _prepared
+__all__ = ["main"]
 
 
 def main(path: str) -> int:

@@ -17,11 +17,11 @@ from ..preflight.target_names import nearest_script, require_module
 from ..records import from_plain
 from .arguments import changed
 from .defaults import default_ladder
+from .messages import announced, no_input, no_survey, silent_end
 from .pool import Job, Pool, last_words
 from .records import PROCESSES, Change, LadderReport, Outcome, Survey
 from .resolve import Resolver, changed_file
 from .values import Try, parse_try
-from .words import announced, no_input, no_survey, silent_end
 
 __all__ = ["Plan", "Watcher", "climb"]
 
@@ -132,8 +132,6 @@ class _Climber:
         self._count = 0
         self._is_alone = False
 
-    # -- the script ------------------------------------------------------------------------------
-
     def survey(self, wanted: Sequence[Try]) -> Resolver:
         """What the script has, without training."""
         keys = [t.text for t in wanted if not t.space]
@@ -143,7 +141,7 @@ class _Climber:
         job = self._job((), {"mode": "survey", "wanted": keys}, "survey")
         Pool(1, min(self.plan.timeout_s, _SURVEY_S)).run([job])
         if job.answer is None:
-            raise UsageError(no_survey(self.plan, job))
+            raise UsageError(no_survey(self.plan.target, job))
         found = from_plain(Survey, job.answer)
         # They would share the device, or meet at the same port.
         self._is_alone = found.has_cuda or found.stopped_at == PROCESSES
@@ -206,7 +204,7 @@ class _Climber:
         if known is not None:
             self.notes.append(
                 f"the incident's step {known} is finite now, with nothing changed: it does not "
-                "fail again here, so no change can be told to help"
+                "fail again here, so no change can be said to help"
             )
         return self._report(control)
 
@@ -229,8 +227,6 @@ class _Climber:
             if c.is_idle
         }
         return tuple((idle | by_label)[c.label] for c in changes)
-
-    # -- sets ------------------------------------------------------------------------------------
 
     def _sets(self, rungs: Sequence[Outcome]) -> tuple[tuple[Change, ...], list[Outcome]]:
         """No single change does it: all together, then pairs, then as few as can be."""
@@ -269,8 +265,6 @@ class _Climber:
                 kept = fewer
         return kept, tried
 
-    # -- running ---------------------------------------------------------------------------------
-
     def _num_jobs(self) -> int:
         if self.plan.jobs is not None:
             return self.plan.jobs
@@ -280,7 +274,7 @@ class _Climber:
         jobs = [self._rung(changes) for changes in sets]
         found: dict[int, Outcome] = {}
 
-        def tell(job: Job, is_over: bool) -> None:
+        def on_news(job: Job, is_over: bool) -> None:
             if not is_over:
                 self.watcher.news(job)
                 return
@@ -290,7 +284,7 @@ class _Climber:
 
         self.watcher.begin(jobs, self.goal)
         try:
-            Pool(self._num_jobs(), self.plan.timeout_s).run(jobs, tell)
+            Pool(self._num_jobs(), self.plan.timeout_s).run(jobs, on_news)
         finally:
             self.watcher.end()
         return [found[i] for i in range(len(jobs))]

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import UsageError
 from .values import normal
 
-__all__ = ["SUFFIXES", "Entry", "edited", "entries", "find_entries", "load_config"]
+__all__ = ["SUFFIXES", "ConfigKey", "edited", "entries", "find_entries", "load_config"]
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py")
 MAX_BYTES = 1 << 20
@@ -32,7 +32,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ConfigKey:
     """One key of a config file."""
 
     file: str
@@ -44,7 +44,7 @@ class Entry:
         return ".".join(str(p) for p in self.path)
 
 
-def load_config(file: str) -> list[Entry]:
+def load_config(file: str) -> list[ConfigKey]:
     """All keys of a file; a file that cannot be read or parsed says why."""
     path = Path(file)
     if path.suffix.lower() not in SUFFIXES:
@@ -58,7 +58,7 @@ def load_config(file: str) -> list[Entry]:
     return entries(file, text)
 
 
-def entries(file: str, text: str) -> list[Entry]:
+def entries(file: str, text: str) -> list[ConfigKey]:
     """All keys of this text.
 
     >>> [(e.key, e.value) for e in entries("c.yaml", "optim: {lr: 1e-3}\\namp: true")]
@@ -68,11 +68,11 @@ def entries(file: str, text: str) -> list[Entry]:
     """
     if file.endswith(".py"):
         found = _python_keys(file, text)
-        return [Entry(file, p, _literal(node)) for p, node in found.items()]
-    return [Entry(file, p, v) for p, v in _walk(_parse(file, text), ())]
+        return [ConfigKey(file, p, _literal(node)) for p, node in found.items()]
+    return [ConfigKey(file, p, v) for p, v in _walk(_parse(file, text), ())]
 
 
-def find_entries(found: list[Entry], key: str) -> list[Entry]:
+def find_entries(found: list[ConfigKey], key: str) -> list[ConfigKey]:
     """The keys that are meant: those of exactly this dotted name, else those that end with it."""
     wanted = [normal(part) for part in key.split(".")]
     names = [[normal(str(p)) for p in e.path] for e in found]
@@ -104,9 +104,6 @@ def edited(file: str, text: str, path: KeyPath, value: Any) -> str:
         except UsageError:
             pass  # an anchor or a block that is more than its value
     return _anew(file, path, wanted)
-
-
-# -- reading ---------------------------------------------------------------------------------------
 
 
 def _parse(file: str, text: str) -> Any:
@@ -146,9 +143,6 @@ def _walk(tree: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in pairs:
         yield (*path, key), value
         yield from _walk(value, (*path, key))
-
-
-# -- writing ---------------------------------------------------------------------------------------
 
 
 def _put(tree: Any, path: KeyPath, value: Any) -> None:
@@ -212,9 +206,6 @@ def _toml_span(text: str, path: KeyPath) -> Span | None:
                 return (start, start + value.end())
         position += len(line)
     return None
-
-
-# -- Python ----------------------------------------------------------------------------------------
 
 
 def _python_keys(file: str, text: str) -> dict[KeyPath, ast.expr]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .child import RESULT
+from .answer import RESULT
 
 __all__ = ["Job", "Pool", "last_words"]
 
@@ -58,8 +58,8 @@ class Pool:
         self._timeout = timeout
         self._running: list[_Running] = []
 
-    def run(self, jobs: Sequence[Job], tell: Callable[[Job, bool], None] | None = None) -> None:
-        """Run them all to their end; `tell` hears of each again and again, at last that it is over."""
+    def run(self, jobs: Sequence[Job], on_news: Callable[[Job, bool], None] | None = None) -> None:
+        """Run them all to their end; `on_news` hears of each again and again, at last that it is over."""
         waiting = list(jobs)
         try:
             while waiting or self._running:
@@ -68,8 +68,8 @@ class Pool:
                 time.sleep(_POLL_S)
                 for running in list(self._running):
                     is_over = self._look(running)
-                    if tell is not None:
-                        tell(running.job, is_over)
+                    if on_news is not None:
+                        on_news(running.job, is_over)
                     if is_over:
                         self._running.remove(running)
         finally:

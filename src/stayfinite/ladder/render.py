@@ -56,8 +56,8 @@ def ended(outcome: Outcome, base: Outcome | None = None) -> str:
             return f"failed at step {outcome.step}: the same operator, line and cause"
         where = [w for w in (outcome.op, _place(outcome)) if w]
         cause = f" ({outcome.cause})" if outcome.cause else ""
-        told = ", ".join(where) or outcome.text
-        return f"failed at step {outcome.step}: {told}{cause}"
+        where_text = ", ".join(where) or outcome.text
+        return f"failed at step {outcome.step}: {where_text}{cause}"
     if outcome.status == "diverging":
         return f"diverging, still finite at step {outcome.step}: {outcome.text}"
     if outcome.status == "idle":

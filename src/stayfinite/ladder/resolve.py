@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UsageError
 from ..report.text import short_path
 from .arguments import find_flag
-from .configs import SUFFIXES, Entry, entries, find_entries, load_config
+from .configs import SUFFIXES, ConfigKey, entries, find_entries, load_config
 from .knobs import KNOBS, knob_value
 from .records import Change, Survey
 from .values import Try, normal, parse_value, resolved, shown
@@ -33,16 +33,16 @@ class Resolver:
     def __init__(self, survey: Survey, args: Sequence[str], config: str | None = None) -> None:
         self._survey = survey
         self._notes: list[str] = []
-        self.data: list[Entry] = []
+        self.data: list[ConfigKey] = []
         """Keys of YAML, JSON and TOML files."""
-        self.code: list[Entry] = []
+        self.code: list[ConfigKey] = []
         """Constants of the script's own Python files."""
         self._looked: list[str] = []
         if config is not None:
             found = load_config(config)
             self._looked.append(os.path.abspath(config))
             target = self.code if config.endswith(".py") else self.data
-            target += [Entry(os.path.abspath(config), e.path, e.value) for e in found]
+            target += [ConfigKey(os.path.abspath(config), e.path, e.value) for e in found]
             return
         for file in dict.fromkeys([*_named_files(args), *survey.files]):
             (self.code if file.endswith(".py") else self.data).extend(self._quietly(file))
@@ -50,7 +50,7 @@ class Resolver:
             if file not in self._looked:
                 self.code += self._quietly(file)
 
-    def _quietly(self, file: str) -> list[Entry]:
+    def _quietly(self, file: str) -> list[ConfigKey]:
         """A file that was only come across need not be a config."""
         self._looked.append(file)
         try:
@@ -111,7 +111,7 @@ class Resolver:
                 return config_change(wanted.text, found[0], resolved(wanted, found[0].value))
         return None
 
-    def _ambiguous(self, wanted: Try, found: list[Entry]) -> str:
+    def _ambiguous(self, wanted: Try, found: list[ConfigKey]) -> str:
         lines = [f"    {e.key} = {shown(e.value)}  ({short_path(e.file)})" for e in found]
         files = {e.file for e in found}
         hint = "the dotted key" if len(files) == 1 else "the dotted key, or the file with --config"
@@ -153,7 +153,7 @@ class Resolver:
         return list(dict.fromkeys([*flags, *(e.key for e in (*self.data, *self.code))]))
 
 
-def config_change(label: str, entry: Entry, value: Any) -> Change:
+def config_change(label: str, entry: ConfigKey, value: Any) -> Change:
     """The change of one key of a config file."""
     return Change(
         label=label,

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..runtime.script import ScriptRun
 from ..config import Settings
+from ..investigate.entry import investigate
 from ..records import Incident
 from ..recover.policy import Policy
 from ..report.text import headline, number
-from .child import finish, prepare, write_answer
+from ..runtime.script import ScriptRun
+from .answer import finish, prepare, write_answer
 
 __all__ = ["PROGRESS", "run_rung"]
 
@@ -40,7 +41,7 @@ class RungRun(ScriptRun):
         """Changed files that the script has not looked at yet."""
         self._prepared["files"].on_read = self._note_read
         self._goal: int | None = spec["goal"]
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._loss: float | None = None
         self._early: list[float] = []
         self._late: list[float] = []
@@ -48,9 +49,11 @@ class RungRun(ScriptRun):
         self._last_applied = -1
         is_sanitizing = "skip_bad_samples" in spec["knobs"]
         super().__init__(
-            settings=Settings(diagnose_seconds=spec["diagnose_seconds"]),
+            # This process is there for one run, and its files are redirected: a replay may do anything.
+            settings=Settings(diagnose_seconds=spec["diagnose_seconds"], replay="full"),
             policy=Policy.parse("sanitize" if is_sanitizing else "raise", on_spike="ignore"),
             run_dir=Path(spec["folder"]) / "run",
+            investigate=investigate,
             index=index,
         )
 
@@ -67,7 +70,7 @@ class RungRun(ScriptRun):
         super()._set_up(folder, name)
         assert self.folder is not None
         self.folder._say = _silent
-        journal = self.core.journal
+        journal = self.engine.journal
         if journal is not None:
             for method, is_applied in (("step", True), ("skipped", False)):
                 setattr(journal, method, self._counted(getattr(journal, method), is_applied))
@@ -86,8 +89,8 @@ class RungRun(ScriptRun):
             self._last_applied = self._step
             self._note_loss(float(row[2]) if row[2] is not None else math.nan)
         now = time.monotonic()
-        if now - self._told_at > _EVERY_S:
-            self._told_at = now
+        if now - self._reported_at > _EVERY_S:
+            self._reported_at = now
             progress = {"step": self._step, "loss": self._loss}
             write_answer(self._spec["folder"], PROGRESS, progress)
         goal = self._goal
@@ -99,7 +102,7 @@ class RungRun(ScriptRun):
             text = f"the GradScaler skips every step since step {self._last_applied}"
             self.answer("failed", text=text, cause="loss_scaling")
         else:
-            self.core.want_deep_check()  # finite gradients are not all: the state is looked at too
+            self.engine.want_deep_check()  # finite gradients are not all: the state is looked at too
 
     def _note_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -139,7 +142,7 @@ class RungRun(ScriptRun):
         )
 
     def answer(self, status: str, **more: Any) -> None:
-        """Tell how it ended, and end."""
+        """Leave how it ended, and end."""
         if self._unread:
             names = ", ".join(os.path.basename(f) for f in sorted(self._unread))
             status, more = "idle", {"text": f"the script never read {names}"}
@@ -157,7 +160,7 @@ class RungRun(ScriptRun):
 
 
 def _silent(incident: Incident) -> None:
-    """The ladder tells of all rungs together."""
+    """The ladder reports all rungs together."""
 
 
 def run_rung(spec: dict[str, Any]) -> int:

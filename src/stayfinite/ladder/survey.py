@@ -10,23 +10,24 @@ import argparse
 import contextlib
 import io
 import os
-import runpy
 import sys
 import sysconfig
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ..runtime.spawned import trains
 from ..errors import UsageError
+from ..patches.manager import Subscribers, Target, subscribe
 from ..records import to_plain
+from ..runtime.as_main import run_module_as_main, run_path_as_main
+from ..runtime.spawned import trains
+from .answer import finish, prepare
 from .arguments import changed, describe_parser, find_flag, typed_flags
-from .child import finish, prepare
 from .configs import SUFFIXES
 from .records import PROCESSES, Survey
 from .values import Try, parse_try, resolved, shown
@@ -61,21 +62,16 @@ class _Surveyor:
             self.files.append(path)
 
     def watch_parser(self) -> None:
-        original = argparse.ArgumentParser.parse_known_args
+        parser = argparse.ArgumentParser
+        _patch(parser, "parse_known_args", "the script's options are noted", _parse, self)
 
-        def parse_known_args(
-            parser: argparse.ArgumentParser, args: Any = None, namespace: Any = None
-        ) -> Any:
-            found = original(parser, args, namespace)
-            if args is None or list(args) == sys.argv[1:]:
-                self.has_parser = True
-                self.flags += describe_parser(parser, found[0])
-                self._ask(lambda words: original(parser, words))
-                if self.wanted and all(self._is_settled(t) for t in self.wanted):
-                    self.stop("arguments")
-            return found
-
-        argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore
+    def saw_parser(self, parser: Any, found: Any, parse: Callable[[list[str]], Any]) -> None:
+        """The script has parsed its own command line."""
+        self.has_parser = True
+        self.flags += describe_parser(parser, found)
+        self._ask(parse)
+        if self.wanted and all(self._is_settled(t) for t in self.wanted):
+            self.stop("arguments")
 
     def _is_settled(self, wanted: Try) -> bool:
         flag = find_flag(self.flags, wanted.key)
@@ -99,22 +95,52 @@ class _Surveyor:
                     self.complaints[wanted.text] = str(e)
 
     def watch_training(self) -> None:
-        def at(where: str) -> Any:
-            return lambda *args, **kwargs: self.stop(where)
+        for owner, name, where in _BEGINNINGS:
+            _patch(owner, name, "a training begins here", _stop, (self, where))
+        register_module_forward_pre_hook(lambda *args: self.stop("first forward"))
+        _patch(BaseProcess, "start", "a training may begin in a process", _start, self)
 
-        DataLoader.__iter__ = at("first batch")  # type: ignore[method-assign]
-        Tensor.backward = at("first backward")  # type: ignore[method-assign]
-        torch.autograd.backward = at("first backward")
-        Optimizer.zero_grad = at("first step")  # type: ignore[method-assign]
-        register_module_forward_pre_hook(at("first forward"))
-        start = BaseProcess.start
 
-        def start_or_stop(process: Any) -> None:
+_BEGINNINGS: tuple[tuple[Any, str, str], ...] = (
+    (DataLoader, "__iter__", "first batch"),
+    (torch.autograd, "backward", "first backward"),
+    (Optimizer, "zero_grad", "first step"),
+)
+
+
+def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
+    """For as long as this process lives."""
+    subscribe(Target(owner, name, reason, "ladder"), make, subscriber)
+
+
+def _parse(original: Any, subscribers: Subscribers) -> Any:
+    def parse_known_args(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+        found = original(parser, args, namespace)
+        if args is None or list(args) == sys.argv[1:]:
+            for surveyor in subscribers:
+                surveyor.saw_parser(parser, found[0], lambda words: original(parser, words))
+        return found
+
+    return parse_known_args
+
+
+def _stop(original: Any, subscribers: Subscribers) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for surveyor, where in subscribers:
+            surveyor.stop(where)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _start(original: Any, subscribers: Subscribers) -> Any:
+    def start(process: Any) -> None:
+        for surveyor in subscribers:
             if trains(process._target):
-                self.stop(PROCESSES)
-            start(process)
+                surveyor.stop(PROCESSES)
+        original(process)
 
-        BaseProcess.start = start_or_stop  # type: ignore[assignment]
+    return start
 
 
 def _value(wanted: Try, flag: dict[str, Any]) -> str:
@@ -147,13 +173,7 @@ def run_survey(spec: dict[str, Any]) -> int:
     prepare(spec)["files"].on_read = surveyor.note_file
     surveyor.watch_parser()
     surveyor.watch_training()
-    target = spec["target"]
-    sys.argv = [target, *spec["args"]]
-    if spec["is_module"]:
-        sys.path[0] = os.getcwd()
-        runpy.run_module(target, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = os.path.dirname(os.path.abspath(target))
-        runpy.run_path(target, run_name="__main__")
+    run = run_module_as_main if spec["is_module"] else run_path_as_main
+    run(spec["target"], spec["args"])
     surveyor.stop("end")
     return 0

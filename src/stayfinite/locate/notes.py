@@ -18,7 +18,7 @@ DISCARDS = {
     "aten.nan_to_num", "aten.gather", "aten.index_select", "aten.masked_scatter", "aten.isinf",
     "aten.isfinite", "aten.index_put", "aten.index_put_", "aten.copy_",
 }  # fmt: skip
-"""Operators that can leave a bad value out of their result because they were told to."""
+"""Operators that can leave a bad value out of their result because they were asked to."""
 
 
 @dataclass(frozen=True)

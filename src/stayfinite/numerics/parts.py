@@ -15,7 +15,7 @@ from ..errors import NonFiniteError, UsageError
 __all__ = ["PartTally", "finite_mean", "finite_sum", "listeners"]
 
 listeners: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Who is told (`on_bad_parts`) when a part was left out; the open guards are."""
+"""Who hears of it (`on_bad_parts`) when a part was left out; the open guards are."""
 
 Parts = Mapping[str, Tensor] | Sequence[Tensor]
 Weights = Mapping[str, float] | Sequence[float] | None

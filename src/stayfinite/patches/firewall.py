@@ -109,7 +109,7 @@ def _report(place: str, error: Exception) -> None:
     out = sys.stderr
     if out is not None:
         out.write(
-            f"stayfinite: {place} failed ({what}); this protection steps aside; "
+            f"stayfinite: {place} failed ({what}); this protection is off from now on; "
             "the training goes on\n"
         )
         out.flush()

@@ -29,10 +29,13 @@ _AROUND = (
 
 
 class LoaderListener(Protocol):
-    """Who is told of batches."""
+    """Who hears of batches."""
 
-    thread_id: int
-    firewall: Firewall
+    @property
+    def thread_id(self) -> int: ...
+
+    @property
+    def firewall(self) -> Firewall: ...
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for the next batch: what it did with the last one is over."""

@@ -33,16 +33,21 @@ __all__ = ["TrainingListener", "TrainingPatches"]
 
 _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
-_depth = threading.local()
+_depth: Any = threading.local()
 
 
 class TrainingListener(Protocol):
     """Who drives a loop. `on_…` that take a `call` make it, or do not."""
 
-    thread_id: int
-    """Calls of other threads are none of its business."""
-    is_replaying: bool
-    firewall: Firewall
+    @property
+    def thread_id(self) -> int:
+        """Calls of other threads are none of its business."""
+
+    @property
+    def is_replaying(self) -> bool: ...
+
+    @property
+    def firewall(self) -> Firewall: ...
 
     def before_backward(self, loss: Tensor) -> None: ...
 
@@ -118,7 +123,7 @@ class TrainingPatches:
 
     def _before_original(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         listener = self.listener
-        if _is_compiling() or getattr(_depth, "step", 0) or listener.thread_id != _ident():
+        if _is_compiling() or _depth_now() or listener.thread_id != _ident():
             return
         if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
             return
@@ -153,6 +158,10 @@ _LOSS = "the loss is looked at when its backward begins"
 _NORM = "the gradients' norm is taken over instead of being computed again"
 _STEP = "a step whose loss or gradients are not finite is not applied"
 _FIND = "an optimizer or scheduler is noted when it is made"
+
+
+def _depth_now() -> int:
+    return int(getattr(_depth, "step", 0))
 
 
 def _here(subscribers: Subscribers) -> list[TrainingPatches]:
@@ -227,7 +236,7 @@ def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
 
 def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
     def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or getattr(_depth, "step", 0):
+        if _is_compiling() or _depth_now():
             return original(optimizer, *args, **kwargs)
         me, mine = _ident(), None
         for each in subscribers:
@@ -273,7 +282,7 @@ def _special(
         if actual is not closure:
             given = (actual, *args[1:]) if args else args
             named = kwargs if args else {**kwargs, "closure": actual}
-        _depth.step = getattr(_depth, "step", 0) + 1
+        _depth.step = _depth_now() + 1
         try:
             return original(optimizer, *given, **named)
         finally:

@@ -64,7 +64,7 @@ def check_script(
     config_path: str = "",
     data_samples: int | None = None,
     progress: Callable[[str, str], None] | None = None,
-    tell: Callable[[int, int | None], None] | None = None,
+    on_samples: Callable[[int, int | None], None] | None = None,
 ) -> CheckReport:
     """Check a script as it is. Its output is muted and its files are held back."""
     start = time.perf_counter()
@@ -76,7 +76,7 @@ def check_script(
             "config": config, "config_path": config_path, "data_samples": data_samples,
             "num_first": _FIRST_STEPS,
         }  # fmt: skip
-        session = _Session(Path(folder), job, progress, tell)
+        session = _Session(Path(folder), job, progress, on_samples)
         notes = session.run()
         book = Book()
         read_groups(Path(folder), names, book)
@@ -93,7 +93,7 @@ class _Session:
     folder: Path
     job: dict[str, Any]
     progress: Callable[[str, str], None] | None
-    tell: Callable[[int, int | None], None] | None
+    on_samples: Callable[[int, int | None], None] | None
     reason: str = ""
     """Why the groups that are not done were left out."""
     num_starts: int = 0
@@ -154,8 +154,6 @@ class _Session:
 
     def _has_begun(self) -> bool:
         return self._num_answers() > 0
-
-    # -- one process -------------------------------------------------------------------------------
 
     def _start(self) -> dict[str, Any]:
         self.num_starts += 1
@@ -223,8 +221,8 @@ class _Session:
     def _show(self, now: dict[str, Any]) -> None:
         if self.progress is not None and now:
             self.progress(now["group"], now["probe"])
-        if self.tell is not None and now.get("share"):
-            self.tell(*now["share"])
+        if self.on_samples is not None and now.get("share"):
+            self.on_samples(*now["share"])
 
     def _died(self, code: int, is_hung: bool) -> dict[str, Any]:
         """It left no outcome: the probe that was running is to blame."""
@@ -242,8 +240,6 @@ class _Session:
         text = (self.folder / "output.txt").read_text(errors="replace").strip()
         lines = text.splitlines()[-3:]
         return "\n  its last words: " + "\n    ".join(lines) if lines else ""
-
-    # -- words -------------------------------------------------------------------------------------
 
     def _ended_early(self, outcome: dict[str, Any]) -> str:
         label = self.job["label"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..patches.manager import Subscribers, Target, subscribe
 from ..runtime.spawned import trains
 from ..sandbox import redirect_for_good
 
@@ -48,7 +49,7 @@ def as_one_rank(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def needs_launcher(error: str, environ: Mapping[str, str]) -> bool:
-    """Whether a script raised this because nobody has told it its rank.
+    """Whether a script raised this because nobody has given it a rank.
 
     >>> needs_launcher("KeyError: 'LOCAL_RANK'", {})
     True
@@ -58,9 +59,6 @@ def needs_launcher(error: str, environ: Mapping[str, str]) -> bool:
     found = _MISSING.search(error)
     name = (found[1] or found[2]) if found else ""
     return name in _NEEDED and name not in environ
-
-
-# -- processes that the script starts -----------------------------------------------------------------
 
 
 class Elsewhere(BaseException):
@@ -76,13 +74,23 @@ class _Kept:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _parent != os.getppid():  # a forked one has it already
             redirect_for_good(self.folder)
-        torch.autograd.backward = self._leave
+        _patch(torch.autograd, "backward", "a training begins here", _leave, self)
         return self.target(*args, **kwargs)
 
-    def _leave(self, *args: Any, **kwargs: Any) -> None:
+    def leave(self) -> None:
+        """It trains: that is all there is to know of it."""
         note = {"function": getattr(self.target, "__name__", "a function")}
         Path(self.folder, ELSEWHERE).write_text(json.dumps(note), encoding="utf-8")
         os._exit(1)
+
+
+def _leave(original: Any, subscribers: Subscribers) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        for kept in subscribers:
+            kept.leave()
+        return original(*args, **kwargs)
+
+    return backward
 
 
 _parent = 0
@@ -96,26 +104,33 @@ def keep_children(folder: str) -> None:
     """
     global _parent
     _parent = os.getpid()
-    start = BaseProcess.start
+    _patch(BaseProcess, "start", "a training in another process is found", _start, folder)
+    _patch(torch.multiprocessing, "spawn", "a single process is run here", _spawn, folder)
 
-    def start_kept(process: Any) -> None:
+
+def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
+    """For as long as this process lives."""
+    subscribe(Target(owner, name, reason, "check"), make, subscriber)
+
+
+def _start(original: Any, subscribers: Subscribers) -> Any:
+    def start(process: Any) -> None:
         target = process._target
         if getattr(target, "__module__", "") == _LAUNCHER:
             raise Elsewhere(getattr(process._args[0], "__name__", "a function"))
-        if trains(target):
-            process._target = _Kept(target, folder)
-        start(process)
+        for folder in subscribers:
+            if trains(target):
+                process._target = _Kept(target, folder)
+        original(process)
 
-    BaseProcess.start = start_kept  # type: ignore[assignment]
-    launcher: Any = torch.multiprocessing
-    launcher.spawn = _in_place(launcher.spawn)
+    return start
 
 
-def _in_place(spawn: Any) -> Any:
-    def spawn_or_call(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **more: Any) -> Any:
+def _spawn(original: Any, subscribers: Subscribers) -> Any:
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *others: Any, **more: Any) -> Any:
         if nprocs == 1:
             fn(0, *args)
             return None
-        return spawn(fn, args, nprocs, *others, **more)
+        return original(fn, args, nprocs, *others, **more)
 
-    return spawn_or_call
+    return spawn

@@ -6,27 +6,29 @@ whenever the loop asks for a batch it is handed the batch of a probe.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..investigate.tracing import eager_stance
+from ..runtime.discover import find_models
 from ..runtime.rows import num_rows
-from ..conductor.script import find_models, variable_name
 from ..runtime.state import TrainState
-from .capture_patches import Listener
-from .capture_turn import NOTHING, Turn, criteria, first, heads, is_in
+from .capture_checks import OwnChecks
+from .capture_watch import LoopWatch, criteria, is_in
 from .layers_leaves import user_variables
 from .probes import Probe, Seen, Step, Subject
-from .runner import Attempt, Bench, loss_nodes, step_schedule
+from .runner import Attempt, Bench, step_schedule
 from .runner_build import model_device
 from .runner_casts import autocast_off
 
-__all__ = ["Captor", "Finished"]
+__all__ = ["Captor", "Finished", "KeptBatches"]
 
 Conducted = Generator[Probe, Seen, None]
 
@@ -35,40 +37,52 @@ class Finished(BaseException):
     """Everything is known: the script may end. No `except Exception` of the script stops it."""
 
 
-class Captor(Listener):
-    """The listener of the wires: watches first, then hands out probes."""
+class KeptBatches(BaseException):
+    """The loop goes on with batches that it has kept, so none can be handed to it any more."""
+
+
+class Captor:
+    """Watches the loop first, then hands it probes."""
 
     def __init__(self, num_first: int, begin: Callable[[Subject], Conducted]) -> None:
         self.state = TrainState()
         self.bench = Bench(self.state)
-        self.steps: list[Step] = []
+        self.watch = LoopWatch(self.state)
         self.subject: Subject | None = None
         self.clip_norm: float | None = None
         self.dtypes: set[torch.dtype] = set()
         self.attempt: Attempt | None = None
-        self.num_batches = self.num_backward = 0
+        self.num_backward = self.num_optimizers = 0
         self.thread = 0
         """The thread that trains."""
+        self.on_loaderless: Callable[[], None] = lambda: None
+        """Called once, when the loop turns out to take its batches from no loader."""
         self._num_first = num_first
         self._begin = begin
         self._conducted: Conducted | None = None
         self._is_busy = False
-        self._turn = Turn()
-        self._aside: list[tuple[Any, Any]] = []
-        self._owners: list[Any] = []
-        self._batches: list[Any] = []
-        self._loss_ops: tuple[str, ...] = ()
-        self._to_serve: deque[tuple[Any, Any]] = deque()
-        self._per_turn = 1
-        self._lag = 0
-        self._repeats = 0
-        self._raw: tuple[Any, Tensor, Tensor] | None = None
-        self._num_known = 0
+        self._loaders: list[Any] = []
+        """Held, since an iterator does not hold its loader."""
+        self._num_drawn: dict[int, int] = {}
+        """Batches of each loader's present epoch."""
         self._asked: Any = None
         """The loader that was asked last."""
-        self._is_free = False
+        self._to_serve: deque[tuple[Any, Any]] = deque()
+        self._repeats = 0
+        self._raw: tuple[Any, Tensor, Tensor] | None = None
+        self._known: tuple[int, ...] = ()
+        self._in_backward = False
+        self._is_loaderless = False
         self._call: Any = None
-        self._hooks: list[Any] = []
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.watch.steps
+
+    @property
+    def moves(self) -> bool:
+        """Whether the step that is running is applied."""
+        return self.attempt is None or self.attempt.probe.apply
 
     def start_where_it_stands(self) -> Conducted | None:
         """The script is over before its time: what can be said without another step of it."""
@@ -78,108 +92,86 @@ class Captor(Listener):
             return None
         self._is_busy = True
         self.bench.reset()
-        if not self._owners:
-            self._owners = [o for o, _ in self._turn.items] or [self._asked]
-            self._batches += [i for _, i in self._turn.items[:1]]
+        if not self.watch.loaders:
+            items = self.watch.iteration.items
+            self.watch.loaders = [loader for loader, _ in items] or [self._asked]
+            self.watch.batches += [batch for _, batch in items[:1]]
         self.subject = self._make_subject()
         return self._begin(self.subject)
 
     def note_end(self) -> None:
         """The script is through: its last step was one, though nobody asked for another batch."""
-        if self._conducted is None and self._turn.num_steps and self._turn.items:
-            self._close()
+        if self._conducted is None and self.watch.iteration.num_steps:
+            self.watch.close()
 
-    # -- batches -----------------------------------------------------------------------------------
+    def on_iterator(self, loader: Any) -> None:
+        """An epoch over this loader begins."""
+        if not is_in(loader, self._loaders):
+            self._loaders.append(loader)
+        self._num_drawn[id(loader)] = 0
 
-    def stream(self, owner: Any, inner: Iterator[Any]) -> Iterator[Any]:
-        """The loader's batches while watching, those of the probes afterwards."""
+    def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
+        """The loader's batch while watching, that of a probe afterwards."""
         if self._is_busy:
-            yield from inner
-            return
-        num_served = 0
-        while True:
-            if self._conducted is None:
-                self._settle(owner)
-            if self._conducted is not None and is_in(owner, self._owners):
-                yield self._next_probe(owner)
-                continue
-            if self._conducted is not None and num_served:
-                return  # validation and the like: one batch is enough for the body to go on
-            self._asked = owner
-            item = next(inner, NOTHING)
-            if item is NOTHING:
-                return
-            self._register(owner, item)
-            num_served += 1
-            if self._conducted is None and self._num_first == 0 and self.state.roots:
-                self._owners = [owner]
-                self._batches = [item]
-                self._start()
-                yield self._next_probe(owner)
-                continue
-            yield item
-
-    def _register(self, owner: Any, item: Any) -> None:
+            return draw()
+        if self._conducted is None:
+            self._settle(loader)
         if self._conducted is not None:
-            return
+            if is_in(loader, self.watch.loaders):
+                return self._next_probe(loader)
+            if self._num_drawn.get(id(loader)):
+                raise StopIteration  # validation and the like: one batch lets the body go on
+        self._asked = loader
+        batch = draw()
+        self._num_drawn[id(loader)] = self._num_drawn.get(id(loader), 0) + 1
+        if self._conducted is not None:
+            return batch
         self._find_models()
-        self.num_batches += 1
-        turn = self._turn
-        if turn.num_steps and not is_in(owner, [o for o, _ in turn.items]):
-            self._aside = [(o, i) for o, i in self._aside if o is not owner] + [(owner, item)]
-            return
-        if not turn.num_backward:
-            turn.items = [(o, i) for o, i in turn.items if o is not owner]
-        turn.items.append((owner, item))
-        turn.num_serves += 1
+        self.watch.drew(loader, batch)
+        if self._num_first == 0 and self.state.roots:
+            self.watch.loaders, self.watch.batches = [loader], [batch]
+            self._start()
+            return self._next_probe(loader)
+        return batch
 
-    def _find_models(self) -> None:
-        """Looked for whenever an optimizer has turned up since the last look."""
-        if len(self.state.optimizers) == self._num_known and self.bench.has_baseline:
+    def on_loader_end(self, loader: Any) -> None:
+        if self._conducted is None and not self._is_busy:
+            self.watch.loader_ended(loader, self._num_drawn.get(id(loader), 0))
+
+    def _settle(self, loader: Any) -> None:
+        """Before each batch: is a step over, and have enough been seen?"""
+        self.watch.asks(loader)
+        self._take_late_baseline()
+        if len(self.steps) >= self._num_first > 0 and is_in(loader, self.watch.loaders):
+            self._start()
+
+    def _find_models(self, is_training: bool = True) -> None:
+        """Looked for whenever an optimizer has turned up since the last look; what the script does
+        to them before it trains (loads weights, makes a schedule) is part of where it starts."""
+        now = (self.state.generation, *(id(o) for o in self.state.optimizers))
+        if now == self._known and self.bench.has_baseline:
             return
-        self._num_known = len(self.state.optimizers)
-        models = find_models(self.state.optimizers)
-        self.state.roots.clear()
-        if len(models) == 1:
-            self.state.add_root(models[0], "")
-        else:
-            for i, model in enumerate(models):
-                self.state.add_root(model, variable_name(model) or f"{type(model).__name__}{i}")
-        params = [p for m in models for p in m.parameters()]
-        if not models or any(torch.nn.parameter.is_lazy(p) for p in params):
+        found = find_models(self.state.optimizers, sys._getframe(1))
+        if not found:
             return
-        self.bench.device = model_device(models[0])
+        self._known = now if is_training else ()
+        self.state.clear_roots()
+        for i, (name, model) in enumerate(found):
+            own = name if name and name != "self" else f"{type(model).__name__}{i}"
+            self.state.add_root(model, "" if len(found) == 1 else own)
+        is_lazy = any(torch.nn.parameter.is_lazy(p) for _, m in found for p in m.parameters())
+        if is_lazy or not is_training:
+            return
+        self.bench.device = model_device(found[0][1])
         if not self.steps:
             self.bench.take_baseline()
             self.state.note_initial()
 
-    def _settle(self, owner: Any) -> None:
-        """Before each batch: is a step over, and have enough been seen?"""
-        turn = self._turn
-        if turn.num_steps and is_in(owner, [o for o, _ in turn.items]):
-            self._close()
-        if len(self.steps) >= self._num_first > 0 and is_in(owner, self._owners):
-            self._start()
-
-    def _close(self) -> None:
-        """One real step is over."""
-        turn, self._turn = self._turn, Turn()
-        self._turn.items, self._aside = [], []
-        self._owners = [o for i, (o, _) in enumerate(turn.items) if not is_in(o, heads(turn, i))]
-        per_turn = max(sum(o is self._owners[0] for o, _ in turn.items), 1)
-        if not self.steps:
-            self._lag = max(turn.num_serves // max(len(self._owners), 1) - per_turn, 0)
-        self._per_turn = per_turn
-        parts = [next(i for o, i in turn.items if o is owner) for owner in self._owners]
-        self._batches.append(parts[0] if len(parts) == 1 else tuple(parts))
-        loss = float(turn.losses[-1]) if turn.losses else None
-        norm = float(turn.norm) if turn.norm is not None else None
-        self.steps.append(Step(loss, norm, self.state.lrs(), per_turn))
-        if not self.bench.has_baseline:  # lazy layers have their sizes only now
+    def _take_late_baseline(self) -> None:
+        """Lazy layers have their sizes only after the first step."""
+        if self.steps and not self.bench.has_baseline:
             self._find_models()
             self.bench.take_baseline()
-
-    # -- probes ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Enough has been seen: back to before the first step, and on to the groups."""
@@ -190,22 +182,23 @@ class Captor(Listener):
 
     def _make_subject(self) -> Subject:
         half = next((str(d).removeprefix("torch.") for d in self.dtypes), None)
+        watch = self.watch
+        rows = num_rows(watch.batches[0]) if watch.batches else None
         return Subject(
             models=dict(self.state.roots),
             optimizers=list(self.state.optimizers),
             schedulers=list(self.state.schedulers),
             scalers=list(self.state.scalers),
-            criteria=criteria(),
+            criteria=criteria(sys._getframe(1)),
             clip_norm=self.clip_norm,
             autocast_dtype=half,
-            batches=list(self._batches),
-            loaders=list(self._owners),
-            steps=list(self.steps),
-            loss_ops=self._loss_ops,
-            batch_size=num_rows(first(self._batches))
-            or getattr(first(self._owners), "batch_size", None),
+            batches=list(watch.batches),
+            loaders=list(watch.loaders),
+            steps=list(watch.steps),
+            loss_ops=watch.loss_ops,
+            batch_size=rows or getattr(next(iter(watch.loaders), None), "batch_size", None),
             device=self.bench.device,
-            vehicle="call" if self._is_free else "loader",
+            vehicle="call" if self._is_loaderless else "loader",
             roots=user_variables(),
         )
 
@@ -219,25 +212,25 @@ class Captor(Listener):
         finally:
             self._is_busy = False
         self._probe = probe
-        self._repeats = self._lag
+        self._repeats = self.watch.lag
         self._set_out()
 
     def _set_out(self) -> None:
-        self.attempt = self.bench.begin(self._probe)
-        batch = self._probe.batch
-        parts = [batch] if len(self._owners) == 1 else list(batch)
+        # Eager: for each probe's shapes and modes a compiled model would be compiled again.
+        self.attempt = self.bench.begin(self._probe, eager_stance(), OwnChecks(self.on_own_check))
         self._to_serve.clear()
-        if not self._is_free:
-            pairs = list(zip(self._owners, parts))
-            self._to_serve.extend(pair for _ in range(self._per_turn) for pair in pairs)
+        if not self._is_loaderless:
+            loaders, batch = self.watch.loaders, self._probe.batch
+            pairs = list(zip(loaders, [batch] if len(loaders) == 1 else batch))
+            self._to_serve.extend(pair for _ in range(self.watch.per_step) for pair in pairs)
 
-    def _next_probe(self, owner: Any) -> Any:
+    def _next_probe(self, loader: Any) -> Any:
         for pair in self._to_serve:
-            if pair[0] is owner:
+            if pair[0] is loader:
                 self._to_serve.remove(pair)
                 return pair[1]
         self._end_attempt()
-        return self._next_probe(owner)
+        return self._next_probe(loader)
 
     def _end_attempt(self) -> None:
         attempt, self.attempt = self.attempt, None
@@ -267,9 +260,17 @@ class Captor(Listener):
         attempt.raised(error, where)
         return attempt.finish()
 
-    # -- what the wires tell -----------------------------------------------------------------------
-
     def on_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+        """A backward, unless it is part of one (checkpointed layers run theirs inside)."""
+        if self._in_backward or self._is_busy:
+            return call()
+        self._in_backward = True
+        try:
+            return self._backward(loss, call)
+        finally:
+            self._in_backward = False
+
+    def _backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         self.thread = threading.get_ident()
         self.num_backward += 1
         raw, scale = loss, 1.0
@@ -279,7 +280,9 @@ class Captor(Listener):
         if attempt is not None:
             attempt.saw_loss(raw, scale)
         elif self._conducted is None:
-            self._note_backward(raw)
+            self._find_models()
+            self.watch.saw_backward(raw)
+            self._take_late_baseline()
         with autocast_off(self.bench.device):
             result = call()
         if attempt is not None:
@@ -287,38 +290,27 @@ class Captor(Listener):
                 scale = attempt.probe.scale
             attempt.saw_gradients(scale)
         elif self._conducted is None:
-            self._note_gradients(scale)
+            self.watch.saw_gradients(scale)
         return result
 
-    def _note_backward(self, loss: Tensor) -> None:
-        self._find_models()
-        if self._aside:  # another loader's batch turns out to be trained on
-            aside = self._aside
-            if self._turn.num_steps:
-                self._close()
-            self._turn.items = aside
-            self._turn.num_serves = len(aside)
-            self._aside = []
-        self._loss_ops = self._loss_ops or loss_nodes(loss)
-        self._turn.num_backward += 1
-        if loss.numel() == 1:
-            self._turn.losses.append(loss.detach())
-
-    def _note_gradients(self, scale: float) -> None:
-        dense = [g for _, g in self.state.grads() if g.layout == torch.strided]
-        if dense:
-            self._turn.norm = torch.nn.utils.get_total_norm(dense) / scale
-
     def on_optimizer(self, optimizer: Optimizer) -> None:
+        if self._is_busy:
+            return  # a copy that a group has made
+        self.num_optimizers += 1
         self.state.add_optimizer(optimizer)
+        if not self.steps and self._conducted is None:
+            self._find_models(is_training=False)
 
     def on_optimizer_step(
         self, optimizer: Optimizer, closure: Any, call: Callable[[Any], Any]
     ) -> Any:
+        """A step as the loop makes it; of a probe that is not applied, only its gradients."""
+        if self._is_busy:
+            return call(closure)
         self.state.add_optimizer(optimizer)
         attempt = self.attempt
         if attempt is None:
-            self._turn.num_steps += 1
+            self.watch.iteration.num_steps += 1
             result = call(closure)
         elif attempt.probe.apply:
             attempt.saw_step(optimizer)
@@ -331,68 +323,57 @@ class Captor(Listener):
             attempt.saw_step(optimizer)
             optimizer._opt_called = True  # type: ignore[attr-defined]
             result = None
-        if not self._owners and not self._turn.items:
-            self._free_step()
+        if self._conducted is None and self.watch.has_kept_batches:
+            raise KeptBatches
+        if self.watch.is_loaderless:
+            self._loaderless_step()
         return result
 
-    def on_clip(self, norm: Tensor) -> None: ...
-
     def on_scheduler(self, scheduler: Any) -> None:
-        self.state.add_scheduler(scheduler)
+        if not self._is_busy:
+            self.state.add_scheduler(scheduler)
 
     def on_scheduler_step(self, scheduler: Any, call: Callable[[], Any]) -> Any:
         self.on_scheduler(scheduler)
         if self.attempt is None:
             return call()
-        return step_schedule(call) if self._moves else None
-
-    def on_average(self, call: Callable[[], Any]) -> Any:
-        return call() if self._moves else None
-
-    @property
-    def _moves(self) -> bool:
-        return self.attempt is None or self.attempt.probe.apply
+        return step_schedule(call) if self.moves else None
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self.state.add_scaler(scaler)
         self._raw = (scaler, raw, scaled) if scaler.is_enabled() else None
 
-    def on_scaler_step(self, scaler: Any, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
+    def before_scaler_step(self) -> None:
         if self.attempt is None:
-            self._turn.num_steps += 1  # also where the scaler leaves the step out
-        return call()
+            self.watch.iteration.num_steps += 1  # also where the scaler leaves the step out
 
     def on_own_check(self, value: Tensor) -> None:
-        """The loop looks at a number itself, and gives up before the backward."""
-        if not value.requires_grad or self.attempt is None:
+        """The loop looks at a bad number itself, and may give up before the backward."""
+        if self.attempt is None or self._in_backward or not value.requires_grad:
             return
-        if self.attempt.seen.loss is None and not bool(torch.isfinite(value.detach()).all()):
+        if self.attempt.seen.loss is None:
             self.attempt.saw_loss(value)
 
-    # -- loops without a loader --------------------------------------------------------------------
-
-    def _free_step(self) -> None:
+    def _loaderless_step(self) -> None:
         """No batch was handed out: the model's own arguments are what a probe can change."""
-        self._is_free = True
+        if not self._is_loaderless:
+            self._is_loaderless = True
+            self.on_loaderless()
         if self.attempt is not None:
             self._end_attempt()
             return
-        if self._call is not None:
-            self._batches.append(self._call)
-        turn, self._turn = self._turn, Turn()
-        loss = float(turn.losses[-1]) if turn.losses else None
-        norm = float(turn.norm) if turn.norm is not None else None
-        self.steps.append(Step(loss, norm, self.state.lrs()))
-        if not self._hooks and len(self.state.roots) == 1:
-            root = next(iter(self.state.roots.values()))
-            self._hooks = [root.register_forward_pre_hook(self._on_call, with_kwargs=True)]
-        has_enough = len(self.steps) > self._num_first and self._batches
+        self.watch.close_loaderless(self._call)
+        has_enough = len(self.steps) > self._num_first and self.watch.batches
         if has_enough and len(self.state.optimizers) == 1:
             self._start()
 
-    def _on_call(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self.attempt is None:
-            if torch.is_grad_enabled() and self._conducted is None:
-                self._call = (args, kwargs)
-            return None
-        return self.attempt.probe.batch if torch.is_grad_enabled() else None
+    def on_model_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """What the model of a loop without a loader is called with: its own, or a probe's."""
+        roots = list(self.state.roots.values())
+        if len(roots) != 1 or getattr(module, "_orig_mod", module) is not roots[0]:
+            return args, kwargs
+        if self.attempt is not None:
+            args, kwargs = self.attempt.probe.batch
+        elif self._conducted is None:
+            self._call = (args, kwargs)
+        return args, kwargs

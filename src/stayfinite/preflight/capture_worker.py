@@ -11,24 +11,22 @@ import json
 import os
 import pickle
 import random
-import runpy
 import shutil
 import sys
 import threading
 import time
-import types
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad
 
-from .capture_patches import Wires
 from ..records import from_plain, to_plain
+from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..sandbox import redirect_for_good
 from .capture_launch import Elsewhere, keep_children
-from .capture_loop import Captor, Finished
+from .capture_loop import Captor, Finished, KeptBatches
+from .capture_patches import CapturePatches
 from .probes import Probe, Seen, Subject
 from .records import Finding, SkippedGroup
 from .runner_build import error_place
@@ -113,18 +111,18 @@ def main(folder: Path) -> None:
         return conduct(subject, load_groups(job["groups"]), ledger)
 
     captor = Captor(job["num_first"], begin)
-    is_told = False
+    has_reported = False
 
-    def tell(outcome: dict[str, Any]) -> None:
-        nonlocal is_told
-        if not is_told:
-            is_told = True
+    def report(outcome: dict[str, Any]) -> None:
+        nonlocal has_reported
+        if not has_reported:
+            has_reported = True
             _write_outcome(folder, _completed(outcome, job, captor, ledger))
 
     def hook(args: Any) -> None:
         """A script may train in a thread: what ends that ends the script."""
         if captor.thread == threading.get_ident():
-            tell(_judged(args.exc_value, captor, ledger))
+            report(_judged(args.exc_value, captor, ledger))
         threading.__excepthook__(args)
 
     threading.excepthook = hook
@@ -132,19 +130,21 @@ def main(folder: Path) -> None:
     keep_children(str(folder))
     _soften_exit()
     _seed(job["seed"])
-    with noting_autocast(captor.dtypes), _noting_clip(captor):
-        wires = Wires(captor, with_loaders=True)
+    with noting_autocast(captor.dtypes), contextlib.closing(CapturePatches(captor)):
         try:
-            outcome = _outcome(job, captor, ledger)
-        finally:
-            wires.close()
-    tell(outcome)
+            _run(job)
+        except BaseException as e:
+            # What the script made lives on as long as its exception.
+            report(_judged(e, captor, ledger))
+        else:
+            _note(ledger, captor.ended())
+            report({"kind": "ended", "code": 0})
 
 
 def _completed(
     outcome: dict[str, Any], job: Job, captor: Captor, ledger: FolderLedger
 ) -> dict[str, Any]:
-    """With what the parent tells the user about it."""
+    """With what the parent says to the user about it."""
     if outcome["kind"] == "ended":
         captor.note_end()
     if outcome["kind"] == "raised":
@@ -152,10 +152,10 @@ def _completed(
     return {
         **outcome,
         "num_steps": len(captor.steps),
-        "num_batches": captor.num_batches,
+        "num_batches": captor.watch.num_batches,
         "num_probes": captor.bench.num_done,
         "num_backward": captor.num_backward,
-        "num_optimizers": len(captor.state.optimizers),
+        "num_optimizers": captor.num_optimizers,
         "vehicle": captor.subject.vehicle if captor.subject is not None else "",
         "first_loss": captor.steps[0].loss if captor.steps else None,
     }
@@ -194,23 +194,15 @@ def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
     subject.source, subject.seed = job["label"], job["seed"]
     subject.num_steps, subject.data_samples = job["steps"], job["data_samples"]
     subject.config, subject.config_path = job["config"], job["config_path"]
-    subject.tell = lambda done, total: ledger.say("data", "", share=[done, total])
-
-
-def _outcome(job: Job, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
-    """How the script ended."""
-    try:
-        _run(job)
-    except BaseException as e:
-        return _judged(e, captor, ledger)
-    _note(ledger, captor.ended())
-    return {"kind": "ended", "code": 0}
+    subject.on_samples = lambda done, total: ledger.say("data", "", share=[done, total])
 
 
 def _judged(error: BaseException | None, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
     """What it means that the script ended with this."""
     if isinstance(error, Finished):
         return {"kind": "finished"}
+    if isinstance(error, KeptBatches):
+        return {"kind": "ended", "code": 0}
     if isinstance(error, Elsewhere):
         return {"kind": "elsewhere", "function": str(error)}
     if isinstance(error, SystemExit):
@@ -237,19 +229,8 @@ def _note(ledger: FolderLedger, seen: Seen | None) -> bool:
 
 
 def _run(job: Job) -> None:
-    name, args = job["name"], job["args"]
-    sys.argv = [name, *args]
-    if job["is_module"]:
-        sys.path[0] = os.getcwd()
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-        return
-    sys.path[0] = os.path.dirname(os.path.abspath(name))
-    source = Path(name).read_bytes()
-    script = types.ModuleType("__main__")
-    script.__file__ = name
-    script.__dict__["__builtins__"] = __builtins__
-    sys.modules["__main__"] = script
-    exec(compile(source, name, "exec"), script.__dict__)
+    run = run_module_as_main if job["is_module"] else run_path_as_main
+    run(job["name"], job["args"])
 
 
 def _without_steps(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict[str, Any]) -> None:
@@ -257,7 +238,7 @@ def _without_steps(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict
     if captor.start_where_it_stands() is None or captor.subject is None:
         return
     error, where = outcome["error"], outcome["where"]
-    step = len(captor.steps) if captor.num_batches or captor.num_backward else None
+    step = len(captor.steps) if captor.watch.num_batches or captor.num_backward else None
     skipped: list[SkippedGroup] = []
     names = without_steps(tuple(job["groups"]), skipped, error, step)
     drive(conduct(captor.subject, load_groups(names), ledger), _refuse)
@@ -278,25 +259,8 @@ def _seed(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed)
 
 
-@contextlib.contextmanager
-def _noting_clip(captor: Captor) -> Iterator[None]:
-    """To what norm does the loop clip?"""
-    original = clip_grad.clip_grad_norm_
-
-    def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(TypeError, ValueError):
-            captor.clip_norm = float(max_norm)
-        return clip_grad_norm_.__wrapped__(parameters, max_norm, *args, **kwargs)  # type: ignore[attr-defined]
-
-    clip_grad_norm_.__wrapped__ = original  # type: ignore[attr-defined]
-    clip_grad.clip_grad_norm_ = clip_grad_norm_
-    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
-    try:
-        yield
-    finally:
-        clip_grad.clip_grad_norm_ = original
-        torch.nn.utils.clip_grad_norm_ = original
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    # By its own name: what is called __main__ is taken for the script.
+    from stayfinite.preflight.capture_worker import main as run_worker
+
+    run_worker(Path(sys.argv[1]))

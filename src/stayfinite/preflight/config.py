@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import warnings
 from collections.abc import Iterable
@@ -63,12 +62,12 @@ def _by_rules(readings: Iterable[Reading], tags: frozenset[str]) -> list[Finding
             )
         )
     bad = {f.check for f in problems}
-    passes = [
+    passed_rules = [
         passed(_GROUP, f"config/{name}", _listed(readings))
         for name, readings in fine.items()
         if name and f"config/{name}" not in bad
     ]
-    return _grouped(problems) + passes
+    return _grouped(problems) + passed_rules
 
 
 def _grouped(problems: list[Finding]) -> list[Finding]:
@@ -96,27 +95,24 @@ def _listed(readings: list[Reading]) -> str:
     return ", ".join(shown) + more
 
 
-# -- the file against the objects -------------------------------------------------------------------
-
-
 def _differences(mine: list[Reading], written: list[Reading]) -> list[Finding]:
     """A figure in the file that nobody uses."""
     found: list[Finding] = []
     for quantity in _COMPARED:
         used = [r for r in mine if r.quantity == quantity]
-        told = [r for r in written if r.quantity == quantity]
-        if not used or not told or any(_agrees(a, b) for a in told for b in used):
+        in_file = [r for r in written if r.quantity == quantity]
+        if not used or not in_file or any(_agrees(a, b) for a in in_file for b in used):
             continue
         found.append(
             warned(
                 _GROUP,
                 "config/differs",
-                f"{told[0].value:g} in the file; {used[0].subject} is {used[0].value:g}",
+                f"{in_file[0].value:g} in the file; {used[0].subject} is {used[0].value:g}",
                 "find out which one is meant: an argument, a default or a restored checkpoint may "
                 "override the file",
-                subject=told[0].subject,
+                subject=in_file[0].subject,
                 weight=7 if quantity == "lr" else 3,
-                data={"quantity": quantity, "file": told[0].value, "used": used[0].value},
+                data={"quantity": quantity, "file": in_file[0].value, "used": used[0].value},
             )
         )
     if found or not any(r.quantity in _COMPARED for r in written) or not mine:
@@ -124,12 +120,12 @@ def _differences(mine: list[Reading], written: list[Reading]) -> list[Finding]:
     return [passed(_GROUP, "config/differs", "the file says what the training holds")]
 
 
-def _agrees(told: Reading, used: Reading) -> bool:
-    if math.isclose(told.value, used.value, rel_tol=1e-6):
+def _agrees(in_file: Reading, used: Reading) -> bool:
+    if math.isclose(in_file.value, used.value, rel_tol=1e-6):
         return True
     # The file may state the batch of all devices, or of all accumulated steps, together.
-    is_multiple = used.value and (told.value / used.value) == int(told.value / used.value)
-    return told.quantity == "batch_size" and bool(is_multiple) and told.value > used.value
+    is_multiple = used.value and (in_file.value / used.value) == int(in_file.value / used.value)
+    return in_file.quantity == "batch_size" and bool(is_multiple) and in_file.value > used.value
 
 
 def _warmup(written: list[Reading]) -> list[Finding]:
@@ -148,9 +144,6 @@ def _warmup(written: list[Reading]) -> list[Finding]:
             why="the learning rate never gets to its peak, nor to its decay",
         )
     ]
-
-
-# -- things that take more than one figure ------------------------------------------------------------
 
 
 def _scaler(subject: Subject) -> list[Finding]:

@@ -16,14 +16,14 @@ import yaml
 
 from ..errors import UsageError
 
-__all__ = ["ConfigFile", "Entry", "read_config"]
+__all__ = ["ConfigFile", "PlacedValue", "read_config"]
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py")
 _MAX_DEPTH = 20
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlacedValue:
     """One value of a config."""
 
     path: tuple[str, ...]
@@ -45,17 +45,17 @@ class ConfigFile:
     text: str
     kind: str
     """yaml | json | toml | py"""
-    entries: tuple[Entry, ...]
+    entries: tuple[PlacedValue, ...]
 
     def values(self) -> dict[str, Any]:
         """By dotted key.
 
-        >>> ConfigFile(Path("x.yaml"), "", "yaml", (Entry(("optim", "lr"), 0.1),)).values()
+        >>> ConfigFile(Path("x.yaml"), "", "yaml", (PlacedValue(("optim", "lr"), 0.1),)).values()
         {'optim.lr': 0.1}
         """
         return {e.key: e.value for e in self.entries}
 
-    def line_of(self, entry: Entry) -> int | None:
+    def line_of(self, entry: PlacedValue) -> int | None:
         return self.text.count("\n", 0, entry.start) + 1 if entry.start >= 0 else None
 
 
@@ -89,7 +89,7 @@ _EXPECTED = {
 }
 
 
-def _read_yaml(path: Path, text: str, kind: str = "yaml") -> Iterator[Entry]:
+def _read_yaml(path: Path, text: str, kind: str = "yaml") -> Iterator[PlacedValue]:
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)  # type: ignore[no-untyped-call]
     except yaml.YAMLError as e:
@@ -110,7 +110,9 @@ def _read_yaml(path: Path, text: str, kind: str = "yaml") -> Iterator[Entry]:
 _NODES = {"SequenceNode": "list", "ScalarNode": "single value"}
 
 
-def _yaml_entries(node: Any, path: tuple[str, ...], loader: Any, depth: int) -> Iterator[Entry]:
+def _yaml_entries(
+    node: Any, path: tuple[str, ...], loader: Any, depth: int
+) -> Iterator[PlacedValue]:
     if depth > _MAX_DEPTH:
         return
     if isinstance(node, yaml.MappingNode):
@@ -124,7 +126,7 @@ def _yaml_entries(node: Any, path: tuple[str, ...], loader: Any, depth: int) -> 
             value = loader.construct_object(node)
         except (yaml.YAMLError, ValueError):
             value = node.value
-        yield Entry(path, _number(value), node.start_mark.index, node.end_mark.index)
+        yield PlacedValue(path, _number(value), node.start_mark.index, node.end_mark.index)
 
 
 def _number(value: Any) -> Any:
@@ -137,7 +139,7 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _read_json(path: Path, text: str) -> Iterator[Entry]:
+def _read_json(path: Path, text: str) -> Iterator[PlacedValue]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as e:
@@ -152,10 +154,10 @@ def _read_json(path: Path, text: str) -> Iterator[Entry]:
         placed = {}
     for key, entry in plain.items():
         at = placed.get(key)
-        yield Entry(key, entry.value, at.start, at.end) if at is not None else entry
+        yield PlacedValue(key, entry.value, at.start, at.end) if at is not None else entry
 
 
-def _plain_entries(value: Any, path: tuple[str, ...]) -> Iterator[Entry]:
+def _plain_entries(value: Any, path: tuple[str, ...]) -> Iterator[PlacedValue]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _plain_entries(inner, (*path, str(key)))
@@ -163,10 +165,10 @@ def _plain_entries(value: Any, path: tuple[str, ...]) -> Iterator[Entry]:
         for i, inner in enumerate(value):
             yield from _plain_entries(inner, (*path, str(i)))
     else:
-        yield Entry(path, _number(value))
+        yield PlacedValue(path, _number(value))
 
 
-def _read_toml(path: Path, text: str) -> Iterator[Entry]:
+def _read_toml(path: Path, text: str) -> Iterator[PlacedValue]:
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         content = toml.loads(text)
@@ -178,7 +180,7 @@ def _read_toml(path: Path, text: str) -> Iterator[Entry]:
     places = dict(_toml_places(text))
     for entry in _plain_entries(content, ()):
         start, end = places.get(entry.path, (-1, -1))
-        yield Entry(entry.path, entry.value, start, end)
+        yield PlacedValue(entry.path, entry.value, start, end)
 
 
 _TOML_LINE = re.compile(r"^[ \t]*([\w.\"'-]+)[ \t]*=[ \t]*([^#\n\[{]+?)[ \t]*(?:#.*)?$", re.M)
@@ -214,7 +216,7 @@ def _toml_key(text: str) -> tuple[str, ...]:
     return tuple(part.strip().strip("\"'") for part in text.split("."))
 
 
-def _read_python(path: Path, text: str) -> Iterator[Entry]:
+def _read_python(path: Path, text: str) -> Iterator[PlacedValue]:
     """Names, attributes, dictionary keys and keyword arguments that are given a literal value."""
     try:
         tree = ast.parse(text, str(path))
@@ -233,7 +235,7 @@ def _read_python(path: Path, text: str) -> Iterator[Entry]:
 
     for key, value in _assignments(tree, ()):
         for entry_path, node in _literals(value, key):
-            yield Entry(entry_path, ast.literal_eval(node), *place(node))
+            yield PlacedValue(entry_path, ast.literal_eval(node), *place(node))
 
 
 def _offset(lines: list[str], offsets: list[int], line: int, column: int) -> int:

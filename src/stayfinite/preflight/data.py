@@ -9,7 +9,7 @@ from .data_checks import checks_of
 from .data_file import scan_file
 from .data_labels import label_checks
 from .data_loader import loader_checks
-from .data_source import Scan, Tell, scan_loader
+from .data_source import OnSamples, Scan, scan_loader
 from .probes import Checks, Probe, Subject
 from .records import Finding, passed, skipped
 
@@ -29,7 +29,7 @@ def data(subject: Subject) -> Checks:
     for number, loader in enumerate(subject.loaders):
         before = RngState.now()
         try:
-            scan = scan_loader(loader, subject.batches, subject.data_samples, subject.tell)
+            scan = scan_loader(loader, subject.batches, subject.data_samples, subject.on_samples)
         finally:
             before.restore()
         found.append(coverage(scan, number if len(subject.loaders) > 1 else None))
@@ -39,9 +39,9 @@ def data(subject: Subject) -> Checks:
     return found
 
 
-def check_file(path: Path, num_samples: int | None, tell: Tell) -> list[Finding]:
+def check_file(path: Path, num_samples: int | None, on_samples: OnSamples) -> list[Finding]:
     """The rows of a data file."""
-    scan = scan_file(path, num_samples, tell)
+    scan = scan_file(path, num_samples, on_samples)
     return [coverage(scan, None), *checks_of(scan, None), *label_checks(scan, None, None)]
 
 

@@ -18,26 +18,26 @@ from ..checkpoint.limits import DEFAULT_LIMITS
 from ..checkpoint.measure import typed_blocks
 from ..checkpoint.one_file import open_contents
 from ..errors import CheckpointError, UsageError
-from .data_source import BLOCK_ELEMENTS, BLOCK_SAMPLES, BUDGET_S, Scan, Tell
+from .data_source import BLOCK_ELEMENTS, BLOCK_SAMPLES, BUDGET_S, OnSamples, Scan
 
 __all__ = ["scan_file"]
 
 
-def scan_file(path: Path, num_samples: int | None, tell: Tell) -> Scan:
+def scan_file(path: Path, num_samples: int | None, on_samples: OnSamples) -> Scan:
     """A data file: npy, npz, safetensors, pt (never unpickled) or csv; rows are samples."""
     if not path.exists():
         raise UsageError(f"there is no data file {path}")
     if path.is_dir():
         raise UsageError(f"{path} is a folder; expected a file: {_FORMATS}")
     if path.suffix.lower() in (".csv", ".tsv"):
-        return _scan_csv(path, num_samples, tell)
+        return _scan_csv(path, num_samples, on_samples)
     try:
         with MappedFile(path) as file:
             contents = open_contents(file, DEFAULT_LIMITS)
             tensors = list(named_tensors(contents, "data", DEFAULT_LIMITS))
             if not tensors:
                 raise UsageError(f"{path} holds no numeric array; expected {_FORMATS}")
-            return _scan_stored(tensors, num_samples, tell)
+            return _scan_stored(tensors, num_samples, on_samples)
     except CheckpointError as e:
         raise UsageError(f"{path}: {e}; expected {_FORMATS}") from None
 
@@ -45,7 +45,9 @@ def scan_file(path: Path, num_samples: int | None, tell: Tell) -> Scan:
 _FORMATS = "npy, npz, safetensors, pt or csv"
 
 
-def _scan_stored(tensors: list[NamedTensor], num_samples: int | None, tell: Tell) -> Scan:
+def _scan_stored(
+    tensors: list[NamedTensor], num_samples: int | None, on_samples: OnSamples
+) -> Scan:
     scan = Scan()
     lengths = [t.ref.size[0] for t in tensors if t.ref.size]
     scan.num_total = max(lengths, default=1)
@@ -55,7 +57,7 @@ def _scan_stored(tensors: list[NamedTensor], num_samples: int | None, tell: Tell
         for start, block in _spread_blocks(_stored_blocks(tensor, num_samples), tensor, budget):
             scan.part(tensor.name).update(block, torch.arange(start, start + len(block)))
             num_seen += len(block)
-            tell(num_seen, scan.num_total)
+            on_samples(num_seen, scan.num_total)
         scan.num_seen = max(scan.num_seen, num_seen)
     return scan
 
@@ -105,7 +107,7 @@ def _row_strides(size: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _scan_csv(path: Path, num_samples: int | None, tell: Tell) -> Scan:
+def _scan_csv(path: Path, num_samples: int | None, on_samples: OnSamples) -> Scan:
     """Columns that hold numbers; an empty field is a missing value."""
     with open(path, newline="", encoding="utf-8", errors="replace") as f:
         delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
@@ -116,12 +118,12 @@ def _scan_csv(path: Path, num_samples: int | None, tell: Tell) -> Scan:
         names = first if not any(_is_number(v) for v in first) else None
         body = rows if names is not None else itertools.chain([first], rows)
         return _csv_columns(
-            body, names or [f"column {i}" for i in range(len(first))], num_samples, tell
+            body, names or [f"column {i}" for i in range(len(first))], num_samples, on_samples
         )
 
 
 def _csv_columns(
-    body: Iterable[list[str]], names: list[str], num_samples: int | None, tell: Tell
+    body: Iterable[list[str]], names: list[str], num_samples: int | None, on_samples: OnSamples
 ) -> Scan:
     scan = Scan()
     texts: set[int] = set()
@@ -143,7 +145,7 @@ def _csv_columns(
             values = [math.nan if n is None else n for n in numbers]
             scan.part(name).update(torch.tensor(values, dtype=torch.float64), index)
         scan.num_seen += len(chunk)
-        tell(scan.num_seen, None)
+        on_samples(scan.num_seen, None)
     scan.num_total = scan.num_seen if num_samples is None else None
     return scan
 

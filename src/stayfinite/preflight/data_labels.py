@@ -15,7 +15,7 @@ __all__ = ["label_checks", "label_part"]
 
 _GROUP = "data"
 _IGNORED = (-100, -1)
-"""What losses are told to leave out; torch's default is -100."""
+"""What losses are asked to leave out; torch's default is -100."""
 _NAMES = re.compile(r"label|target|\by\b|class", re.I)
 _RARE = 0.95
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from ..runtime.rows import num_rows
 from ..runtime.batches import named_tensors as batch_parts
+from ..runtime.rows import num_rows
 from .data_stats import PartStats
 
-__all__ = ["Scan", "Tell", "scan_batches", "scan_loader"]
+__all__ = ["OnSamples", "Scan", "scan_batches", "scan_loader"]
 
 BUDGET_S = 20.0
 BLOCK_ELEMENTS = 1 << 18
@@ -28,7 +28,7 @@ _TRIAL = 32
 _MAX_ERRORS = 20
 _MAX_HASHES = 200_000
 
-Tell = Callable[[int, "int | None"], None]
+OnSamples = Callable[[int, "int | None"], None]
 
 
 @dataclass
@@ -119,22 +119,21 @@ def _as_tensors(value: Any, depth: int = 0) -> Any:
     return value
 
 
-# -- loaders ------------------------------------------------------------------------------------------
-
-
-def scan_loader(loader: Any, batches: list[Any], num_samples: int | None, tell: Tell) -> Scan:
+def scan_loader(
+    loader: Any, batches: list[Any], num_samples: int | None, on_samples: OnSamples
+) -> Scan:
     """The samples behind a loader, as many as the time allows or as were asked for."""
     dataset = getattr(loader, "dataset", None)
     if (
         isinstance(dataset, TensorDataset)
         and type(dataset).__getitem__ is TensorDataset.__getitem__
     ):
-        return _scan_tensors(dataset.tensors, num_samples, tell)
+        return _scan_tensors(dataset.tensors, num_samples, on_samples)
     if dataset is not None and _is_indexable(dataset):
-        return _scan_indexed(dataset, num_samples, tell)
+        return _scan_indexed(dataset, num_samples, on_samples)
     again = iter(loader) is not loader if not isinstance(loader, DataLoader) else True
     source = _plain_iter(loader) if again else itertools.chain(batches, loader)
-    return scan_batches(source, num_samples, tell, _length(loader))
+    return scan_batches(source, num_samples, on_samples, _length(loader))
 
 
 def _is_indexable(dataset: Any) -> bool:
@@ -156,7 +155,9 @@ def _plain_iter(loader: Any) -> Iterator[Any]:
     return iter(getattr(method, "__wrapped__", method)(loader))
 
 
-def _scan_tensors(tensors: tuple[Tensor, ...], num_samples: int | None, tell: Tell) -> Scan:
+def _scan_tensors(
+    tensors: tuple[Tensor, ...], num_samples: int | None, on_samples: OnSamples
+) -> Scan:
     scan = Scan(num_total=len(tensors[0]))
     chosen = _spread(scan.num_total or 0, num_samples)
     deadline = time.perf_counter() + (math.inf if num_samples is not None else BUDGET_S)
@@ -166,7 +167,7 @@ def _scan_tensors(tensors: tuple[Tensor, ...], num_samples: int | None, tell: Te
             index = chosen[start : start + step]
             scan.part(name).update(t[index].detach().cpu(), index)
             scan.num_seen = max(scan.num_seen, start + len(index))
-            tell(scan.num_seen, scan.num_total)
+            on_samples(scan.num_seen, scan.num_total)
             if time.perf_counter() > deadline:
                 break
     _find_duplicates(scan, tensors, chosen)
@@ -185,7 +186,7 @@ def _spread(total: int, wanted: int | None) -> Tensor:
     return (torch.arange(wanted, dtype=torch.float64) * (total / max(wanted, 1))).long()
 
 
-def _scan_indexed(dataset: Any, num_samples: int | None, tell: Tell) -> Scan:
+def _scan_indexed(dataset: Any, num_samples: int | None, on_samples: OnSamples) -> Scan:
     total = len(dataset)
     scan = Scan(num_total=total)
     if num_samples is None:
@@ -202,7 +203,7 @@ def _scan_indexed(dataset: Any, num_samples: int | None, tell: Tell) -> Scan:
             continue
         scan.add_sample(index, sample)
         if done % 64 == 0:
-            tell(done, num_samples if num_samples >= 0 else total)
+            on_samples(done, num_samples if num_samples >= 0 else total)
     return scan.finish()
 
 
@@ -223,14 +224,17 @@ def _affordable(dataset: Any, total: int) -> int:
 
 
 def scan_batches(
-    batches: Iterable[Any], num_samples: int | None, tell: Tell, num_batches: int | None = None
+    batches: Iterable[Any],
+    num_samples: int | None,
+    on_samples: OnSamples,
+    num_batches: int | None = None,
 ) -> Scan:
     """A stream of batches: an index is the number of the row in the order of the stream."""
     scan = Scan(by_sample=False)
     deadline = time.perf_counter() + (math.inf if num_samples is not None else BUDGET_S)
     for done, batch in enumerate(batches, 1):
         _add_batch(scan, batch)
-        tell(done, num_batches)
+        on_samples(done, num_batches)
         is_enough = num_samples is not None and 0 <= num_samples <= scan.num_seen
         if is_enough or time.perf_counter() > deadline:
             if num_batches:

@@ -82,8 +82,6 @@ class PartStats:
             return 0.0
         return max(float(self.high.max()), -float(self.low.min()))
 
-    # -- taking in ---------------------------------------------------------------------------------
-
     @torch.no_grad()
     def update(self, block: Tensor, indices: Tensor) -> None:
         """Samples of one shape: `block[i]` is this part of sample `indices[i]`."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..runtime.rows import map_tensors, num_rows, take_rows
 from ..runtime.batches import named_tensors
+from ..runtime.rows import map_tensors, num_rows, take_rows
 from .edges_padding import padding_of
 from .probes import Subject
 
@@ -19,7 +19,7 @@ __all__ = ["Edge", "Part", "edges_of", "parts_of"]
 
 _TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
 IGNORED = -100
-"""What torch's cross entropy leaves out unless it is told otherwise."""
+"""What torch's cross entropy leaves out by default."""
 _EPOCHS = 10
 _UNKNOWN_EPOCH = 1000
 _EXPECTED = 1e-2

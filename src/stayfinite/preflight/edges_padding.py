@@ -14,7 +14,7 @@ __all__ = ["padding_of"]
 
 
 def padding_of(name: str, batches: Sequence[Any]) -> int | None:
-    """The number that fills up short sequences, told by where it stands; None if there is none.
+    """The number that fills up short sequences, known by where it stands; None if there is none.
 
     >>> padding_of("batch", [torch.tensor([[5, 7, 0, 0], [3, 0, 0, 0], [9, 8, 4, 6]])])
     0

@@ -21,11 +21,13 @@ def judge(facts: Facts) -> list[Finding]:
     found: list[Finding] = []
     for check, rules in RULES.items():
         problems = [f for rule in rules if (f := rule(facts)) is not None]
-        found += problems or [passed("environment", f"environment/{check}", _told(check, facts))]
+        found += problems or [
+            passed("environment", f"environment/{check}", _in_words(check, facts))
+        ]
     return found
 
 
-def _told(check: str, f: Facts) -> str:
+def _in_words(check: str, f: Facts) -> str:
     """What a check that passed has seen."""
     texts = {
         "versions": ", ".join(f"{k} {v}" for k, v in f.versions.items()) + f", Python {f.python}",

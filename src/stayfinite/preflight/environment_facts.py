@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from ..runtime.saved_state import free_memory
 from ..runtime.batches import named_tensors
+from ..runtime.saved_state import free_memory
 from .probes import Subject
 
 __all__ = ["Facts", "bytes_text", "gather"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .config_names import number_of, quantity_of
-from .config_read import ConfigFile, Entry, read_config
+from .config_read import ConfigFile, PlacedValue, read_config
 
 __all__ = ["PRESETS", "Change", "changes_of", "write_preset"]
 
@@ -31,7 +31,7 @@ class Safer:
 class Change:
     """One value that the preset changes."""
 
-    entry: Entry
+    entry: PlacedValue
     value: Any
     reason: str
 

@@ -113,7 +113,7 @@ class LossCall:
     name: str
     """cross_entropy | nll_loss | binary_cross_entropy_with_logits | mse_loss | ..."""
     value: float | None = None
-    """What it gave, as a mean over what was counted; None where that cannot be told."""
+    """What it gave, as a mean over what was counted; None where that is not known."""
     num_classes: int | None = None
     input_shape: tuple[int, ...] = ()
     target_shape: tuple[int, ...] = ()
@@ -209,7 +209,7 @@ class Subject:
     """How many real steps the stability group may take (`--steps`)."""
     data_samples: int | None = None
     """How many samples the data group looks at; None: what fits its time, -1: all."""
-    tell: Callable[[int, int | None], None] = lambda done, total: None
+    on_samples: Callable[[int, int | None], None] = lambda done, total: None
     """For a long job inside a group: how much is done, of how much (None: not known)."""
 
     @property

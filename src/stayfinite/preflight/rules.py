@@ -69,7 +69,6 @@ _KINGMA = "Kingma & Ba 2015: 1e-3, betas 0.9/0.999, eps 1e-8 as tested defaults"
 _HALF = "float16's smallest subnormal is 6e-8 (IEEE 754); anything below half of it becomes 0"
 
 RULES: tuple[Rule, ...] = (
-    # -- learning rate ------------------------------------------------------------------------------
     Rule(name="lr", quantity="lr", status="fail", above=0.0,
          action="set a learning rate above 0", source="a step of 0 or NaN learns nothing", weight=9),
     Rule(name="lr", quantity="lr", when=("adam",), status="fail", at_most=0.1,
@@ -93,7 +92,6 @@ RULES: tuple[Rule, ...] = (
          weight=6),
     Rule(name="lr", quantity="lr", status="warn", at_least=1e-8, action="use 1e-6 or more",
          source="a relative update below float32's 6e-8 is rounded away", weight=2),
-    # -- warmup -------------------------------------------------------------------------------------
     Rule(name="warmup", quantity="warmup_steps", status="fail", at_least=0,
          action="set 0 or more", source="a count"),
     Rule(name="warmup", quantity="warmup_ratio", status="fail", at_least=0, at_most=1,
@@ -101,7 +99,6 @@ RULES: tuple[Rule, ...] = (
     Rule(name="warmup", quantity="warmup_ratio", status="warn", at_most=0.5,
          action="warm up over 1 to 10 % of the steps",
          source="Devlin et al. 2019: 1 % of the steps; Liu et al. 2019: 6 %"),
-    # -- clipping -----------------------------------------------------------------------------------
     Rule(name="clip", quantity="clip", status="fail", above=0.0,
          action="set 1.0, or leave clipping out", source="a norm of 0 zeroes every gradient", weight=8),
     Rule(name="clip", quantity="clip", status="warn", at_most=1000.0,
@@ -110,7 +107,6 @@ RULES: tuple[Rule, ...] = (
     Rule(name="clip", quantity="clip", status="warn", at_least=1e-3,
          action="set 0.1 or more, and lower the learning rate instead",
          source="Pascanu et al. 2013: about the typical norm", weight=2),
-    # -- Adam's constants -----------------------------------------------------------------------------
     Rule(name="beta1", quantity="beta1", status="fail", at_least=0.0, below=1.0,
          action="set 0.9", source=_KINGMA, weight=7),
     Rule(name="beta1", quantity="beta1", status="warn", at_most=0.98, action="set 0.9", source=_KINGMA),
@@ -127,7 +123,6 @@ RULES: tuple[Rule, ...] = (
          action="set 1e-8 (1e-3 at most)", source="Szegedy et al. 2016 go up to 1.0 for RMSprop only"),
     Rule(name="adam-eps", quantity="adam_eps", status="warn", at_least=1e-15, action="set 1e-8",
          source=_KINGMA, weight=2),
-    # -- decay and momentum -----------------------------------------------------------------------------
     Rule(name="weight-decay", quantity="weight_decay", status="fail", at_least=0.0,
          action="set 0 or more: a negative decay makes the weights grow", source="definition", weight=8),
     Rule(name="weight-decay", quantity="weight_decay", when=("decoupled",), status="warn", at_most=1.0,
@@ -141,7 +136,6 @@ RULES: tuple[Rule, ...] = (
          source="Sutskever et al. 2013: up to 0.99", weight=3),
     Rule(name="ema", quantity="ema_decay", status="fail", at_least=0.0, below=1.0,
          action="set 0.999", source="an average with a decay of 1 never moves"),
-    # -- the loss -------------------------------------------------------------------------------------
     Rule(name="temperature", quantity="temperature", status="fail", above=0.0,
          action="set 0.07 or more", source="logits are divided by it", weight=8),
     Rule(name="temperature", quantity="temperature", status="warn", at_least=0.01,
@@ -164,7 +158,6 @@ RULES: tuple[Rule, ...] = (
     Rule(name="sinkhorn", quantity="sinkhorn_eps", status="warn", at_least=0.0115,
          action="set 0.05, or iterate in the log domain",
          source="exp(-1/eps) underflows float32 below 1/87; Peyré & Cuturi 2019, section 4.4", weight=5),
-    # -- normalization ----------------------------------------------------------------------------------
     Rule(name="norm-eps", quantity="norm_eps", status="fail", above=0.0, action="set 1e-5", weight=8,
          source="a constant row is divided by 0"),
     Rule(name="norm-eps", quantity="norm_eps", when=("half-parameters",), status="fail", at_least=6e-8,
@@ -183,7 +176,6 @@ RULES: tuple[Rule, ...] = (
          source="Wu & He 2018: the error rises below 8, by a tenth at 2", weight=4),
     Rule(name="bn-momentum", quantity="bn_momentum", status="warn", above=0.0, at_most=0.5,
          action="set 0.1", source="torch's default is 0.1: the share of the newest batch", weight=3),
-    # -- mixed precision ----------------------------------------------------------------------------------
     Rule(name="init-scale", quantity="init_scale", status="warn", at_least=1.0, at_most=2.0**24,
          action="set 65536", source="Micikevicius et al. 2018: 8 to 32768 were enough; torch: 65536",
          weight=4),
@@ -193,7 +185,6 @@ RULES: tuple[Rule, ...] = (
          action="set 2.0", source="torch's default is 2.0", weight=4),
     Rule(name="backoff-factor", quantity="backoff_factor", status="warn", above=0.0, at_most=0.9,
          action="set 0.5", source="torch's default is 0.5", weight=4),
-    # -- the rest -----------------------------------------------------------------------------------------
     Rule(name="dropout", quantity="dropout", status="fail", at_least=0.0, below=1.0,
          action="set 0.1", source="at 1 nothing is left, and the rest is divided by 0", weight=7),
     Rule(name="dropout", quantity="dropout", status="warn", at_most=0.8, action="set 0.5 or below",

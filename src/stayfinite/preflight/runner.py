@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..investigate import changes
-from ..runtime.state import TrainState
 from ..investigate.tracing import eager_stance, symptom_origin
 from ..locate.modules import name_modules
 from ..locate.slice import to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import is_finite
+from ..recover.snapshot import Snapshot
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
-from ..recover.snapshot import Snapshot
+from ..runtime.state import TrainState
 from .flow_losses import LossWatch
 from .probes import Probe, Seen
 from .runner_casts import in_precision
@@ -67,12 +67,12 @@ class Bench:
             self._rng.restore()
         self._is_chained = False
 
-    def begin(self, probe: Probe) -> Attempt:
-        """Ready for the step; call `Attempt.finish` when it is over."""
+    def begin(self, probe: Probe, *around: contextlib.AbstractContextManager[Any]) -> Attempt:
+        """Ready for the step, inside of `around`; call `Attempt.finish` when it is over."""
         if probe.fresh or not self._is_chained:
             self.reset()
         attempt = Attempt(self, probe)
-        attempt.enter()
+        attempt.enter(around)
         return attempt
 
     def end(self, attempt: Attempt) -> Seen:
@@ -85,7 +85,7 @@ class Bench:
 
 
 class Attempt:
-    """One probe while it runs. The vehicle tells it of the loss, the gradients and the step."""
+    """One probe while it runs. The vehicle reports the loss, the gradients and the step to it."""
 
     def __init__(self, bench: Bench, probe: Probe) -> None:
         self.bench = bench
@@ -101,10 +101,11 @@ class Attempt:
         self._weights: list[tuple[str, Tensor, Tensor]] = []
         self._start = time.perf_counter()
 
-    # -- around the step ---------------------------------------------------------------------------
-
-    def enter(self) -> None:
+    def enter(self, around: Iterable[contextlib.AbstractContextManager[Any]] = ()) -> None:
+        """Everything that holds for the length of the step begins."""
         probe = self.probe
+        for context in around:
+            self._stack.enter_context(context)
         names = name_modules(self.state.roots)
         self.seen.lrs = tuple(rate * probe.lr_factor for rate in self.state.lrs())
         if probe.apply:
@@ -117,7 +118,7 @@ class Attempt:
             self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))
         self._stack.enter_context(in_precision(probe.precision, self.state, self.bench.device))
         if probe.watch:
-            self._watch = LayerWatch(names, self.state.roots)
+            self._watch = LayerWatch(names)
             self._stack.enter_context(self._watch)
             self._losses = self._stack.enter_context(LossWatch())
         if probe.trace:
@@ -148,8 +149,6 @@ class Attempt:
         text = str(error).strip().splitlines()
         self.seen.error = f"{type(error).__name__}: {text[0] if text else ''}".rstrip(": ")
         self.seen.error_at = where
-
-    # -- what the vehicle tells --------------------------------------------------------------------
 
     def saw_loss(self, loss: Tensor, scale: float = 1.0) -> None:
         """The loss is known, before its backward; `scale` is what that will be multiplied by."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import linecache
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..runtime.rows import num_rows
-from ..runtime.state import TrainState
 from ..errors import UsageError
 from ..locate.frames import is_user_file
+from ..runtime.rows import num_rows
+from ..runtime.state import TrainState
 from .probes import Probe, Seen, Step, Subject
 from .runner import Attempt, Bench, step_schedule
 from .runner_casts import autocast_off, noting_autocast
@@ -200,15 +202,17 @@ def model_device(model: nn.Module) -> str:
 
 
 def error_place(error: BaseException) -> str:
-    """The innermost line of the user's own code that an exception went through."""
-    import linecache
+    """The innermost line of the user's own code that an exception went through.
 
+    A file below the current folder is named from there, as the user has named the script.
+    """
     found = ""
     tb = error.__traceback__
     while tb is not None:
         name, line = tb.tb_frame.f_code.co_filename, tb.tb_lineno
         if is_user_file(name):
-            found = f"{name}:{line} {linecache.getline(name, line).strip()}".rstrip()
+            shown = name.removeprefix(os.path.join(os.getcwd(), ""))
+            found = f"{shown}:{line} {linecache.getline(name, line).strip()}".rstrip()
         tb = tb.tb_next
     return found
 

@@ -14,12 +14,14 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..investigate.changes import higher_precision
+from ..patches.manager import Subscribers, Target, subscribe
 from ..runtime.state import TrainState
 
 __all__ = ["DTYPES", "autocast_off", "in_precision", "noting_autocast"]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _AUTOCAST: Any = torch.amp.autocast_mode.autocast
+_SWITCH = "check"
 
 
 def in_precision(
@@ -43,29 +45,32 @@ def _autocast_everywhere(device: str, dtype: torch.dtype) -> Iterator[None]:
 
     Regions that a module switches off for itself stay off: they protect what must be float32.
     """
-    original = _AUTOCAST.__enter__
-
-    def __enter__(self: Any) -> Any:
-        if not self._enabled and _is_inside_module():
-            return original(self)
-        was = self._enabled, self.fast_dtype
-        self._enabled, self.fast_dtype = True, dtype
-        try:
-            return original(self)
-        finally:
-            self._enabled, self.fast_dtype = was
-
     before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    _AUTOCAST.__enter__ = __enter__
+    target = Target(_AUTOCAST, "__enter__", "a step is tried in another precision", _SWITCH)
+    patch = subscribe(target, _with_dtype, dtype)
     torch.set_autocast_enabled(device, True)
     torch.set_autocast_dtype(device, dtype)
     try:
         yield
     finally:
-        _AUTOCAST.__enter__ = original
+        patch.close()
         torch.set_autocast_enabled(device, before[0])
         torch.set_autocast_dtype(device, before[1])
         torch.clear_autocast_cache()
+
+
+def _with_dtype(original: Any, subscribers: Subscribers) -> Any:
+    def __enter__(context: Any) -> Any:
+        if not subscribers or (not context._enabled and _is_inside_module()):
+            return original(context)
+        was = context._enabled, context.fast_dtype
+        context._enabled, context.fast_dtype = True, subscribers[-1]
+        try:
+            return original(context)
+        finally:
+            context._enabled, context.fast_dtype = was
+
+    return __enter__
 
 
 _PRODUCTS = {
@@ -135,15 +140,16 @@ def autocast_off(device: str) -> Iterator[None]:
 @contextlib.contextmanager
 def noting_autocast(seen: set[torch.dtype]) -> Iterator[None]:
     """Writes down with which dtypes the training enters autocast."""
-    original = _AUTOCAST.__enter__
-
-    def __enter__(self: Any) -> Any:
-        if self._enabled:
-            seen.add(self.fast_dtype)
-        return original(self)
-
-    _AUTOCAST.__enter__ = __enter__
-    try:
+    target = Target(_AUTOCAST, "__enter__", "the dtype of autocast is noted", _SWITCH)
+    with subscribe(target, _note_dtype, seen):
         yield
-    finally:
-        _AUTOCAST.__enter__ = original
+
+
+def _note_dtype(original: Any, subscribers: Subscribers) -> Any:
+    def __enter__(context: Any) -> Any:
+        if context._enabled:
+            for seen in subscribers:
+                seen.add(context.fast_dtype)
+        return original(context)
+
+    return __enter__

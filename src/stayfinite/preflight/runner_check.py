@@ -38,7 +38,7 @@ def check(
     data_samples: int | None = None,
     label: str = "",
     progress: Callable[[str, str], None] | None = None,
-    tell: Callable[[int, int | None], None] | None = None,
+    on_samples: Callable[[int, int | None], None] | None = None,
 ) -> CheckReport:
     """Check a training before it runs: `build` is a function (or what it returns).
 
@@ -60,8 +60,8 @@ def check(
     subject = runner.prepare()
     subject.num_steps, subject.data_samples = steps, data_samples
     subject.config, subject.config_path = config, config_path
-    if tell is not None:
-        subject.tell = tell
+    if on_samples is not None:
+        subject.on_samples = on_samples
     book = Book(progress=progress)
     if runner.loader_error is not None:
         book.findings.append(loader_finding(runner.loader_error, len(subject.batches)))

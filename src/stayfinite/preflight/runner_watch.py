@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime.batches import named_tensors
@@ -31,10 +35,9 @@ _GROWING = {
 class LayerWatch(TorchDispatchMode):
     """Measures the outputs and gradients of the named modules while it is entered."""
 
-    def __init__(self, names: Mapping[int, str], roots: Mapping[str, nn.Module]) -> None:
+    def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = names
-        self._roots = roots
         self._handles: list[Any] = []
         self._running: list[LayerSeen] = []
         self._layers: dict[str, LayerSeen] = {}
@@ -42,13 +45,11 @@ class LayerWatch(TorchDispatchMode):
         """What gradients are divided by: the loss scale."""
 
     def __enter__(self) -> Any:
-        for root in self._roots.values():
-            for module in root.modules():
-                if id(module) in self._names:
-                    self._handles.append(module.register_forward_pre_hook(self._enter_module))
-                    self._handles.append(
-                        module.register_forward_hook(self._leave_module, always_call=True)
-                    )
+        # For all modules of the process, so that nothing hangs on the model: it can still be pickled.
+        self._handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exc: Any) -> None:
@@ -61,8 +62,6 @@ class LayerWatch(TorchDispatchMode):
     def layers(self) -> list[LayerSeen]:
         """In the order in which they finished."""
         return sorted((s for s in self._layers.values() if s.num_calls), key=lambda s: s.depth)
-
-    # -- operators ---------------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self,
@@ -86,8 +85,6 @@ class LayerWatch(TorchDispatchMode):
         if math.isfinite(size) and size > layer.peak:
             layer.peak, layer.peak_op = size, f"aten.{name}"
 
-    # -- modules -----------------------------------------------------------------------------------
-
     def _of(self, module: nn.Module) -> LayerSeen:
         path = self._names[id(module)]
         known = self._layers.get(path)
@@ -96,9 +93,12 @@ class LayerWatch(TorchDispatchMode):
         return known
 
     def _enter_module(self, module: nn.Module, args: Any) -> None:
-        self._running.append(self._of(module))
+        if id(module) in self._names:
+            self._running.append(self._of(module))
 
     def _leave_module(self, module: nn.Module, args: Any, output: Any) -> None:
+        if id(module) not in self._names:
+            return
         layer = self._of(module)
         if self._running and self._running[-1] is layer:
             self._running.pop()

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ..runtime.rows import num_rows, take_rows
 from ..numerics.health import is_finite
 from ..runtime.batches import named_tensors
+from ..runtime.rows import num_rows, take_rows
 from .flow import at_location
 from .layers import has_scaler
 from .probes import Probe, Seen, Subject
@@ -126,9 +126,6 @@ def broke_words(seen: Seen) -> str:
     _, words = at_location(seen.location)
     has_loss = seen.loss is not None and math.isfinite(seen.loss)
     return ("a gradient or the state is not finite" if has_loss else f"loss {seen.loss}") + words
-
-
-# -- the row ------------------------------------------------------------------------------------------
 
 
 def _bad_row(

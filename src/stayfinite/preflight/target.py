@@ -113,7 +113,7 @@ def load_build(target: BuildTarget) -> Built:
     try:
         result = function()
     except Exception as e:
-        raise UsageError(f"{target.label} raised {_told(e)}") from e
+        raise UsageError(f"{target.label} raised {_in_words(e)}") from e
     return understand(result, target.label)
 
 
@@ -142,12 +142,12 @@ def _import(target: BuildTarget) -> Any:
                 "Python path\ntry: run it from the folder that holds it, or give the file: "
                 f"path/to/file.py:{target.function}"
             ) from e
-        raise UsageError(f"importing {target.home} raised {_told(e)}") from e
+        raise UsageError(f"importing {target.home} raised {_in_words(e)}") from e
     except (Exception, SystemExit) as e:
-        raise UsageError(f"importing {target.home} raised {_told(e)}") from e
+        raise UsageError(f"importing {target.home} raised {_in_words(e)}") from e
 
 
-def _told(e: BaseException) -> str:
+def _in_words(e: BaseException) -> str:
     """Type, text and place of an exception, in one line."""
     if isinstance(e, SyntaxError) and e.filename:
         return f"SyntaxError: {e.msg} ({e.filename}:{e.lineno})"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..private import make_folder, open_private
 from ..records import from_plain, to_plain
 
 __all__ = ["LEDGER_NAME", "Ledger", "LedgerEntry"]
@@ -26,7 +27,7 @@ class LedgerEntry:
     kind: str = "skipped"
     """skipped | rolled_back | dropped | sanitized"""
     indices: tuple[int, ...] = ()
-    """The samples' places in the data set, where a DataLoader's sampler told them."""
+    """The samples' places in the data set, where a DataLoader's sampler gave them."""
     rows: tuple[int, ...] = ()
     """For `sanitized`: the rows of the batch that were dropped or changed."""
     reason: str = ""
@@ -57,13 +58,15 @@ class Ledger:
             return
         text = "".join(json.dumps(to_plain(e), allow_nan=False) + "\n" for e in entries)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self._path, "a", encoding="utf-8") as handle:
+            make_folder(self._path.parent)
+            with open(self._path, "a", encoding="utf-8", opener=open_private) as handle:
                 handle.write(text)
                 handle.flush()
                 os.fsync(handle.fileno())
         except OSError:
-            self._is_broken = True  # the run folder has told it already; the ledger stays in memory
+            self._is_broken = (
+                True  # the run folder has reported it already; the ledger stays in memory
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> Ledger:

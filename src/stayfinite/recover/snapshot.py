@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..private import make_folder
 from .atomic import atomic_path
 
 __all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot"]
@@ -111,11 +112,12 @@ class DiskSnapshot(Snapshot):
         self._live = list(tensors)
         named = names if len(names) == len(tensors) else [str(i) for i in range(len(tensors))]
         held = {f"{i} {n}": t.detach() for i, (n, t) in enumerate(zip(named, tensors))}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         with atomic_path(self.path) as part:
             # The plain function: this file is ours, no gate has a say in it.
             save = getattr(torch.save, "__wrapped__", torch.save)
             save({"kind": SNAPSHOT_KIND, "step": tag, "tensors": held}, part)
+            part.chmod(0o600)
 
     def _put_back(self) -> None:
         if not self.is_taken:

@@ -11,6 +11,8 @@ __all__ = ["Curves", "Series", "Span", "as_number"]
 
 _NOT_PLOTTED = frozenset({"step", "epoch", "t", "applied", "flags", "parts", "event", "kind"})
 _WORDS = {"nan": math.nan, "inf": math.inf, "+inf": math.inf, "-inf": -math.inf}
+_MAX_WHOLE = 1 << 1000
+_MAX_SERIES = 500
 _WORDS |= {"infinity": math.inf, "-infinity": -math.inf}
 
 
@@ -23,11 +25,11 @@ def as_number(value: Any) -> float | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, (int, float)):
-        return float(value)
+        return float(value) if isinstance(value, float) or abs(value) < _MAX_WHOLE else None
     if isinstance(value, str):
         return _WORDS.get(value.lower())
     if isinstance(value, list):
-        numbers = [n for v in value if (n := as_number(v)) is not None]
+        numbers = [n for v in value if not isinstance(v, list) and (n := as_number(v)) is not None]
         return max(numbers, default=None)
     return None
 
@@ -73,7 +75,7 @@ class Series:
                 self._push(x, min(values), max(values), total / len(values), len(values), "")
                 self.last = values[-1]
                 return []
-        except TypeError:
+        except (TypeError, OverflowError):
             pass
         numbers = [as_number(v) for v in values]
         good = [n for n in numbers if n is not None and math.isfinite(n)]
@@ -157,6 +159,8 @@ class Curves:
         self._steps = self._steps + steps[::every]
         bad: dict[int, set[str]] = {}
         for name, column in _columns(rows).items():
+            if name not in self.series and len(self.series) >= _MAX_SERIES:
+                continue
             series = self.series.setdefault(name, Series())
             watched = name in ("loss", "grad_norm") or name.startswith("parts.")
             for i in starts:

@@ -19,6 +19,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "scale": ("scale", "loss_scale", "grad_scale", "amp_scale"),
     "ms": ("ms", "step_ms", "step_time_ms"),
 }
+_MAX_STEP = 1 << 53
+_MAX_KEYS = 10_000
 _PREFIXES = ("", "train/", "train_", "training/", "train.", "metrics/")
 
 
@@ -39,6 +41,8 @@ class KeyMap:
                 f"fields: {', '.join(FIELDS)}"
             )
         self.found: dict[str, str] = {}
+        self.has_bad_step = False
+        """Whether the last line had a step that no run reaches: such a line is left out."""
         self._known: dict[str, str] = {}
         self._order = {
             prefix + alias: (field, rank)
@@ -64,10 +68,13 @@ class KeyMap:
     def row(self, line: Mapping[str, Any], number: int) -> dict[str, Any] | None:
         """This line as a step line; None when there is no number in it that we know."""
         row: dict[str, Any] = {"step": number}
+        self.has_bad_step = False
         parts: dict[str, float] = {}
         for key, value in line.items():
             field = self._known.get(key)
             if field is None:
+                if len(self._known) >= _MAX_KEYS:
+                    continue  # a log whose keys never come again is no log of a training
                 field = self._known[key] = self._field(key)
             if not field:
                 continue
@@ -77,6 +84,9 @@ class KeyMap:
             if field == "parts":
                 parts[key] = figure
             elif self._is_better(field, key):
+                if field in ("step", "epoch") and not abs(figure) < _MAX_STEP:
+                    self.has_bad_step = True
+                    return None
                 row[field] = int(figure) if field in ("step", "epoch") else figure
         if parts:
             row["parts"] = parts

@@ -14,6 +14,7 @@ from .. import __version__
 from ..records import Fix, Incident, Link, Operand, TensorStats
 from .curves import Series
 from .model import Plot, RunView
+from .sources import Sources, collect_sources
 from .text import _what, headline, number, short_path
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _MAX_STORIES = 40
 
 @dataclass
 class Group:
-    """Incidents that are the same thing again; only the first is told in full."""
+    """Incidents that are the same thing again; only the first is shown in full."""
 
     first: Incident
     others: list[Incident]
@@ -53,10 +54,10 @@ def render_html(view: RunView) -> str:
 
 
 def incident_page(incident: Incident) -> str:
-    """The page of one incident, as sinks keep it."""
+    """The page of one incident of this process, as sinks keep it."""
     from .model import view_of_incident
 
-    return render_html(view_of_incident(incident))
+    return render_html(view_of_incident(incident, collect_sources(incident)))
 
 
 @lru_cache
@@ -158,22 +159,17 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def source_context(link: Link, radius: int = 4) -> list[tuple[int, str, bool]]:
-    """(number, text, is it the line) around the link; the line alone if the file has changed."""
+def source_context(link: Link, sources: Sources) -> list[tuple[int, str, bool]]:
+    """(number, text, is it the line) round the link, from what was stored with the incident.
+
+    No path that an incident names is opened: the file is the reader's, the incident the sender's.
+    """
     if link.line is None or not link.source:
         return []
-    alone = [(link.line, link.source, True)]
-    if not link.file or link.file.startswith("<"):
-        return alone
-    try:
-        lines = Path(link.file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return alone
-    if not 0 < link.line <= len(lines) or lines[link.line - 1].strip() != link.source.strip():
-        return alone
-    first = max(1, link.line - radius)
-    window = lines[first - 1 : link.line + radius]
-    return [(first + i, text, first + i == link.line) for i, text in enumerate(window)]
+    rows = sources.get(f"{link.file}:{link.line}", [])
+    if not any(n == link.line and text.strip() == link.source.strip() for n, text in rows):
+        return [(link.line, link.source, True)]
+    return [(n, text, n == link.line) for n, text in rows]
 
 
 def _tensors(link: Link) -> list[tuple[str, Operand, TensorStats]]:
@@ -189,7 +185,7 @@ def _histogram(s: TensorStats) -> Any:
     """Bars from min to max, square-root heights so that a tail is seen."""
     from markupsafe import Markup, escape
 
-    if not s.histogram or not any(s.histogram):
+    if not s.histogram or not any(s.histogram) or min(s.histogram) < 0 or len(s.histogram) > 256:
         return ""
     top = math.sqrt(max(s.histogram))
     bars = "".join(
@@ -204,14 +200,14 @@ def _histogram(s: TensorStats) -> Any:
     )
 
 
-def unified_diff(fix: Fix) -> list[tuple[str, str]]:
+def unified_diff(fix: Fix, sources: Sources) -> list[tuple[str, str]]:
     """(kind, line) of a diff that `patch` takes where the file is still the same."""
     if fix.before is None or fix.after is None:
         return []
     before, after = fix.before.splitlines() or [""], fix.after.splitlines() or [""]
     lines: list[tuple[str, str]] = []
     if fix.file and fix.line:
-        indent = _indent(fix.file, fix.line, before[0])
+        indent = _indent(sources.get(f"{fix.file}:{fix.line}", []), fix.line, before[0])
         before, after = [indent + b for b in before], [indent + a for a in after]
         path = short_path(fix.file).lstrip("/")
         spread = [f",{len(side)}" if len(side) != 1 else "" for side in (before, after)]
@@ -221,11 +217,8 @@ def unified_diff(fix: Fix) -> list[tuple[str, str]]:
     return lines + [("add", f"+{a}") for a in after]
 
 
-def _indent(file: str, line: int, text: str) -> str:
+def _indent(rows: list[tuple[int, str]], line: int, text: str) -> str:
     """The line's own indentation, which the recorded source has lost."""
-    try:
-        real = Path(file).read_text(encoding="utf-8").splitlines()[line - 1]
-    except (OSError, UnicodeDecodeError, IndexError):
-        return ""
+    real = next((t for n, t in rows if n == line), "")
     is_same = real.strip() == text.strip() and real != text
     return real[: len(real) - len(real.lstrip())] if is_same else ""

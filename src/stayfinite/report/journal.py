@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..private import make_folder, open_private
 from ..records import to_plain
 from .store import warn_unwritable
 from .thinning import Segments
@@ -36,7 +37,7 @@ _WITH_NORM = '{"step":%d,"epoch":%d,"loss":%.7g,"grad_norm":%.7g%s,"t":%.3f,"ms"
 
 
 class Listener(Protocol):
-    """Somebody who is told of everything the journal writes: a sink."""
+    """Somebody who hears of everything the journal writes: a sink."""
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Step lines, as they are in the journal but with real NaN and Inf."""
@@ -130,8 +131,8 @@ class Journal:
             return  # a forked loader worker has a copy of the list, and no business here
         self._write("".join([self._line(row, now) for row, now in rows]))
         if self.listeners:
-            told = [self._told(row, now) for row, now in rows]
-            self._tell(lambda listener: listener.rows(told))
+            values = [self._values(row, now) for row, now in rows]
+            self._tell(lambda listener: listener.rows(values))
 
     def close(self, **fields: Any) -> None:
         """Write what is left and an `end` line; a journal that never had a line leaves no file."""
@@ -144,8 +145,6 @@ class Journal:
             os.close(self._fd)
             self._fd = None
         self._tell(lambda listener: listener.close())
-
-    # -- lines ---------------------------------------------------------------------------------
 
     def _line(self, row: Row, now: float) -> str:
         step, epoch, loss, norm, lrs, scale, is_applied = row[:7]
@@ -174,16 +173,14 @@ class Journal:
         took = f',"ms":{ms:.3g}' if last is not None else ""
         return f'{text},"t":{elapsed:.3f}{took}}}\n'
 
-    def _told(self, row: Row, now: float) -> dict[str, Any]:
+    def _values(self, row: Row, now: float) -> dict[str, Any]:
         names = ("step", "epoch", "loss", "grad_norm", "lr", "scale", "applied")
-        told = {n: _value(v) for n, v in zip(names, row) if v is not None}
-        told["lr"] = [float(v) for v in row[4] or ()]
+        values = {n: _value(v) for n, v in zip(names, row) if v is not None}
+        values["lr"] = [float(v) for v in row[4] or ()]
         if len(row) > 7:
-            told.update({k: _value(v) for k, v in row[7].items()})
-        told["t"] = now - self._started
-        return told
-
-    # -- the file ------------------------------------------------------------------------------
+            values.update({k: _value(v) for k, v in row[7].items()})
+        values["t"] = now - self._started
+        return values
 
     def _write(self, text: str) -> None:
         if self._is_broken or self._pid != os.getpid():
@@ -203,13 +200,13 @@ class Journal:
             warn_unwritable(self.path.parent, e)
 
     def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         self._session = self._segments.start_session()
         self._begin_file()
 
     def _begin_file(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._fd = os.open(self.path, flags, 0o644)
+        self._fd = open_private(self.path, flags)
         head = {
             "kind": JOURNAL_KIND,
             "schema": JOURNAL_SCHEMA,

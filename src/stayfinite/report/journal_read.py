@@ -13,12 +13,17 @@ from ..errors import UsageError
 from .curves import Curves
 from .foreign import KeyMap
 from .journal import JOURNAL_KIND, JOURNAL_NAME, JOURNAL_SCHEMA, journal_name
+from .reading import is_regular, open_regular
 from .thinning import segment_paths
 
 __all__ = ["JournalData", "Tail", "journal_of", "parse_block", "read_journal"]
 
 _BLOCK = 1 << 21
 _MAX_EVENTS = 20_000
+_MAX_STEP = 1 << 53
+_MAX_BYTES = 4 << 30
+_MAX_LINE = 1 << 24
+"""A longer line is no line of a log; it is left out, and counted."""
 
 
 @dataclass
@@ -34,6 +39,8 @@ class JournalData:
     num_broken: int = 0
     """Lines that are no JSON object: a line cut by a kill, or text between the lines."""
     is_foreign: bool = False
+    is_cut: bool = False
+    """Whether the log was too large to be read to its end."""
     keys: dict[str, str] = field(default_factory=dict)
     """Which key of a foreign log each field was read from."""
 
@@ -50,10 +57,12 @@ def journal_of(run: str | Path, rank: int = 0) -> Path | None:
     run = Path(run)
     if run.is_file():
         return run
+    if run.exists() and not run.is_dir():
+        raise UsageError(f"{run} is neither a run folder nor an ordinary file")
     if not run.exists():
         raise UsageError(f"no such run: {run}\n  try: a run folder, or a .jsonl log")
     path = run / journal_name(rank)
-    if segment_paths(path):
+    if any(is_regular(p) for p in segment_paths(path)):
         return path
     if not (run / "incidents").is_dir():
         inside = sorted(p.name for p in run.glob("*.jsonl"))[:8]
@@ -79,22 +88,56 @@ def parse_block(block: bytes) -> tuple[list[Any], int]:
         rows = json.loads(b"[" + body.replace(b"\n", b",") + b"]")
         if all(map(_is_object, rows)):
             return rows, 0
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     good: list[Any] = []
     num_broken = 0
-    for line in body.splitlines():
+    for line in body.split(b"\n"):
         if not line.strip():
             continue
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
         if isinstance(value, dict):
             good.append(value)
         else:
             num_broken += 1
     return good, num_broken
+
+
+def sound_rows(rows: list[Any]) -> tuple[list[Any], int]:
+    """The lines that a run could have written, and how many others there were.
+
+    A step is a whole number; parts of the loss are a mapping.
+
+    >>> sound_rows([{"step": 1}, {"step": 1e400}, {"step": "x"}, {"step": 2.0}])
+    ([{'step': 1}, {'step': 2}], 2)
+    """
+    good = [r for r in rows if type(r["step"]) is int and -_MAX_STEP < r["step"] < _MAX_STEP]
+    if len(good) != len(rows):
+        good = [r for row in rows if (r := _with_whole_step(row)) is not None]
+    kept = [r for r in good if "parts" not in r or isinstance(r["parts"], dict)]
+    return kept, len(rows) - len(kept)
+
+
+def _with_whole_step(row: dict[str, Any]) -> dict[str, Any] | None:
+    step = row["step"]
+    if isinstance(step, float) and step == step and abs(step) < _MAX_STEP and step == int(step):
+        return {**row, "step": int(step)}
+    is_whole = type(step) is int and -_MAX_STEP < step < _MAX_STEP
+    return row if is_whole else None
+
+
+def sound_event(event: dict[str, Any]) -> bool:
+    """Whether an event has the shape that a run gives it."""
+    step = event.get("step")
+    if step is not None and not (type(step) is int and -_MAX_STEP < step < _MAX_STEP):
+        return False
+    if event.get("event") != "layers":
+        return isinstance(event.get("event"), str) and isinstance(event.get("id", ""), str)
+    lists = [event.get(k, []) for k in ("names", "dtypes", "weight", "grad", "update")]
+    return step is not None and "grad" in event and all(isinstance(v, list) for v in lists)
 
 
 def _is_object(value: Any) -> bool:
@@ -104,8 +147,9 @@ def _is_object(value: Any) -> bool:
 def read_journal(
     path: Path, points: int = 2000, session: int | None = None, keys: KeyMap | None = None
 ) -> JournalData:
-    """All of it, in one pass and in memory that does not grow with it."""
+    """All of it, read once and in memory that does not grow with it."""
     paths = [path] if path.name != JOURNAL_NAME and path.is_file() else segment_paths(path)
+    paths = [p for p in paths if is_regular(p)]
     heads = [_head(p) for p in paths]
     data = JournalData(path=path)
     if heads and heads[0] is not None:
@@ -115,8 +159,13 @@ def read_journal(
     num_lines = sum(_count_lines(p) for p in paths)
     data.curves = Curves(points, every=max(1, -(-num_lines // points) if num_lines > points else 1))
     taker = _Taker(data, keys or KeyMap())
+    num_bytes = 0
     for p in paths:
         for block in _blocks(p):
+            num_bytes += len(block)
+            if num_bytes > _MAX_BYTES:
+                data.is_cut = True
+                break
             taker.take(block)
     data.curves.finish()
     return data
@@ -125,8 +174,8 @@ def read_journal(
 def _choose_session(
     data: JournalData, paths: list[Path], heads: list[dict[str, Any] | None], session: int | None
 ) -> list[Path]:
-    numbers = [int((h or {}).get("session", 1)) for h in heads]
-    newest = max(int((h or {}).get("schema", 0)) for h in heads)
+    numbers = [_whole((h or {}).get("session"), 1) for h in heads]
+    newest = max(_whole((h or {}).get("schema"), 0) for h in heads)
     if newest > JOURNAL_SCHEMA:
         raise UsageError(
             f"the journal has schema {newest}, this version reads up to {JOURNAL_SCHEMA}; "
@@ -140,34 +189,38 @@ def _choose_session(
     return [p for p, n in zip(paths, numbers) if n == data.session]
 
 
+def _whole(value: Any, default: int) -> int:
+    return value if type(value) is int else default
+
+
 def _head(path: Path) -> dict[str, Any] | None:
     try:
-        with path.open("rb") as f:
-            head = json.loads(f.readline())
-    except (OSError, ValueError):
+        with open_regular(path) as f:
+            head = json.loads(f.readline(_MAX_LINE))
+    except (OSError, ValueError, RecursionError):
         return None
     is_ours = isinstance(head, dict) and head.get("kind") == JOURNAL_KIND
     return head if is_ours else None
 
 
 def _count_lines(path: Path) -> int:
-    with path.open("rb") as f:
+    with open_regular(path) as f:
         return sum(block.count(b"\n") for block in iter(lambda: f.read(_BLOCK), b""))
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
     """Whole lines, a couple of megabytes at a time."""
-    rest = b""
-    with path.open("rb") as f:
+    rest: list[bytes] = []
+    with open_regular(path) as f:
         while block := f.read(_BLOCK):
             end = block.rfind(b"\n") + 1
             if end:
-                yield rest + block[:end]
-                rest = block[end:]
-            else:
-                rest += block
+                yield b"".join(rest) + block[:end]
+                rest = [block[end:]]
+            elif len(rest) * _BLOCK < _MAX_LINE:
+                rest.append(block)
     if rest:
-        yield rest
+        yield b"".join(rest)
 
 
 class _Taker:
@@ -188,13 +241,17 @@ class _Taker:
         if b'"event"' in block or b'"kind"' in block:
             for line in lines:
                 if "event" in line:
-                    data.events.append(line)
+                    is_sound = sound_event(line)
+                    data.num_broken += not is_sound
+                    data.events += [line] if is_sound else []
                 elif line.get("kind") == JOURNAL_KIND:
                     data.head = {**line, **data.head}
             lines = [r for r in lines if "event" not in r and "kind" not in r]
             if len(data.events) > _MAX_EVENTS:
                 del data.events[1000 : len(data.events) - _MAX_EVENTS // 2]
-        data.curves.feed([r for r in lines if "step" in r])
+        rows, broken = sound_rows([r for r in lines if "step" in r])
+        data.num_broken += broken
+        data.curves.feed(rows)
 
     def _take_foreign(self, lines: list[dict[str, Any]]) -> None:
         rows = []
@@ -203,6 +260,8 @@ class _Taker:
             if row is not None:
                 rows.append(row)
                 self._num_rows += 1
+            elif self._keys.has_bad_step:
+                self._data.num_broken += 1
         self._data.keys = dict(self._keys.found)
         self._data.curves.feed(rows)
 
@@ -233,18 +292,18 @@ class Tail:
 
     def _open(self) -> bool:
         try:
-            self._file = self.path.open("rb")
+            self._file = open_regular(self.path)
         except OSError:
             return False
         head = _head(self.path)
-        session = int(head.get("session", 1)) if head else 0
+        session = _whole(head.get("session"), 1) if head else 0
         if session != self.data.session or self.data.curves.num_rows == 0:
             earlier = [p for p in segment_paths(self.path) if p != self.path] if head else []
             self.data = JournalData(path=self.path, session=session, is_foreign=head is None)
             self.data.curves = Curves(self._points)
             self._taker = _Taker(self.data, self._keys or KeyMap())
             for p in earlier:
-                if int((_head(p) or {}).get("session", 1)) == session:
+                if _whole((_head(p) or {}).get("session"), 1) == session:
                     for block in _blocks(p):
                         self._taker.take(block)
         return True
@@ -255,7 +314,7 @@ class Tail:
             is_new = True
             block = self._rest + block
             end = block.rfind(b"\n") + 1
-            self._rest = block[end:]
+            self._rest = block[end:] if len(block) - end <= _MAX_LINE else b""
             self._taker.take(block[:end])
         return is_new
 

@@ -9,7 +9,9 @@ from .model import RunView
 
 __all__ = ["render_markdown"]
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]|#~])")
+_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+"""Line breaks of every kind, and what would steer a terminal."""
 
 
 def render_markdown(view: RunView) -> str:
@@ -24,9 +26,10 @@ def escape(text: object) -> str:
     r"""Text that Markdown and HTML leave alone.
 
     >>> print(escape("<b>*x*</b> & y"))
-    \<b\>\*x\*\</b\> &amp; y
+    &lt;b&gt;\*x\*&lt;/b&gt; &amp; y
     """
-    return _SPECIAL.sub(r"\\\1", str(text).replace("&", "&amp;")).replace("\n", " ")
+    plain = _BREAKS.sub(" ", str(text)).replace("&", "&amp;")
+    return _SPECIAL.sub(r"\\\1", plain.replace("<", "&lt;").replace(">", "&gt;"))
 
 
 def code(text: object) -> str:
@@ -35,7 +38,7 @@ def code(text: object) -> str:
     >>> code("a`b|c")
     '``a`b\\\\|c``'
     """
-    plain = str(text).replace("\n", " ").replace("|", "\\|")
+    plain = _BREAKS.sub(" ", str(text)).replace("|", "\\|")
     ticks = "`" * (max((len(t) for t in re.findall(r"`+", plain)), default=0) + 1)
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{ticks}{pad}{plain}{pad}{ticks}"
@@ -43,6 +46,6 @@ def code(text: object) -> str:
 
 def fence(text: object, language: str = "") -> str:
     """A code block, with as many backticks as it takes."""
-    plain = str(text)
+    plain = "\n".join(_BREAKS.sub(" ", line) for line in str(text).split("\n"))
     ticks = "`" * max(3, max((len(t) for t in re.findall(r"`+", plain)), default=0) + 1)
     return f"{ticks}{language}\n{plain}\n{ticks}"

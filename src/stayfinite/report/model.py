@@ -14,6 +14,8 @@ from .curves import Series, as_number
 from .foreign import KeyMap
 from .journal_read import JournalData, journal_of, read_journal
 from .layers import HeatMap, heat_map
+from .reading import read_incident
+from .sources import Sources, load_sources
 from .text import number
 
 __all__ = ["Plot", "RunView", "load_run", "notices", "view_of_incident"]
@@ -26,6 +28,9 @@ _TITLES = {
     "update_ratio": "Update ratio (update per step / weight)",
     "ms": "Step time (ms)",
 }
+_MAX_INCIDENTS = 2000
+_MAX_SOURCES = 5000
+_MAX_INCIDENT_BYTES = 128 << 20
 _LOG = {"loss", "grad_norm", "scale", "update_ratio"}
 
 
@@ -57,6 +62,8 @@ class RunView:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
     """Warnings and whatever else was worth a line: `step`, `kind`, `text`."""
+    sources: Sources = field(default_factory=dict)
+    """The lines round those that incidents name, as they were stored with them."""
 
     def to_plain(self) -> dict[str, Any]:
         """For `--format json`; NaN and Inf as words, as in a journal."""
@@ -94,9 +101,9 @@ def load_run(
 ) -> RunView:
     """Read a run folder, a JSONL log, or one incident."""
     path = Path(path)
-    if path.name == "incident.json" or (path / "incident.json").is_file():
-        file = path if path.is_file() else path / "incident.json"
-        return view_of_incident(Incident.from_json(file.read_text(encoding="utf-8")))
+    if path.name == "incident.json" or (path / "incident.json").exists():
+        incident, folder = read_incident(path)
+        return view_of_incident(incident, load_sources(folder))
     journal = journal_of(path, rank)
     data = read_journal(journal, points, session, keys) if journal is not None else JournalData()
     if data.is_foreign and data.curves.num_rows == 0:
@@ -111,7 +118,7 @@ def load_run(
     return view
 
 
-def view_of_incident(incident: Incident) -> RunView:
+def view_of_incident(incident: Incident, sources: Sources | None = None) -> RunView:
     """A page for one incident: the steps are the history that it carries."""
     data = JournalData()
     data.curves.feed([_history_row(r) for r in to_plain(list(incident.history))])
@@ -120,7 +127,13 @@ def view_of_incident(incident: Incident) -> RunView:
     row = {"step": event.step, "epoch": event.epoch, "applied": False, **figures}
     data.curves.feed([{k: v for k, v in row.items() if v not in (None, [])}])
     data.curves.finish()
-    view = RunView(name=incident.id, path=incident.path or "", data=data, incidents=[incident])
+    view = RunView(
+        name=incident.id,
+        path=incident.path or "",
+        data=data,
+        incidents=[incident],
+        sources=sources or {},
+    )
     _fill(view)
     return view
 
@@ -133,13 +146,26 @@ def _history_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _load_incidents(view: RunView, folder: Path) -> None:
     own = {e.get("id") for e in view.data.of_kind("incident")}
-    for file in sorted(folder.glob("*/incident.json")):
+    files = sorted(folder.glob("*/incident.json"))
+    if len(files) > _MAX_INCIDENTS:
+        view.problems.append(f"{len(files):,} incidents; the first {_MAX_INCIDENTS:,} are shown")
+    num_bytes = 0
+    for file in files[:_MAX_INCIDENTS]:
+        num_bytes += file.stat().st_size
+        if num_bytes > _MAX_INCIDENT_BYTES:
+            limit = _MAX_INCIDENT_BYTES >> 20
+            view.problems.append(f"the incidents have more than {limit} MB; the rest is left out")
+            break
         if view.data.num_sessions > 1 and file.parent.name not in own:
             continue  # of another session in the same folder
         try:
-            view.incidents.append(Incident.from_json(file.read_text(encoding="utf-8")))
-        except (UsageError, OSError, UnicodeDecodeError) as e:
-            view.problems.append(f"{file}: {e}")
+            incident, home = read_incident(file)
+        except UsageError as e:
+            view.problems.append(str(e))
+            continue
+        view.incidents.append(incident)
+        if len(view.sources) < _MAX_SOURCES:
+            view.sources.update(load_sources(home))
     view.incidents.sort(key=lambda i: (i.event.step, i.created))
 
 
@@ -154,6 +180,8 @@ def _fill(view: RunView) -> None:
     view.facts = _facts(view)
     view.findings = _findings(view)
     view.ledger = _ledger(view)
+    if data.is_cut:
+        view.problems.append("the log has more than 4 GB; the rest of it was not read")
     if data.num_broken:
         view.problems.append(
             f"{data.num_broken} line{'s' if data.num_broken > 1 else ''} of the log "

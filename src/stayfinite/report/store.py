@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ..private import make_folder, open_private
 from ..records import Incident
+from .sources import SOURCES, collect_sources, dump_sources
 from .text import headline, render
 
 __all__ = ["RunFolder"]
@@ -29,9 +31,11 @@ class RunFolder:
             home = self.path / "incidents" / incident.id
             incident = replace(incident, path=str(home))
             try:
-                home.mkdir(parents=True, exist_ok=True)
+                make_folder(home)
                 _write(home / "incident.json", incident.to_json() + "\n")
                 _write(home / "incident.txt", render(incident) + "\n")
+                if sources := collect_sources(incident):
+                    _write(home / SOURCES, dump_sources(sources))
             except OSError as e:
                 incident = replace(incident, path=None)
                 warn_unwritable(self.path, e)
@@ -56,7 +60,8 @@ def warn_unwritable(folder: Path, error: OSError) -> None:
 def _write(path: Path, text: str) -> None:
     """All of it or nothing: a reader never sees half an incident."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
+    with open(temporary, "w", encoding="utf-8", opener=open_private) as handle:
+        handle.write(text)
     os.replace(temporary, path)
 
 

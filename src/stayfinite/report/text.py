@@ -205,7 +205,7 @@ def _why(incident: Incident) -> str:
     return "\n".join([*lines, *_proof(incident), *_try(incident)])
 
 
-_OUTCOME = {"finite": "finite", "nonfinite": "still not finite", "not_run": "not tried"}
+_OUTCOME = {"finite": "the step is finite", "nonfinite": "still not finite", "not_run": "not tried"}
 
 
 def _proof(incident: Incident) -> list[str]:
@@ -215,9 +215,9 @@ def _proof(incident: Incident) -> list[str]:
     width = max(len(e.changed) for e in tried)
     return [
         "",
-        "proof: the same step again, with",
+        "proof: the same step again, with one change",
         *(
-            f"  {e.changed:<{width}}  {_OUTCOME.get(e.outcome, e.outcome)}"
+            f"  {e.changed:<{width}}  -> {_OUTCOME.get(e.outcome, e.outcome)}"
             f"{f': {e.detail}' if e.detail else ''}"
             for e in tried
         ),

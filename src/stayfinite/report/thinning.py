@@ -38,7 +38,7 @@ class Segments:
         self._levels: dict[Path, int] = {}
 
     def start_session(self) -> int:
-        """Put what an earlier process left aside; returns the number of the new session."""
+        """Rename what an earlier process left; returns the number of the new session."""
         if not self.path.exists():
             paths = segment_paths(self.path)
             return _session_of(paths[-1]) + 1 if paths else 1

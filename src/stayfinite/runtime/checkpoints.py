@@ -116,7 +116,7 @@ class CheckpointWatch:
     def _refuse(
         self, engine: Engine, found: list[TensorFinding], path: str | None, origin: str
     ) -> None:
-        what = f"a state must not be restored: not finite are {_shown(found)}"
+        what = f"a state must not be restored: {_counted(found)}"
         remedy, good = "look at where the script has it from", None
         if origin == "since":
             remedy = (
@@ -125,13 +125,14 @@ class CheckpointWatch:
             )
         elif origin == "file":
             good = _search(path) if path else None
-            what = f"{path or 'the state'} must not be resumed from: not finite are {_shown(found)}"
+            what = f"{path or 'the state'} must not be resumed from: {_counted(found)}"
             remedy = f"resume from the last good checkpoint, {good}" if good else "start anew"
         self._incident(
             engine, found[0], "resume", what,
             Action(kind="raised", detail=f"nothing was restored; {remedy}"),
             Diagnosis(
-                cause="corrupt_checkpoint", confidence=1.0, summary=what, evidence=(_shown(found),)
+                cause="corrupt_checkpoint", confidence=1.0, evidence=(_shown(found),),
+                summary="what would be restored already contains NaN or Inf",
             ),
         )  # fmt: skip
         beside = f"\n  last good: {good or 'none found beside it'}" if origin == "file" else ""
@@ -165,6 +166,12 @@ class CheckpointWatch:
         )  # fmt: skip
         incident = new_incident(event, action=action, diagnosis=diagnosis, history=engine.records())
         return engine.publish_alone(incident)
+
+
+def _counted(found: list[TensorFinding]) -> str:
+    """How many and the first; the list itself stands once, in the evidence."""
+    first = f"{found[0].tensor or 'a tensor'} ({found[0].message})"
+    return f"not finite are {first}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
 
 
 def _shown(found: list[TensorFinding]) -> str:

@@ -87,7 +87,9 @@ class ClosureSteps:
         if found:
             if copy is not None:
                 driver.firewall.call(copy.restore)
+            window.closure = closure
             driver.firewall.call(driver.refuse, window, found[0])
+            window.closure = None
             driver.firewall.call(driver.end_refused, window)
         else:
             driver.firewall.call(driver.on_step_done, optimizer, is_done)

@@ -6,6 +6,7 @@ import ast
 import functools
 import linecache
 import sys
+from collections.abc import Container
 from types import CodeType, FrameType
 from typing import Any
 
@@ -25,11 +26,17 @@ def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
     return found
 
 
-def calling_place(frame: FrameType | None) -> tuple[CodeType, int, int] | None:
-    """(code, line, instruction) where the user's or a framework's code stands; nothing is held of it."""
+def calling_place(
+    frame: FrameType | None, passed_by: Container[CodeType] = ()
+) -> tuple[CodeType, int, int] | None:
+    """(code, line, instruction) where the user's or a framework's code stands; nothing is held of it.
+
+    `passed_by`: functions that are not meant, such as an optimizer's own `step`.
+    """
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("stayfinite.", "torch.")):
+        is_meant = frame.f_code not in passed_by
+        if is_meant and not name.startswith(("stayfinite.", "torch.")):
             return frame.f_code, frame.f_lineno, frame.f_lasti
         frame = frame.f_back
     return None

@@ -1,4 +1,4 @@
-"""The run's journal as the conductor keeps it: steps, incidents, and how the layers are."""
+"""The run's journal as the engine keeps it: steps, incidents, and how the layers are."""
 
 from __future__ import annotations
 

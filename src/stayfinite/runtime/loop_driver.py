@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import inspect
 import re
 import sys
 import threading
@@ -281,7 +282,12 @@ class LoopDriver:
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
         """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
-        if self._is_own_work or self.may_step(optimizer):
+        is_fine = self._is_own_work or self.may_step(optimizer)
+        if not self._is_own_work:  # such a step is seen from inside of the optimizer's own
+            own = [f for c in type(optimizer).__mro__ if (f := vars(c).get("step")) is not None]
+            codes = [c for f in own if (c := getattr(inspect.unwrap(f), "__code__", None))]
+            self.engine.step_place = calling_place(sys._getframe(1), codes)
+        if is_fine:
             return None
         copy = OptimizerCopy(optimizer)
         copy.take()

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ..patches import provenance as _provenance
 from ..patches.firewall import Firewall
 from ..patches.imports import ImportPatch, patch_when_imported
 from ..patches.manager import Subscribers, Subscription, Target, subscribe
-from ..patches import provenance as _provenance
 from ..patches.provenance import provenance
 from ..recover.atomic import atomic_path
 from .save_gate import SaveGate, is_ungated, refused_name, ungated

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib.machinery
 import os
-import runpy
 import sys
 import time
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from ..recover.policy import Policy
 from ..report.sinks import make_sink
 from ..report.store import RunFolder
 from ..report.terminal import say_incident, say_summary
+from .as_main import run_module_as_main, run_path_as_main
 from .checkpoints import CheckpointWatch
 from .engine import Engine, Investigate
 from .incidents import environment
@@ -75,33 +73,16 @@ class ScriptRun:
     def run_file(self, path: str, args: list[str]) -> int:
         """As `python path args…`."""
         try:
-            source = Path(path).read_bytes()
+            open(path, "rb").close()
         except OSError as e:
             print(f"stayfinite run: can't open file {path!r}: {e.strerror}", file=sys.stderr)
             return 2
-        full = os.path.abspath(path)
-        sys.argv = [path, *args]
-        sys.path[0] = os.path.dirname(full)
-
-        def body() -> None:
-            main = types.ModuleType("__main__")
-            main.__file__ = full
-            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
-            main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
-            sys.modules["__main__"] = main
-            # With the script's own flags, not with those of this file.
-            exec(compile(source, full, "exec", dont_inherit=True), main.__dict__)
-
-        return self._run(body, Path(path).stem, full)
+        body = functools.partial(run_path_as_main, path, args)
+        return self._run(body, Path(path).stem, os.path.abspath(path))
 
     def run_module(self, name: str, args: list[str]) -> int:
         """As `python -m name args…`."""
-        sys.argv = [name, *args]
-        sys.path[0] = os.getcwd()
-
-        def body() -> None:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-
+        body = functools.partial(run_module_as_main, name, args)
         return self._run(body, name.rpartition(".")[-1], None)
 
     def run_call(self, call: Callable[[], Any]) -> Any:

@@ -78,7 +78,7 @@ def _start(original: Any, subscribers: Subscribers) -> Any:
     def start(process: Any) -> None:
         target = getattr(process, "_target", None)
         runs = list(subscribers)
-        if not runs or not _firewall.call(trains, target):
+        if target is None or not runs or not _firewall.call(trains, target):
             original(process)
             return
         process._target = Spawned(target, runs[-1].for_child(next(_numbers)))

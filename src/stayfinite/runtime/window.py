@@ -85,6 +85,8 @@ class Window:
     """They were drawn ahead: each backward belongs to the next of `batches`."""
     error: BaseException | None = None
     """What the step raised, where a NaN made it raise before there was a loss."""
+    closure: Callable[[], Any] | None = None
+    """What computes the loss, where the loop has given it to its optimizer."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
     is_seen = False

@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .private_warnings import PrivateWarnings
-    from .replay_files import ReplayFiles
+from .private_warnings import PrivateWarnings
+from .replay_files import ReplayFiles
 
 __all__ = ["Abandoned", "Box", "Refused", "Report", "Rule", "here", "only_here", "outside"]
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..patches import Subscription, Target, subscribe, unpatched
-from . import descriptors, private_warnings, quiet, refusals, replay_files
+from . import descriptors, file_rules, quiet, refusals, warning_rules
 from .box import Abandoned, Box, Refused, Report, Rule, here, outside
 from .imported_names import imported_names, stamp
 from .interruptions import interruptions_outside
@@ -24,8 +24,8 @@ __all__ = ["computing_only"]
 
 _RULES: tuple[Rule, ...] = (
     *quiet.RULES,
-    *private_warnings.RULES,
-    *replay_files.RULES,
+    *warning_rules.RULES,
+    *file_rules.RULES,
     *descriptors.RULES,
     *refusals.RULES,
 )
@@ -82,7 +82,7 @@ def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
 
 def _new_box(report: Report) -> Box:
     box: Box
-    files = ReplayFiles(lambda what: box.refuse(what), lambda path: _note(report, path))
+    files = ReplayFiles(lambda what: box.refuse(what), lambda path: _note(report, path), outside)
     box = Box(files, PrivateWarnings(), report)
     return box
 

@@ -61,8 +61,6 @@ class RedirectedFiles:
                 self.real[name] = getattr(os, name)
         self.real |= {"open_file": io.open, "rmtree": shutil.rmtree}
 
-    # -- where things are --------------------------------------------------------------------------
-
     def place(self, path: str) -> str:
         """Where a file of this path lies when it has been redirected."""
         return os.path.join(self._root, "files", self._full(path).lstrip(os.sep).replace(":", "_"))
@@ -143,8 +141,6 @@ class RedirectedFiles:
         self._make_folder(place)
         for entry in self.real["scandir"](full) if with_contents else ():
             self._copy(entry.path, os.path.join(place, entry.name), True)
-
-    # -- what the script calls ---------------------------------------------------------------------
 
     def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, int) or kwargs.get("opener") is not None:
@@ -250,8 +246,6 @@ class RedirectedFiles:
             return real(path, *args, **kwargs)
 
         return call
-
-    # -- putting it in place -----------------------------------------------------------------------
 
     def install(self) -> None:
         """From now on, and until this process ends."""

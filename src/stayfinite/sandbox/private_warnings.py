@@ -1,23 +1,11 @@
-"""Warnings of a replay: filtered as ever, never shown, and none is used up.
-
-A warning that is shown once for a line must be shown later as if no replay had been, and
-`catch_warnings` in a replay must not change the filters of other threads. So a replay has filters of its
-own, and what C code notes in a module's registry is taken out again. Out of reach: what torch itself
-remembers to have said (`TORCH_WARN_ONCE`).
-"""
+"""The filters of a replay: `catch_warnings` in it must not change those of other threads."""
 
 from __future__ import annotations
 
-import sys
 import warnings
-from types import FrameType
 from typing import Any
 
-from .box import Box, Rule, only_here
-
-__all__ = ["RULES", "PrivateWarnings"]
-
-_REASON = "warnings of a replay are neither shown nor used up"
+__all__ = ["PrivateWarnings", "action_for"]
 
 
 class PrivateWarnings:
@@ -62,7 +50,7 @@ class PrivateWarnings:
     def handle(self, message: warnings.WarningMessage, module: str) -> None:
         """Raise it where the filters say "error", record it where somebody records; no more."""
         text, category = str(message.message), message.category
-        action = _action(self._now(), text, category, module, message.lineno)
+        action = action_for(self._now(), text, category, module, message.lineno)
         if action == "error":
             raise message.message if isinstance(message.message, Warning) else category(text)
         if action == "ignore" or self._log is None:
@@ -77,7 +65,8 @@ class PrivateWarnings:
         return warnings.filters if self._filters is None else self._filters
 
 
-def _action(filters: Any, text: str, category: type[Warning], module: str, lineno: int) -> str:
+def action_for(filters: Any, text: str, category: type[Warning], module: str, lineno: int) -> str:
+    """What the first filter that fits says."""
     for action, message, of, where, line in filters:
         if (
             _matches(message, text)
@@ -93,124 +82,3 @@ def _matches(pattern: Any, text: str) -> bool:
     if pattern is None:
         return True
     return pattern == text if isinstance(pattern, str) else pattern.match(text) is not None
-
-
-def _warn(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_ours(frame):
-        frame = frame.f_back
-    _warned(box, frame, *args, **kwargs)
-
-
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith(_OURS)
-
-
-_OURS = ("stayfinite.sandbox.", "stayfinite.patches.")
-
-
-def _warned(
-    box: Box,
-    frame: FrameType,
-    message: Any,
-    category: Any = None,
-    stacklevel: int = 1,
-    source: Any = None,
-    **kwargs: Any,
-) -> None:
-    for _ in range(stacklevel - 1):
-        frame = frame.f_back or frame
-    category = type(message) if isinstance(message, Warning) else category or UserWarning
-    module = str(frame.f_globals.get("__name__") or "<string>")
-    _handle(box, message, category, frame.f_code.co_filename, frame.f_lineno, module, source)
-
-
-def _handle(
-    box: Box, message: Any, category: Any, filename: str, lineno: int, module: str, source: Any
-) -> None:
-    if not isinstance(message, Warning):
-        message = category(message)
-    made = warnings.WarningMessage(message, category, filename, lineno, source=source)
-    box.warnings.handle(made, module)
-
-
-def _warn_explicit(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    _warned_explicitly(box, *args, **kwargs)
-
-
-def _warned_explicitly(
-    box: Box,
-    message: Any,
-    category: Any,
-    filename: str,
-    lineno: int,
-    module: str | None = None,
-    registry: Any = None,
-    module_globals: Any = None,
-    source: Any = None,
-) -> None:
-    category = type(message) if isinstance(message, Warning) else category
-    name = module or filename.removesuffix(".py") or "<unknown>"
-    _handle(box, message, category, filename, lineno, name, source)
-
-
-def _show(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    """C code has judged by the filters of all threads, and noted it; our own filters come next."""
-    message = args[0]
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != message.filename:
-        frame = frame.f_back
-    namespace: dict[str, Any] = {} if frame is None else frame.f_globals
-    module = str(namespace.get("__name__") or str(message.filename).removesuffix(".py"))
-    _forget(namespace, message, module)
-    box.warnings.handle(message, module)
-
-
-def _forget(namespace: dict[str, Any], message: warnings.WarningMessage, module: str) -> None:
-    """Take back what was noted just now, so that the same warning is shown when it comes again."""
-    text, category = str(message.message), message.category
-    action = _action(warnings.filters, text, category, module, message.lineno)
-    noted: list[tuple[Any, ...]] = [(text, category, message.lineno)]
-    if action in ("once", "module"):
-        noted += [(text, category), (text, category, 0)]
-    if action == "once":
-        once: Any = getattr(warnings, "onceregistry", {})
-        once.pop((text, category), None)
-    registry = namespace.get("__warningregistry__")
-    if not isinstance(registry, dict):
-        return
-    for key in noted:
-        registry.pop(key, None)
-    if not registry.keys() - {"version"}:
-        namespace.pop("__warningregistry__", None)
-
-
-def _enter(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    return box.warnings.enter(args[0])
-
-
-def _exit(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    if not box.warnings.has_entered(args[0]):
-        return original(*args, **kwargs)  # it was entered before the replay
-    box.warnings.leave(args[0])
-    return None
-
-
-def _add_filter(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    box.warnings.add_filter(args, bool(kwargs.get("append")))
-
-
-def _reset(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    box.warnings.reset()
-
-
-_ACTS = {
-    "warn": _warn,
-    "warn_explicit": _warn_explicit,
-    "_showwarnmsg": _show,
-    "_add_filter": _add_filter,
-    "resetwarnings": _reset,
-    "catch_warnings.__enter__": _enter,
-    "catch_warnings.__exit__": _exit,
-}
-RULES = tuple(Rule("warnings", name, only_here(act), _REASON) for name, act in _ACTS.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import prod
 
-from ..files import Blob, MappedFile
+from ..files import MappedFile, Region
 from ..limits import FileFault, Limits
 from ..measure import dtype_of
 from ..values import ArrayRef, StorageRef, TensorRef
@@ -44,21 +44,20 @@ def matches(head: bytes) -> bool:
 
 
 def read(file: MappedFile, limits: Limits) -> Contents:
-    blob = Blob(file.view, file.size, file=file)
-    return Contents("npy", roots=[("", {"array": read_npy(blob)})], hint="data")
+    return Contents("npy", roots=[("", {"array": read_npy(Region.of(file))})], hint="data")
 
 
-def read_npy(blob: Blob) -> TensorRef | ArrayRef:
+def read_npy(region: Region) -> TensorRef | ArrayRef:
     """The array in a npy file; one of text or records is handed back as it is."""
-    view = blob.open()
-    if bytes(view[:6]) != _MAGIC or len(view) < 10:
+    head = region.read(0, 12)
+    if head[:6] != _MAGIC or len(head) < 10:
         raise FileFault("unreadable", "not an npy file")
-    width = 2 if view[6] == 1 else 4
-    length = int.from_bytes(view[8 : 8 + width], "little")
+    width = 2 if head[6] == 1 else 4
+    length = int.from_bytes(head[8 : 8 + width], "little")
     start = 8 + width + length
-    if length > _MAX_HEADER or start > len(view):
+    if length > _MAX_HEADER or start > region.size:
         raise FileFault("truncated", f"an npy header of {length:,} bytes")
-    text = bytes(view[8 + width : start]).decode("latin-1")
+    text = region.read(8 + width, start).decode("latin-1")
     match = _HEADER.fullmatch(text.strip() + " ")
     if match is None:
         raise FileFault("unreadable", "the npy header is damaged")
@@ -71,36 +70,30 @@ def read_npy(blob: Blob) -> TensorRef | ArrayRef:
     array.fortran_order = match["order"] == "True"
     if "O" in array.descr:
         raise FileFault("unreadable", "an array of Python objects: reading it would run a pickle")
-    array.data = view[start:]
-    return array_tensor(array, blob)
+    array.data = region.part(start, region.size)
+    return array_tensor(array)
 
 
-def array_tensor(array: ArrayRef, source: Blob | None = None) -> TensorRef | ArrayRef:
+def array_tensor(array: ArrayRef) -> TensorRef | ArrayRef:
     """A numeric array as a tensor over its bytes; any other array unchanged."""
     parsed = _DESCR.fullmatch(array.descr)
-    if parsed is None or not isinstance(array.data, (bytes, memoryview)):
+    if parsed is None or not isinstance(array.data, (bytes, memoryview, Region)):
         return array
     order, kind, width = parsed.groups()
     name = _TYPES.get((kind, int(width or 0)) if len(width) < 4 else (kind, 0))
     elements = dtype_of(name) if name else None
     if name is None or elements is None:
         return array
-    raw = memoryview(bytearray(array.data)) if isinstance(array.data, bytes) else array.data
+    raw = _region(array.data)
     count = prod(array.shape)
-    if count * elements.itemsize > len(raw):
+    if count * elements.itemsize > raw.size:
         raise FileFault(
             "truncated",
             f"an array of shape {list(array.shape)} needs {count * elements.itemsize:,} bytes, "
-            f"the file has {len(raw):,}",
+            f"the file has {raw.size:,}",
         )
     storage = StorageRef("array", name, count)
-    # The bytes may belong to an inflated copy; `raw` keeps them alive.
-    storage.blob = Blob(
-        raw,
-        count * elements.itemsize,
-        file=source.file if source else None,
-        is_big_endian=order == ">",
-    )
+    storage.blob = raw.blob(0, count * elements.itemsize, is_big_endian=order == ">")
     return TensorRef(storage, name, 0, array.shape, _strides(array.shape, array.fortran_order))
 
 
@@ -111,3 +104,10 @@ def _strides(shape: tuple[int, ...], fortran_order: bool) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(strides if fortran_order else strides[::-1])
+
+
+def _region(data: bytes | memoryview | Region) -> Region:
+    """The bytes, wherever they are; torch wants them writable, though nobody writes."""
+    if isinstance(data, Region):
+        return data
+    return Region(memoryview(bytearray(data)) if isinstance(data, bytes) else data)

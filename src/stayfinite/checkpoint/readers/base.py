@@ -37,6 +37,7 @@ class Contents:
         unpickler would already have run it.
         """
         roots: list[Any] = []
+        machine.limits.part("its pickle")
         try:
             for _ in range(num_pickles):
                 roots.append(machine.load())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
-from ..files import MappedFile
-from ..limits import FileFault, Limits
+from ..files import MappedFile, Region
+from ..limits import FileFault, LimitError, Limits
 from ..pickles import Machine
+from ..places import Place, open_source
 from ..tree import resolve
 from ..values import ObjectKey
 from ..zips import Archive
@@ -16,6 +17,9 @@ from . import legacy, safetensors, torchzip
 from .base import Contents
 
 __all__ = ["Item", "Metadata", "read_items", "read_metadata"]
+
+
+_MAX_INDEX = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,14 @@ class Metadata:
     """By file name."""
 
 
-def read_metadata(folder: Path, limits: Limits) -> Metadata:
+def read_metadata(folder: Place, limits: Limits) -> Metadata:
     """The index of a folder, from its `.metadata`."""
     contents = Contents("dcp metadata")
-    with MappedFile(folder / ".metadata") as file:
-        machine = Machine(bytearray(file.view[: 1 << 30]), limits)
-        root = contents.run(machine)
+    with open_source(folder / ".metadata") as file:
+        if file.size > _MAX_INDEX:
+            raise LimitError(f"`.metadata` has {file.size:,} bytes")
+        limits.spend(file.size)
+        root = contents.run(Machine(bytearray(Region.of(file).read(0, file.size)), limits))
     index = Metadata(contents)
     storage = resolve(root, "storage_data")
     pairs = _index_pairs(storage)
@@ -82,6 +88,7 @@ def _item(key: Any, info: Any) -> tuple[Item | None, str | None]:
 def read_items(file: MappedFile, items: list[Item], limits: Limits) -> Contents:
     """The pieces in one `.distcp` file; each is a file of its own."""
     contents = Contents("dcp")
+    limits = limits.inner()
     counts: dict[str, int] = {}
     for item in items:
         counts[item.name] = counts.get(item.name, 0) + 1
@@ -92,9 +99,10 @@ def read_items(file: MappedFile, items: list[Item], limits: Limits) -> Contents:
         if item.start + item.length > file.size:
             contents.findings.append(("truncated", f"{label}: the file ends before its bytes"))
             continue
-        view = file.view[item.start : item.start + item.length]
+        limits.tick()
+        region = Region.of(file).part(item.start, item.start + item.length)
         try:
-            inner = _read_piece(view, limits, file)
+            inner = _read_piece(region, limits)
         except FileFault as e:
             contents.findings.append((e.code, f"{label}: {e}"))
             continue
@@ -104,12 +112,12 @@ def read_items(file: MappedFile, items: list[Item], limits: Limits) -> Contents:
     return contents
 
 
-def _read_piece(view: memoryview, limits: Limits, file: MappedFile) -> Contents:
-    head = bytes(view[:64])
+def _read_piece(region: Region, limits: Limits) -> Contents:
+    head = region.read(0, 64)
     if torchzip.matches(head):
-        return torchzip.read_archive(Archive(view, limits, file))
+        return torchzip.read_archive(Archive(region, limits))
     if legacy.matches(head):
-        return legacy.read_view(view, limits, file)
+        return legacy.read_region(region, limits)
     if safetensors.matches(head):
-        return safetensors.read_view(view, limits, file)
+        return safetensors.read_region(region, limits)
     raise FileFault("unreadable", "its bytes are in no known format")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from ..files import MappedFile
+from ..files import MappedFile, Region
 from ..limits import Limits
 from ..pickles import Machine, looks_like_pickle
 from . import nested
 from .base import Contents
-from .storages import StorageTable
+from .storages import StorageTable, pickle_bytes
 
 __all__ = ["matches", "read"]
 
-_COPY_BELOW = 1 << 20
 _MAX_PICKLES = 100
 
 
@@ -21,7 +20,7 @@ def matches(head: bytes) -> bool:
 
 def read(file: MappedFile, limits: Limits) -> Contents:
     contents = Contents("pickle")
-    data: bytearray | memoryview = bytearray(file.view) if file.size < _COPY_BELOW else file.view
+    data = pickle_bytes(Region.of(file), limits)
     machine = Machine(
         data,
         limits,
@@ -30,7 +29,7 @@ def read(file: MappedFile, limits: Limits) -> Contents:
     )
     contents.roots.append(("", contents.run(machine)))
     while machine.pos < file.size and len(contents.roots) < _MAX_PICKLES and not contents.findings:
-        if not looks_like_pickle(bytes(file.view[machine.pos : machine.pos + 3])):
+        if not looks_like_pickle(bytes(data[machine.pos : machine.pos + 3])):
             break
         contents.roots.append((str(len(contents.roots)), contents.run(machine)))
     if machine.pos < file.size and not contents.findings:

@@ -6,13 +6,14 @@ import json
 from math import prod
 from typing import Any
 
-from ..files import Blob, MappedFile
+from ..files import MappedFile, Region
+from ..geometry import row_major
 from ..limits import FileFault, LimitError, Limits
 from ..measure import dtype_of
 from ..values import StorageRef, TensorRef
 from .base import Contents
 
-__all__ = ["load_json", "matches", "read", "read_view"]
+__all__ = ["load_json", "matches", "read", "read_region"]
 
 _DTYPES = {
     "F64": "float64",
@@ -36,6 +37,7 @@ _DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
     "F4": "float4_e2m1fn_x2",
 }
+_BYTES_PER_NODE = 60
 
 
 def matches(head: bytes) -> bool:
@@ -44,33 +46,35 @@ def matches(head: bytes) -> bool:
 
 
 def read(file: MappedFile, limits: Limits) -> Contents:
-    return read_view(file.view, limits, file)
+    return read_region(Region.of(file), limits)
 
 
-def read_view(view: memoryview, limits: Limits, file: MappedFile | None) -> Contents:
+def read_region(region: Region, limits: Limits) -> Contents:
     """A safetensors file, wherever its bytes lie."""
-    length = int.from_bytes(view[:8], "little")
+    length = int.from_bytes(region.read(0, 8), "little")
     if length > limits.max_json:
         raise LimitError(f"a header of {length:,} bytes; the format allows {limits.max_json:,}")
-    if 8 + length > len(view):
+    if 8 + length > region.size:
         raise FileFault(
-            "truncated", f"the header says {length:,} bytes, the file has {len(view):,}"
+            "truncated", f"the header says {length:,} bytes, the file has {region.size:,}"
         )
-    header = load_json(bytes(view[8 : 8 + length]), limits, "the header")
-    data = view[8 + length :]
+    header = load_json(region.read(8, 8 + length), limits, "the header")
+    data = region.part(8 + length, region.size)
     contents = Contents("safetensors")
     tree: dict[str, Any] = {}
     ranges: list[tuple[int, int, str]] = []
-    for name, entry in header.items():
+    for name in list(header):
+        entry = header.pop(name)
+        limits.tick()
         if name == "__metadata__":
             continue
         try:
-            tree[name], span = _tensor(entry, data, file)
+            tree[name], span = _tensor(entry, data)
             ranges.append((*span, name))
         except FileFault as e:
             contents.findings.append((e.code, f"{name!r:.120}: {e}"))
     contents.roots.append(("", tree))
-    contents.findings.extend(_check_ranges(ranges, len(data), bool(contents.findings)))
+    contents.findings.extend(_check_ranges(ranges, data.size, bool(contents.findings)))
     return contents
 
 
@@ -78,12 +82,16 @@ def load_json(raw: bytes, limits: Limits, what: str) -> dict[str, Any]:
     """A JSON object; repeated keys, depth and the number of values are bounded."""
     if len(raw) > limits.max_json:
         raise LimitError(f"{what} has {len(raw):,} bytes")
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > limits.max_json_nodes:
+    num_nodes = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+    if num_nodes > limits.max_json_nodes:
         raise LimitError(f"{what} holds more than {limits.max_json_nodes:,} values")
+    cost = 2 * len(raw) + _BYTES_PER_NODE * num_nodes
+    limits.spend(cost)
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as e:
         raise FileFault("unreadable", f"{what} is not valid JSON: {e!s:.100}") from None
+    limits.spend(-cost)  # whoever asked takes out what it needs, and counts that
     if not isinstance(value, dict):
         raise FileFault("unreadable", f"{what} is not a JSON object")
     return value
@@ -96,9 +104,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _tensor(
-    entry: Any, data: memoryview, file: MappedFile | None
-) -> tuple[TensorRef, tuple[int, int]]:
+def _tensor(entry: Any, data: Region) -> tuple[TensorRef, tuple[int, int]]:
     try:
         kind, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = (start, end, *shape)
@@ -109,8 +115,8 @@ def _tensor(
     elements = dtype_of(name) if name else None
     if not is_plain or start > end:
         raise FileFault("unreadable", "its header entry has impossible numbers")
-    if end > len(data):
-        raise FileFault("truncated", f"its bytes end at {end:,}, the file's at {len(data):,}")
+    if end > data.size:
+        raise FileFault("truncated", f"its bytes end at {end:,}, the file's at {data.size:,}")
     if name is None or elements is None:
         raise FileFault("not_scanned", f"dtype {kind!r:.20} is not known to this torch")
     if name == "float4_e2m1fn_x2" and shape:
@@ -120,9 +126,9 @@ def _tensor(
             "unreadable", f"shape {shape} of {kind} does not take {end - start:,} bytes"
         )
     storage = StorageRef(f"{start}", name, prod(shape))
-    storage.blob = Blob(data[start:end], end - start, file=file)
-    strides = [prod(shape[i + 1 :]) for i in range(len(shape))]
-    return TensorRef(storage, name, 0, tuple(shape), tuple(strides)), (start, end)
+    storage.blob = data.blob(start, end - start)
+    size = tuple(shape)
+    return TensorRef(storage, name, 0, size, row_major(size)), (start, end)
 
 
 def _check_ranges(

@@ -5,12 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from ..builders import storage_dtype
-from ..files import Blob
-from ..limits import FileFault
+from ..files import Blob, Region
+from ..limits import FileFault, LimitError, Limits
 from ..measure import dtype_of
 from ..values import Opaque, StorageRef
 
-__all__ = ["StorageTable", "attach"]
+__all__ = ["StorageTable", "attach", "pickle_bytes"]
+
+_COPY_BELOW = 1 << 20
+
+
+def pickle_bytes(region: Region, limits: Limits) -> bytearray | memoryview:
+    """The bytes of a file that begins with pickles whose length nobody tells."""
+    is_remote = region.file is not None and region.file.is_remote
+    if region.size < _COPY_BELOW or is_remote:
+        if region.size > limits.max_memory // 2:
+            raise LimitError("all of this format must be fetched to be read: copy the file first")
+        limits.spend(region.size)
+        return bytearray(region.read(0, region.size))
+    with region.held(0, region.size) as view:
+        return view
 
 
 class StorageTable:

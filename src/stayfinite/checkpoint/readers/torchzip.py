@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..files import Blob, MappedFile
+from ..files import Blob, MappedFile, Region
 from ..limits import FileFault, Limits
 from ..pickles import Machine
 from ..zips import Archive
-from . import nested
+from . import nested, pt2
 from .arrays import read_npy
 from .base import Contents
 from .storages import StorageTable, attach
 
-__all__ = ["matches", "read", "read_archive"]
+__all__ = ["matches", "read", "read_archive", "read_embedded"]
 
 _MAX_PICKLE = 1 << 30
-_COPY_BELOW = 64 << 20
 _MAX_PICKLES = 16
 
 
@@ -25,7 +24,11 @@ def matches(head: bytes) -> bool:
 
 
 def read(file: MappedFile, limits: Limits) -> Contents:
-    return read_archive(Archive(file.view, limits, file))
+    return read_archive(Archive(Region.of(file), limits))
+
+
+def read_embedded(view: memoryview, limits: Limits, depth: int) -> Contents:
+    return read_archive(Archive(Region(view), limits))
 
 
 def read_archive(archive: Archive) -> Contents:
@@ -36,7 +39,11 @@ def read_archive(archive: Archive) -> Contents:
         return _read_torch(archive, [p.removesuffix("data.pkl") for p in pickles[:_MAX_PICKLES]])
     if any(n.endswith(".npy") for n in archive.entries):
         return _read_npz(archive)
-    raise FileFault("unreadable", "a zip archive, but neither a torch checkpoint nor an npz")
+    if pt2.is_pt2(archive):
+        return pt2.read_archive(archive)
+    raise FileFault(
+        "unreadable", "a zip archive, but neither a torch checkpoint nor an npz nor a pt2"
+    )
 
 
 def _read_torch(archive: Archive, prefixes: list[str]) -> Contents:
@@ -70,9 +77,7 @@ def _read_pickle(
     contents: Contents,
     blobs: dict[str, Blob],
 ) -> Any:
-    data: Any = archive.read(f"{prefix}{pickle_name}", _MAX_PICKLE)
-    if len(data) < _COPY_BELOW or isinstance(data, bytes):
-        data = bytearray(data)  # faster than a mapping, and arrays in it can be looked at in place
+    data = archive.read(f"{prefix}{pickle_name}", _MAX_PICKLE)
     table = StorageTable()
     machine = Machine(
         data,
@@ -82,16 +87,20 @@ def _read_pickle(
         is_torchscript=contents.format == "torchscript",
     )
     root = contents.run(machine)
+    num_before = len(archive.findings)
+    archive.limits.part("its list of storages")
     for ref in table.refs:
         name = f"{prefix}{folder}{ref.key}"
         if name not in archive.entries and contents.format == "torchscript":
             name = f"{prefix}{ref.key}"
-        if name not in blobs and name in archive.entries:
-            blobs[name] = archive.blob(name, is_big_endian=is_big)
+        archive.limits.tick()
         try:
+            if name not in blobs and name in archive.entries:
+                blobs[name] = archive.blob(name, is_big_endian=is_big)
             attach(ref, blobs.get(name))
         except FileFault as e:
             contents.findings.append((e.code, str(e)))
+    contents.findings.extend(archive.findings[num_before:])
     return root
 
 
@@ -99,11 +108,12 @@ def _read_npz(archive: Archive) -> Contents:
     contents = Contents("npz", findings=list(archive.findings), hint="data")
     tree: dict[str, Any] = {}
     for name in archive.entries:
+        archive.limits.tick()
         if not name.endswith(".npy"):
             contents.notes.append(f"{name!r:.80} in the archive is not an array")
             continue
         try:
-            tree[name.removesuffix(".npy")] = read_npy(archive.blob(name))
+            tree[name.removesuffix(".npy")] = read_npy(archive.region_of(name))
         except FileFault as e:
             contents.findings.append((e.code, f"{name.removesuffix('.npy')!r:.80}: {e}"))
     contents.roots.append(("", tree))

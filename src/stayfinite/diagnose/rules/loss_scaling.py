@@ -1,4 +1,4 @@
-"""A loss scale spoils gradients that are ordinary without it."""
+"""A loss scale corrupts gradients that are ordinary without it."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def division_by_a_plain_zero(e: Evidence) -> Finding | None:
 
 
 def _num_divisors(e: Evidence, d: TensorStats) -> int:
-    """How many numbers were divided by: one for a scalar, however many quotients it spoils."""
+    """How many numbers were divided by: one for a scalar, however many quotients it corrupts."""
     whole = e.operand("tensor2", "other") or e.operand("self")
     if whole is None or whole.stats is None:
         return d.num_elements

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from .caller import ARGUMENT, argument_expressions, assignments, plain_values
 from .compiled import compile_block, compile_module
@@ -98,19 +98,28 @@ class Body:
 
     @property
     def has_effects(self) -> bool:
-        """Whether an iteration does things besides training: it counts, collects, writes, draws."""
+        """Whether an iteration changes something that later ones compute with: a replay buffer, a world.
+
+        Then it has happened, though its step was left out. What it only counts, prints or collects does
+        not make it so.
+        """
         environment = home_environment(self.scene)
         following = build_units(self.home.following, environment, self.functions.judge)
         units = [*flat(self.units), *flat(following)]
         bound = {p[0] for u in units for p in u.access.binds if len(p) == 1}
-        for unit in units:
-            access = unit.access
-            if access.is_training:
-                continue
-            outer = [p for p in access.mutates if p[0] not in bound and "<" not in p[0]]
-            if access.outside or access.needs_protection or outer:
-                return True
-        return False
+        read = {p[0] for u in self.plan().kept for p in u.access.reads}
+        changed = {
+            p[0]
+            for u in units
+            if not u.access.is_training
+            for p in u.access.mutates
+            if p[0] not in bound and "<" not in p[0]
+        }
+        return any(not self._is_part_of_training(root) for root in changed & read)
+
+    def _is_part_of_training(self, root: str) -> bool:
+        value = self.scene.variables.get(root.split("@")[0])
+        return isinstance(value, nn.Module) or self.functions.judge.is_training_object(value)
 
     def can_bind(self, num_items: int) -> bool:
         """Whether so many batches, drawn for one iteration, can be put where the body takes its own."""

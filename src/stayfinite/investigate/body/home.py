@@ -74,9 +74,10 @@ def _rest(body: list[ast.stmt], index: int, place: _Place) -> list[ast.stmt]:
 
 def _is_at_head(loop: ast.AST, place: _Place) -> bool:
     """The loop asks for its next item: an iteration of its whole body is over."""
-    if not isinstance(loop, ast.For) or not _holds(loop.iter, place):
+    if not isinstance(loop, ast.For):
         return False
-    return not any(_holds(s, place) for s in loop.body)
+    first = loop.body[0]
+    return (loop.lineno, -1) <= place < (first.lineno, max(first.col_offset, 0))
 
 
 def _loops(root: ast.AST, place: _Place) -> Iterator[Loop]:

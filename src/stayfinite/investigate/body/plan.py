@@ -151,6 +151,11 @@ class Plan:
         return any(u.access.is_computing for u in kept)
 
     @property
+    def kept(self) -> set[Unit]:
+        """The statements that are run."""
+        return self._cut.kept
+
+    @property
     def has_backward(self) -> bool:
         return any(u.access.is_backward for u in self._cut.kept)
 

@@ -94,7 +94,7 @@ def temi_loss(
     (Adaloglou et al. 2023, arXiv:2303.17896).
 
     Prevents: the softmax of logits over a temperature near 0, weights that sum to 0 (uniform
-    then), and one bad head that spoils all: a head with a NaN or inf in its logits is left out,
+    then), and one bad head that corrupts all: a head with a NaN or inf in its logits is left out,
     without a gradient and without a look at the device, and named in `is_skipped`.
 
     >>> x = torch.randn(2, 8, 5)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from .pool import Job, last_words
 from .records import Change
-
-if TYPE_CHECKING:
-    from .climb import Plan
 
 __all__ = ["announced", "no_input", "no_survey", "silent_end"]
 
@@ -21,15 +17,15 @@ def silent_end(job: Job) -> str:
     return f"ended with exit code {job.code} and no word"
 
 
-def no_survey(plan: Plan, job: Job) -> str:
+def no_survey(target: str, job: Job) -> str:
     """Why nothing is known about the script."""
     if job.is_late:
         return (
-            f"{plan.target} came to no training within {job.duration_s:.0f} s\n"
+            f"{target} came to no training within {job.duration_s:.0f} s\n"
             "  try: smaller data, or a longer --timeout"
         )
     said = last_words(job, 3).replace("\n", "\n    ") or silent_end(job)
-    return f"{plan.target} ends with an error before any training:\n    {said}{no_input(said)}"
+    return f"{target} ends with an error before any training:\n    {said}{no_input(said)}"
 
 
 def no_input(said: str) -> str:

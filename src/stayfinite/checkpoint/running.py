@@ -1,0 +1,134 @@
+"""Files looked at side by side, with an eye on how far it is, and an interrupt that costs little."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from ..errors import StayfiniteError
+from .judge import finding
+from .measure import Probe
+from .places import Place
+from .records import FileReport
+
+__all__ = ["Outcomes", "Progress", "ScanStoppedError", "Task", "guarded", "run_local", "size_of"]
+
+
+class ScanStoppedError(StayfiniteError):
+    """The scan was interrupted."""
+
+
+@dataclass
+class Progress:
+    """How far a scan is; read it from another thread."""
+
+    total_bytes: int = 0
+    done_bytes: int = 0
+    num_files: int = 0
+    done_files: int = 0
+    phase: str = "scanning"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One file to look at."""
+
+    unit: int
+    path: Place
+    run: Callable[[Probe], FileReport]
+
+
+@dataclass
+class Outcomes:
+    """The reports of each unit's files, as far as there are any."""
+
+    reports: dict[int, list[FileReport]] = field(default_factory=dict)
+    unseen: set[int] = field(default_factory=set)
+    """Units of which a file was not looked at before the interrupt."""
+
+    def add(self, task: Task, report: FileReport | None) -> None:
+        if report is None:
+            self.unseen.add(task.unit)
+        else:
+            self.reports.setdefault(task.unit, []).append(report)
+
+
+def run_local(
+    tasks: list[Task], jobs: int, full: bool, progress: Progress, keep_partial: bool
+) -> Outcomes:
+    """All tasks, several at a time; an interrupt stops the workers at their next block.
+
+    With `keep_partial` what was finished by then is handed back instead of being lost.
+    """
+    stop = threading.Event()
+    lock = threading.Lock()
+    progress.num_files = len(tasks)
+    progress.total_bytes = sum(size_of(t.path) for t in tasks)
+
+    def run(task: Task) -> FileReport:
+        seen = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal seen
+            with lock:
+                seen += count
+                progress.done_bytes += count
+
+        report = guarded(task, Probe(on_bytes=on_bytes, check=check, is_full=full))
+        with lock:
+            progress.done_files += 1
+            progress.done_bytes += max(0, size_of(task.path) - seen)
+        return report
+
+    def check() -> None:
+        if stop.is_set():
+            raise ScanStoppedError("the scan was interrupted")
+
+    outcomes = Outcomes()
+    with ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="stayfinite-scan") as pool:
+        futures: list[tuple[Task, Future[FileReport]]] = [(t, pool.submit(run, t)) for t in tasks]
+        pending = {f for _, f in futures}
+        try:
+            while pending:
+                _, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+        except BaseException as e:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            if not (keep_partial and isinstance(e, KeyboardInterrupt)):
+                raise
+        for task, future in futures:
+            is_known = not future.cancelled() and not isinstance(
+                future.exception(), ScanStoppedError
+            )
+            outcomes.add(task, future.result() if is_known else None)
+    return outcomes
+
+
+def guarded(task: Task, probe: Probe) -> FileReport:
+    """A fault of the scanner in one file must not cost the report on the others."""
+    try:
+        return task.run(probe)
+    except ScanStoppedError:
+        raise
+    except Exception as e:
+        return failed_report(task, f"{type(e).__name__}: {e!s:.200}")
+
+
+def failed_report(task: Task, message: str) -> FileReport:
+    found = finding("internal_error", message)
+    return FileReport(
+        path=str(task.path),
+        format="unknown",
+        verdict=found.severity,
+        size_bytes=size_of(task.path),
+        findings=(found,),
+    )
+
+
+def size_of(path: Place) -> int:
+    try:
+        return int(path.stat().st_size)
+    except OSError:
+        return 0

@@ -1,0 +1,69 @@
+"""Reading what somebody may have sent: regular files only, so much of them, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import UsageError
+from ..records import Incident
+
+__all__ = ["is_regular", "open_regular", "printable", "read_incident", "read_json"]
+
+_MAX_INCIDENT = 32 << 20
+
+
+def printable(text: str) -> str:
+    r"""Text from a file, without what would steer a terminal; line breaks stay.
+
+    >>> printable("a\x1b[2J")
+    'a\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is an ordinary file: a pipe would make whoever opens it wait for ever."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """An ordinary file for reading; anything else is an OSError, at once."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(22, "not a regular file", str(path))
+    return os.fdopen(fd, "rb")
+
+
+def read_json(path: Path, max_bytes: int) -> Any:
+    """The JSON in a file, None where there is none that can be read."""
+    try:
+        with open_regular(path) as handle:
+            raw = handle.read(max_bytes + 1)
+        return json.loads(raw) if len(raw) <= max_bytes else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def read_incident(path: Path) -> tuple[Incident, Path]:
+    """The incident in a folder (or in its `incident.json`), and the folder."""
+    folder = path.parent if path.name == "incident.json" else path
+    file = folder / "incident.json"
+    try:
+        with open_regular(file) as handle:
+            raw = handle.read(_MAX_INCIDENT + 1)
+    except OSError as e:
+        raise UsageError(f"{printable(str(folder))} is no incident: {e.strerror or e}") from e
+    if len(raw) > _MAX_INCIDENT:
+        raise UsageError(f"{printable(str(file))} has more than {_MAX_INCIDENT >> 20} MB")
+    try:
+        return Incident.from_json(raw.decode("utf-8")), folder
+    except (ValueError, RecursionError, TypeError, OverflowError, AttributeError) as e:
+        raise UsageError(f"{printable(str(file))}: {printable(f'{e!s:.300}')}") from e
