@@ -167,7 +167,7 @@ def _depth_now() -> int:
 def _here(subscribers: Subscribers) -> list[TrainingPatches]:
     """Those whose thread this is."""
     me = _ident()
-    return [s for s in subscribers if s.listener.thread_id == me]
+    return [s for s in subscribers.now if s.listener.thread_id == me]
 
 
 def _backward(original: Any, subscribers: Subscribers) -> Any:
@@ -177,7 +177,7 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
         if _is_compiling():
             return original(tensors, *args, **kwargs)
         me = _ident()
-        for each in subscribers:
+        for each in subscribers.now:
             listener = each.listener
             if listener.thread_id != me:
                 continue
@@ -218,7 +218,7 @@ def _same_clip(original: Any, subscribers: Subscribers) -> Any:
 def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
     def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        for each in subscribers:
+        for each in subscribers.now:
             each.listener.firewall.call(each.watch_optimizer, optimizer)
             each.listener.firewall.call(each.listener.on_optimizer, optimizer)
 
@@ -228,7 +228,7 @@ def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
 def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
     def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(scheduler, *args, **kwargs)
-        for each in subscribers:
+        for each in subscribers.now:
             each.listener.firewall.call(each.listener.on_scheduler, scheduler)
 
     return __init__
@@ -239,7 +239,7 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
         if _is_compiling() or _depth_now():
             return original(optimizer, *args, **kwargs)
         me, mine = _ident(), None
-        for each in subscribers:
+        for each in subscribers.now:
             listener = each.listener
             if listener.thread_id != me:
                 continue

@@ -194,8 +194,9 @@ class ScriptRun:
             show(e)
             code = 1
         finally:
-            self._finish()
-            self.leave()
+            end = Firewall("the end of the run")
+            end.once(self._finish)
+            end.once(self.leave)
         self._sum_up(folder)
         return code
 
