@@ -33,7 +33,15 @@ __all__ = ["TrainingListener", "TrainingPatches"]
 
 _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
-_depth: Any = threading.local()
+
+
+class _Depth(threading.local):
+    """How many optimizer steps this thread is inside of."""
+
+    step = 0
+
+
+_depth = _Depth()
 
 
 class TrainingListener(Protocol):
@@ -123,7 +131,7 @@ class TrainingPatches:
 
     def _before_original(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         listener = self.listener
-        if _is_compiling() or _depth_now() or listener.thread_id != _ident():
+        if _is_compiling() or _depth.step or listener.thread_id != _ident():
             return
         if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
             return
@@ -158,10 +166,6 @@ _LOSS = "the loss is looked at when its backward begins"
 _NORM = "the gradients' norm is taken over instead of being computed again"
 _STEP = "a step whose loss or gradients are not finite is not applied"
 _FIND = "an optimizer or scheduler is noted when it is made"
-
-
-def _depth_now() -> int:
-    return int(getattr(_depth, "step", 0))
 
 
 def _here(subscribers: Subscribers) -> list[TrainingPatches]:
@@ -236,7 +240,7 @@ def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
 
 def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
     def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or _depth_now():
+        if _is_compiling() or _depth.step:
             return original(optimizer, *args, **kwargs)
         me, mine = _ident(), None
         for each in subscribers.now:
@@ -282,7 +286,7 @@ def _special(
         if actual is not closure:
             given = (actual, *args[1:]) if args else args
             named = kwargs if args else {**kwargs, "closure": actual}
-        _depth.step = _depth_now() + 1
+        _depth.step = _depth.step + 1
         try:
             return original(optimizer, *given, **named)
         finally:
