@@ -92,6 +92,8 @@ class Guard:
         """The optimizer, or the first of several; `state.optimizers` has them all."""
         self._loop_only = _loop_only(models, optimizers, schedulers)
         self.engine = Engine(self.state, _settings(settings), Policy.parse(policy), investigate)
+        if run_dir is not None:
+            run_dir = Path(run_dir).absolute()  # the loop may go into another folder
         self.folder = RunFolder(run_dir)
         self.engine.on_incident = self.folder.save
         if run_dir is not None:

@@ -73,21 +73,17 @@ class LoaderPatches:
             self._subscriptions.pop().close()
 
 
-def _listener(subscribers: Subscribers) -> LoaderListener | None:
-    me = _ident()
-    for each in reversed(subscribers):
-        if each.listener.thread_id == me:
-            listener: LoaderListener = each.listener
-            return listener
-    return None
-
-
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
-        listener = None if getattr(_inside, "count", 0) else _listener(subscribers)
+        listener = None
+        if not getattr(_inside, "count", 0):
+            me = _ident()
+            for each in subscribers.now:
+                if each.listener.thread_id == me:
+                    listener = each.listener
         if listener is None:
             return original(iterator)
-        loader = provenance.loader_of(iterator)
+        loader = listener.firewall.call(provenance.loader_of, iterator)
         return _noted(listener, iterator if loader is None else loader, original, iterator)
 
     return __next__
@@ -118,7 +114,8 @@ def _iter_around(original: Any, subscribers: Subscribers) -> Any:
     def __iter__(loader: Any) -> Iterator[Any]:
         inner = original(loader)
         while True:
-            listener = None if getattr(_inside, "count", 0) else _listener(subscribers)
+            mine = [s.listener for s in subscribers.now if s.listener.thread_id == _ident()]
+            listener = mine[-1] if mine and not getattr(_inside, "count", 0) else None
             try:
                 if listener is None:
                     batch = next(inner)

@@ -59,20 +59,20 @@ class Subscribers(Sequence[Any]):
     """Who takes part in a patch just now, the most recent last; a loop over it sees one moment."""
 
     def __init__(self) -> None:
-        self._now: tuple[Any, ...] = ()
+        self.now: tuple[Any, ...] = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._now)
+        return iter(self.now)
 
     def __len__(self) -> int:
-        return len(self._now)
+        return len(self.now)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
-        return self._now[index]
+        return self.now[index]
 
 
 MakeWrapper = Callable[[Callable[..., Any], Subscribers], Callable[..., Any]]
@@ -120,11 +120,11 @@ class _Layer:
 
     def add(self, subscription: Subscription) -> None:
         self.subscriptions += (subscription,)
-        self.subscribers._now += (subscription.subscriber,)
+        self.subscribers.now += (subscription.subscriber,)
 
     def remove(self, subscription: Subscription) -> None:
         self.subscriptions = tuple([s for s in self.subscriptions if s is not subscription])
-        self.subscribers._now = tuple([s.subscriber for s in self.subscriptions])
+        self.subscribers.now = tuple([s.subscriber for s in self.subscriptions])
 
 
 class _Patch:

@@ -116,6 +116,25 @@ class Provenance:
         """The DataLoader's iterator that made a batch last, while it lives."""
         return self._iterator() if self._iterator is not None else None
 
+    def note_index(self, iterator: Any, index: Any) -> None:
+        """Samples that the loader will read for one of its next batches."""
+        waiting = self._waiting.get(iterator)
+        if waiting is not None:
+            waiting.append(index)
+
+    def note_unread(self, iterator: Any) -> None:
+        """The next samples could not be read."""
+        waiting = self._waiting.get(iterator)
+        if waiting:
+            waiting.popleft()
+
+    def note_batch(self, iterator: Any) -> None:
+        """The loop has been given the next samples."""
+        self._iterator = weakref.ref(iterator)
+        waiting = self._waiting.get(iterator)
+        index = waiting.popleft() if waiting else None
+        self.batch_indices = index if isinstance(index, list) else None
+
     def loader_of(self, iterator: Any) -> DataLoader[Any] | None:
         """The loader whose iterator this is."""
         ref = self._loaders.get(iterator)
@@ -254,9 +273,7 @@ def _iterator_init(original: Any, subscribers: Subscribers) -> Any:
 def _next_index(original: Any, subscribers: Subscribers) -> Any:
     def _next_index(iterator: Any) -> Any:
         index = original(iterator)
-        waiting = provenance._waiting.get(iterator)
-        if waiting is not None:
-            waiting.append(index)
+        _firewall.call(provenance.note_index, iterator, index)
         return index
 
     return _next_index
@@ -264,18 +281,14 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
 
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
-        waiting = provenance._waiting.get(iterator)
         try:
             batch = original(iterator)
         except StopIteration:
             raise
         except BaseException:
-            if waiting:
-                waiting.popleft()  # the sample that could not be read
+            _firewall.call(provenance.note_unread, iterator)
             raise
-        provenance._iterator = weakref.ref(iterator)
-        index = waiting.popleft() if waiting else None
-        provenance.batch_indices = index if isinstance(index, list) else None
+        _firewall.call(provenance.note_batch, iterator)
         return batch
 
     return __next__

@@ -33,7 +33,15 @@ __all__ = ["TrainingListener", "TrainingPatches"]
 
 _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
-_depth: Any = threading.local()
+
+
+class _Depth(threading.local):
+    """How many optimizer steps this thread is inside of."""
+
+    step = 0
+
+
+_depth = _Depth()
 
 
 class TrainingListener(Protocol):
@@ -123,7 +131,7 @@ class TrainingPatches:
 
     def _before_original(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         listener = self.listener
-        if _is_compiling() or _depth_now() or listener.thread_id != _ident():
+        if _is_compiling() or _depth.step or listener.thread_id != _ident():
             return
         if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
             return
@@ -160,14 +168,10 @@ _STEP = "a step whose loss or gradients are not finite is not applied"
 _FIND = "an optimizer or scheduler is noted when it is made"
 
 
-def _depth_now() -> int:
-    return int(getattr(_depth, "step", 0))
-
-
 def _here(subscribers: Subscribers) -> list[TrainingPatches]:
     """Those whose thread this is."""
     me = _ident()
-    return [s for s in subscribers if s.listener.thread_id == me]
+    return [s for s in subscribers.now if s.listener.thread_id == me]
 
 
 def _backward(original: Any, subscribers: Subscribers) -> Any:
@@ -177,7 +181,7 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
         if _is_compiling():
             return original(tensors, *args, **kwargs)
         me = _ident()
-        for each in subscribers:
+        for each in subscribers.now:
             listener = each.listener
             if listener.thread_id != me:
                 continue
@@ -218,7 +222,7 @@ def _same_clip(original: Any, subscribers: Subscribers) -> Any:
 def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
     def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        for each in subscribers:
+        for each in subscribers.now:
             each.listener.firewall.call(each.watch_optimizer, optimizer)
             each.listener.firewall.call(each.listener.on_optimizer, optimizer)
 
@@ -228,7 +232,7 @@ def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
 def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
     def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(scheduler, *args, **kwargs)
-        for each in subscribers:
+        for each in subscribers.now:
             each.listener.firewall.call(each.listener.on_scheduler, scheduler)
 
     return __init__
@@ -236,10 +240,10 @@ def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
 
 def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
     def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or _depth_now():
+        if _is_compiling() or _depth.step:
             return original(optimizer, *args, **kwargs)
         me, mine = _ident(), None
-        for each in subscribers:
+        for each in subscribers.now:
             listener = each.listener
             if listener.thread_id != me:
                 continue
@@ -282,7 +286,7 @@ def _special(
         if actual is not closure:
             given = (actual, *args[1:]) if args else args
             named = kwargs if args else {**kwargs, "closure": actual}
-        _depth.step = _depth_now() + 1
+        _depth.step = _depth.step + 1
         try:
             return original(optimizer, *given, **named)
         finally:

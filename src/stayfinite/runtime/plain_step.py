@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,9 +14,13 @@ from .window import Window
 __all__ = ["PlainStep"]
 
 
+@dataclass
 class PlainStep:
     """How far a step has come. Its parts are done here, once each; `finish` does what is left of them."""
 
+    _parts: StepParts
+    _loss_fn: LossFn
+    _batch: Any
     loss: Any = None
     norm: Tensor | None = None
     is_theirs = False
@@ -26,11 +31,6 @@ class PlainStep:
     is_scheduled = False
     refused: Window | None = None
     """The step is bad, and left out."""
-
-    def __init__(self, parts: StepParts, loss_fn: LossFn, batch: Any) -> None:
-        self._parts = parts
-        self._loss_fn = loss_fn
-        self._batch = batch
 
     def clip(self) -> Tensor | None:
         """Unscale and clip, where that is wanted; the norm before it."""

@@ -110,6 +110,7 @@ class ScriptRun:
         """Journal and sinks for one process only; which samples were left out, each knows itself."""
         number = launched_rank() or self._index
         engine = self.engine
+        folder = folder.absolute()  # the script may go into another one
         self.folder = RunFolder(folder, say=say_incident)
         engine.on_incident = self._save
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
@@ -195,8 +196,9 @@ class ScriptRun:
             show(e)
             code = 1
         finally:
-            self._finish()
-            self.leave()
+            end = Firewall("the end of the run")
+            end.once(self._finish)
+            end.once(self.leave)
         self._sum_up(folder)
         return code
 

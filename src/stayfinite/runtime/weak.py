@@ -47,10 +47,13 @@ class WeakList(Generic[T]):
         return iter([member for ref in self._refs if (member := ref()) is not None])
 
     def __len__(self) -> int:
-        return sum(ref() is not None for ref in self._refs)
+        return len(self._refs)  # `_gone` takes out who is gone
 
     def __contains__(self, wanted: object) -> bool:
-        return any(ref() is wanted for ref in self._refs)
+        for ref in self._refs:  # noqa: SIM110 - in every healthy step
+            if ref() is wanted:
+                return True
+        return False
 
     def __getitem__(self, index: int) -> T:
         return list(self)[index]

@@ -1,0 +1,87 @@
+"""Fold after fold in one process: nothing of a training that is over is kept."""
+
+import contextlib
+import gc
+import io
+
+import pytest
+import torch
+from torch.optim import Optimizer
+
+from stayfinite import Guard, Settings
+from stayfinite.investigate.entry import investigate
+from stayfinite.recover.policy import Policy
+from stayfinite.runtime.script import ScriptRun
+
+QUICK = Settings(diagnose=False, replay="off")
+
+
+def parts():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def batches(is_bad):
+    data = torch.randn(24, 3)
+    if is_bad:
+        data[9] = float("nan")
+    return torch.utils.data.DataLoader(data, batch_size=4)
+
+
+def loop(model, optimizer, scheduler, loader):
+    for x in loader:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+
+
+def fold_under_guard(i):
+    made = parts()
+    with Guard(*made, settings=QUICK) as guard:
+        loop(*made, guard(batches(i % 2)))
+
+
+def fold_of_steps(i):
+    made = parts()
+    with Guard(*made, settings=QUICK) as guard:
+        for x in batches(i % 2):
+            guard.step(lambda m, x: m(x).pow(2).mean(), x)
+
+
+def fold_of_script(i):
+    loop(*parts(), batches(i % 2))
+
+
+def alive():
+    gc.collect()
+    kinds = (torch.Tensor, torch.nn.Module, Optimizer)
+    return sum(issubclass(type(each), kinds) for each in gc.get_objects())
+
+
+def counts(fold, num_folds):
+    """Tensors, modules and optimizers alive after each tenth fold."""
+    found = []
+    for i in range(num_folds):
+        fold(i)
+        if i % 10 == 9:
+            found.append(alive())
+    return found
+
+
+@pytest.mark.parametrize("fold", [fold_under_guard, fold_of_steps])
+def test_fifty_guards_in_turn_leave_nothing_behind(fold):
+    with contextlib.redirect_stderr(io.StringIO()):
+        found = counts(fold, 50)
+    assert found == found[:1] * 5
+
+
+def test_fifty_folds_of_one_script_leave_nothing_behind(tmp_path):
+    run = ScriptRun(QUICK, Policy(), tmp_path / "run", investigate)
+    with contextlib.redirect_stderr(io.StringIO()):
+        found = run.run_call(lambda: counts(fold_of_script, 50))
+    assert found[1:] == found[1:2] * 4
+    assert len(run.engine.incidents) == 25

@@ -1,0 +1,36 @@
+"""After a bad step, schedules, moments and random numbers are as if its batch had never been."""
+
+import pytest
+import torch
+from tests.harmless.schedules import OPTIMIZERS, SCHEDULERS, differences
+from torch.optim import lr_scheduler as schedules
+
+QUICK = ("AdamW",)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_no_schedule_shows_that_there_was_a_bad_batch(scheduler, tmp_path):
+    for optimizer in QUICK:
+        assert differences(optimizer, scheduler, tmp_path / optimizer) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("optimizer", [o for o in OPTIMIZERS if o not in QUICK])
+def test_no_optimizer_shows_that_there_was_a_bad_batch(optimizer, scheduler, tmp_path):
+    assert differences(optimizer, scheduler, tmp_path) == []
+
+
+def test_all_schedulers_of_torch_are_here():
+    known = {
+        name
+        for name, cls in vars(schedules).items()
+        if isinstance(cls, type)
+        and issubclass(cls, schedules.LRScheduler)
+        and cls is not schedules.LRScheduler
+        and not name.startswith("_")
+    }
+    assert known <= set(SCHEDULERS)
+    assert len(OPTIMIZERS) >= 10
+    assert {"SGD", "Adam", "AdamW", "RMSprop"} <= set(OPTIMIZERS)
+    assert torch.optim.LBFGS.__name__ not in OPTIMIZERS

@@ -1,0 +1,26 @@
+"""The campaign of thrown exceptions, a short one."""
+
+import pytest
+from tests.campaign_errors import Campaign, Throw, Training, as_users_have_it, campaign
+
+from stayfinite.runtime.engine import Engine
+
+pytestmark = pytest.mark.slow
+
+
+def test_no_training_feels_an_exception_in_our_own_functions():
+    count, wrong = campaign(60, seed=5)
+    assert count == 60
+    assert [f"{training}: {throw}: {what}" for training, throw, what in wrong] == []
+
+
+def test_the_campaign_notices_a_training_that_ends_differently():
+    one = Campaign(seed=0)
+    training = Training("loader", 2, False)
+    with as_users_have_it():
+        one._may_end_with(training)
+        one._find_holders()
+        one._allowed["loader", 2] = []
+        wrong, has_thrown = one.run(training, Throw(Engine.handle.__code__, 1, "RuntimeError"))
+    assert has_thrown
+    assert wrong == "ended with another state"
