@@ -49,9 +49,9 @@ def holds_bad_number(traceback: TracebackType | None) -> bool:
     """Whether a variable of the functions that an error went through is a number that is not finite."""
     while traceback is not None:
         frame = traceback.tb_frame
-        if not str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY):
-            if any(_is_bad_number(v) for v in list(variables(frame).values())):
-                return True
+        is_ours = str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY)
+        if not is_ours and any(_is_bad_number(v) for v in list(variables(frame).values())):
+            return True
         traceback = traceback.tb_next
     return False
 
