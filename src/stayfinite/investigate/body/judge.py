@@ -104,6 +104,8 @@ class Judge:
         target = reader.value(node.func)
         if target.kind == "fresh":
             return changing(node, reader, Verdict())
+        if isinstance(node.func, ast.Attribute) and reader.value(node.func.value).is_none:
+            return Verdict()  # a branch that is not taken: `scaler.scale(loss) if scaler else loss`
         if target.kind == "unknown":
             return changing(node, reader, self._unknown(node, target))
         verdict = self._known(target.obj, node, reader, target.is_shared)

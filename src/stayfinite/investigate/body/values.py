@@ -50,6 +50,10 @@ class Value:
     """What it may be as well: the other layers of a list of layers."""
 
     @property
+    def is_none(self) -> bool:
+        return self.is_known and self.obj is None
+
+    @property
     def is_known(self) -> bool:
         return self.kind == "known"
 
