@@ -43,8 +43,8 @@ class Settings:
     diagnose_seconds: float = 20.0
     """Time limit for the experiments of one incident."""
     replay: str = "auto"
-    """How a bad step is computed again: "auto" where nothing of it can be felt, "full" also by handing the
-    loop its batch a second time, "off" not at all."""
+    """How a bad step is computed again: "auto" by what cannot be felt outside, "full" also by statements that
+    reach outside (in the sandbox), "off" not at all."""
     without: tuple[str, ...] = ()
     """Parts that are turned off: training, loaders, saves, provenance, processes."""
     store_args: bool = False

@@ -52,8 +52,8 @@ def run(
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
     replay: str = typer.Option(
         "auto",
-        help="How a bad step is computed again: auto (where nothing of it can be felt), full (also by "
-        "handing the loop its batch a second time), off.",
+        help="How a bad step is computed again: auto (by what cannot be felt outside), full (also by "
+        "statements that reach outside, in the sandbox), off.",
     ),
     without: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Turn a part off: training, loaders, saves, provenance, processes."

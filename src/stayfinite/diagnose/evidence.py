@@ -170,8 +170,6 @@ class Evidence:
     def with_result(self, name: str, outcome: str) -> Evidence:
         return dataclasses.replace(self, results={**self.results, name: outcome})
 
-    # -- the birth -----------------------------------------------------------------------------
-
     @property
     def birth(self) -> Link | None:
         return next((c for c in self.location.chain if c.role == "birth"), None)
@@ -314,8 +312,6 @@ class Evidence:
         A NaN may come with it: a product's infinite terms of both signs cancel to one.
         """
         return self.birth is not None and self.made_inf and self.has_finite_inputs
-
-    # -- the run -------------------------------------------------------------------------------
 
     @property
     def losses(self) -> tuple[float, ...]:

@@ -100,10 +100,15 @@ class Investigation:
     def _why_not(self) -> str:
         refused = ", ".join(self.vehicle.refused)
         what = f" (it wanted to: {refused})" if refused else ""
+        advice = "use guard.step(loss_fn, batch)"
+        if self.engine.settings.replay != "full":
+            advice += (
+                ", or replay='full' (run --replay full) to compute also what reaches outside, in a "
+                "sandbox"
+            )
         return (
             f"the step could not be replayed without being felt outside{what}, so the origin was not "
-            "traced; use guard.step(loss_fn, batch), or replay='full' (run --replay full) to let the "
-            "loop compute it again"
+            f"traced; {advice}"
         )
 
     def is_older(self, result: ReplayResult) -> bool:

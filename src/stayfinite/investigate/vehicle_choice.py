@@ -34,6 +34,8 @@ def choose_vehicle(
     elif failure.symptom in DEEP:
         scenes = [_at_step(engine, s) for s in scenes]
     found = _bodies(engine, window, scenes)
+    if engine.settings.replay == "full":
+        found += _bodies(engine, window, scenes, is_full=True)
     if not found:
         return NoVehicle(engine)
     return found[0] if len(found) == 1 else FirstThatShows(engine, found)
@@ -47,14 +49,16 @@ def _at_step(engine: Engine, scene: Scene) -> Scene:
     return scene.moved(line, instruction)
 
 
-def _bodies(engine: Engine, window: Window, scenes: list[Scene]) -> list[Vehicle]:
+def _bodies(
+    engine: Engine, window: Window, scenes: list[Scene], is_full: bool = False
+) -> list[Vehicle]:
     def is_training_object(value: object) -> bool:
         state = engine.state
         return value in state.optimizers or value in state.schedulers or value in state.scalers
 
     found: list[Vehicle] = []
     for i, scene in enumerate(scenes[:_MAX_FRAMES]):
-        body = Body.of(scene, scenes[i + 1 :], is_training_object)
+        body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full)
         if body is not None:
             found.append(BodyVehicle(engine, body, window))
     return found

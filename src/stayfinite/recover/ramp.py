@@ -86,8 +86,6 @@ class PrecisionRamp:
         self._step = 0
         self.scaler = torch.amp.GradScaler(device_type, init_scale=1.0, growth_interval=_NEVER)
 
-    # -- for the loop ----------------------------------------------------------------------------
-
     @property
     def is_on(self) -> bool:
         """Whether half precision is used now."""
@@ -104,8 +102,6 @@ class PrecisionRamp:
     def autocast(self) -> torch.autocast:
         """The context for the forward pass and the loss."""
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.is_on)
-
-    # -- what happened ---------------------------------------------------------------------------
 
     def note_applied(self) -> None:
         """A step was made."""
@@ -171,8 +167,6 @@ class PrecisionRamp:
         else:
             scale.fill_(value)
             tracker.zero_()
-
-    # -- state -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Where the ramp is, for a checkpoint; plain values only."""

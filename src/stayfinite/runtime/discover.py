@@ -17,8 +17,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from ..patches.provenance import provenance
 from .frames import calling_frames, variables
+from .rng import is_generator
 
-__all__ = ["find_averages", "find_models", "find_stateful", "reachable_modules"]
+__all__ = ["find_averages", "find_generators", "find_models", "find_stateful", "reachable_modules"]
 
 _MAX_OBJECTS = 4000
 _MAX_DEPTH = 4
@@ -30,24 +31,32 @@ _CLOSED = (
 
 def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
     """(what it is called, the module): the outermost modules within reach, nearest first."""
+    found = [(n, v) for n, v in _reachable(frame) if issubclass(type(v), nn.Module)]
+    return _outermost([(n, m) for n, m in found if _is_whole(m)])
+
+
+def find_generators(frame: FrameType | None) -> list[Any]:
+    """Sources of random numbers that the training has made for itself."""
+    found = [v for _, v in _reachable(frame) if is_generator(v)]
+    return list({id(v): v for v in found}.values())
+
+
+def _reachable(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Objects within reach of the functions that are running, each with a name."""
     todo: deque[tuple[str, Any, int]] = deque()
     for each in calling_frames(frame):
         scope = variables(each)
         names = {**each.f_globals, **scope} if scope is not each.f_globals else scope
         todo.extend((n, v, 0) for n, v in names.items() if not n.startswith("__"))
     seen: set[int] = set()
-    found: list[tuple[str, nn.Module]] = []
     while todo and len(seen) < _MAX_OBJECTS:
         name, value, depth = todo.popleft()
         if isinstance(value, _CLOSED) or id(value) in seen:
             continue
         seen.add(id(value))
-        if issubclass(type(value), nn.Module):
-            if _is_whole(value):
-                found.append((name, value))
-        elif depth < _MAX_DEPTH:
+        yield name, value
+        if depth < _MAX_DEPTH and not issubclass(type(value), nn.Module):
             todo.extend((n, v, depth + 1) for n, v in _parts(name, value))
-    return _outermost(found)
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,7 @@ from ..records import Incident, StepRecord
 from ..recover.policy import Policy
 from .batches import batch_bytes
 from .deferral import Deferral
-from .discover import find_averages
+from .discover import find_averages, find_generators
 from .journal import RunJournal
 from .known import KnownIncidents
 from .ranks import DUE, NOT_DUE, URGENT, Ranks, has_world, note_initial
@@ -130,7 +130,9 @@ class Engine:
         if self._is_primed:
             return
         self._is_primed = True
-        self.state.adopt_averages([*provenance.averages, *find_averages(sys._getframe(1))])
+        frame = sys._getframe(1)
+        self.rng.watch(find_generators(frame))
+        self.state.adopt_averages([*provenance.averages, *find_averages(frame)])
         note_initial(self.state)
         share = self.settings.snapshot_ram_share
         folder = self.ranks.own_folder(self.snapshot_folder)
@@ -197,8 +199,7 @@ class Engine:
     ) -> Failure | None:
         """Whether this step may be applied: all finite, and no spike that the policy acts on.
 
-        Of several losses the last one counts: one before it that was not finite has made the gradients
-        so, unless the loop has thrown them away. `is_compared`: False for one of many evaluations.
+        `is_compared`: False for one of many evaluations.
         """
         if len(self.state.optimizers) > 1:
             window.optimizer_id = id(optimizer)
@@ -215,7 +216,7 @@ class Engine:
                 if bad is not None:
                     return Failure("learning_rate", window.step, name="lr", value=bad)
             grads += [g for p in group["params"] if (g := p.grad) is not None]
-        seen = self.checker.look(grads, [t for _, t in window.losses[-1:]], window.norm)
+        seen = self.checker.look(grads, [t for _, t in window.losses], window.norm)
         if seen is None:
             return self.explain(window, [optimizer])
         window.is_seen = True

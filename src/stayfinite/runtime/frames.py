@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+import math
 import sys
 from collections.abc import Container
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-__all__ = ["calling_frames", "calling_place", "is_at_loop_head", "variables"]
+from torch import Tensor
+
+__all__ = ["calling_frames", "calling_place", "holds_bad_number", "is_at_loop_head", "variables"]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click")
@@ -40,6 +43,24 @@ def calling_place(
             return frame.f_code, frame.f_lineno, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def holds_bad_number(traceback: TracebackType | None) -> bool:
+    """Whether a variable of the functions that an error went through is a number that is not finite."""
+    while traceback is not None:
+        frame = traceback.tb_frame
+        is_ours = str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY)
+        if not is_ours and any(_is_bad_number(v) for v in list(variables(frame).values())):
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _is_bad_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        is_plain = value.numel() == 1 and value.is_floating_point() and value.device.type == "cpu"
+        return is_plain and not math.isfinite(value.item())
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def is_at_loop_head(frame: FrameType | None) -> bool:

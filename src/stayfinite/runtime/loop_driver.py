@@ -23,7 +23,7 @@ from ..patches.firewall import Firewall
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import calling_place, is_at_loop_head
+from .frames import calling_place, holds_bad_number, is_at_loop_head
 from .ranks import RankFailure, plain_norm
 from .rng import RngState
 from .saved_state import OptimizerCopy
@@ -175,9 +175,16 @@ class LoopDriver:
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
+        if window.losses and self._are_grads_gone():
+            window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
             window.losses.append((self.tracker.note_used(window), self._unscaled(loss)))
         window.num_backward += 1
+
+    def _are_grads_gone(self) -> bool:
+        """Whether no parameter that an optimizer begins with has a gradient."""
+        firsts = [g["params"][:1] for o in self.state.optimizers for g in o.param_groups[:1]]
+        return all(p.grad is None for first in firsts for p in first)
 
     def _unscaled(self, loss: Tensor) -> Tensor:
         if self._raw is not None:
@@ -503,8 +510,8 @@ class LoopDriver:
 
     # The end
 
-    def on_error(self, error: Exception) -> None:
-        """The script did not survive: was it a value that is not finite?"""
+    def on_error(self, error: BaseException) -> None:
+        """The script did not survive, or gave up: was it a value that is not finite?"""
         window = self.tracker.window
         if self.phase is Phase.OVER or window is None or window.failure is not None:
             return
@@ -513,10 +520,12 @@ class LoopDriver:
         if failure is None:
             bad = self.state.bad_state()
             name = bad[0][1] if bad else None
-            if not bad and not _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}"):
+            speaks = _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}")
+            if not bad and not speaks and not holds_bad_number(error.__traceback__):
                 return
             failure = Failure("loss" if not window.num_backward else "gradient", window.step, name)
         window.error = error
+        window.num_attempted += 1
         self.engine.ranks.leave()
         self.refuse(window, failure)
 

@@ -182,6 +182,8 @@ class ScriptRun:
                 body()
         except SystemExit as e:
             code = _exit_code(e)
+            if code:
+                self._finish(e)
         except KeyboardInterrupt as e:
             show(e)
             code = 130
@@ -216,7 +218,7 @@ class ScriptRun:
     def _finish(self, error: BaseException | None = None) -> None:
         """Report what is known of a failure that the script did not survive."""
         try:
-            if isinstance(error, Exception):
+            if isinstance(error, (Exception, SystemExit)):
                 self.driver.firewall.call(self.driver.on_error, error)
             self.driver.firewall.call(self.driver.finish)
         except StayfiniteError as e:

@@ -24,6 +24,7 @@ class ScriptDriver(LoopDriver):
         super().__init__(engine, counts_every_batch=False)
         self._known: tuple[int, ...] = ()
         self._has_trained = False
+        self._has_looked_in_loop = False
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
 
     def on_optimizer(self, optimizer: Any) -> None:
@@ -38,9 +39,11 @@ class ScriptDriver(LoopDriver):
         super().before_backward(loss)
 
     def before_window(self) -> None:
-        """Models are looked for whenever an optimizer has turned up since the last look."""
+        """Models are looked for when an optimizer has turned up since the last look, and when the loop
+        begins: a loss with a state of its own may be made later than the optimizer."""
         now = tuple(id(o) for o in self.state.optimizers)
-        if now != self._known or (now and not self.state.roots):
+        if now != self._known or not self._has_looked_in_loop:
+            self._has_looked_in_loop = bool(now)
             self._look_for_models()
 
     def _look_for_models(self) -> None:
@@ -48,14 +51,15 @@ class ScriptDriver(LoopDriver):
         self._known = tuple(id(o) for o in optimizers)
         frame = sys._getframe(1)
         found = find_models(optimizers, frame)
+        others = find_stateful(frame)
         known = {id(m) for m in self.state.roots.values()}
-        if not any(id(m) not in known for _, m in found):
+        if not found or not any(id(m) not in known for _, m in (*found, *others)):
             return
         alone = len(found) == 1
         self.state.clear_roots()
         for name, model in found:
             self.state.add_root(model, "" if alone else self._free(name, model))
-        for name, module in find_stateful(frame):
+        for name, module in others:
             self.state.add_root(module, self._free(name, module))
         self.engine.prime_again()
 

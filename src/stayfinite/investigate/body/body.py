@@ -62,14 +62,16 @@ class Body:
         scene: Scene,
         outer: Sequence[Scene] = (),
         is_training_object: Callable[[object], bool] = lambda obj: False,
+        is_full: bool = False,
     ) -> Body | None:
         """The body around the scene's current line; None where nothing in it can be run again.
 
-        `outer`: the scenes that called this one, innermost first.
+        `outer`: the scenes that called this one, innermost first; `is_full`: statements that reach outside
+        are run again as well, because somebody has asked for it.
         """
         found = []
         for home in homes_of(scene):
-            body = cls(scene, home, Functions(is_training_object), outer)
+            body = cls(scene, home, Functions(is_training_object, is_full), outer)
             if body.plan().code is None:
                 continue
             if body.plan().has_backward:
@@ -217,7 +219,7 @@ class Body:
         if not self._expressions:
             return None
         for home in homes_of(self._outer[0], assignments(self._expressions)):
-            functions = Functions(self.functions.judge.is_training_object)
+            functions = Functions(self.functions.judge.is_training_object, self.functions.is_full)
             body = Body(self._outer[0], home, functions, self._outer[1:], ARGUMENT)
             if body.can_bind_anything:
                 return body

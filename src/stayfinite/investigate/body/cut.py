@@ -34,6 +34,8 @@ class Rules:
     """Statements that get their value from outside, in place of what they say."""
     is_new: bool = False
     """What is restored has not been changed in place by an earlier run of the body."""
+    is_full: bool = False
+    """What reaches outside is run again as well."""
     start: int = 0
     """Statements before this position belong to a step that has been made."""
 
@@ -58,7 +60,8 @@ class Cut:
         for unit in self.all[: self.rules.start]:
             self._block(unit, "it belongs to a step that has been made")
         for unit in self.all:
-            if unit.access.outside and unit not in self.rules.fed:
+            is_free = unit in self.rules.fed or self.rules.is_full
+            if unit.access.outside and not is_free:
                 self._block(unit, unit.access.outside)
         while True:
             self._block_what_lost_its_values()

@@ -60,7 +60,13 @@ class Plan:
         env = home_environment(self._scene)
         roots = frozenset(env.root(n) for n in names | self._given)
         fed = frozenset(f.unit for f in self._feeds if f.unit is not None)
-        return Rules(roots, fed=fed, is_new=is_new, start=self._start(env))
+        return Rules(
+            roots,
+            fed=fed,
+            is_new=is_new,
+            start=self._start(env),
+            is_full=self._body.functions.is_full,
+        )
 
     def _start(self, env: Env) -> int:
         """After an earlier step of the same optimizer: its window has been closed."""

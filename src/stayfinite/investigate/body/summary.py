@@ -48,7 +48,8 @@ class FunctionSummary:
 class Functions:
     """All functions that the statements of one body call."""
 
-    def __init__(self, is_training_object: Callable[[object], bool]) -> None:
+    def __init__(self, is_training_object: Callable[[object], bool], is_full: bool = False) -> None:
+        self.is_full = is_full
         self.judge = Judge(is_training_object, self.summarize)
         self._summaries: dict[_Key, FunctionSummary] = {}
         self._budget = _MAX_FUNCTIONS
@@ -101,7 +102,7 @@ class Functions:
         env = _environment(func, values)
         units = build_units(body, env, self.judge)
         local = frozenset(env.root(n) for n in env.local_names if n not in env.cells)
-        cut = Cut(units, Rules(lost_names=local, is_call=True))
+        cut = Cut(units, Rules(lost_names=local, is_call=True, is_full=self.is_full))
         cut.solve(lambda u: _is_result(u, env.is_generator))
         for unit in cut.all:
             if unit.access.in_place and unit not in cut.kept and not is_library:

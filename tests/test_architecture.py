@@ -1,0 +1,41 @@
+"""The architecture in the docs is the one in the source."""
+
+import pathlib
+import re
+
+from tests.import_graph import SRC, graph, rooms
+
+DOC = (pathlib.Path(__file__).parents[1] / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+
+def drawn(found):
+    """Rooms with what they import, the lowest first."""
+    order = sorted(found.items(), key=lambda item: (len(item[1]), item[0]))
+    wide = max(map(len, found))
+    return "\n".join(
+        f"{room:<{wide}}  {' '.join(sorted(others))}".rstrip() for room, others in order
+    )
+
+
+def test_the_list_of_who_imports_whom_is_read_from_the_source():
+    shown = DOC.partition("### Who imports whom")[2].split("```")[1].strip("\n")
+    assert shown == drawn(rooms(graph())), f"paste this into the docs:\n{drawn(rooms(graph()))}"
+
+
+def test_every_room_is_described():
+    table = DOC.partition("| room |")[2].partition("\n\n")[0]
+    missing = [
+        room
+        for room in rooms(graph())
+        if f"`{room}/`" not in table and f"`{room}.py`" not in table and room != "__main__"
+    ]
+    assert not missing
+
+
+def test_every_file_that_the_docs_name_exists():
+    named = set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", DOC))
+    root = SRC.parent
+    homes = (SRC / "stayfinite", SRC / "stayfinite/investigate", root)
+    short = {"experiments/__init__.py", "readers/__init__.py", "sinks/__init__.py"}
+    missing = [n for n in named - short if not any((home / n).exists() for home in homes)]
+    assert not missing
