@@ -297,7 +297,9 @@ class Thrown:
         own.__kwdefaults__ = holder.__kwdefaults__
 
         def hook(*args, **kwargs):
-            self._meet(sys._getframe(1))
+            error = self._error(sys._getframe(1))
+            if error is not None:
+                raise error
             return own(*args, **kwargs)
 
         # Who looks for the training's frames must not take this for one of them.
@@ -311,13 +313,15 @@ class Thrown:
             co_consts=constants, co_freevars=like.co_freevars, co_filename=like.co_filename
         )
 
-    def _meet(self, frame):
+    def _error(self, frame):
+        """What this call raises, if it does."""
         if not under_way or not has_ours_above(frame):
-            return
+            return None
         self._num_seen += 1
-        if self._throw.at is None or self._num_seen == self._throw.at:
-            self.count += 1
-            raise ERRORS[self._throw.error]()
+        if self._throw.at not in (None, self._num_seen):
+            return None
+        self.count += 1
+        return ERRORS[self._throw.error]()
 
 
 class Campaign:

@@ -6,7 +6,9 @@ gradients and random numbers of the training put back afterwards.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,11 @@ from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
 
 __all__ = ["BodyVehicle", "ClosureVehicle", "NoVehicle", "StepVehicle", "Vehicle"]
+
+_PACKAGE = Path(__file__).parents[1]
+_OURS = tuple(
+    f"{_PACKAGE / room}{os.sep}" for room in ("investigate", "locate", "runtime", "detect")
+)
 
 
 class Vehicle:
@@ -66,6 +73,8 @@ class Vehicle:
                 except UsageError:
                     raise
                 except Exception as error:
+                    if _is_our_own(error):
+                        raise
                     self._broke_off(active, error)
             self.refused += [r for r in report.refused if r not in self.refused]
         finally:
@@ -86,6 +95,15 @@ class Vehicle:
         bad = self.engine.state.bad_state()
         if bad:
             active.raised(bad)
+
+
+def _is_our_own(error: Exception) -> bool:
+    """Whether it was raised by us, and not by the code that was replayed, or by the sandbox for it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = trace.tb_frame.f_code.co_filename if trace is not None else ""
+    return raised_in.startswith(_OURS)
 
 
 class NoVehicle(Vehicle):

@@ -207,10 +207,11 @@ class StepDriver:
         if parts.needs_closure:
             return self._attempt_closure(window)
         batch = window.batches[0]
+        value = batch.value
         plain.is_theirs = True
         parts.optimizer.zero_grad(set_to_none=True)
         try:
-            plain.loss = loss = batch.loss_fn(parts.model, batch.value)
+            plain.loss = loss = batch.loss_fn(parts.model, value)
         except Exception as error:
             return self._explain_error(window, error)
         plain.is_theirs = False
