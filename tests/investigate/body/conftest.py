@@ -57,7 +57,8 @@ def fingerprint(value, seen=None):
     if isinstance(value, (types.ModuleType, logging.Logger)) or type(value).__name__ == "Stage":
         return ("module",)
     if hasattr(value, "tell") and hasattr(value, "closed"):
-        return ("file", value.closed or value.tell())
+        is_plain = not value.closed and value.seekable()
+        return ("file", value.closed, value.tell() if is_plain else None)
     if hasattr(type(value), "__next__") and hasattr(value, "__reduce__"):
         try:
             return ("iterator", repr(value.__reduce__()[1:]))
