@@ -14,6 +14,7 @@ import torch
 
 from clinic.form import Case, Entry
 from stayfinite import Guard, Incident
+from stayfinite.patches import provenance
 
 FORMS = ("step", "loop")
 
@@ -116,6 +117,7 @@ def run(entry: Entry, form: str, fixed: bool = False) -> Score:
     build = entry.build_fixed if fixed else entry.build
     assert build is not None
     rng = torch.get_rng_state()
+    provenance.install()  # as in a process that has just imported `Guard`
     case = build()
     start = time.perf_counter()
     guard = Guard(
