@@ -17,7 +17,7 @@ from .across_ranks import together
 from .course import course
 from .describe import event_of, not_applied
 from .investigation import Investigation
-from .random_numbers import failed_on_these
+from .random_numbers import failed_on_these, note_draw
 from .replay import drive
 from .time_travel import go_back
 from .vehicle_choice import choose_vehicle
@@ -47,6 +47,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
     """The same incident once more: counted, with what is known of it."""
     old = known.incident
     about = Investigation(engine, window, failure, Vehicle(engine))
+    note_draw(about)
     about.rewind()
     event = event_of(engine, window, failure, old.event.phase)
     incident = new_incident(

@@ -20,7 +20,7 @@ from ..runtime.window import Replay, ReplayResult, Window
 from .investigation import Investigation
 from .laboratory import Laboratory
 
-__all__ = ["failed_on_these", "move_on"]
+__all__ = ["failed_on_these", "move_on", "note_draw"]
 
 
 @dataclass
@@ -38,6 +38,13 @@ def failed_on_these(engine: Engine, window: Window) -> bool:
     """Whether the last failed step began with the very same random numbers."""
     draw = _last.get(engine)
     return draw is not None and window.rng is not None and draw.start.is_same(window.rng)
+
+
+def note_draw(about: Investigation) -> None:
+    """A step has failed that is not investigated again: its numbers are remembered all the same."""
+    start, after = about.window.rng, about.rng_after
+    if start is not None and not start.is_same(after):
+        _last[about.engine] = _Draw(start, after)
 
 
 def move_on(about: Investigation, origin: Origin | None) -> Generator[Replay, ReplayResult, bool]:

@@ -87,7 +87,7 @@ class CheckpointWatch:
         found = refuse(target, state)
         if found:
             is_loaded = provenance.is_loaded(state)
-            if engine.state.first_sizes and not is_loaded:  # the training has begun
+            if engine.num_applied and not is_loaded:  # the training has begun
                 self._leave_out(engine, target, found)
                 return False
             self._refuse(engine, found, path, "file" if is_loaded else blame(found, path))
