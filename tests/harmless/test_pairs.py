@@ -7,7 +7,6 @@ KINDS = ("plain", "guarded")
 KNOWN = {
     "subclassed_tensors": "the check is seen by a mode for torch functions of the script's own",
     "counting_hooks": "a hook after the accumulation of a gradient is called in a replay",
-    "mixup": "numbers that a step has drawn stay drawn where a generator of the script's own took part",
     "own_autograd_function": "what an autograd function writes into a list is written by a replay, too",
     "pickled_in_the_middle": "a schedule that comes out of a pickle is not found",
 }

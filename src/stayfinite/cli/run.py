@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
 from .script_command import ScriptCommand
 
+if TYPE_CHECKING:
+    from ..runtime.engine import Engine
+    from ..runtime.window import Failure, Verdict, Window
+
 __all__ = ["register"]
+
+
+def _investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
+    """What a bad step needs is imported with the first one: most runs have none, and start sooner."""
+    from ..investigate.entry import investigate
+
+    return investigate(engine, window, failure)
 
 
 def register(app: typer.Typer) -> None:
@@ -96,7 +107,6 @@ def run(
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
-    from ..investigate.entry import investigate
     from ..report.hooks import incident_hook
     from ..runtime.script import ScriptRun
 
@@ -104,7 +114,7 @@ def run(
         settings=settings,
         policy=rules,
         run_dir=run_dir,
-        investigate=investigate,
+        investigate=_investigate,
         shows_patches=show_patches,
         sinks=sink or (),
         on_incident=incident_hook(on_incident) if on_incident else None,

@@ -8,9 +8,8 @@ import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..checkpoint import TensorFinding
 from ..errors import CheckpointError, NonFiniteError
 from ..patches.provenance import provenance
 from ..records import Action, Diagnosis, Event, Incident
@@ -20,6 +19,9 @@ from .incidents import new_incident
 from .resume import blame, last_good, rate_mismatch, refuse
 from .save_gate import Refusal, SaveGate
 from .save_patches import SavePatches
+
+if TYPE_CHECKING:
+    from ..checkpoint import TensorFinding
 
 __all__ = ["CheckpointWatch", "save_gate"]
 

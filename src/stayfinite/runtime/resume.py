@@ -6,16 +6,17 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..checkpoint import CheckpointReport, LearningRates, TensorFinding, compare, scan
-from ..checkpoint.timeline import is_same_model
 from ..errors import CheckpointError, UsageError
 from .save_gate import bad_tensors
+
+if TYPE_CHECKING:
+    from ..checkpoint import CheckpointReport, TensorFinding
 
 __all__ = ["blame", "last_good", "load_last_good", "rate_mismatch", "refuse"]
 
@@ -41,6 +42,9 @@ def last_good(
     """
     if not Path(where).is_dir():
         raise UsageError(f"`where` must be a folder of checkpoints, got {os.fspath(where)!r}")
+    from ..checkpoint import scan
+    from ..checkpoint.timeline import is_same_model
+
     report = scan(where, timeline=False)
     usable = [c for c in report.checkpoints if c.is_usable and _holds_state(c)]
     if not deep:
@@ -121,6 +125,8 @@ def blame(found: Sequence[TensorFinding], path: str | None) -> str:
     The tensors that are restored may be copies (`v.float()`), so the file itself is asked.
     """
     try:
+        from ..checkpoint import scan
+
         report = scan(path, timeline=False) if path and os.path.exists(path) else None
     except (CheckpointError, UsageError, OSError):
         return "memory"
@@ -158,6 +164,8 @@ def rate_mismatch(target: Any, state: Any, path: str | None) -> tuple[float, flo
         kept = _number(saved.get(key)) if key else None
         if wanted is None or kept is None or math.isclose(wanted, kept, rel_tol=1e-6):
             continue
+        from ..checkpoint import LearningRates, compare
+
         kept_rates = LearningRates(
             optimizer=_some(saved.get("lr")), initial=_some(saved.get("initial_lr")),
             peak=_some(saved.get("max_lr")), base=_some(saved.get("initial_lr")),

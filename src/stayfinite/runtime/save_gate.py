@@ -16,14 +16,16 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from ..checkpoint import TensorFinding, scan_object
 from ..numerics.health import FiniteFlag
 from .batches import named_tensors
+
+if TYPE_CHECKING:  # the readers of checkpoints take long to import, and most runs need none
+    from ..checkpoint import TensorFinding
 
 __all__ = ["Refusal", "SaveGate", "bad_tensors", "is_ungated", "refused_name", "ungated"]
 
@@ -152,6 +154,8 @@ def ungated() -> Iterator[None]:
 
 
 def _elsewhere() -> TensorFinding:
+    from ..checkpoint import TensorFinding
+
     return TensorFinding(code="nonfinite_tensor", message="another rank's part of it is not finite")
 
 
@@ -180,6 +184,8 @@ def bad_tensors(value: Any) -> list[TensorFinding]:
     flag.fold_readonly(tensors)
     if not flag.read():
         return []
+    from ..checkpoint import scan_object
+
     report = scan_object(value)
     return [f for f in report.findings if f.code == "nonfinite_tensor" and f.role != "data"]
 

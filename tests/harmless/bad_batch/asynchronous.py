@@ -1,4 +1,5 @@
 """The training is a coroutine that waits for its batches."""
+# slow
 
 import asyncio
 import os

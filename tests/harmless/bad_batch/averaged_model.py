@@ -1,4 +1,5 @@
 """Stochastic weight averaging with torch's own class, from the second epoch on."""
+# slow
 
 import os
 

@@ -1,4 +1,5 @@
 """A function with a cache: how often it was asked shows."""
+# slow
 
 import functools
 import os

@@ -1,4 +1,5 @@
 """A trainer class with callbacks, a context manager that times, an event bus."""
+# slow
 
 import contextlib
 import os

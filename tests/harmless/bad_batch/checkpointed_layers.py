@@ -1,4 +1,5 @@
 """Activation checkpointing runs the forward twice, with the same dropout."""
+# slow
 
 import os
 

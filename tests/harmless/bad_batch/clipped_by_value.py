@@ -1,4 +1,5 @@
 """Gradients are clipped by value, and their norms kept by the script itself."""
+# slow
 
 import os
 

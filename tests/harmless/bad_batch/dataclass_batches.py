@@ -1,4 +1,5 @@
 """Batches are a dataclass that a collate function of the script's own makes, with a cursor inside."""
+# slow
 
 import os
 from dataclasses import dataclass, field

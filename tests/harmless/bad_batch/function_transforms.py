@@ -1,4 +1,5 @@
 """Gradients of single samples with torch.func inside of an ordinary loop."""
+# slow
 
 import os
 

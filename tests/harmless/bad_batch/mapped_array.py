@@ -1,4 +1,5 @@
 """What each step has computed goes into a file that is mapped into memory."""
+# slow
 
 import os
 

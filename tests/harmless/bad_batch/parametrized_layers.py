@@ -1,4 +1,5 @@
 """Spectral, weight and orthogonal parametrizations: power iterations keep vectors of their own."""
+# slow
 
 import os
 

@@ -1,4 +1,5 @@
 """A line of JSON for each step by way of pathlib, and a table with the csv module."""
+# slow
 
 import csv
 import json

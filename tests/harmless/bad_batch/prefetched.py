@@ -1,4 +1,5 @@
 """A pool of threads prepares the next batches while the loop trains."""
+# slow
 
 import concurrent.futures
 import os

@@ -1,4 +1,5 @@
 """A progress bar with the loss in it, round the loader, written into a file."""
+# slow
 
 import os
 

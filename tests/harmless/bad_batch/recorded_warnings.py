@@ -1,4 +1,5 @@
 """Warnings are recorded, turned into errors and shown once by filters of the script's own."""
+# slow
 
 import os
 import warnings

@@ -1,4 +1,5 @@
 """The schedule moves after each epoch; the last batch of an epoch is bad."""
+# slow
 
 import os
 

@@ -1,4 +1,5 @@
 """An embedding with sparse gradients and its own optimizer beside a dense one."""
+# slow
 
 import os
 

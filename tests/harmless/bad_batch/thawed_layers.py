@@ -1,4 +1,5 @@
 """Layers are frozen at first; in the middle a group is added to the optimizer."""
+# slow
 
 import os
 

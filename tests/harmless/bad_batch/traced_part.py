@@ -1,4 +1,5 @@
 """A part of the model is traced and another scripted; both are saved at the end."""
+# slow
 
 import os
 

@@ -1,4 +1,5 @@
 """SequentialLR of a warmup and a cosine, moved after each step."""
+# slow
 
 import os
 

@@ -1,4 +1,5 @@
 """Samples are drawn by weight, from a generator that the script has seeded."""
+# slow
 
 import os
 
