@@ -6,7 +6,6 @@ one; the reports come back to one place, where they are put together as after a 
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,12 +88,14 @@ def _cluster(address: str) -> Iterator[Any]:
         raise MissingExtraError("scan --ray", "ray") from None
     is_ours = not ray.is_initialized()
     if is_ours:
-        where = {} if address == "local" else {"address": address}
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        options: dict[str, Any] = {"log_to_driver": False}
+        if address == "local":
+            options |= {"include_dashboard": False, "logging_level": "error"}
+        else:
+            options["address"] = address
         paths = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")} | _no_usage_stats()
-        start = functools.partial(ray.init, runtime_env={"env_vars": paths})
         try:
-            start(**where, **(quiet if address == "local" else {"log_to_driver": False}))
+            ray.init(runtime_env={"env_vars": paths}, **options)
         except (ConnectionError, ValueError, RuntimeError) as e:
             raise UsageError(f"no Ray cluster at {address!r}: {e!s:.200}") from None
     try:
