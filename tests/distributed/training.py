@@ -264,18 +264,18 @@ def joined(rank: int, job: dict) -> dict:
 
 def loop_without_loader(rank: int, job: dict) -> dict:
     """`stayfinite run` on a loop that takes no batches from a loader."""
-    from stayfinite.conductor.engine import Core
-    from stayfinite.observe.wires import Wires
+    from pathlib import Path
 
     from stayfinite.config import Settings
+    from stayfinite.investigate.entry import investigate
     from stayfinite.recover.policy import Policy
-    from stayfinite.runtime.script import ScriptDriver
-    from stayfinite.runtime.state import TrainState
+    from stayfinite.runtime.script import ScriptRun
 
-    core = Core(TrainState(), Settings(budget=1e-6), Policy())
-    driver = ScriptDriver(core)
-    wires = Wires(driver, with_loaders=True)
-    try:
+    folder = Path(job["folder"]) / "run"
+    run = ScriptRun(Settings(budget=1e-6), Policy(), folder, investigate, index=rank)
+    found: dict = {}
+
+    def train():
         model = make(job["kind"])
         optimizer = _optimizer(model, job)
         for batch in [*batches(rank, job.get("fault")), *batches(rank)]:
@@ -283,8 +283,7 @@ def loop_without_loader(rank: int, job: dict) -> dict:
             loss = loss_of(model, batch)
             loss.backward()
             optimizer.step()
-        driver.abandon()
-    finally:
-        wires.close()
-        driver.close()
-    return {"incidents": [i.to_json() for i in core.incidents], "state": state_of(model, optimizer)}
+        found["state"] = state_of(model, optimizer)
+
+    run.run_call(train)
+    return {"incidents": [i.to_json() for i in run.engine.incidents], **found}

@@ -61,9 +61,12 @@ class Investigation:
     ) -> Replay:
         """This window again, under the operator trace."""
         window = window or self.window
-        kind = RankTrace if self.engine.ranks.has_others else OpTrace
+        ranks = self.engine.ranks
         sources = [*_batch_sources(window), *self.state.sources()]
+        kind = RankTrace if ranks.has_others else OpTrace
         self.trace = kind(sources, module_names(self.state.roots))
+        if isinstance(self.trace, RankTrace):
+            self.trace.is_quiet = ranks.has_parted
         return Replay(
             window=window,
             trace=self.trace,

@@ -6,7 +6,6 @@ no producer. So each rank also notes the first bad value that it *sent*.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,9 +14,9 @@ from torch import Tensor
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace
 from ..numerics.health import badness
-from ..runtime.ranks import hushed, local
+from ..runtime.ranks import local
 
-__all__ = ["PARTED_NOTE", "SUM_NOTE", "RankTrace", "is_received"]
+__all__ = ["PARTED_NOTE", "SUM_NOTE", "NeedsOthers", "RankTrace", "is_received"]
 
 _TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 _SENT = {
@@ -37,6 +36,10 @@ PARTED_NOTE = (
 )
 
 
+class NeedsOthers(Exception):
+    """What is replayed wants an answer from ranks that are not there any more."""
+
+
 class RankTrace(OpTrace):
     """A trace that sees this rank's shards only, and what it sends to the others."""
 
@@ -45,22 +48,13 @@ class RankTrace(OpTrace):
     first_sent: Origin | None = None
     """The origin of the first bad value that went into a collective."""
 
-    def __enter__(self) -> OpTrace:
-        self._hush = hushed() if self.is_quiet else contextlib.nullcontext()
-        self._hush.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *exc: Any) -> None:
-        super().__exit__(*exc)
-        self._hush.__exit__(*exc)
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if self.is_paused or func.namespace not in _TALK:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if self.is_quiet:
-            raise RuntimeError(f"{func._schema.name} needs the other ranks")
+            raise NeedsOthers(func._schema.name)
         named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
         if self.first_sent is None and not func._schema.name.endswith(_FROM_ONE):
             self.first_sent = self._origin_of(named)

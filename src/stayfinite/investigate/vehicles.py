@@ -6,6 +6,7 @@ gradients and random numbers of the training put back afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,11 +18,13 @@ from torch import Tensor
 from ..errors import UsageError
 from ..numerics.health import badness
 from ..runtime.engine import Engine
+from ..runtime.ranks import hushed
 from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .body.body import Body
 from .frameworks import unlogged
+from .rank_trace import NeedsOthers, RankTrace
 from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
 
@@ -57,19 +60,24 @@ class Vehicle:
 
     def run(self, wanted: Replay) -> ReplayResult:
         active = ActiveReplay(self.engine, wanted)
-        if self.engine.ranks.has_parted or not self.can_run(wanted.window):
+        is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
+        has_parted = self.engine.ranks.has_parted
+        if (has_parted and not is_quiet) or not self.can_run(wanted.window):
             active.result.is_complete = False
             return active.result
         state = self.engine.state
         grads = state.take_grads()
         self.engine.replay = active
         try:
-            with computing_only() as report, eager_stance(), torch.enable_grad():
+            quiet = hushed() if is_quiet else contextlib.nullcontext()
+            with quiet, computing_only() as report, eager_stance(), torch.enable_grad():
                 try:
                     with active:
                         self._compute(active)
                 except Enough:
                     pass
+                except NeedsOthers:
+                    active.result.is_complete = False
                 except UsageError:
                     raise
                 except Exception as error:
