@@ -12,6 +12,8 @@ from torch._C._dynamo import eval_frame
 __all__ = ["skip_our_code"]
 
 _done: set[str] = set()
+_USERS = ("stayfinite.numerics", "stayfinite.demo")
+"""What a model calls by itself belongs into its graph."""
 
 
 def skip_our_code() -> None:
@@ -21,7 +23,7 @@ def skip_our_code() -> None:
     function is looked at by the compiler: ours would become graphs of their own.
     """
     for name, module in list(sys.modules.items()):
-        if name.startswith("stayfinite.") and name not in _done and ".demo" not in name:
+        if name.startswith("stayfinite.") and name not in _done and not name.startswith(_USERS):
             _done.add(name)
             for code in _codes(module):
                 _skip(code)
