@@ -22,6 +22,8 @@ def test_weights_that_only_sound_like_a_metric_stay_weights():
     assert role_of(("model", "score.weight")) == "weights"
     assert role_of(("ema_model", "fc.weight")) == "ema"
     assert role_of(("model", "head", "loss")) == "weights"
+    assert role_of(("model", "loss_ema")) != "metric" != role_of(("net_g", "best_loss"))
+    assert role_of(("metrics", "val_loss")) == "metric"
     assert role_of(("optimizer", "param_groups", "0", "lr")) == "optimizer"
 
 

@@ -26,6 +26,10 @@ ROLE_TITLES = {
 _EMA = re.compile(
     r"(^|[._\-/ ])(ema|swa|shadow|averaged)([._\-/ ]|$)|ema_|_ema|average_model|n_averaged"
 )
+_MODEL = re.compile(
+    r"model|state_dict|module|(^|_)net|generator|discriminator|coder|weights|params|param_groups"
+)
+"""What is saved below these keys is part of a model, or of its optimizer, whatever it is called."""
 _METRIC = re.compile(
     r"(^|[._\-/ ])(train|val|valid|test|running|smoothed|avg|mean|ema|best)?_?"
     r"(loss|losses|acc|accuracy|metric|metrics|score|reward|grad_norm|gnorm|perplexity|ppl|lr|speed|"
@@ -133,7 +137,7 @@ def _role_of(joined: str, hint: str) -> str:
     if last in ("running_mean", "running_var", "num_batches_tracked"):
         return "batchnorm"
     where = path[:-1]
-    if len(path) <= 2 and _METRIC.search(leaf) and "param_groups" not in where:
+    if len(path) <= 2 and _METRIC.search(leaf) and not any(_MODEL.search(p.lower()) for p in where):
         return "metric"
     above = _role_above(tuple(where[:2]) or (leaf,), hint)
     if above == "optimizer" and (_EMA.search(leaf) or "fp32" in "".join(where)):

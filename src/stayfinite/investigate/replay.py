@@ -49,6 +49,8 @@ class ActiveReplay:
         self.result = ReplayResult()
         self.step = wanted.window.step
         """The step whose batch is being computed."""
+        self.steps: list[int] = []
+        """One for each backward, where one run computes several batches."""
         self.num_backward = 0
         self._stack = contextlib.ExitStack()
         self._small: Snapshot | None = None
@@ -115,6 +117,8 @@ class ActiveReplay:
 
     def on_backward(self, loss: Tensor, raw: Tensor, call: Callable[[], Any]) -> Any:
         """A backward of the code that is replayed."""
+        if self.num_backward < len(self.steps):
+            self.step = self.steps[self.num_backward]
         self.num_backward += 1
         self.look_at_loss(loss if raw is None else raw, loss)
         self._end_if_decided()

@@ -56,9 +56,10 @@ def _bodies(
         state = engine.state
         return value in state.optimizers or value in state.schedulers or value in state.scalers
 
+    is_buffer = engine.state.is_buffer
     found: list[Vehicle] = []
     for i, scene in enumerate(scenes[:_MAX_FRAMES]):
-        body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full)
+        body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full, is_buffer)
         if body is not None:
             found.append(BodyVehicle(engine, body, window))
     return found

@@ -215,28 +215,29 @@ class BodyVehicle(Vehicle):
         is_own = _same_batches(window.batches, self._own.batches)
         if is_own and len(window.batches) == 1:
             return True
+        if self.body.takes_several:
+            return self.body.can_bind(sum(len(b.items) for b in window.batches))
         return all(b.items and self.body.can_bind(len(b.items)) for b in window.batches)
 
     def _compute(self, active: ActiveReplay) -> None:
         wanted = active.wanted
         refs = wanted.window.batches
-        if wanted.is_applied and len(refs) > 1:
-            # Which of its statements make the step, and which only add up gradients, depends on a count.
-            active.result.is_complete = False
-            return
+        if self.body.takes_several and len(refs) > 1:
+            active.steps = [ref.step for ref in refs]
+            refs = [_joined(refs)]
         for i, ref in enumerate(refs):
             active.step = ref.step
-            if i and ref.rng is not None:
+            if i and ref.rng is not None and not wanted.is_applied:
                 ref.rng.restore()
-            namespace = self._run(ref)
+            namespace = self._run(ref, is_part=ref is not refs[-1])
             if wanted.is_applied and not wanted.is_current:
                 self.body.run_following(namespace)
             if not active.num_backward:
                 self._look_at_made(active, self.body.made(namespace))
 
-    def _run(self, ref: BatchRef) -> dict[str, Any]:
+    def _run(self, ref: BatchRef, is_part: bool) -> dict[str, Any]:
         if ref.items and self.body.can_bind(len(ref.items)):
-            return self.body.run(ref.value)
+            return self.body.run(ref.value, is_part)
         return self.body.run()
 
     def _look_at_made(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
@@ -254,6 +255,12 @@ class BodyVehicle(Vehicle):
         grads = torch.autograd.grad(last, moved, allow_unused=True)
         bad = [g for g in grads if g is not None and badness(g)]
         active.result.origin = symptom_origin(trace, bad)
+
+
+def _joined(refs: list[BatchRef]) -> BatchRef:
+    """All batches of a window, for a body that draws them by itself in a loop of its own."""
+    items = [item for ref in refs for item in ref.items]
+    return BatchRef(refs[-1].step, refs[-1].epoch, items, refs[0].rng)
 
 
 def _same_batches(one: list[BatchRef], other: list[BatchRef]) -> bool:

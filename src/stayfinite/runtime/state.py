@@ -144,6 +144,10 @@ class TrainState:
             if isinstance(value, Tensor):
                 yield name, value
 
+    def is_buffer(self, module: object, key: str) -> bool:
+        """Whether this attribute is a buffer that `restore_buffers` puts back."""
+        return any(m is module and k == key for m, k, _ in self._buffers())
+
     def _buffers(self) -> list[tuple[nn.Module, str, str]]:
         if self._buffer_homes is None:
             self._buffer_homes = []

@@ -54,7 +54,7 @@ class Body:
         self._outer = outer
         self.units = build_units(home.statements, home_environment(scene), functions.judge)
         self.feeds = feeds_of(home, self.units, scene.variables)
-        self._plans: dict[tuple[bool, bool], Plan] = {}
+        self._plans: dict[tuple[bool, bool, bool], Plan] = {}
 
     @classmethod
     def of(
@@ -63,15 +63,17 @@ class Body:
         outer: Sequence[Scene] = (),
         is_training_object: Callable[[object], bool] = lambda obj: False,
         is_full: bool = False,
+        is_buffer: Callable[[object, str], bool] = lambda module, name: False,
     ) -> Body | None:
         """The body around the scene's current line; None where nothing in it can be run again.
 
         `outer`: the scenes that called this one, innermost first; `is_full`: statements that reach outside
-        are run again as well, because somebody has asked for it.
+        are run again as well, because somebody has asked for it; `is_buffer`: whether an attribute of a module
+        is put back before every run.
         """
         found = []
         for home in homes_of(scene):
-            body = cls(scene, home, Functions(is_training_object, is_full), outer)
+            body = cls(scene, home, Functions(is_training_object, is_full, is_buffer), outer)
             if body.plan().code is None:
                 continue
             if body.plan().has_backward:
@@ -79,13 +81,13 @@ class Body:
             found.append(body)
         return found[0] if found else None
 
-    def plan(self, is_fed: bool = False, is_new: bool = False) -> Plan:
+    def plan(self, is_fed: bool = False, is_new: bool = False, is_part: bool = False) -> Plan:
         """What is run, with a batch given or not; `is_new`: one that the loop has not worked on."""
-        key = (is_fed, is_new)
+        key = (is_fed, is_new, is_part)
         if key not in self._plans:
             feeds = tuple(self.feeds) if is_fed else ()
             given = self._given_names if is_fed and not feeds else frozenset(self._plain)
-            self._plans[key] = Plan(self, feeds, given, is_new)
+            self._plans[key] = Plan(self, feeds, given, is_new, is_part)
         return self._plans[key]
 
     @property
@@ -123,6 +125,11 @@ class Body:
         value = self.scene.variables.get(root.split("@")[0])
         return isinstance(value, nn.Module) or self.functions.judge.is_training_object(value)
 
+    @property
+    def takes_several(self) -> bool:
+        """Whether the body draws its batches in a loop of its own."""
+        return any(f.is_repeated for f in self.feeds)
+
     def can_bind(self, num_items: int) -> bool:
         """Whether so many batches, drawn for one iteration, can be put where the body takes its own."""
         plan = self.plan(is_fed=True, is_new=True)
@@ -130,30 +137,31 @@ class Body:
             return False
         if not self.feeds:
             return self._caller is not None and self._caller.can_bind(num_items)
-        if any(f.is_repeated for f in self.feeds):
+        if self.takes_several:
             return num_items >= len(self.feeds)
         return num_items == len(self.feeds)
 
-    def run(self, batch: Any = NOT_GIVEN) -> dict[str, Any]:
+    def run(self, batch: Any = NOT_GIVEN, is_part: bool = False) -> dict[str, Any]:
         """Run the statements once; the variables afterwards.
 
-        `batch`: what the loop is to compute with; a list of them where it takes several.
+        `batch`: what the loop is to compute with; a list of them where it takes several. `is_part`: the
+        gradients of this batch are only added up, the step comes with a later one.
         """
         if batch is NOT_GIVEN:
             return self.plan().run((), self._plain)
         if not self.feeds:
-            return self._run_from_caller(batch)
+            return self._run_from_caller(batch, is_part)
         is_single = len(self.feeds) == 1 and not self.feeds[0].is_repeated
         is_new = not _shares_objects(batch, self.scene.variables)
-        return self.plan(True, is_new).run([batch] if is_single else list(batch), {})
+        return self.plan(True, is_new, is_part).run([batch] if is_single else list(batch), {})
 
-    def _run_from_caller(self, batch: Any) -> dict[str, Any]:
+    def _run_from_caller(self, batch: Any, is_part: bool) -> dict[str, Any]:
         if self._caller is None:
             return self.plan().run((), self._plain)
         space = self._caller.run(batch)
         given = {n: space[ARGUMENT + n] for n in self._given_names if ARGUMENT + n in space}
         is_new = not _shares_objects(batch, self.scene.variables)
-        return self.plan(True, is_new).run((), given, is_copied=True)
+        return self.plan(True, is_new, is_part).run((), given, is_copied=True)
 
     def run_following(self, namespace: dict[str, Any]) -> None:
         """The training's own calls behind the step (a scheduler's, a scaler's), after a `run`."""
@@ -219,7 +227,8 @@ class Body:
         if not self._expressions:
             return None
         for home in homes_of(self._outer[0], assignments(self._expressions)):
-            functions = Functions(self.functions.judge.is_training_object, self.functions.is_full)
+            mine = self.functions
+            functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer)
             body = Body(self._outer[0], home, functions, self._outer[1:], ARGUMENT)
             if body.can_bind_anything:
                 return body

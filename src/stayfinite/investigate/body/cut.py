@@ -38,6 +38,8 @@ class Rules:
     """What reaches outside is run again as well."""
     start: int = 0
     """Statements before this position belong to a step that has been made."""
+    is_put_back: Callable[[Path], bool] = lambda path: False
+    """Whether a value is put back to what it was before a replay: a model's buffer."""
 
 
 @dataclass
@@ -112,6 +114,8 @@ class Cut:
             return False
         sources, is_entry = self.reaching(path, unit)
         absent = [s for s in sources if s in self.blocked]
+        if is_entry and self.rules.is_put_back(path):
+            return bool(absent)
         if is_entry and not self._is_there_at_entry(path):
             return self._is_overwritten(path, unit)
         if not absent:

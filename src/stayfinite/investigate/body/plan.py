@@ -19,7 +19,7 @@ from .scene import Scene
 from .source import function_source
 from .summary import Functions
 from .units import Unit, build_units, flat
-from .values import Env, known
+from .values import Env, Path, attribute_of, known
 
 __all__ = ["Plan", "home_environment", "is_scalar"]
 
@@ -40,13 +40,20 @@ class Plan:
     """The statements to run."""
 
     def __init__(
-        self, body: BodyParts, feeds: tuple[Feed, ...], given: frozenset[str], is_new: bool
+        self,
+        body: BodyParts,
+        feeds: tuple[Feed, ...],
+        given: frozenset[str],
+        is_new: bool,
+        is_part: bool = False,
     ) -> None:
-        """`given`: names of arguments that get their first value again; `is_new`: see `Rules`."""
+        """`given`: names of arguments that get their first value again; `is_new`: see `Rules`;
+        `is_part`: the step comes with a later batch, only the gradients are computed."""
         self._body = body
         self._scene = body.scene
         self._feeds = feeds
         self._given = given
+        self._is_part = is_part
         self._cut = Cut(body.units, self._rules(is_new))
         self._cut.solve(self._wanted())
         self._taken_names: set[str] = set()
@@ -66,7 +73,19 @@ class Plan:
             is_new=is_new,
             start=self._start(env),
             is_full=self._body.functions.is_full,
+            is_put_back=functools.partial(self._is_put_back, env),
         )
+
+    def _is_put_back(self, env: Env, path: Path) -> bool:
+        """A buffer of a model: what a replay finds there is what the step found."""
+        value = env.lookup(_name(path[0]))
+        for part in path[1:]:
+            if not value.is_known:
+                return False
+            if self._body.functions.is_buffer(value.obj, part):
+                return True
+            value = attribute_of(value, part)
+        return False
 
     def _start(self, env: Env) -> int:
         """After an earlier step of the same optimizer: its window has been closed."""
@@ -89,6 +108,8 @@ class Plan:
         if self._body.wanted:
             return lambda u: any(p[0].startswith(self._body.wanted) for p in u.access.binds)
         if any(u.access.is_backward for u in units[self._cut.rules.start :]):
+            if self._is_part:
+                return lambda u: u.access.is_backward and not u.blocks
             return lambda u: u.access.is_training and not u.blocks
         current = units[-1] if units and self._scene.is_over else None
         return lambda u: self._makes_scalar(u) or (u is current and not u.is_leaving)

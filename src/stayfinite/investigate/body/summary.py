@@ -48,8 +48,14 @@ class FunctionSummary:
 class Functions:
     """All functions that the statements of one body call."""
 
-    def __init__(self, is_training_object: Callable[[object], bool], is_full: bool = False) -> None:
+    def __init__(
+        self,
+        is_training_object: Callable[[object], bool],
+        is_full: bool = False,
+        is_buffer: Callable[[object, str], bool] = lambda module, name: False,
+    ) -> None:
         self.is_full = is_full
+        self.is_buffer = is_buffer
         self.judge = Judge(is_training_object, self.summarize)
         self._summaries: dict[_Key, FunctionSummary] = {}
         self._budget = _MAX_FUNCTIONS

@@ -1,0 +1,83 @@
+"""Loops whose bodies are harder to compute again than `loss_fn(model(x), y)`."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from stayfinite import Guard
+
+
+def data(bad: int | None = 5, num: int = 16) -> DataLoader:
+    torch.manual_seed(0)
+    x = torch.rand(num, 4) + 0.5
+    if bad is not None:
+        x[bad] = 0.0
+    return DataLoader(TensorDataset(x), batch_size=1)
+
+
+class WithAverage(nn.Module):
+    """A loss that is measured by its own running average, which it writes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("average", torch.ones(()))
+
+    def forward(self, x):
+        loss = self.linear(x).square().mean() + x.sum(1).log().mean().square()
+        self.average.lerp_(loss.detach(), 0.1)
+        return loss / self.average.clone()
+
+
+def test_a_buffer_that_the_body_writes_is_put_back_before_it_is_computed_again(tmp_path):
+    model = WithAverage()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    guard = Guard(model, optimizer, run_dir=tmp_path)
+    for (x,) in guard(data()):
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+    (incident,) = guard.incidents
+    assert (incident.event.step, incident.location.op) == (5, "aten.log")
+    assert incident.diagnosis.experiments
+    assert model.average.isfinite()
+    guard.close()
+
+
+def test_batches_that_the_body_draws_in_a_loop_of_its_own(tmp_path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    guard = Guard(model, optimizer, run_dir=tmp_path)
+    batches = iter(guard(data()))
+    for _ in range(4):
+        optimizer.zero_grad()
+        for _ in range(4):
+            (x,) = next(batches)
+            loss = model(x).square().mean() + x.sum(1).log().mean()
+            (loss / 4).backward()
+        optimizer.step()
+    (incident,) = guard.incidents
+    assert (incident.event.step, incident.location.op) == (5, "aten.log")
+    guard.close()
+
+
+def test_a_step_for_several_batches_is_made_with_the_last_one_only(tmp_path):
+    """`unscale_` for each of them would raise, and the proof would be missing."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    guard = Guard(model, optimizer, scaler=scaler, run_dir=tmp_path)
+    for i, (x,) in enumerate(guard(data())):
+        loss = model(x).square().mean() + x.sum(1).log().mean()
+        scaler.scale(loss / 4).backward()
+        if (i + 1) % 4 == 0:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    (incident,) = guard.incidents
+    assert (incident.event.step, incident.location.op) == (5, "aten.log")
+    assert [e.outcome for e in incident.diagnosis.experiments].count("finite") >= 1
+    guard.close()
