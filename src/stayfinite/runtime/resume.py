@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,8 +108,14 @@ def refuse(target: Any, state: Any) -> list[TensorFinding]:
     """
     if not isinstance(state, dict) or not isinstance(target, (nn.Module, Optimizer)):
         return []
-    found = bad_tensors(state)
-    if found and isinstance(target, nn.Module):
+    if not isinstance(target, nn.Module):
+        return bad_tensors(state)
+    # Whatever its tensors are called ("loss_ema"), all of them are the model's.
+    found = [
+        replace(f, tensor=(f.tensor or "").removeprefix("model."))
+        for f in bad_tensors({"model": state})
+    ]
+    if found:
         fixed = [(n, p) for n, p in target.named_parameters() if not p.requires_grad]
         by_design = {
             n
