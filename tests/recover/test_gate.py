@@ -79,6 +79,8 @@ def alone():
 @pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)
 def test_a_bad_state_goes_beside_the_good_one(write, tmp_path, capsys):
     path = tmp_path / "last.pt"
+    write(0.5, tmp_path / "first.pt")  # what writes it is imported by now, as in any script
+    (tmp_path / "first.pt").unlink()
     with save_gate() as gate:
         write(0.5, path)
         good = path.read_bytes()
@@ -156,9 +158,9 @@ def test_a_file_that_was_opened_for_a_bad_state_keeps_the_good_one(tmp_path):
 def test_a_distributed_checkpoint_passes_the_gate(tmp_path):
     script = f"""
         import os, torch
+        import torch.distributed.checkpoint as dcp
         from stayfinite import save_gate
         with save_gate() as gate:
-            import torch.distributed.checkpoint as dcp
             dcp.save({{"w": torch.ones(2)}}, checkpoint_id="{tmp_path}/one", no_dist=True)
             dcp.save({{"w": torch.full((2,), float("nan"))}}, checkpoint_id="{tmp_path}/one", no_dist=True)
         state = {{"w": torch.zeros(2)}}

@@ -20,7 +20,8 @@ class ImportPatch:
     """`module.name`, and every framework module that holds the same function under some name.
 
     No hook is put into Python's import system: `renew` looks whether the module is there by now. It
-    is called wherever a training begins something new (an optimizer is made, an epoch ends).
+    is called where a training begins something new (a gate is opened, an optimizer is made) and with
+    each look at the whole state.
     """
 
     def __init__(

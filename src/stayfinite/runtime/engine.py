@@ -21,6 +21,7 @@ from ..config import Settings
 from ..detect import ScaleWatch
 from ..detect.check import StepCheck, bad_rate, number_of
 from ..numerics.health import is_finite
+from ..patches.imports import renew
 from ..patches.provenance import provenance
 from ..records import Incident, StepRecord
 from ..recover.policy import Policy
@@ -321,6 +322,7 @@ class Engine:
         With several ranks all of them have to call it, since a snapshot is for all or for none.
         """
         start = time.perf_counter()
+        renew()
         self._is_deep_wanted = False
         bad = self.state.bad_state()
         if self.ranks.any(bool(bad)):

@@ -13,7 +13,7 @@ import torch
 
 from ..patches import provenance as _provenance
 from ..patches.firewall import Firewall
-from ..patches.imports import ImportPatch, patch_when_imported
+from ..patches.imports import ImportPatch, patch_when_imported, renew
 from ..patches.manager import Subscribers, Subscription, Target, subscribe
 from ..patches.provenance import provenance
 from ..recover.atomic import atomic_path
@@ -43,6 +43,7 @@ class SavePatches:
             self._late(home, "_atomic_save", _lightning_save)
         _provenance.install()  # what was held back is read from where it went
         provenance.stand_ins.add(gate)
+        renew()
 
     def _add(self, owner: Any, name: str, make: Any) -> None:
         self._subscriptions.append(subscribe(Target(owner, name, _REASON, "saves"), make, self))
