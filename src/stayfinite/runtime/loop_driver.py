@@ -390,6 +390,8 @@ class LoopDriver:
         else:
             self._plan_undo(window, failure, verdict, is_back)
         self._redo(verdict, verdict.redo, window if is_open else None)
+        if verdict.is_rebuilt and is_open and window.failure is not None:
+            self._plan_undo(window, failure, verdict, is_back)  # it was not computed again
         return True
 
     def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
