@@ -10,7 +10,15 @@ from ..runtime.recovery import DEEP
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.body import Body
 from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
-from .vehicles import BodyVehicle, ClosureVehicle, NoVehicle, StepVehicle, Vehicle
+from .frameworks import loss_function
+from .vehicles import (
+    BodyVehicle,
+    ClosureVehicle,
+    LossVehicle,
+    NoVehicle,
+    StepVehicle,
+    Vehicle,
+)
 
 __all__ = ["choose_vehicle"]
 
@@ -28,6 +36,9 @@ def choose_vehicle(
         return StepVehicle(engine, engine.step_parts)
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
+    loss_of = loss_function(frame)
+    if loss_of is not None and all(b.items for b in window.batches):
+        return LossVehicle(engine, loss_of)
     scenes = scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)

@@ -28,7 +28,14 @@ from .rank_trace import NeedsOthers, RankTrace
 from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
 
-__all__ = ["BodyVehicle", "ClosureVehicle", "NoVehicle", "StepVehicle", "Vehicle"]
+__all__ = [
+    "BodyVehicle",
+    "ClosureVehicle",
+    "LossVehicle",
+    "NoVehicle",
+    "StepVehicle",
+    "Vehicle",
+]
 
 _PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(
@@ -195,6 +202,31 @@ class ClosureVehicle(Vehicle):
             return
         with unlogged():
             self._closure()
+        active.look_at_gradients()
+
+
+class LossVehicle(Vehicle):
+    """The function by which a framework computes the loss of a batch: it is meant to be called."""
+
+    def __init__(self, engine: Engine, loss_of: Callable[[Any], Tensor]) -> None:
+        super().__init__(engine)
+        self._loss_of = loss_of
+
+    def can_run(self, window: Window) -> bool:
+        return all(len(b.items) == 1 for b in window.batches)
+
+    def _compute(self, active: ActiveReplay) -> None:
+        refs = active.wanted.window.batches
+        if active.wanted.is_applied:
+            active.result.is_complete = False
+            return
+        with unlogged():
+            for i, ref in enumerate(refs):
+                active.step = ref.step
+                if i and ref.rng is not None:
+                    ref.rng.restore()
+                loss = self._loss_of(ref.value) / len(refs)
+                active.on_backward(loss, loss.detach(), loss.backward)
         active.look_at_gradients()
 
 

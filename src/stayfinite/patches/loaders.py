@@ -47,6 +47,8 @@ class LoaderListener(Protocol):
 
     def drops_batch(self, loader: Any, indices: Any) -> bool: ...
 
+    def on_loader_start(self, loader: Any) -> None: ...
+
     def on_loader_end(self, loader: Any) -> None: ...
 
 
@@ -92,6 +94,8 @@ def _next(original: Any, subscribers: Subscribers) -> Any:
 def _noted(listener: LoaderListener, loader: Any, draw: Any, iterator: Any) -> Any:
     call = listener.firewall.call
     call(listener.before_batch, loader)
+    if getattr(iterator, "_num_yielded", 1) == 0:
+        call(listener.on_loader_start, loader)
     while True:
         _inside.count = getattr(_inside, "count", 0) + 1
         try:

@@ -34,6 +34,8 @@ class BatchTracker:
         self.num_batches = 0
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._num_epochs = 0
+        self._began: dict[int, int] = {}
+        """How many batches there had been when each loader last started."""
         self._trained: set[int] = set()
         """Loaders whose batches were trained on in this epoch."""
         self._other: BatchRef | None = None
@@ -168,6 +170,18 @@ class BatchTracker:
             return self._epochs.get(loader, 0)
         except TypeError:
             return 0
+
+    def begin_epoch(self, loader: Any) -> None:
+        """The loader starts anew; its last epoch is over if all of its batches were drawn."""
+        began = self._began.get(id(loader))
+        self._began[id(loader)] = self.num_batches
+        if began is not None and self.is_trained(loader):
+            try:
+                is_through = self.num_batches - began >= len(loader)
+            except TypeError:
+                return
+            if is_through:
+                self.end_epoch(loader)
 
     def end_epoch(self, loader: Any) -> None:
         self._trained.discard(id(loader))

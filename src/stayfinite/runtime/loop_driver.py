@@ -140,6 +140,11 @@ class LoopDriver:
         self.tracker.num_batches += is_first
         return True
 
+    def on_loader_start(self, loader: Any) -> None:
+        """A new iterator of a loader; whoever knows its length may not have asked for its end."""
+        if not self._is_own_work and not self.is_replaying:
+            self.tracker.begin_epoch(loader)
+
     def on_loader_end(self, loader: Any) -> None:
         """A loader is through: a last look at what it was trained on."""
         if self._is_own_work:

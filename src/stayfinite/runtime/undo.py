@@ -231,7 +231,9 @@ def scaler_state(scaler: Any) -> Capture:
                     value.copy_(copies[name])
                 elif value is None and isinstance(now, Tensor):
                     # It was not in use yet. The loop may be about to call `update`, which wants it.
-                    now.fill_(scaler._init_scale if name == "_scale" else scaler._init_growth_tracker)
+                    now.fill_(
+                        scaler._init_scale if name == "_scale" else scaler._init_growth_tracker
+                    )
                     continue
                 setattr(scaler, name, value)
 
