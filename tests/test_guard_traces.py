@@ -27,7 +27,8 @@ def test_the_incident_is_saved_and_reads_back(tmp_path, capfd):
     guard.step(squares, BAD)
     (incident,) = guard.incidents
     folder = tmp_path / "run" / "incidents" / incident.id
-    assert sorted(p.name for p in folder.iterdir()) == ["incident.json", "incident.txt"]
+    names = {p.name for p in folder.iterdir()}
+    assert names == {"incident.json", "incident.txt", "sources.json"}
     assert Incident.from_json((folder / "incident.json").read_text()).id == incident.id
     json.loads((folder / "incident.json").read_text(), parse_constant=pytest.fail)
     assert capfd.readouterr().err == (

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tests.launch import alone
 from torch import nn
 
 from stayfinite import Guard
+from stayfinite.demo import attention
 from stayfinite.recover.policy import Policy
 from stayfinite.report.journal_read import read_journal
 from stayfinite.report.model import load_run
@@ -163,8 +165,7 @@ def test_layers_show_largest_weight_gradient_and_update():
 @pytest.mark.slow
 def test_run_journals_by_default_and_tells_a_command(tmp_path):
     hook = f"cat >> {tmp_path}/told.json; echo >> {tmp_path}/told.json"
-    script = "import stayfinite.demo.attention as a; a.main()"
-    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "train.py").write_text(Path(attention.__file__).read_text())
     args = ["-m", "stayfinite", "run", "--run-dir", "r", "--on-incident", hook, "--sink", "logging"]
     done = alone([*args, "train.py"], tmp_path)
     assert done.code == 0, done.err
