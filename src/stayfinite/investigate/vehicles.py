@@ -245,16 +245,18 @@ class BodyVehicle(Vehicle):
 
     def can_run(self, window: Window) -> bool:
         is_own = _same_batches(window.batches, self._own.batches)
-        if is_own and len(window.batches) == 1:
-            return True
+        return is_own or self._can_bind(window.batches)
+
+    def _can_bind(self, refs: list[BatchRef]) -> bool:
         if self.body.takes_several:
-            return self.body.can_bind(sum(len(b.items) for b in window.batches))
-        return all(b.items and self.body.can_bind(len(b.items)) for b in window.batches)
+            return self.body.can_bind(sum(len(b.items) for b in refs))
+        return all(b.items and self.body.can_bind(len(b.items)) for b in refs)
 
     def _compute(self, active: ActiveReplay) -> None:
         wanted = active.wanted
         refs = wanted.window.batches
-        if self.body.takes_several and len(refs) > 1:
+        is_whole = len(refs) > 1 and not self._can_bind(refs)
+        if len(refs) > 1 and (is_whole or self.body.takes_several):
             active.steps = [ref.step for ref in refs]
             refs = [_joined(refs)]
         for i, ref in enumerate(refs):
@@ -266,6 +268,9 @@ class BodyVehicle(Vehicle):
                 self.body.run_following(namespace)
             if not active.num_backward:
                 self._look_at_made(active, self.body.made(namespace))
+        if is_whole and active.num_backward != wanted.window.num_backward:
+            # The batches that the variables do not hold any more were computed by earlier iterations.
+            active.result.is_complete = False
 
     def _run(self, ref: BatchRef, is_part: bool) -> dict[str, Any]:
         if ref.items and self.body.can_bind(len(ref.items)):
