@@ -196,7 +196,13 @@ def _is_own_object(value: Any) -> bool:
 
 
 def _plain_attributes(obj: Any) -> Capture:
-    return entries(vars(obj), skip=tuple(k for k, v in vars(obj).items() if not _is_plain(v)))
+    home = vars(obj)
+
+    def capture() -> Undo:
+        kept = {k: _kept(v) for k, v in home.items() if _is_plain(v)}
+        return lambda: _put(home, kept)
+
+    return capture
 
 
 def modes(roots: Iterable[nn.Module]) -> Capture:
