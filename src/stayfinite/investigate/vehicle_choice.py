@@ -7,6 +7,7 @@ from typing import Any
 
 from ..runtime.engine import Engine
 from ..runtime.recovery import DEEP
+from ..runtime.undo import helpers_of
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.body import Body
 from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
@@ -65,7 +66,9 @@ def _bodies(
 ) -> list[Vehicle]:
     def is_training_object(value: object) -> bool:
         state = engine.state
-        return value in state.optimizers or value in state.schedulers or value in state.scalers
+        if value in state.optimizers or value in state.schedulers or value in state.scalers:
+            return True
+        return any(value is h for o in state.optimizers for h in helpers_of(o))
 
     is_buffer = engine.state.is_buffer
     found: list[Vehicle] = []

@@ -23,6 +23,7 @@ __all__ = [
     "Undo",
     "attributes",
     "entries",
+    "helpers_of",
     "modes",
     "optimizer_extras",
     "scaler_state",
@@ -179,8 +180,15 @@ def optimizer_extras(optimizer: Any) -> list[Capture]:
         kept = {k: _kept(home[k]) for k in plain if k in home}
         return lambda: _put(home, kept)
 
-    inner = [home[k] for k in extra if not _is_plain(home[k]) and _is_own_object(home[k])]
-    return [capture, *(_plain_attributes(o) for o in inner)]
+    return [capture, *(_plain_attributes(o) for o in helpers_of(optimizer))]
+
+
+def helpers_of(optimizer: Any) -> list[Any]:
+    """Objects of the user's own that a hand-written optimizer keeps, such as a scale that it adapts."""
+    if type(optimizer).__module__.partition(".")[0] == "torch":
+        return []
+    extra = [v for k, v in vars(optimizer).items() if k not in _TORCH_OWN]
+    return [v for v in extra if not _is_plain(v) and _is_own_object(v)]
 
 
 def _is_plain(value: Any) -> bool:
@@ -190,7 +198,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_own_object(value: Any) -> bool:
-    """An object of the user's own that the optimizer keeps, such as a scale that it adapts."""
     home = type(value).__module__.partition(".")[0]
     return hasattr(value, "__dict__") and home not in ("builtins", "collections", "torch", "numpy")
 

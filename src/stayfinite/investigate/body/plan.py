@@ -78,11 +78,13 @@ class Plan:
 
     def _is_put_back(self, env: Env, path: Path) -> bool:
         """A buffer of a model: what a replay finds there is what the step found."""
-        value = env.lookup(_name(path[0]))
+        functions = self._body.functions
+        name = _name(path[0])
+        value = env.lookup(name) if env.root(name) == path[0] else functions.value_of(path[0])
         for part in path[1:]:
             if not value.is_known:
                 return False
-            if self._body.functions.is_buffer(value.obj, part):
+            if functions.is_buffer(value.obj, part) or functions.judge.is_training_object(value.obj):
                 return True
             value = attribute_of(value, part)
         return False

@@ -59,10 +59,20 @@ class Functions:
         self.judge = Judge(is_training_object, self.summarize)
         self._summaries: dict[_Key, FunctionSummary] = {}
         self._budget = _MAX_FUNCTIONS
+        self._outer: dict[str, Value] = {}
+        self._spaces: dict[str, dict[str, Any]] = {}
         self._alive: list[Any] = []
         self._left_out: dict[types.CodeType, set[ast.stmt]] = {}
         self._analyzed: dict[types.CodeType, tuple[FunctionSource, list[Unit], Cut]] = {}
         self._compiled: dict[types.CodeType, types.CodeType] = {}
+
+    def value_of(self, root: str) -> Value:
+        """What a variable of another scope holds: a function's closure, or a module."""
+        if root in self._outer:
+            return self._outer[root]
+        name, _, space = root.partition("@")
+        values = self._spaces.get(space, {})
+        return known(values[name]) if name in values else UNKNOWN
 
     def code_for(self, code: types.CodeType) -> types.CodeType:
         """The code to run in place of this one: without the statements that reach outside."""
@@ -106,6 +116,8 @@ class Functions:
         if sum(1 for s in body for n in ast.walk(s) if isinstance(n, ast.stmt)) > _MAX_STATEMENTS:
             return FunctionSummary(outside=f"{func.__name__} is too long to be analyzed")
         env = _environment(func, values)
+        self._outer.update({env.root(n): env.lookup(n) for n in env.cells})
+        self._spaces[str(id(env.module_globals))] = env.module_globals
         units = build_units(body, env, self.judge)
         local = frozenset(env.root(n) for n in env.local_names if n not in env.cells)
         cut = Cut(units, Rules(lost_names=local, is_call=True, is_full=self.is_full))
