@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -47,10 +49,9 @@ def choose_vehicle(
         scenes = [_at_step(engine, s) for s in scenes]
     found = _bodies(engine, window, scenes)
     if engine.settings.replay == "full":
-        found += _bodies(engine, window, scenes, is_full=True)
-    if not found:
-        return NoVehicle(engine)
-    return found[0] if len(found) == 1 else FirstThatShows(engine, found)
+        found = itertools.chain(found, _bodies(engine, window, scenes, is_full=True))
+    first = next(found, None)
+    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, found)
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
@@ -63,7 +64,9 @@ def _at_step(engine: Engine, scene: Scene) -> Scene:
 
 def _bodies(
     engine: Engine, window: Window, scenes: list[Scene], is_full: bool = False
-) -> list[Vehicle]:
+) -> Iterator[Vehicle]:
+    """One after the other, as they are asked for: to read a frame's source takes a while."""
+
     def is_training_object(value: object) -> bool:
         state = engine.state
         if value in state.optimizers or value in state.schedulers or value in state.scalers:
@@ -71,25 +74,30 @@ def _bodies(
         return any(value is h for o in state.optimizers for h in helpers_of(o))
 
     is_buffer = engine.state.is_buffer
-    found: list[Vehicle] = []
     for i, scene in enumerate(scenes[:_MAX_FRAMES]):
         body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full, is_buffer)
         if body is not None:
-            found.append(BodyVehicle(engine, body, window))
-    return found
+            yield BodyVehicle(engine, body, window)
 
 
 class FirstThatShows(Vehicle):
     """Several frames may hold the step; the first whose replay shows the failure is taken."""
 
-    def __init__(self, engine: Engine, candidates: list[Vehicle]) -> None:
+    def __init__(self, engine: Engine, first: Vehicle, others: Iterator[Vehicle]) -> None:
         super().__init__(engine)
-        self._candidates = candidates
+        self._found = [first]
+        self._others = others
         self._chosen: Vehicle | None = None
+
+    def _candidates(self) -> Iterator[Vehicle]:
+        yield from self._found
+        for other in self._others:
+            self._found.append(other)
+            yield other
 
     @property
     def _now(self) -> Vehicle:
-        return self._chosen or self._candidates[0]
+        return self._chosen or self._found[0]
 
     @property
     def has_effects(self) -> bool:
@@ -98,14 +106,14 @@ class FirstThatShows(Vehicle):
     def can_run(self, window: Window) -> bool:
         if self._chosen is not None:
             return self._chosen.can_run(window)
-        return any(c.can_run(window) for c in self._candidates)
+        return any(c.can_run(window) for c in self._candidates())
 
     def run(self, wanted: Replay) -> ReplayResult:
         if self._chosen is not None:
             return self._chosen.run(wanted)
         rng: Any = wanted.window.rng
         first: ReplayResult | None = None
-        for candidate in self._candidates:
+        for candidate in self._candidates():
             if rng is not None and first is not None:
                 rng.restore()
             result = candidate.run(wanted)
@@ -116,5 +124,5 @@ class FirstThatShows(Vehicle):
             if first is None or (result.is_complete and not first.is_complete):
                 first = result
         assert first is not None
-        self._chosen = self._candidates[0]  # a replay's contexts can be entered only once
+        self._chosen = self._found[0]  # a replay's contexts can be entered only once
         return first

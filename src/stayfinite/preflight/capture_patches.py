@@ -109,6 +109,8 @@ class _Listener:
     def drops_batch(self, loader: Any, indices: Any) -> bool:
         return False
 
+    def on_loader_start(self, loader: Any) -> None: ...
+
     def on_loader_end(self, loader: Any) -> None:
         self._captor.on_loader_end(loader)
 

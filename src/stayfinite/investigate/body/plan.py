@@ -84,7 +84,9 @@ class Plan:
         for part in path[1:]:
             if not value.is_known:
                 return False
-            if functions.is_buffer(value.obj, part) or functions.judge.is_training_object(value.obj):
+            if functions.is_buffer(value.obj, part) or functions.judge.is_training_object(
+                value.obj
+            ):
                 return True
             value = attribute_of(value, part)
         return False
