@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...patches.manager import unpatched
 from . import known_calls as calls
 from .access import GRADIENTS, RANDOM, Reader, Verdict
 from .source import file_kind
@@ -54,7 +55,10 @@ def is_generator(obj: Any) -> bool:
 
 
 def unwrapped(func: types.FunctionType) -> types.FunctionType:
-    """The function inside of `@torch.no_grad()` and other wrappers that the source does not show."""
+    """The function inside of `@torch.no_grad()`, our patches, and other wrappers that the source does
+    not show."""
+    original = unpatched(func)
+    func = original if isinstance(original, types.FunctionType) else func
     while file_kind(func.__code__.co_filename) in ("torch", "stdlib"):
         inner = func.__dict__.get("__wrapped__")
         if not isinstance(inner, types.FunctionType):
