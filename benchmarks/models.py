@@ -53,10 +53,10 @@ class _Transformer(nn.Module):
         return self.head(self.layers(self.embed(tokens), mask=mask, is_causal=True))  # type: ignore[no-any-return]
 
 
-def transformer() -> Workload:
+def transformer(width: int = 256, num_layers: int = 6) -> Workload:
     """(b) six layers of width 256, sequences of 128."""
     torch.manual_seed(0)
-    model = _Transformer(256, 6, 1000)
+    model = _Transformer(width, num_layers, 1000)
     batches = [torch.randint(1000, (8, 129)) for _ in range(8)]
 
     def loss_fn(m: nn.Module, tokens: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ pytestmark = pytest.mark.slow
 
 
 def test_no_training_feels_an_exception_in_our_own_functions():
-    count, wrong = campaign(60, seed=5)
-    assert count == 60
+    count, wrong = campaign(40, seed=5)
+    assert count == 40
     assert [f"{training}: {throw}: {what}" for training, throw, what in wrong] == []
 
 

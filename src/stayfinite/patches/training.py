@@ -222,7 +222,7 @@ def _same_clip(original: Any, subscribers: Subscribers) -> Any:
 def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
     def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        for each in subscribers.now:
+        for each in _here(subscribers):
             each.listener.firewall.call(each.watch_optimizer, optimizer)
             each.listener.firewall.call(each.listener.on_optimizer, optimizer)
 
@@ -232,7 +232,7 @@ def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
 def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
     def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(scheduler, *args, **kwargs)
-        for each in subscribers.now:
+        for each in _here(subscribers):
             each.listener.firewall.call(each.listener.on_scheduler, scheduler)
 
     return __init__

@@ -1,9 +1,8 @@
-"""The driver of an unmodified script: it also has to find the models, and the thread that trains."""
+"""The driver of an unmodified script: it also has to find the models."""
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ __all__ = ["ScriptDriver"]
 
 
 class ScriptDriver(LoopDriver):
-    """Listens to whatever the script trains."""
+    """Listens to whatever the script's main thread trains; what other threads do is theirs."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, counts_every_batch=False)
@@ -31,8 +30,7 @@ class ScriptDriver(LoopDriver):
         renew()
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
-        if threading.get_ident() == self.thread_id:
-            self._look_for_models()
+        self._look_for_models()
 
     def before_backward(self, loss: Tensor) -> None:
         self._has_trained = True
