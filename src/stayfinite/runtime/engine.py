@@ -86,6 +86,8 @@ class Engine:
         self._investigate = investigate
         self._stale: list[Window] = []
         self._is_primed = False
+        self._early: dict[int, int] | None = None
+        """Set while the first snapshot is older than the loop: how often each weight had been written."""
         self._generation = 0
         self._cost = 0.0
         self._deep_started = time.perf_counter()
@@ -127,9 +129,9 @@ class Engine:
             self._is_primed = False
             self.log.clear()
             self.forget_due()
-        if self._is_primed:
+        if self._is_primed and not self._begins_anew():
             return
-        self._is_primed = True
+        self._is_primed, self._early = True, None
         frame = sys._getframe(1)
         self.rng.watch(find_generators(frame))
         self.state.adopt_averages([*provenance.averages, *find_averages(frame)])
@@ -142,12 +144,27 @@ class Engine:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
 
+    def _begins_anew(self) -> bool:
+        """A loop without a loader shows itself behind its first forward: whether all can be copied
+        still. Else a snapshot that weights were loaded after is let go; the next one comes soon."""
+        early, self._early = self._early, None
+        if early is None or not self.state.has_moved_buffers():
+            return early is not None
+        if early == self.state.weight_versions():
+            self.state.retake_small()
+        else:
+            self.state.snapshot.drop()
+            self.want_deep_check()
+        return False
+
     def open(self) -> RngState:
         """A window opens: the snapshot that the last deep check allowed is taken now, with all that
         the loop did after its step (schedule, averages) in it. Returns the random state."""
         self._has_world = has_world()
         if self._has_world:
             self.ranks.mark()
+        if self._early is not None:  # rates, schedules, weights may have been set since then
+            self._early, self._is_primed = None, False
         if not self._is_primed or self._generation != self.state.generation:
             self.prime()
         if provenance.has_averages and self.state.adopt_averages(provenance.averages):
@@ -162,11 +179,16 @@ class Engine:
         self.state.shadow_buffers()
         return self.rng.capture()
 
-    def prime_again(self) -> None:
-        """A model turned up: before the first step, all of it counts as the start."""
+    def prime_again(self, is_opening: bool = False) -> None:
+        """A model turned up: before the first step, all of it counts as the start.
+
+        `is_opening`: a window opens right now, which primes by itself.
+        """
         if self.num_applied == 0:
-            self._is_primed = False
-            self.prime()
+            self._is_primed, self._early = False, None
+            if not is_opening:
+                self.prime()
+                self._early = self.state.weight_versions()
         else:
             # Going back must put the newcomer back as well, so history starts anew here.
             self.state.shadow_buffers()

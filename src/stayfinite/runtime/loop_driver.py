@@ -218,6 +218,8 @@ class LoopDriver:
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
+        if not self.engine.num_applied:
+            self.state.retake_small()  # it has set the rates of the first step
 
     def owns(self, optimizer: Any) -> bool:
         return optimizer in self.state.optimizers

@@ -286,6 +286,17 @@ class TrainState:
                 known[1].copy_(live)
                 self._shadows[id(module), key] = (live, known[1], version)
 
+    def has_moved_buffers(self) -> bool:
+        """Whether a forward may have written to a buffer since they were copied."""
+        shadows = self._shadows
+        return any(
+            (known := shadows.get((id(module), key))) is None
+            or known[0] is not module._buffers.get(key)
+            or known[2] != known[0]._version
+            or isinstance(module, _NormBase)
+            for module, key, _ in self._buffers()
+        )
+
     @torch.no_grad()
     def restore_buffers(self) -> None:
         """Put the buffers back to the start of the step."""
@@ -309,6 +320,11 @@ class TrainState:
         self.snapshot.take(tag, tensors, self.snapshot_captures(), dicts, names)
         return time.perf_counter() - start
 
+    def retake_small(self) -> None:
+        """The snapshot learns of rates and schedules that were set while no step was made."""
+        if self.snapshot.is_taken:
+            self.snapshot.retake_small(self.snapshot_captures())
+
     def _moved(self) -> list[tuple[str, Tensor]]:
         named = [(f"parameter {n}", p) for n, p in self.parameters()]
         named += [(f"buffer {n}", b) for n, b in self.buffers() if b.device.type != "meta"]
@@ -325,6 +341,11 @@ class TrainState:
         """Each tensor with its count of writes: what is equal later has not been written to."""
         named = [*self._moved(), *self.average_tensors()]
         return [(t, t._version) for _, t in named if not t.is_inference()]
+
+    def weight_versions(self) -> dict[int, int]:
+        """How often each parameter and each moment was written to, by its identity."""
+        tensors = (t for _, t in (*self.parameters(), *self.optimizer_state()))
+        return {id(t): t._version for t in tensors if not t.is_inference()}
 
     def is_still_finite(self, versions: list[tuple[Tensor, int]]) -> bool:
         """Whether all that was written to since is finite; what was not, was seen to be."""
