@@ -176,7 +176,7 @@ class Engine:
                 self.state.take_snapshot(tag)
                 self._drop_log()
             self._cost += time.perf_counter() - start
-        self.state.shadow_buffers()
+        self.state.shadow_buffers(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
 
     def prime_again(self, is_opening: bool = False) -> None:
@@ -208,6 +208,12 @@ class Engine:
         self._stale = self.log if self._log_bytes < _SMALL_LOG_BYTES else []
         self.log = []
         self._log_bytes = 0
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the next snapshot waits for the verdict of a step: it is of before that step, or of
+        behind it and all that were."""
+        return self._due is not None and self.deferral.is_waiting
 
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""

@@ -445,7 +445,7 @@ class LoopDriver:
                 self.state.set_lrs(rates)
             return
         if window.is_moved and self.engine.settings.deferred:
-            self._collect()
+            self._collect(is_regular=is_regular)
             return
         failure = self.engine.close_healthy(window)
         if window.num_applied and len(self.state.scalers):
@@ -459,23 +459,33 @@ class LoopDriver:
             return None
         return self.state.lrs()
 
-    def _collect(self, is_last: bool = False) -> None:
+    def _collect(self, is_last: bool = False, is_regular: bool = True) -> None:
         """Deferred steps: close those that went well, look into the first that did not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
         for window in fine:
-            window.is_moved = False
             failure = self.engine.close_healthy(window)
             if failure is not None:
                 self._handle(window, failure)
                 return
         if bad is None:
+            if self.engine.must_wait:
+                self._collect(is_last=True, is_regular=is_regular)
             return
         failure = self.engine.shared.late_failure(bad)
         if failure is not None:
-            bad.is_moved = False
             with self.own_work():
-                _, verdict = self.engine.handle(bad, failure)
+                incident, verdict = self.engine.handle(bad, failure)
+                is_back = incident is not None and incident.action.kind == "rolled_back"
+                if is_regular and not verdict.is_rebuilt:
+                    self._put_late_back(bad, keeps=is_back or verdict.keeps_random_state)
                 self._redo(verdict, [*verdict.redo, *later], None)
+
+    def _put_late_back(self, bad: Window, keeps: bool) -> None:
+        """The iterations since then are over: the next ones are as if this batch had never been."""
+        if not len(self.state.schedulers):
+            self.state.set_lrs(bad.lrs)
+        if not keeps and not bad.is_loaderless and bad.rng is not None:
+            bad.rng.restore()
 
     # Loops without a loader
 
@@ -544,7 +554,7 @@ class LoopDriver:
         self.phase = Phase.OVER
 
     def _look_last(self) -> None:
-        self._collect(is_last=True)
+        self._collect(is_last=True, is_regular=False)
         if self.engine.log:
             last = self.engine.log[-1]
             failure = self.engine.deep_check(last.step)

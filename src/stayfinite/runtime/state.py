@@ -264,16 +264,28 @@ class TrainState:
             self._flag = FiniteFlag(device)
         return self._flag
 
-    def shadow_buffers(self) -> None:
+    def shadow_buffers(self, is_kept: bool = False) -> None:
         """Copy the buffers that moved since the last call; a version counter tells which.
 
         Batch norm writes its running statistics without counting, so those are always copied.
+        `is_kept`: the copies before these are still wanted by somebody (see `shadows`).
         """
         if self._buffer_homes is None or self._buffer_homes:
-            self._shadow_buffers()
+            self._shadow_buffers(is_kept)
+
+    @property
+    def shadows(self) -> Any:
+        """The copies of the buffers, to be given to `use_shadows` later."""
+        return self._shadows
+
+    def use_shadows(self, shadows: Any) -> None:
+        """What `restore_buffers` puts back from now on."""
+        self._shadows = shadows
 
     @torch.no_grad()
-    def _shadow_buffers(self) -> None:
+    def _shadow_buffers(self, is_kept: bool) -> None:
+        if is_kept:
+            self._shadows = dict(self._shadows)
         for module, key, _ in self._buffers():
             live = module._buffers.get(key)
             if live is None or live.device.type == "meta":
@@ -283,8 +295,8 @@ class TrainState:
             if known is None or known[1].shape != live.shape or known[1].dtype != live.dtype:
                 self._shadows[id(module), key] = (live, live.detach().clone(), version)
             elif known[0] is not live or known[2] != version or isinstance(module, _NormBase):
-                known[1].copy_(live)
-                self._shadows[id(module), key] = (live, known[1], version)
+                room = torch.empty_like(known[1]) if is_kept else known[1]
+                self._shadows[id(module), key] = (live, room.copy_(live), version)
 
     def has_moved_buffers(self) -> bool:
         """Whether a forward may have written to a buffer since they were copied."""

@@ -79,6 +79,8 @@ class Window:
     failure: Failure | None = None
     small_state: Callable[[], None] | None = None
     """Puts rates, scheduler and scaler back to how they were when the failure was seen."""
+    shadows: Any = None
+    """The buffers before it, where its verdict comes when later windows have copied theirs."""
     ahead: Sequence[BatchRef] = ()
     """Batches that were drawn before the last one and not used yet: thrown away, or drawn ahead."""
     is_ahead = False
