@@ -395,13 +395,28 @@ class LoopDriver:
         return True
 
     def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
-        """Windows that ran on corrupted state, in their order; one that fails again ends it."""
-        for old in windows:
-            if verdict.run_again is None or not verdict.run_again(old, old is current):
+        """Windows that ran on corrupted state, in their order; one that is bad by itself is left out."""
+        todo = list(windows)
+        while todo and verdict.run_again is not None:
+            old = todo.pop(0)
+            again = verdict.run_again(old, old is current)
+            if again is False:
                 return
-            if old is current:
+            if isinstance(again, Verdict):
+                is_back = self._left_out_too(again, old is current)
+                todo = again.redo if is_back else [*again.redo, *todo]
+            elif old is current:
                 self.phase = Phase.STEPPED
                 self._undo.clear()
+
+    def _left_out_too(self, verdict: Verdict, is_current: bool) -> bool:
+        """A step that was made again and is bad as well; whether the policy has gone back for it."""
+        incident = self.engine.conclude(verdict) if verdict.incident is not None else None
+        is_back = incident is not None and incident.action.kind == "rolled_back"
+        window = verdict.window
+        if is_current and window is not None and window.failure is not None:
+            self._plan_undo(window, window.failure, verdict, is_back)
+        return is_back
 
     def _plan_undo(
         self,
