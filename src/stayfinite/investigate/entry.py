@@ -40,7 +40,9 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
     verdict = _unharmed(Investigation(engine, window, failure, vehicle))
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
-    if is_countable and verdict.incident is not None and verdict.incident.event.kind == "nonfinite":
+    # What an earlier step had done to the state says nothing of the next failure that looks alike.
+    is_own = verdict.incident is not None and not verdict.is_rebuilt
+    if is_countable and is_own and verdict.incident.event.kind == "nonfinite":
         engine.known.add(signature, verdict.incident, verdict.keeps_random_state)
     return verdict
 

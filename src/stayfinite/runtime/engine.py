@@ -211,9 +211,9 @@ class Engine:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next snapshot waits for the verdict of a step: it is of before that step, or of
-        behind it and all that were."""
-        return self._due is not None and self.deferral.is_waiting
+        """Whether a deep check or a snapshot waits for the verdict of a step that has been made."""
+        is_due = self._is_deep_wanted or self._due is not None
+        return is_due and self.deferral.is_waiting
 
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""
@@ -298,8 +298,12 @@ class Engine:
             return scale
         return scale.item() if scale.device.type == "cpu" else scale.clone()
 
-    def close_healthy(self, window: Window) -> Failure | None:
-        """After an applied step: keep it for going back; look deeper when the budget allows."""
+    def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
+        """After an applied step: keep it for going back; look deeper when the budget allows.
+
+        `is_followed`: others have been made since then that are not closed yet, so what a deep check
+        would find may be theirs; it waits for them.
+        """
         if window.num_applied:
             self.recovery.note_applied()
             self.num_applied += 1
@@ -324,7 +328,23 @@ class Engine:
                     or self._is_log_full()
                 ):
                     return None
-        return self.deep_check(window.step) if self._is_deep_due() else None
+        if not self._is_deep_due():
+            return None
+        if is_followed and not self.ranks.is_on:
+            self._is_deep_wanted = True
+            return None
+        return self.deep_check(window.step)
+
+    def close_fine(
+        self, fine: list[Window], bad: Window | None
+    ) -> tuple[Window, Failure] | None:
+        """Close deferred steps that went well; the one where a deep check has found something."""
+        for i, window in enumerate(fine):
+            is_followed = i + 1 < len(fine) or bad is not None or self.deferral.is_waiting
+            failure = self.close_healthy(window, is_followed)
+            if failure is not None:
+                return window, failure
+        return None
 
     def _is_log_full(self) -> bool:
         return len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES

@@ -477,11 +477,10 @@ class LoopDriver:
     def _collect(self, is_last: bool = False, is_regular: bool = True) -> None:
         """Deferred steps: close those that went well, look into the first that did not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
-        for window in fine:
-            failure = self.engine.close_healthy(window)
-            if failure is not None:
-                self._handle(window, failure)
-                return
+        found = self.engine.close_fine(fine, bad)
+        if found is not None:
+            self._handle(*found)
+            return
         if bad is None:
             if self.engine.must_wait:
                 self._collect(is_last=True, is_regular=is_regular)

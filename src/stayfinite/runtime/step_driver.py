@@ -164,10 +164,9 @@ class StepDriver:
     def _collect(self, is_last: bool = False) -> Incident | None:
         """Deferred steps: close those that went well, look into the first that did not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
-        for window in fine:
-            failure = self.engine.close_healthy(window)
-            if failure is not None:
-                return self._handle(window, failure)[0]
+        found = self.engine.close_fine(fine, bad)
+        if found is not None:
+            return self._handle(*found)[0]
         if bad is None:
             return self._collect(is_last=True) if self.engine.must_wait else None
         late = self.engine.shared.late_failure(bad)
