@@ -335,9 +335,7 @@ class Engine:
             return None
         return self.deep_check(window.step)
 
-    def close_fine(
-        self, fine: list[Window], bad: Window | None
-    ) -> tuple[Window, Failure] | None:
+    def close_fine(self, fine: list[Window], bad: Window | None) -> tuple[Window, Failure] | None:
         """Close deferred steps that went well; the one where a deep check has found something."""
         for i, window in enumerate(fine):
             is_followed = i + 1 < len(fine) or bad is not None or self.deferral.is_waiting
