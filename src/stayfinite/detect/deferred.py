@@ -64,6 +64,11 @@ class DeferredFlag(Generic[W]):
         self._under_way: deque[_Reading[W]] = deque()
         self._verdict: Tensor | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a reading is under way."""
+        return bool(self._under_way)
+
     @staticmethod
     def can_serve(optimizer: Optimizer) -> bool:
         """Whether this optimizer skips on the device by itself."""

@@ -11,6 +11,8 @@ from ..records import Incident, Location
 from ..runtime.engine import Engine
 from ..runtime.incidents import new_incident
 from ..runtime.known import KnownIncident, signature_of
+from ..runtime.recovery import DEEP
+from ..runtime.saved_state import Before
 from ..runtime.undo import modes
 from ..runtime.window import Failure, Replay, Verdict, Window
 from .across_ranks import together
@@ -38,7 +40,9 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
     verdict = _unharmed(Investigation(engine, window, failure, vehicle))
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
-    if is_countable and verdict.incident is not None and verdict.incident.event.kind == "nonfinite":
+    # What an earlier step had done to the state says nothing of the next failure that looks alike.
+    is_own = verdict.incident is not None and not verdict.is_rebuilt
+    if is_countable and is_own and verdict.incident.event.kind == "nonfinite":
         engine.known.add(signature, verdict.incident, verdict.keeps_random_state)
     return verdict
 
@@ -61,7 +65,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         about.rng_after.restore()
     frame = sys._getframe(2)
 
-    def run_again(window: Window, is_current: bool) -> bool:
+    def run_again(window: Window, is_current: bool) -> Verdict | bool:
         vehicle = choose_vehicle(engine, window, failure, frame)
         return _run_again(engine, vehicle, window, is_current)
 
@@ -70,14 +74,25 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
     return verdict
 
 
-def _run_again(engine: Engine, vehicle: Vehicle, window: Window, is_current: bool) -> bool:
-    """Compute a window and apply its step; False where that cannot be done."""
+def _run_again(
+    engine: Engine, vehicle: Vehicle, window: Window, is_current: bool
+) -> Verdict | bool:
+    """Compute a window and apply its step; False where that cannot be done.
+
+    A Verdict where it is bad by itself, not because of the state that it first began with: it is left
+    out too, and the ones after it are for the caller to go on with.
+    """
     if not vehicle.can_run(window):
         return False
     if not len(engine.state.schedulers):
         engine.state.set_lrs(window.lrs)
     window.rng = engine.rng.capture()
+    before = Before()
+    before.take(engine.state, window)
     result = vehicle.run(Replay(window=window, is_applied=True, is_current=is_current))
+    if result.failure is not None and not engine.ranks.has_others:
+        before.restore()
+        return _bad_as_well(engine, vehicle, window, result.failure)
     if result.failure is not None or not result.is_complete:
         return False
     engine.state.shadow_buffers()
@@ -88,6 +103,16 @@ def _run_again(engine: Engine, vehicle: Vehicle, window: Window, is_current: boo
     if not is_current:
         engine.close_healthy(window)
     return True
+
+
+def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Failure) -> Verdict:
+    engine.state.shadow_buffers()
+    window.small_state = engine.state.capture_small()
+    window.failure = failure
+    window.num_applied, window.is_moved = 0, False
+    if failure.symptom in DEEP:
+        engine.log.append(window)  # where going back looks for it
+    return _unharmed(Investigation(engine, window, failure, vehicle))
 
 
 def _unharmed(about: Investigation) -> Verdict:

@@ -7,6 +7,7 @@ training: it is reported once, the listener is closed, and the call is made as i
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -109,6 +110,8 @@ class TrainingPatches:
         self._hooks: list[Any] = []
         self._under_way: list[tuple[Any, Callable[[], None] | None]] = []
         """Steps that hooks have begun, each with what takes it back."""
+        self._is_nested = False
+        """The step under way calls the step of its base class, which has the same hooks."""
 
     def _add(self, owner: Any, name: str, reason: str, make: Any) -> None:
         target = Target(owner, name, reason, "training")
@@ -135,6 +138,9 @@ class TrainingPatches:
             return
         if not listener.firewall.call(listener.owns, optimizer) or callable(kwargs.get("closure")):
             return
+        if self._under_way and _is_inner(optimizer):
+            self._is_nested = True
+            return
         if listener.is_replaying:
             undo = listener.before_replayed_step(optimizer)
         else:
@@ -145,6 +151,9 @@ class TrainingPatches:
     def _after_original(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._under_way or self._under_way[-1][0] is not optimizer:
             return
+        if self._is_nested and _is_inner(optimizer):
+            return
+        self._is_nested = False
         _, undo = self._under_way.pop()
         if undo is not None:
             undo()
@@ -160,6 +169,20 @@ class TrainingPatches:
         while self._hooks:
             self._hooks.pop().remove()
         self._classes.clear()
+
+
+def _is_inner(optimizer: Any) -> bool:
+    """Whether a hook was called by a `super().step()`: torch calls hooks in the step of every class of
+    which an optimizer was ever made. What a replay steps, the loop's own step stands around; that is
+    no inner one."""
+    frame = sys._getframe(2)
+    caller, own = frame.f_code, TrainingPatches._before_original.__code__
+    outer = frame.f_back
+    while outer is not None and outer.f_code is not own:
+        if outer.f_code is caller and outer.f_locals.get("self") is optimizer:
+            return True
+        outer = outer.f_back
+    return False
 
 
 _LOSS = "the loss is looked at when its backward begins"

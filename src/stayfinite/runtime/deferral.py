@@ -33,6 +33,11 @@ class Deferral:
         """Whether any step's verdict was put off."""
         return self._flag is not None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the verdict of a step is still to come."""
+        return self._flag is not None and self._flag.is_waiting
+
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's steps are judged later, without a sync."""
         if not self._host.settings.deferred:
@@ -53,6 +58,9 @@ class Deferral:
     def arm(self, window: Window, optimizer: Optimizer) -> None:
         """Let the optimizer's kernel look at the flag on the device; `collect` says how it went."""
         host = self._host
+        window.shadows = host.state.shadows
+        if len(host.state.schedulers):
+            window.small_state = host.state.capture_small()
         window.optimizer_id = id(optimizer) if len(host.state.optimizers) > 1 else 0
         window.losses = [(step, t.detach()) for step, t in window.losses]
         # The check writes what it reads: the loop keeps its loss and its norm as they are.
@@ -86,6 +94,12 @@ class Deferral:
         """(steps now known to be fine, the first bad one, the ones skipped after it)."""
         if self._flag is None:
             return [], None, []
-        found = self._flag.collect(is_last, in_step=self._host.ranks.is_on)
+        fine, bad, later = self._flag.collect(is_last, in_step=self._host.ranks.is_on)
         self._shared.note_agreed(self._flag.is_due)
-        return found
+        if bad is not None and bad.shadows is not None:
+            self._host.state.use_shadows(bad.shadows)
+        for window in (*fine, *later):
+            window.small_state = window.shadows = None
+        for window in (*fine, *later, *([bad] if bad is not None else [])):
+            window.is_moved = False
+        return fine, bad, later

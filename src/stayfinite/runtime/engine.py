@@ -87,6 +87,8 @@ class Engine:
         self._investigate = investigate
         self._stale: list[Window] = []
         self._is_primed = False
+        self._early: dict[int, int] | None = None
+        """Set while the first snapshot is older than the loop: how often each weight had been written."""
         self._generation = 0
         self._cost = 0.0
         self._deep_started = time.perf_counter()
@@ -128,9 +130,9 @@ class Engine:
             self._is_primed = False
             self.log.clear()
             self.forget_due()
-        if self._is_primed:
+        if self._is_primed and not self._begins_anew():
             return
-        self._is_primed = True
+        self._is_primed, self._early = True, None
         frame = sys._getframe(1)
         self.rng.watch(find_generators(frame))
         self.state.adopt_averages([*provenance.averages, *find_averages(frame)])
@@ -143,12 +145,27 @@ class Engine:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
 
+    def _begins_anew(self) -> bool:
+        """A loop without a loader shows itself behind its first forward: whether all can be copied
+        still. Else a snapshot that weights were loaded after is let go; the next one comes soon."""
+        early, self._early = self._early, None
+        if early is None or not self.state.has_moved_buffers():
+            return early is not None
+        if early == self.state.weight_versions():
+            self.state.retake_small()
+        else:
+            self.state.snapshot.drop()
+            self.want_deep_check()
+        return False
+
     def open(self) -> RngState:
         """A window opens: the snapshot that the last deep check allowed is taken now, with all that
         the loop did after its step (schedule, averages) in it. Returns the random state."""
         self._has_world = has_world()
         if self._has_world:
             self.ranks.mark()
+        if self._early is not None:  # rates, schedules, weights may have been set since then
+            self._early, self._is_primed = None, False
         if not self._is_primed or self._generation != self.state.generation:
             self.prime()
         if provenance.has_averages and self.state.adopt_averages(provenance.averages):
@@ -160,14 +177,19 @@ class Engine:
                 self.state.take_snapshot(tag)
                 self._drop_log()
             self._cost += time.perf_counter() - start
-        self.state.shadow_buffers()
+        self.state.shadow_buffers(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
 
-    def prime_again(self) -> None:
-        """A model turned up: before the first step, all of it counts as the start."""
+    def prime_again(self, is_opening: bool = False) -> None:
+        """A model turned up: before the first step, all of it counts as the start.
+
+        `is_opening`: a window opens right now, which primes by itself.
+        """
         if self.num_applied == 0:
-            self._is_primed = False
-            self.prime()
+            self._is_primed, self._early = False, None
+            if not is_opening:
+                self.prime()
+                self._early = self.state.weight_versions()
         else:
             # Going back must put the newcomer back as well, so history starts anew here.
             self.state.shadow_buffers()
@@ -187,6 +209,12 @@ class Engine:
         self._stale = self.log if self._log_bytes < _SMALL_LOG_BYTES else []
         self.log = []
         self._log_bytes = 0
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether a deep check or a snapshot waits for the verdict of a step that has been made."""
+        is_due = self._is_deep_wanted or self._due is not None
+        return is_due and self.deferral.is_waiting
 
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""
@@ -271,8 +299,12 @@ class Engine:
             return scale
         return scale.item() if scale.device.type == "cpu" else scale.clone()
 
-    def close_healthy(self, window: Window) -> Failure | None:
-        """After an applied step: keep it for going back; look deeper when the budget allows."""
+    def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
+        """After an applied step: keep it for going back; look deeper when the budget allows.
+
+        `is_followed`: others have been made since then that are not closed yet, so what a deep check
+        would find may be theirs; it waits for them.
+        """
         if window.num_applied:
             self.recovery.note_applied()
             self.num_applied += 1
@@ -297,7 +329,21 @@ class Engine:
                     or self._is_log_full()
                 ):
                     return None
-        return self.deep_check(window.step) if self._is_deep_due() else None
+        if not self._is_deep_due():
+            return None
+        if is_followed and not self.ranks.is_on:
+            self._is_deep_wanted = True
+            return None
+        return self.deep_check(window.step)
+
+    def close_fine(self, fine: list[Window], bad: Window | None) -> tuple[Window, Failure] | None:
+        """Close deferred steps that went well; the one where a deep check has found something."""
+        for i, window in enumerate(fine):
+            is_followed = i + 1 < len(fine) or bad is not None or self.deferral.is_waiting
+            failure = self.close_healthy(window, is_followed)
+            if failure is not None:
+                return window, failure
+        return None
 
     def _is_log_full(self) -> bool:
         return len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES

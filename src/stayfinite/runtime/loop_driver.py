@@ -223,6 +223,8 @@ class LoopDriver:
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
+        if not self.engine.num_applied:
+            self.state.retake_small()  # it has set the rates of the first step
 
     def owns(self, optimizer: Any) -> bool:
         return optimizer in self.state.optimizers
@@ -400,13 +402,28 @@ class LoopDriver:
         return True
 
     def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
-        """Windows that ran on corrupted state, in their order; one that fails again ends it."""
-        for old in windows:
-            if verdict.run_again is None or not verdict.run_again(old, old is current):
+        """Windows that ran on corrupted state, in their order; one that is bad by itself is left out."""
+        todo = list(windows)
+        while todo and verdict.run_again is not None:
+            old = todo.pop(0)
+            again = verdict.run_again(old, old is current)
+            if again is False:
                 return
-            if old is current:
+            if isinstance(again, Verdict):
+                is_back = self._left_out_too(again, old is current)
+                todo = again.redo if is_back else [*again.redo, *todo]
+            elif old is current:
                 self.phase = Phase.STEPPED
                 self._undo.clear()
+
+    def _left_out_too(self, verdict: Verdict, is_current: bool) -> bool:
+        """A step that was made again and is bad as well; whether the policy has gone back for it."""
+        incident = self.engine.conclude(verdict) if verdict.incident is not None else None
+        is_back = incident is not None and incident.action.kind == "rolled_back"
+        window = verdict.window
+        if is_current and window is not None and window.failure is not None:
+            self._plan_undo(window, window.failure, verdict, is_back)
+        return is_back
 
     def _plan_undo(
         self,
@@ -450,7 +467,7 @@ class LoopDriver:
                 self.state.set_lrs(rates)
             return
         if window.is_moved and self.engine.settings.deferred:
-            self._collect()
+            self._collect(is_regular=is_regular)
             return
         failure = self.engine.close_healthy(window)
         if window.num_applied and len(self.state.scalers):
@@ -464,23 +481,32 @@ class LoopDriver:
             return None
         return self.state.lrs()
 
-    def _collect(self, is_last: bool = False) -> None:
+    def _collect(self, is_last: bool = False, is_regular: bool = True) -> None:
         """Deferred steps: close those that went well, look into the first that did not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
-        for window in fine:
-            window.is_moved = False
-            failure = self.engine.close_healthy(window)
-            if failure is not None:
-                self._handle(window, failure)
-                return
+        found = self.engine.close_fine(fine, bad)
+        if found is not None:
+            self._handle(*found)
+            return
         if bad is None:
+            if self.engine.must_wait:
+                self._collect(is_last=True, is_regular=is_regular)
             return
         failure = self.engine.shared.late_failure(bad)
         if failure is not None:
-            bad.is_moved = False
             with self.own_work():
-                _, verdict = self.engine.handle(bad, failure)
+                incident, verdict = self.engine.handle(bad, failure)
+                is_back = incident is not None and incident.action.kind == "rolled_back"
+                if is_regular and not verdict.is_rebuilt:
+                    self._put_late_back(bad, keeps=is_back or verdict.keeps_random_state)
                 self._redo(verdict, [*verdict.redo, *later], None)
+
+    def _put_late_back(self, bad: Window, keeps: bool) -> None:
+        """The iterations since then are over: the next ones are as if this batch had never been."""
+        if not len(self.state.schedulers):
+            self.state.set_lrs(bad.lrs)
+        if not keeps and not bad.is_loaderless and bad.rng is not None:
+            bad.rng.restore()
 
     # Loops without a loader
 
@@ -549,7 +575,7 @@ class LoopDriver:
         self.phase = Phase.OVER
 
     def _look_last(self) -> None:
-        self._collect(is_last=True)
+        self._collect(is_last=True, is_regular=False)
         if self.engine.log:
             last = self.engine.log[-1]
             failure = self.engine.deep_check(last.step)

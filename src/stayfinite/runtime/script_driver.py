@@ -42,9 +42,9 @@ class ScriptDriver(LoopDriver):
         now = tuple(id(o) for o in self.state.optimizers)
         if now != self._known or not self._has_looked_in_loop:
             self._has_looked_in_loop = bool(now)
-            self._look_for_models()
+            self._look_for_models(is_opening=True)
 
-    def _look_for_models(self) -> None:
+    def _look_for_models(self, is_opening: bool = False) -> None:
         optimizers = list(self.state.optimizers)
         self._known = tuple(id(o) for o in optimizers)
         frame = sys._getframe(1)
@@ -59,7 +59,7 @@ class ScriptDriver(LoopDriver):
             self.state.add_root(model, "" if alone else self._free(name, model))
         for name, module in others:
             self.state.add_root(module, self._free(name, module))
-        self.engine.prime_again()
+        self.engine.prime_again(is_opening)
 
     def _free(self, name: str, model: Any) -> str:
         taken = self.state.roots

@@ -268,16 +268,28 @@ class TrainState:
             self._flag = FiniteFlag(device)
         return self._flag
 
-    def shadow_buffers(self) -> None:
+    def shadow_buffers(self, is_kept: bool = False) -> None:
         """Copy the buffers that moved since the last call; a version counter tells which.
 
         Batch norm writes its running statistics without counting, so those are always copied.
+        `is_kept`: the copies before these are still wanted by somebody (see `shadows`).
         """
         if self._buffer_homes is None or self._buffer_homes:
-            self._shadow_buffers()
+            self._shadow_buffers(is_kept)
+
+    @property
+    def shadows(self) -> Any:
+        """The copies of the buffers, to be given to `use_shadows` later."""
+        return self._shadows
+
+    def use_shadows(self, shadows: Any) -> None:
+        """What `restore_buffers` puts back from now on."""
+        self._shadows = shadows
 
     @torch.no_grad()
-    def _shadow_buffers(self) -> None:
+    def _shadow_buffers(self, is_kept: bool) -> None:
+        if is_kept:
+            self._shadows = dict(self._shadows)
         for module, key, _ in self._buffers():
             live = module._buffers.get(key)
             if live is None or live.device.type == "meta":
@@ -287,8 +299,19 @@ class TrainState:
             if known is None or known[1].shape != live.shape or known[1].dtype != live.dtype:
                 self._shadows[id(module), key] = (live, live.detach().clone(), version)
             elif known[0] is not live or known[2] != version or isinstance(module, _NormBase):
-                known[1].copy_(live)
-                self._shadows[id(module), key] = (live, known[1], version)
+                room = torch.empty_like(known[1]) if is_kept else known[1]
+                self._shadows[id(module), key] = (live, room.copy_(live), version)
+
+    def has_moved_buffers(self) -> bool:
+        """Whether a forward may have written to a buffer since they were copied."""
+        shadows = self._shadows
+        return any(
+            (known := shadows.get((id(module), key))) is None
+            or known[0] is not module._buffers.get(key)
+            or known[2] != known[0]._version
+            or isinstance(module, _NormBase)
+            for module, key, _ in self._buffers()
+        )
 
     @torch.no_grad()
     def restore_buffers(self) -> None:
@@ -313,6 +336,11 @@ class TrainState:
         self.snapshot.take(tag, tensors, self.snapshot_captures(), dicts, names)
         return time.perf_counter() - start
 
+    def retake_small(self) -> None:
+        """The snapshot learns of rates and schedules that were set while no step was made."""
+        if self.snapshot.is_taken:
+            self.snapshot.retake_small(self.snapshot_captures())
+
     def _moved(self) -> list[tuple[str, Tensor]]:
         named = [(f"parameter {n}", p) for n, p in self.parameters()]
         named += [(f"buffer {n}", b) for n, b in self.buffers() if b.device.type != "meta"]
@@ -329,6 +357,11 @@ class TrainState:
         """Each tensor with its count of writes: what is equal later has not been written to."""
         named = [*self._moved(), *self.average_tensors()]
         return [(t, t._version) for _, t in named if not t.is_inference()]
+
+    def weight_versions(self) -> dict[int, int]:
+        """How often each parameter and each moment was written to, by its identity."""
+        tensors = (t for _, t in (*self.parameters(), *self.optimizer_state()))
+        return {id(t): t._version for t in tensors if not t.is_inference()}
 
     def is_still_finite(self, versions: list[tuple[Tensor, int]]) -> bool:
         """Whether all that was written to since is finite; what was not, was seen to be."""

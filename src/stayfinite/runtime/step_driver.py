@@ -164,14 +164,11 @@ class StepDriver:
     def _collect(self, is_last: bool = False) -> Incident | None:
         """Deferred steps: close those that went well, look into the first that did not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
-        for window in fine:
-            window.is_moved = False
-            failure = self.engine.close_healthy(window)
-            if failure is not None:
-                return self._handle(window, failure)[0]
+        found = self.engine.close_fine(fine, bad)
+        if found is not None:
+            return self._handle(*found)[0]
         if bad is None:
-            return None
-        bad.is_moved = False
+            return self._collect(is_last=True) if self.engine.must_wait else None
         late = self.engine.shared.late_failure(bad)
         return self._handle(bad, late, later)[0] if late is not None else None
 
@@ -347,9 +344,13 @@ class StepDriver:
         """A window that ran on corrupted state, as if it were new."""
         engine = self.engine
         batch = old.batches[0]
+        now = self._plain  # the step that the loop makes may not have begun
         self._plain = PlainStep(self.parts, batch.loss_fn, batch.value)
         fresh = Window(old.batches, engine.rng.capture(), old.lrs)
         if not self.parts.schedule.is_ours:
             engine.state.set_lrs(old.lrs)
-        engine.state.shadow_buffers()
-        return self._finish(fresh, self._attempt(fresh))
+        engine.state.shadow_buffers(is_kept=engine.deferral.is_waiting)
+        try:
+            return self._finish(fresh, self._attempt(fresh))
+        finally:
+            self._plain = now

@@ -79,6 +79,8 @@ class Window:
     failure: Failure | None = None
     small_state: Callable[[], None] | None = None
     """Puts rates, scheduler and scaler back to how they were when the failure was seen."""
+    shadows: Any = None
+    """The buffers before it, where its verdict comes when later windows have copied theirs."""
     ahead: Sequence[BatchRef] = ()
     """Batches that were drawn before the last one and not used yet: thrown away, or drawn ahead."""
     is_ahead = False
@@ -182,9 +184,9 @@ class Verdict:
         """The window that went wrong and is not applied."""
         self.redo = redo or []
         """Windows that ran on corrupted state and must be run again."""
-        self.run_again: Callable[[Window, bool], bool] | None = None
+        self.run_again: Callable[[Window, bool], Verdict | bool] | None = None
         """Computes and applies such a window, which may be the one that the loop stands in; False where it
-        could not."""
+        could not, a Verdict where the window is bad by itself."""
         self.is_rebuilt = False
         """The state was built anew from a snapshot: nothing else is to be put back."""
         self.keeps_random_state = keeps_random_state
