@@ -112,7 +112,7 @@ WITHOUT_LOADER = [
     Script("full_batch.py", (7,), "aten.div", None, "loss"),
     Script("slices.py", (4,), "aten.div", "", "forward"),
     Script(
-        "spoiled_step.py", (59, *range(61, 70)), "aten.div", None, "optimizer", symptom="parameter"
+        "spoiled_step.py", tuple(range(59, 70)), "aten.div", None, "optimizer", symptom="parameter"
     ),
     Script("agent.py", (0, 11), "aten.log", None, "loss"),
 ]
