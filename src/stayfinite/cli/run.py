@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import typer
 
 from .script_command import ScriptCommand
 
-if TYPE_CHECKING:
-    from ..runtime.engine import Engine
-    from ..runtime.window import Failure, Verdict, Window
-
 __all__ = ["register"]
 
 
-def _investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
-    """What a bad step needs is imported with the first one: most runs have none, and start sooner."""
-    from ..investigate.entry import investigate
-
-    return investigate(engine, window, failure)
+_INVESTIGATE = "stayfinite.investigate.entry:investigate"
+"""Imported with the first bad step: most runs have none, and start sooner."""
 
 
 def register(app: typer.Typer) -> None:
@@ -114,7 +107,7 @@ def run(
         settings=settings,
         policy=rules,
         run_dir=run_dir,
-        investigate=_investigate,
+        investigate=_INVESTIGATE,
         shows_patches=show_patches,
         sinks=sink or (),
         on_incident=incident_hook(on_incident) if on_incident else None,

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from ..config import Settings
@@ -35,6 +36,7 @@ from .script_driver import ScriptDriver
 from .spawned import watch_spawned
 from .state import TrainState
 from .traceback_view import show
+from .window import Failure, Verdict, Window
 
 __all__ = ["ScriptRun"]
 
@@ -47,7 +49,7 @@ class ScriptRun:
         settings: Settings,
         policy: Policy,
         run_dir: Path | None,
-        investigate: Investigate,
+        investigate: Investigate | str,
         sinks: Sequence[str] = (),
         on_incident: Callable[[Incident], object] | None = None,
         index: int = 0,
@@ -66,9 +68,14 @@ class ScriptRun:
         """With several ranks one of them reports; the others hold the incidents and are silent."""
         self._training: TrainingPatches | None = None
         self._loaders: LoaderPatches | None = None
-        self.engine = Engine(TrainState(), settings, policy, investigate)
+        self.engine = Engine(TrainState(), settings, policy, self._look_into)
         self.driver = ScriptDriver(self.engine)
         self.folder: RunFolder | None = None
+
+    def _look_into(self, engine: Engine, window: Window, failure: Failure) -> Verdict:
+        found = self._investigate
+        investigate: Investigate = resolve_name(found) if isinstance(found, str) else found
+        return investigate(engine, window, failure)
 
     def run_file(self, path: str, args: list[str]) -> int:
         """As `python path args…`."""
