@@ -73,7 +73,9 @@ def _contents(about: Investigation) -> dict[str, Any] | None:
         "step": window.step,
         "models": {name: _plain(root.state_dict()) for name, root in state.roots.items()},
         "training": {name: root.training for name, root in state.roots.items()},
-        "optimizers": [_plain(o.state_dict()) for o in state.optimizers],
+        "optimizers": [
+            _plain(o.state_dict()) for o in state.optimizers if hasattr(o, "state_dict")
+        ],
         "schedulers": [_plain_part(s.state_dict()) for s in state.schedulers],
         "scalers": [_plain(s.state_dict()) for s in state.scalers if s.is_enabled()],
         "batches": batches,

@@ -34,13 +34,13 @@ def course(about: Investigation) -> Replays:
         if not window.num_applied:
             about.rewind()
         return Verdict(spike_incident(about.engine, window, failure), [], window)
-    if failure.symptom in DEEP:
+    if failure.symptom in DEEP and not window.own_update:
         return (yield from _travel(about, failure))
     left = LeftByLoop.take(about.state)
     is_scaler_skip = failure.symptom == "scaler_skip"
     with_step = failure.symptom == "learning_rate"
     about.rewind()
-    if not about.is_moved and about.is_state_bad():
+    if not about.is_moved and not window.own_update and about.is_state_bad():
         return (yield from _travel(about, failure))
     before = Before()
     if with_step:
@@ -53,7 +53,8 @@ def course(about: Investigation) -> Replays:
         left.put_back()
         return Verdict(_scale_incident(about), [], window)
     found = result.failure or failure
-    if about.engine.ranks.broadcast_from(about.leader, about.is_older(result)):
+    is_older = about.is_older(result) and not window.own_update
+    if about.engine.ranks.broadcast_from(about.leader, is_older):
         return (yield from _travel(about, found))
     about.rewind()
     if about.is_moved:

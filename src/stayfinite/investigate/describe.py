@@ -16,7 +16,15 @@ from ..runtime.engine import Engine
 from ..runtime.state import TrainState
 from ..runtime.window import Failure, Window
 
-__all__ = ["WENT_BACK", "event_of", "not_applied", "on_rank", "phase_of", "scale_collapse"]
+__all__ = [
+    "WENT_BACK",
+    "done_of",
+    "event_of",
+    "not_applied",
+    "on_rank",
+    "phase_of",
+    "scale_collapse",
+]
 
 WENT_BACK = (
     "parameters, optimizer state and buffers went back to the last snapshot, {} steps ago; what was "
@@ -45,7 +53,15 @@ def event_of(
         lr=engine.state.lrs(),
         scale=engine.state.scale(),
         rank=engine.ranks.rank,
+        message=_raised(window, failure),
     )
+
+
+def _raised(window: Window, failure: Failure) -> str:
+    """In a few words, where the step raised before it had a loss; "" else."""
+    if window.error is None or failure.symptom != "loss" or failure.value is not None:
+        return ""
+    return f"{type(window.error).__name__} was raised on values that are not finite"
 
 
 def on_rank(event: Event) -> Event:
@@ -56,6 +72,8 @@ def on_rank(event: Event) -> Event:
 
 def not_applied(engine: Engine, window: Window) -> str:
     """What is as before the step; said only where it is so."""
+    if window.own_update:
+        return window.own_update
     if window.is_moved:
         return (
             "the step was not applied; another optimizer's step on the same batch had been applied "
@@ -67,6 +85,13 @@ def not_applied(engine: Engine, window: Window) -> str:
             "buffers and scheduler" if engine.state.is_scaled else "buffers, scheduler and scaler"
         )
     return f"the step was not applied: parameters, optimizer state, {kept} are as before it"
+
+
+def done_of(window: Window) -> str:
+    """The kind of action that a window that is left out has met with."""
+    if not window.own_update:
+        return "skipped"
+    return "put_back" if window.is_put_back else "none"
 
 
 def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:

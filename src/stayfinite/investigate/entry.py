@@ -17,7 +17,7 @@ from ..runtime.undo import modes
 from ..runtime.window import Failure, Replay, Verdict, Window
 from .across_ranks import together
 from .course import course
-from .describe import event_of, not_applied
+from .describe import done_of, event_of, not_applied
 from .investigation import Investigation
 from .random_numbers import failed_on_these, note_draw
 from .replay import drive
@@ -58,7 +58,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         replace(event, value=failure.value),
         location=old.location,
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=()),
-        action=replace(old.action, kind="skipped", detail=not_applied(engine, window)),
+        action=replace(old.action, kind=done_of(window), detail=not_applied(engine, window)),
     )
     incident = replace(incident, same_as=old.id)
     if window.batches[0].loss_fn is None:

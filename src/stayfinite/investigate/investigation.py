@@ -21,7 +21,7 @@ from ..runtime.probes import describe
 from ..runtime.ranks import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
-from .describe import WENT_BACK, event_of, not_applied, on_rank, phase_of
+from .describe import WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
 from .rank_trace import SUM_NOTE, RankTrace
 from .tracing import module_names
 from .vehicles import Vehicle
@@ -160,7 +160,7 @@ class Investigation:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
-        return Action(kind="skipped", detail=not_applied(self.engine, self.window))
+        return Action(kind=done_of(self.window), detail=not_applied(self.engine, self.window))
 
 
 def _batch_sources(window: Window) -> Iterator[SourceRef]:

@@ -181,7 +181,8 @@ class Laboratory:
         """All steps since the last snapshot (but one) and then this one, each with the change."""
         log = [w for w in self.about.engine.log if w is not self.window and w.step != without]
         is_too_long = self.is_loop and len(log) > _MAX_STEPS_BACK
-        if not self.state.snapshot.is_taken or not log or is_too_long:
+        is_own = bool(self.window.own_update)  # nobody but the script can apply its steps
+        if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None
         self.state.snapshot.restore()
         self._num_replays += 1

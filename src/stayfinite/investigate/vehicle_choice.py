@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import torch
+
 from ..runtime.engine import Engine
 from ..runtime.recovery import DEEP
 from ..runtime.undo import helpers_of
@@ -69,6 +71,8 @@ def _bodies(
 
     def is_training_object(value: object) -> bool:
         state = engine.state
+        if value is torch.autograd.grad:
+            return bool(window.own_update)
         if value in state.optimizers or value in state.schedulers or value in state.scalers:
             return True
         return any(value is h for o in state.optimizers for h in helpers_of(o))

@@ -10,8 +10,8 @@ from ..errors import UsageError
 
 __all__ = ["Decision", "Policy", "Rung", "Tally"]
 
-_NAMES = ("raise", "skip", "rollback", "sanitize")
-_KINDS = (*_NAMES, "stop")
+_NAMES = ("raise", "skip", "rollback", "sanitize", "auto", "heal")
+_KINDS = ("raise", "skip", "rollback", "sanitize", "stop")
 _SPIKES = ("ignore", "warn", "skip", "rollback", "raise")
 _SANITIZERS = ("drop", "replace")
 
@@ -72,7 +72,7 @@ class Policy:
     'skip'
     >>> Policy.parse("ignore")
     Traceback (most recent call last):
-    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize
+    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize, auto, heal
 
     A ladder goes on to the next answer when one is used up, and stops the run at its end:
 
@@ -148,7 +148,12 @@ class Policy:
             return (Rung("rollback", None, self.lr_factor, self.skip_next),)
         if self.name == "sanitize":
             return (Rung("sanitize"), Rung("skip"))
-        return (Rung(self.name),)
+        return (Rung("skip" if self.is_thoughtful else self.name),)
+
+    @property
+    def is_thoughtful(self) -> bool:
+        """Whether it stops, or heals, where an investigation shows that leaving steps out cannot help."""
+        return self.name in ("auto", "heal")
 
     def decide(self, tally: Tally, leave_out: tuple[str, ...] = ()) -> Decision:
         """The answer to a bad step that `tally` counts already; `leave_out` cannot be done now."""

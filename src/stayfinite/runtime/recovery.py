@@ -59,6 +59,7 @@ class Recovery:
         self._is_blind = host.policy.on_spike == "ignore"
         self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
+        self.incidents_so_far: deque[Incident] = deque(maxlen=8)
 
     @property
     def policy(self) -> Policy:
@@ -75,6 +76,9 @@ class Recovery:
         self.tally.num_consecutive += 1
         self.tally.num_total += 1
         decision = self._decide(incident, window)
+        is_own = window is not None and bool(window.own_update)
+        if is_own and decision.kind not in ("raise", "stop"):
+            decision = Decision("skip")  # the script applies it whatever we decide
         if decision.kind == "sanitize":
             assert window is not None
             cut = self._sanitize(window, incident)
@@ -87,8 +91,10 @@ class Recovery:
             action = self._roll_back(verdict, decision)
         elif decision.kind != "sanitize":
             action = self._plain_action(incident, decision)
-            self._note(window, "skipped", incident)
+            if window is not None and (not is_own or window.is_put_back):
+                self._note(window, "skipped", incident)
         incident = self._host.publish(replace(incident, action=action))
+        self.incidents_so_far.append(incident)
         if self._ramp is not None:
             self._ramp.refresh()  # the scaler was put back to before the step
             self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
@@ -102,6 +108,14 @@ class Recovery:
                 incident,
             )
         return incident
+
+    def give_up(self, reason: str) -> None:
+        """Nothing that is done from here on can help: a policy that thinks ends the run."""
+        if self.policy.is_thoughtful and self.incidents_so_far:
+            last = self.incidents_so_far[-1]
+            raise BudgetExceededError(
+                f"{reason}\n  where: {headline(last)}\n  try: {self._way_out()}", last
+            )
 
     def _way_out(self) -> str:
         """What is left when no batch can be applied any more."""
@@ -128,7 +142,10 @@ class Recovery:
 
     def _plain_action(self, incident: Incident, decision: Decision) -> Action:
         if decision.kind == "raise":
-            return Action(kind="raised", detail="policy 'raise': the step was not applied")
+            detail = "policy 'raise': the step was not applied"
+            if incident.action.kind in ("none", "put_back"):
+                detail = "policy 'raise': raised before the script could apply its update"
+            return Action(kind="raised", detail=detail)
         if decision.kind == "stop":
             return Action(kind="stopped", detail=decision.reason)
         return incident.action

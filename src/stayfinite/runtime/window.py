@@ -97,6 +97,10 @@ class Window:
     """An optimizer had already stepped in this window when the failure was seen."""
     is_loaderless = False
     """No loader gave its batch: the loop makes its own."""
+    own_update = ""
+    """Of a training without a torch optimizer: what became of the update that the script makes by itself."""
+    is_put_back = False
+    """Such an update is undone before the next step."""
 
     def __init__(
         self, batches: list[BatchRef], rng: RngState | None = None, lrs: tuple[float, ...] = ()
@@ -166,6 +170,8 @@ class RunningReplay(Protocol):
     ) -> Any: ...
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None: ...
+
+    def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None: ...
 
 
 class Verdict:
