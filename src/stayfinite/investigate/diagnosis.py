@@ -42,7 +42,7 @@ def diagnose(
         if name is None or _is_settled(ranked, evidence):
             break
         outcome = yield from lab.run(name, evidence)
-        evidence = evidence.with_result(name, outcome)
+        evidence = replace(evidence.with_result(name, outcome), rate=lab.rate, clip=lab.clip)
         ranked = consider(evidence)
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:

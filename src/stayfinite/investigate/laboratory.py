@@ -8,8 +8,9 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..diagnose.evidence import Evidence
+from ..diagnose.evidence import Evidence, Searched
 from ..diagnose.experiments import question_of, runner_of
+from ..diagnose.searched import describe_search
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace, SourceRef
 from ..records import Experiment, Link
@@ -41,6 +42,8 @@ class Laboratory:
         self.rows: tuple[int, ...] = ()
         self.also: tuple[Link, ...] = ()
         """Births at other lines that have to be kept finite as well."""
+        self.rate: Searched | None = None
+        self.clip: Searched | None = None
         self._deadline = time.perf_counter() + seconds
         self._num_replays = 0
         self._before = Before()
@@ -80,10 +83,20 @@ class Laboratory:
                     name=name,
                     changed=question_of(name) + self._and_also(name),
                     outcome=outcome,
+                    detail=describe_search(
+                        {"smaller_lr": self.rate, "clipped": self.clip}.get(name)
+                    ),
                     duration_ms=round(1000 * (time.perf_counter() - start), 3),
                 )
             )
         return outcome or "not_run"
+
+    @staticmethod
+    def outcome(found: Searched | None) -> str | None:
+        """Of a search, as of any experiment."""
+        if found is None:
+            return None
+        return "finite" if found.passed is not None else "nonfinite"
 
     def _and_also(self, name: str) -> str:
         if name != "patched_operator" or not self.also:
@@ -171,6 +184,19 @@ class Laboratory:
         birth = self.origin.birth if self.origin is not None else None
         is_late = birth is not None and birth.direction == "optimizer"
         return is_late or self.window.is_moved
+
+    def windows_at_hand(self) -> list[Window]:
+        """What training can be gone on with: the steps since the snapshot and this one, as far as they can
+        be computed again."""
+        if self.window.own_update or not self.state.snapshot.is_taken:
+            return []
+        log = [w for w in self.about.engine.log if w is not self.window][-_MAX_STEPS_BACK:]
+        found = [w for w in log if self.about.vehicle.can_run(w)]
+        return [*found, self.window]
+
+    @property
+    def is_late(self) -> bool:
+        return time.perf_counter() > self._deadline
 
     def replay_from_snapshot(
         self,

@@ -1,0 +1,157 @@
+"""A value of a setting with which the training survives: tried from the last healthy snapshot on.
+
+What passes stays finite over the batches at hand, and neither the loss nor the weights run away. Values are
+bisected by short trials; the one that is offered is run once more, longer. All of it is some dozens of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from ..diagnose.evidence import Searched
+from ..runtime.window import Replay, ReplayResult
+from .laboratory import Laboratory
+
+__all__ = ["Search", "rates_below"]
+
+_TRIAL_STEPS = 6
+_PROOF_STEPS = 20
+_MOST_STEPS = 48
+_LEAP = 4
+"""So many values further down after a failure: two decades."""
+_FAR = 10.0
+"""A loss that many times the first one, or weights that many times as large, have run away."""
+
+Trial = Generator[Replay, ReplayResult, bool]
+
+
+def rates_below(rate: float, least: float = 1e-8) -> list[float]:
+    """1, 3, 10, 30, … below a rate that failed, the largest first.
+
+    >>> rates_below(0.05, 1e-3)
+    [0.01, 0.003, 0.001]
+    """
+    top = math.floor(math.log10(rate))
+    low = min(math.floor(math.log10(least)), top - 3)
+    values = [float(f"{digit}e{power}") for power in range(top, low - 1, -1) for digit in (3, 1)]
+    return [v for v in values if least <= v <= rate / 2.5 or (v <= rate / 2.5 and rate < least)]
+
+
+class Search:
+    """One setting of one training."""
+
+    def __init__(
+        self,
+        lab: Laboratory,
+        values: Sequence[float],
+        contexts: Callable[[float], list[AbstractContextManager[Any]]],
+    ) -> None:
+        self._lab = lab
+        self._values = values
+        self._contexts = contexts
+        self._windows = lab.windows_at_hand()
+        self._num_steps = 0
+        self._failed: float | None = None
+
+    def run(
+        self, before: float | None, usual: float
+    ) -> Generator[Replay, ReplayResult, Searched | None]:
+        """None where nothing could be run."""
+        if not self._windows or not self._values:
+            return None
+        self._failed = before
+        best = yield from self._bisect(self._start(usual))
+        while best is not None:
+            value = self._values[best]
+            length = min(_PROOF_STEPS, max(_TRIAL_STEPS, _MOST_STEPS - self._num_steps))
+            if (yield from self._passes(value, length)):
+                return self._found(before, value, length)
+            best = best + 2 if best + 2 < len(self._values) and self._has_time else None
+        return self._found(before, None, 0) if self._num_steps else None
+
+    def _found(self, before: float | None, value: float | None, length: int) -> Searched:
+        return Searched(
+            before=before, passed=value, failed=self._failed, num_steps=length,
+            num_batches=min(length, len(self._windows)),
+        )  # fmt: skip
+
+    def _start(self, usual: float) -> int:
+        """A value that is in use elsewhere, or the third below the one that failed."""
+        at = next((i for i, v in enumerate(self._values) if v <= usual * 1.01), len(self._values))
+        return min(max(at, min(2, len(self._values) - 1)), len(self._values) - 1)
+
+    def _bisect(self, at: int) -> Generator[Replay, ReplayResult, int | None]:
+        """The value below the largest that passes: what only just passes a few steps may not pass many."""
+        bad, good = -1, None
+        while self._has_time:
+            if (yield from self._passes(self._values[at], _TRIAL_STEPS)):
+                good = at
+            else:
+                bad = at
+            if good is None:
+                if at == len(self._values) - 1:
+                    return None
+                at = min(at + _LEAP, len(self._values) - 1)
+                continue
+            if good - bad <= 2:
+                break
+            at = (good + bad) // 2
+        if good is None:
+            return None
+        return min(good + 1, len(self._values) - 1)
+
+    @property
+    def _has_time(self) -> bool:
+        return self._num_steps + _TRIAL_STEPS <= _MOST_STEPS and not self._lab.is_late
+
+    def _passes(self, value: float, length: int) -> Trial:
+        lab, state = self._lab, self._lab.state
+        state.snapshot.restore()
+        sizes, losses = self._sizes(), []
+        for i in range(length):
+            window = self._windows[i % len(self._windows)]
+            state.clear_grads()
+            if i < len(self._windows) and window.rng is not None:
+                window.rng.restore()
+            self._num_steps += 1
+            result = yield Replay(
+                window=window, contexts=self._contexts(value), is_applied=True
+            )  # fmt: skip
+            is_lost = result.failure is not None or not result.is_complete or lab.is_late
+            losses += result.losses[-1:]
+            if is_lost or self._has_grown(sizes) or _has_risen(losses, len(self._windows)):
+                self._failed = value if self._failed is None else min(value, self._failed)
+                return False
+            state.shadow_buffers()
+        return True
+
+    @torch.no_grad()
+    def _sizes(self) -> list[float]:
+        weights = [p for _, p in self._lab.state.parameters() if p.layout == torch.strided]
+        norms = torch._foreach_norm([p.detach() for p in weights if p.is_floating_point()])
+        return [float(n) for n in norms]
+
+    def _has_grown(self, before: list[float]) -> bool:
+        now = math.sqrt(sum(s * s for s in self._sizes()))
+        then = math.sqrt(sum(s * s for s in before))
+        return not now <= _FAR * max(then, 1e-3)
+
+
+def _has_risen(losses: list[float], num_windows: int) -> bool:
+    """Whether the loss runs away: far above the first, or above what it was on the same batches before."""
+    if len(losses) < 2:
+        return False
+    spread = max(abs(losses[0]), 1e-3)
+    if losses[-1] - losses[0] > _FAR * spread:
+        return True
+    again = len(losses) - num_windows
+    if again < max(3, num_windows):
+        return False
+    late, early = fmean(losses[-num_windows:]), fmean(losses[:num_windows])
+    return late - early > 0.5 * max(abs(early), 1e-3)
