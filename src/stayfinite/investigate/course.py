@@ -133,4 +133,5 @@ def _finish(
         about.rng_after.restore()
     verdict = Verdict(incident, redo, about.window, keeps_random_state=keeps)
     verdict.is_rebuilt = is_rebuilt
+    verdict.outlook = about.outlook
     return verdict

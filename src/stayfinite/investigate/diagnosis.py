@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
+from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
 from ..patches.provenance import provenance
 from ..records import Diagnosis, Fix, Incident, Link, Location
@@ -17,6 +18,7 @@ from .capsule import save_capsule
 from .gather import gather
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
+from .outlook import look_ahead
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -47,12 +49,29 @@ def diagnose(
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
+    evidence = yield from look_ahead(about, lab, evidence)
+    ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    if about.outlook is not None:
+        diagnosis = _with_what_passed(diagnosis, evidence)
     if lab.also:
         diagnosis = _with_other_lines(diagnosis, lab.also)
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
     return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+
+
+def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """The state has run away: the rate that was seen to pass is the first advice, whatever the cause."""
+    if any(f.experiment in ("smaller_lr", "clipped") for f in diagnosis.fixes):
+        return diagnosis
+    passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
+    found = [
+        replace(fix, status="verified")
+        for searched, fix in passed
+        if searched is not None and searched.passed is not None and fix is not None
+    ]
+    return replace(diagnosis, fixes=(*found, *diagnosis.fixes))
 
 
 def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis:

@@ -14,6 +14,7 @@ from typing import Any
 from ..locate.slice import Origin, to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..records import Action, Incident, Location
+from ..recover.policy import Outlook
 from ..runtime.batches import named_tensors
 from ..runtime.engine import Engine
 from ..runtime.incidents import new_incident
@@ -49,6 +50,8 @@ class Investigation:
         """Steps that a return to the snapshot undid and that cannot be run again."""
         self.is_received = False
         """Every rank had its bad values from the others."""
+        self.outlook: Outlook | None = None
+        """Set where leaving the step out cannot help."""
         self.known: Incident | None = None
         """The incident before its diagnosis."""
         self.is_moved = window.is_moved

@@ -125,6 +125,7 @@ class ScriptRun:
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
         engine.recovery.ledger = Ledger(folder / ledger)
+        engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
         part_listeners.add(engine.recovery)
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
@@ -172,6 +173,7 @@ class ScriptRun:
         if "provenance" not in self.engine.settings.without:
             end.once(_provenance.remove)
         part_listeners.discard(self.engine.recovery)
+        end.once(self.engine.recovery.healing.close)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
             self.engine.let_go()

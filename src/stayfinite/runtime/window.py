@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
+from ..recover.policy import Outlook
 from .probes import Reading
 from .rng import RngState
 
@@ -193,6 +194,8 @@ class Verdict:
         self.run_again: Callable[[Window, bool], Verdict | bool] | None = None
         """Computes and applies such a window, which may be the one that the loop stands in; False where it
         could not, a Verdict where the window is bad by itself."""
+        self.outlook: Outlook | None = None
+        """Set where leaving the window out cannot help, because the state itself has run away."""
         self.is_rebuilt = False
         """The state was built anew from a snapshot: nothing else is to be put back."""
         self.keeps_random_state = keeps_random_state
