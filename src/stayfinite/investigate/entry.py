@@ -22,7 +22,7 @@ from .investigation import Investigation
 from .random_numbers import failed_on_these, note_draw
 from .replay import drive
 from .time_travel import go_back
-from .vehicle_choice import choose_vehicle
+from .vehicle_choice import choose_vehicle, trial_vehicle
 from .vehicles import Vehicle
 
 __all__ = ["investigate"]
@@ -38,7 +38,10 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     if known is not None and not failed_on_these(engine, window):
         return _again(engine, window, failure, known)
     vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
-    verdict = _unharmed(Investigation(engine, window, failure, vehicle))
+    about = Investigation(engine, window, failure, vehicle)
+    frame = sys._getframe(1)
+    about.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
+    verdict = _unharmed(about)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
     # What an earlier step had done to the state says nothing of the next failure that looks alike.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
@@ -124,7 +127,7 @@ def _unharmed(about: Investigation) -> Verdict:
         replays = course(about)
         if about.engine.ranks.is_on:
             replays = together(about, replays)
-        verdict: Verdict = drive(replays, about.vehicle.run)
+        verdict: Verdict = drive(replays, about.compute)
         return verdict
     except StayfiniteError:
         raise

@@ -7,7 +7,7 @@ between, it leaves the training as if the step had not been.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,8 @@ class Investigation:
         """Steps that a return to the snapshot undid and that cannot be run again."""
         self.is_received = False
         """Every rank had its bad values from the others."""
+        self.trial_vehicle: Callable[[], Vehicle] = lambda: vehicle
+        """Makes steps like this one, where this one itself cannot be computed again."""
         self.outlook: Outlook | None = None
         """Set where leaving the step out cannot help."""
         self.known: Incident | None = None
@@ -58,6 +60,11 @@ class Investigation:
         """Another optimizer had stepped on this batch already."""
         self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
         """Where the generators stand behind the failed step."""
+
+    def compute(self, wanted: Replay) -> ReplayResult:
+        """By the vehicle that the replay wants, or by that of the investigation."""
+        vehicle: Vehicle = wanted.vehicle or self.vehicle
+        return vehicle.run(wanted)
 
     def trace_replay(
         self, is_unscaled: bool = False, with_step: bool = False, window: Window | None = None

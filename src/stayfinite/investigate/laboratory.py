@@ -21,11 +21,14 @@ from ..runtime.saved_state import Before
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from .investigation import Investigation
 from .tracing import module_names
+from .vehicles import Vehicle
 
 __all__ = ["Laboratory", "Run", "outcome_of", "short_place"]
 
 _LOOP_REPLAYS = 4
 _MAX_STEPS_BACK = 24
+_SEARCHES = ("smaller_lr", "clipped")
+"""These make steps like the one that failed where that one itself cannot be computed again."""
 
 Run = Generator[Replay, ReplayResult, "str | None"]
 
@@ -54,9 +57,13 @@ class Laboratory:
         return self.window.batches[0].loss_fn is None
 
     @property
-    def can_replay(self) -> bool:
+    def has_others(self) -> bool:
         """A rank that experiments alone would leave the others waiting."""
-        if self.about.engine.ranks.has_others or not self.window.batches:
+        return self.about.engine.ranks.has_others
+
+    @property
+    def can_replay(self) -> bool:
+        if self.has_others or not self.window.batches:
             return False
         return self.about.vehicle.can_run(self.window)
 
@@ -74,7 +81,8 @@ class Laboratory:
         start = time.perf_counter()
         outcome: str | None = None
         has_time = not self.is_late if is_needed else self.has_time
-        if runner is not None and self.can_replay and has_time:
+        can_replay = self.can_replay or (is_needed and name in _SEARCHES)
+        if runner is not None and can_replay and has_time:
             self._begin()
             try:
                 outcome = yield from runner(self, evidence)
@@ -188,14 +196,17 @@ class Laboratory:
         is_late = birth is not None and birth.direction == "optimizer"
         return is_late or self.window.is_moved
 
-    def windows_at_hand(self) -> list[Window]:
-        """What training can be gone on with: the steps since the snapshot and this one, as far as they can
-        be computed again."""
-        if self.window.own_update or not self.state.snapshot.is_taken:
-            return []
-        log = [w for w in self.about.engine.log if w is not self.window][-_MAX_STEPS_BACK:]
-        found = [w for w in log if self.about.vehicle.can_run(w)]
-        return [*found, self.window]
+    def at_hand(self) -> tuple[Vehicle, list[Window]]:
+        """What training can be gone on with, and by whom: the steps since the snapshot and this one, as far
+        as they can be computed again, else steps like this one."""
+        about = self.about
+        if self.window.own_update or not self.state.snapshot.is_taken or self.has_others:
+            return about.vehicle, []
+        log = [w for w in about.engine.log if w is not self.window][-_MAX_STEPS_BACK:]
+        is_shown = about.traced is not None and about.traced.failure is not None
+        if is_shown and about.vehicle.can_run(self.window):
+            return about.vehicle, [*(w for w in log if about.vehicle.can_run(w)), self.window]
+        return about.trial_vehicle(), [self.window]
 
     @property
     def is_late(self) -> bool:

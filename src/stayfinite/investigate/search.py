@@ -20,9 +20,12 @@ from .laboratory import Laboratory
 
 __all__ = ["Search", "rates_below"]
 
-_TRIAL_STEPS = 6
+_TRIAL_STEPS = 5
 _PROOF_STEPS = 20
-_MOST_STEPS = 48
+_MOST_STEPS = 40
+_FEWEST = 3
+"""Steps that a value has to pass to count at all."""
+_NEAR = 2
 _LEAP = 4
 """So many values further down after a failure: two decades."""
 _FAR = 10.0
@@ -55,9 +58,11 @@ class Search:
         self._lab = lab
         self._values = values
         self._contexts = contexts
-        self._windows = lab.windows_at_hand()
+        self._vehicle, self._windows = lab.at_hand()
         self._num_steps = 0
         self._failed: float | None = None
+        self._passed: dict[float, int] = {}
+        """How many steps each value was seen to pass."""
 
     def run(
         self, before: float | None, usual: float
@@ -67,18 +72,21 @@ class Search:
             return None
         self._failed = before
         best = yield from self._bisect(self._start(usual))
-        while best is not None:
+        while best is not None and self._has_time:
             value = self._values[best]
-            length = min(_PROOF_STEPS, max(_TRIAL_STEPS, _MOST_STEPS - self._num_steps))
-            if (yield from self._passes(value, length)):
-                return self._found(before, value, length)
-            best = best + 2 if best + 2 < len(self._values) and self._has_time else None
-        return self._found(before, None, 0) if self._num_steps else None
-
-    def _found(self, before: float | None, value: float | None, length: int) -> Searched:
+            if (yield from self._passes(value, _PROOF_STEPS)):
+                break
+            best = best + 2 if best + 2 < len(self._values) else None
+        if not self._num_steps:
+            return None
+        least = self._failed if self._failed is not None else math.inf
+        safe = {v: n for v, n in self._passed.items() if v < least}
+        if not safe:
+            return Searched(before=before, failed=self._failed)
+        value = max(safe, key=lambda v: (safe[v], v))  # the one that was run longest
         return Searched(
-            before=before, passed=value, failed=self._failed, num_steps=length,
-            num_batches=min(length, len(self._windows)),
+            before=before, passed=value, failed=self._failed, num_steps=safe[value],
+            num_batches=min(safe[value], len(self._windows)),
         )  # fmt: skip
 
     def _start(self, usual: float) -> int:
@@ -92,6 +100,8 @@ class Search:
         while self._has_time:
             if (yield from self._passes(self._values[at], _TRIAL_STEPS)):
                 good = at
+            elif not self._num_steps:
+                return None
             else:
                 bad = at
             if good is None:
@@ -99,7 +109,7 @@ class Search:
                     return None
                 at = min(at + _LEAP, len(self._values) - 1)
                 continue
-            if good - bad <= 2:
+            if good - bad <= _NEAR:
                 break
             at = (good + bad) // 2
         if good is None:
@@ -111,36 +121,43 @@ class Search:
         return self._num_steps + _TRIAL_STEPS <= _MOST_STEPS and not self._lab.is_late
 
     def _passes(self, value: float, length: int) -> Trial:
+        """So many steps with it; where time runs out, as many as there is time for."""
         lab, state = self._lab, self._lab.state
         state.snapshot.restore()
-        sizes, losses = self._sizes(), []
+        before, losses = self._size(), []
         for i in range(length):
+            if lab.is_late and i >= _FEWEST:
+                break
             window = self._windows[i % len(self._windows)]
             state.clear_grads()
             if i < len(self._windows) and window.rng is not None:
                 window.rng.restore()
-            self._num_steps += 1
             result = yield Replay(
-                window=window, contexts=self._contexts(value), is_applied=True
+                window=window, contexts=self._contexts(value), is_applied=True,
+                vehicle=self._vehicle,
             )  # fmt: skip
-            is_lost = result.failure is not None or not result.is_complete or lab.is_late
             losses += result.losses[-1:]
-            if is_lost or self._has_grown(sizes) or _has_risen(losses, len(self._windows)):
+            if not losses:
+                return False  # it cannot be run: that says nothing of the value
+            self._num_steps += 1
+            has_failed = result.failure is not None or not result.is_complete
+            if has_failed or self._has_grown(before) or _has_risen(losses, len(self._windows)):
                 self._failed = value if self._failed is None else min(value, self._failed)
                 return False
             state.shadow_buffers()
+            if i + 1 >= _FEWEST:
+                self._passed[value] = max(i + 1, self._passed.get(value, 0))
         return True
 
     @torch.no_grad()
-    def _sizes(self) -> list[float]:
-        weights = [p for _, p in self._lab.state.parameters() if p.layout == torch.strided]
-        norms = torch._foreach_norm([p.detach() for p in weights if p.is_floating_point()])
-        return [float(n) for n in norms]
+    def _size(self) -> float:
+        """The norm of all weights."""
+        weights = [p.detach() for _, p in self._lab.state.parameters() if p.is_floating_point()]
+        dense = [p for p in weights if p.layout == torch.strided and p.numel()]
+        return math.sqrt(sum(float(n) ** 2 for n in torch._foreach_norm(dense))) if dense else 0.0
 
-    def _has_grown(self, before: list[float]) -> bool:
-        now = math.sqrt(sum(s * s for s in self._sizes()))
-        then = math.sqrt(sum(s * s for s in before))
-        return not now <= _FAR * max(then, 1e-3)
+    def _has_grown(self, before: float) -> bool:
+        return not self._size() <= _FAR * max(before, 1e-3)
 
 
 def _has_risen(losses: list[float], num_windows: int) -> bool:

@@ -212,7 +212,12 @@ class Recovery:
         if self.policy.is_thoughtful and is_new and self.tally.num_consecutive > _PATIENCE:
             count = self.tally.num_consecutive
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
-        return self.policy.decide(self.tally, tuple(cannot), outlook)
+        decision = self.policy.decide(self.tally, tuple(cannot), outlook)
+        if decision.kind == "heal" and window is not None and window.error is not None:
+            return Decision(
+                "stop", decision.reason
+            )  # the script has ended: nobody is left to go on
+        return decision
 
     def _plain_action(self, incident: Incident, decision: Decision) -> Action:
         if decision.kind == "raise":

@@ -137,6 +137,8 @@ class Replay:
     """Whether optimizer steps really run (state is put back by the investigation)."""
     is_current: bool = False
     """The loop stands in the middle of this window: what follows the step it does by itself."""
+    vehicle: Any = None
+    """Who computes it, where it is not the vehicle of the investigation."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
 
