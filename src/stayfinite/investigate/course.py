@@ -9,7 +9,7 @@ from ..records import Incident, Location
 from ..runtime.incidents import new_incident
 from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
-from ..runtime.window import Failure, Replay, Verdict, Window
+from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .across_ranks import by_rules
 from .describe import scale_collapse
 from .diagnosis import diagnose, diagnose_plain
@@ -46,6 +46,8 @@ def course(about: Investigation) -> Replays:
     if with_step:
         before.take(about.state, window)
     result = yield about.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
+    if not result.is_complete and result.failure is None and not with_step:
+        result = yield from _on_another_batch(about, result)
     about.traced = result
     if with_step:
         before.restore()
@@ -60,6 +62,25 @@ def course(about: Investigation) -> Replays:
     if about.is_moved:
         yield from _undo_other_steps(about)
     return (yield from _finish(about, found, result.origin, about.location(result), []))
+
+
+def _on_another_batch(about: Investigation, first: ReplayResult) -> Replays:
+    """The step's own batch is gone; what stands there now may fail in the same way."""
+    if about.engine.ranks.has_others or about.failure.symptom not in ("loss", "gradient"):
+        return first
+    about.rewind()
+    trace = about.trace
+    before = Before()
+    before.take(about.state, about.window)
+    wanted = about.trace_replay()
+    wanted.vehicle = about.trial_vehicle()
+    result = yield wanted
+    before.restore()
+    if result.failure is None or result.origin is None:
+        about.trace = trace
+        return first
+    about.is_on_another_batch = True
+    return result
 
 
 def _undo_other_steps(about: Investigation) -> Replays:

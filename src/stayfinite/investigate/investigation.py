@@ -29,6 +29,11 @@ from .vehicles import Vehicle
 
 __all__ = ["Investigation", "Replays"]
 
+_ANOTHER_BATCH = (
+    "this step's own batch is gone, so it could not be computed again; the batch that the loop holds now fails "
+    "on the same weights, and that is what was traced"
+)
+
 Replays = Generator[Replay, ReplayResult, Any]
 
 
@@ -52,6 +57,8 @@ class Investigation:
         """Every rank had its bad values from the others."""
         self.trial_vehicle: Callable[[], Vehicle] = lambda: vehicle
         """Makes steps like this one, where this one itself cannot be computed again."""
+        self.is_on_another_batch = False
+        """What was traced is a step like this one, because its own batch is gone."""
         self.outlook: Outlook | None = None
         """Set where leaving the step out cannot help."""
         self.known: Incident | None = None
@@ -146,6 +153,8 @@ class Investigation:
         if self.is_received:
             location = replace(location, note=SUM_NOTE)
         notes = [location.note]
+        if self.is_on_another_batch:
+            notes.append(_ANOTHER_BATCH)
         if self.traced is not None:
             notes.append(describe(self.traced.probes))
         if self.trace is not None and self.trace.error:

@@ -204,6 +204,7 @@ class Laboratory:
             return about.vehicle, []
         log = [w for w in about.engine.log if w is not self.window][-_MAX_STEPS_BACK:]
         is_shown = about.traced is not None and about.traced.failure is not None
+        is_shown = is_shown and not about.is_on_another_batch
         if is_shown and about.vehicle.can_run(self.window):
             return about.vehicle, [*(w for w in log if about.vehicle.can_run(w)), self.window]
         return about.trial_vehicle(), [self.window]

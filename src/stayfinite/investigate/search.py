@@ -21,11 +21,13 @@ from .laboratory import Laboratory
 __all__ = ["Search", "rates_below"]
 
 _TRIAL_STEPS = 5
-_PROOF_STEPS = 20
-_MOST_STEPS = 40
+_PROOF_STEPS = 16
+_MOST_STEPS = 44
 _FEWEST = 3
 """Steps that a value has to pass to count at all."""
 _NEAR = 2
+_FEW_BATCHES = 4
+"""With fewer, what passes on them says less: a larger distance is kept from what failed."""
 _LEAP = 4
 """So many values further down after a failure: two decades."""
 _FAR = 10.0
@@ -63,6 +65,8 @@ class Search:
         self._failed: float | None = None
         self._passed: dict[float, int] = {}
         """How many steps each value was seen to pass."""
+        self._learned: set[float] = set()
+        """Values with which the loss was lower when the batches came again, or with which none did."""
 
     def run(
         self, before: float | None, usual: float
@@ -74,7 +78,7 @@ class Search:
         best = yield from self._bisect(self._start(usual))
         while best is not None and self._has_time:
             value = self._values[best]
-            if (yield from self._passes(value, _PROOF_STEPS)):
+            if (yield from self._passes(value, _PROOF_STEPS)) and value in self._learned:
                 break
             best = best + 2 if best + 2 < len(self._values) else None
         if not self._num_steps:
@@ -83,7 +87,8 @@ class Search:
         safe = {v: n for v, n in self._passed.items() if v < least}
         if not safe:
             return Searched(before=before, failed=self._failed)
-        value = max(safe, key=lambda v: (safe[v], v))  # the one that was run longest
+        # The one that was run longest, if possible one with which the loss fell.
+        value = max(safe, key=lambda v: (safe[v] > _TRIAL_STEPS, v in self._learned, safe[v], v))
         return Searched(
             before=before, passed=value, failed=self._failed, num_steps=safe[value],
             num_batches=min(safe[value], len(self._windows)),
@@ -114,7 +119,8 @@ class Search:
             at = (good + bad) // 2
         if good is None:
             return None
-        return min(good + 1, len(self._values) - 1)
+        distance = 1 if len(self._windows) >= _FEW_BATCHES else 3
+        return min(good + distance, len(self._values) - 1)
 
     @property
     def _has_time(self) -> bool:
@@ -147,6 +153,8 @@ class Search:
             state.shadow_buffers()
             if i + 1 >= _FEWEST:
                 self._passed[value] = max(i + 1, self._passed.get(value, 0))
+        if not _is_higher(losses, len(self._windows)):
+            self._learned.add(value)
         return True
 
     @torch.no_grad()
@@ -164,11 +172,14 @@ def _has_risen(losses: list[float], num_windows: int) -> bool:
     """Whether the loss runs away: far above the first, or above what it was on the same batches before."""
     if len(losses) < 2:
         return False
-    spread = max(abs(losses[0]), 1e-3)
-    if losses[-1] - losses[0] > _FAR * spread:
+    if losses[-1] - losses[0] > _FAR * max(abs(losses[0]), 1e-3):
         return True
-    again = len(losses) - num_windows
-    if again < max(3, num_windows):
+    return _is_higher(losses, num_windows, by=0.5)
+
+
+def _is_higher(losses: list[float], num_windows: int, by: float = 0.0) -> bool:
+    """Whether the loss is higher when the same batches have come again, by this share of it."""
+    if len(losses) - num_windows < max(3, num_windows):
         return False
     late, early = fmean(losses[-num_windows:]), fmean(losses[:num_windows])
-    return late - early > 0.5 * max(abs(early), 1e-3)
+    return late - early > by * max(abs(early), 1e-3)

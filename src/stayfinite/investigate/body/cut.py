@@ -73,7 +73,7 @@ class Cut:
             if self._block_what_would_be_done_twice():
                 continue
             stuck = {u.loops[0] for u in self.needed if u.loops} - set(self.blocked)
-            if not stuck:
+            if not stuck or self.rules.is_loose:
                 return
             for loop in stuck:
                 self._block(loop, "a part of the loop cannot be run again")
