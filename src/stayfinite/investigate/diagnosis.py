@@ -49,8 +49,9 @@ def diagnose(
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
-    evidence = yield from look_ahead(about, lab, evidence)
-    ranked = consider(evidence)
+    if about.engine.policy.is_thoughtful and not about.engine.ranks.has_others:
+        evidence = yield from look_ahead(about, lab, evidence)
+        ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
     if about.outlook is not None:
         diagnosis = _with_what_passed(diagnosis, evidence)

@@ -28,9 +28,8 @@ Ahead = Generator[Replay, ReplayResult, Evidence]
 
 def look_ahead(about: Investigation, lab: Laboratory, evidence: Evidence) -> Ahead:
     """The evidence with what was tried for it; `about.outlook` is set where the state has run away."""
-    is_asked = about.engine.policy.is_thoughtful and not about.engine.ranks.has_others
     event = evidence.event
-    if not is_asked or event.phase in _NEVER or event.kind != "nonfinite":
+    if event.phase in _NEVER or event.kind != "nonfinite":
         return evidence
     if any(not part.stats.is_finite for part in evidence.batch):
         return evidence
