@@ -13,23 +13,32 @@ loss = -torch.log_softmax(z, dim=1)  # per class
 
 from __future__ import annotations
 
-from . import floors, log_space, loops
+from . import divisions, domains, exponentials, floors, log_space, loops, precision, reductions
 from .catalogue import CATALOGUE, Pattern, at, find, pattern
+from .choice import Candidate, Symptom, candidates
 from .edits import Edit, Remedy, apply, unified_diff
 from .source import Source
 
 __all__ = [
     "CATALOGUE",
+    "Candidate",
     "Edit",
     "Pattern",
     "Remedy",
     "Source",
+    "Symptom",
     "apply",
     "at",
+    "candidates",
+    "divisions",
+    "domains",
+    "exponentials",
     "find",
     "floors",
     "log_space",
     "loops",
     "pattern",
+    "precision",
+    "reductions",
     "unified_diff",
 ]

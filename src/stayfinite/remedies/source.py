@@ -15,8 +15,10 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 class Source:
     """A parsed text that can be edited in place, byte by byte as its author has written it."""
 
-    def __init__(self, text: str, tree: ast.Module | None = None) -> None:
+    def __init__(self, text: str, tree: ast.Module | None = None, dtype: str = "") -> None:
+        """`dtype`: what the failing operator was seen to compute in, where there was a failure."""
         self.text = text
+        self.dtype = dtype
         self.tree = ast.parse(text) if tree is None else tree
         self.lines = list(io.StringIO(text, newline=""))
         self._starts = _starts(self.lines)
@@ -80,6 +82,33 @@ class Source:
                 return at
             at = self.parent(at)
         return self.tree
+
+    def function_at(self, line: int) -> Scope:
+        """The innermost function that a line belongs to, or the module."""
+        best: Scope = self.tree
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if node.lineno <= line <= (node.end_lineno or 0) and (
+                    best is self.tree or node.lineno >= best.lineno  # type: ignore[union-attr]
+                ):
+                    best = node
+        return best
+
+    def statement_at(self, line: int) -> ast.stmt | None:
+        """The innermost statement that a line belongs to."""
+        found: ast.stmt | None = None
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+                if found is None or node.lineno >= found.lineno:
+                    found = node
+        return found
+
+    def names(self, scope: Scope) -> set[str]:
+        """All names that are used in a function."""
+        return {n.id for n in ast.walk(scope) if isinstance(n, ast.Name)} | _parameters(scope)
+
+    def parameters(self, scope: Scope) -> set[str]:
+        return _parameters(scope)
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """The statements among which this one stands."""

@@ -20,7 +20,16 @@ from ..locate.trace import OpTrace
 from .probes import Reading
 from .rng import RngState
 
-__all__ = ["BatchRef", "Failure", "Replay", "ReplayResult", "RunningReplay", "Verdict", "Window"]
+__all__ = [
+    "BatchRef",
+    "Change",
+    "Failure",
+    "Replay",
+    "ReplayResult",
+    "RunningReplay",
+    "Verdict",
+    "Window",
+]
 
 
 class BatchRef:
@@ -121,6 +130,13 @@ class Window:
         return self.batches[-1].epoch if self.batches else 0
 
 
+class Change(Protocol):
+    """A changed source of the user's."""
+
+    def installed(self) -> AbstractContextManager[None]:
+        """For one replay."""
+
+
 @dataclass
 class Replay:
     """One more computation of some batches, asked for by an investigation."""
@@ -134,6 +150,8 @@ class Replay:
     """The loop stands in the middle of this window: what follows the step it does by itself."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
+    change: Change | None = None
+    """The user's source with a change, which is run in place of the source as it is."""
 
 
 @dataclass
