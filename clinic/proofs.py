@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from clinic.form import SPLITS, Case, Entry, all_cases
+from clinic.form import SPLITS, Entry, all_cases
 from clinic.measure import FORMS, run
 from clinic.verify import run as train
 
@@ -102,7 +102,9 @@ def _load(path: pathlib.Path, name: str) -> Any:
 def main(arguments: list[str]) -> int:
     """Exit code 0 when everything that says proved holds."""
     torch.set_num_threads(1)
-    names = [a for i, a in enumerate(arguments) if not a.startswith("-") and not _is_value(arguments, i)]
+    names = [
+        a for i, a in enumerate(arguments) if not a.startswith("-") and not _is_value(arguments, i)
+    ]
     splits = [_option(arguments, "--split")] if "--split" in arguments else list(SPLITS)
     forms = [_option(arguments, "--form")] if "--form" in arguments else list(FORMS)
     is_quiet = "--totals" in arguments
@@ -163,8 +165,6 @@ def _by_cause(results: list[Result], is_good: Callable[[Result], bool]) -> None:
 
 def _cause(result: Result) -> str:
     return result.entry.truth.cause if result.entry.truth else ""
-
-
 
 
 if __name__ == "__main__":

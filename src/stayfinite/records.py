@@ -175,6 +175,8 @@ class Location:
     method: str = "replay"
     """replay | time_travel | rerun | none"""
     note: str = ""
+    first_bad: str = ""
+    """The index of the first bad value, with its meaning where the shape tells: "sample 3, feature 8"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,7 +322,9 @@ def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
     fixes = diagnosis.get("fixes") if isinstance(diagnosis, dict) else None
     if isinstance(diagnosis, dict) and isinstance(fixes, list):
         new = [
-            {**f, "status": "untried"} if isinstance(f, dict) and f.get("status") == "verified" else f
+            {**f, "status": "untried"}
+            if isinstance(f, dict) and f.get("status") == "verified"
+            else f
             for f in fixes
         ]
         data = {**data, "diagnosis": {**diagnosis, "fixes": new}}

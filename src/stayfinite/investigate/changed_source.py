@@ -68,7 +68,9 @@ class ChangedSource:
     _new: dict[_Key, types.CodeType] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.name = f"{self.file} (change {next(_NUMBERS)})"  # what was read of another is no use here
+        self.name = (
+            f"{self.file} (change {next(_NUMBERS)})"  # what was read of another is no use here
+        )
         try:
             self._old = dict(_codes(compile(self.before, self.file, "exec", dont_inherit=True)))
             self._new = dict(_codes(compile(self.after, self.name, "exec", dont_inherit=True)))
@@ -105,9 +107,7 @@ class ChangedSource:
         if code is None:
             raise NotRunnable("the file is not the one that runs")
         line = self.line_after(scene.line)
-        return replace(
-            scene, file=self.name, line=line, first_line=code.co_firstlineno, code=code
-        )
+        return replace(scene, file=self.name, line=line, first_line=code.co_firstlineno, code=code)
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

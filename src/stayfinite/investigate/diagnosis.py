@@ -16,6 +16,7 @@ from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
 from .fix_search import proved_fixes
 from .gather import gather
+from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 
@@ -54,14 +55,16 @@ def diagnose(
     diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
-    return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+    location = _place(incident.location, evidence)
+    location = replace(location, first_bad=first_bad(location, about.window))
+    return replace(incident, diagnosis=diagnosis, location=location)
 
 
 def _with_diffs(
     lab: Laboratory, evidence: Evidence, diagnosis: Diagnosis, seconds: float
 ) -> Generator[Replay, ReplayResult, Diagnosis]:
     """Changes of the source that were run come first; what the rules advise besides is what it is."""
-    made = yield from proved_fixes(lab, evidence, seconds)
+    made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
     return replace(diagnosis, fixes=(*first, *diagnosis.fixes, *rest))

@@ -12,6 +12,7 @@ from ..locate.slice import to_location
 from ..records import Fix, Link, Proof
 from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
+from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, text_of_file
 from .laboratory import Laboratory
 from .trial import Trial
@@ -32,12 +33,27 @@ class _Place:
     symptom: Symptom
 
 
+_NOT_THE_LINE = {"lr_divergence", "exploding_gradient", "resume_mismatch", "bad_schedule",
+                 "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
+                 "bad_preprocessing"}  # fmt: skip
+"""The line only shows what something else has done: to keep it finite would hide that."""
+
+
 def proved_fixes(
-    lab: Laboratory, evidence: Evidence, seconds: float
+    lab: Laboratory, evidence: Evidence, cause: str | None, seconds: float
 ) -> Generator[Replay, ReplayResult, tuple[Fix, ...]]:
     """The first change that holds, as a diff with its proof; before that, none or those that do not."""
-    place = _place_of(evidence)
-    if place is None or not lab.can_replay:
+    if not lab.can_replay:
+        return ()
+    if cause in ("bad_input_data", "bad_preprocessing"):
+        made = rows_change(lab, evidence)
+        if made is None:
+            return ()
+        search = _Search(lab, evidence, Trial(lab, seconds), made.file, made.before)
+        yield from search.try_one(made.candidate)
+        return search.result()
+    place = _place_of(evidence) if cause not in _NOT_THE_LINE else None
+    if place is None:
         return ()
     text = text_of_file(place.file)
     if text is None:
@@ -80,6 +96,10 @@ class _Search:
                 continue
             self._seen.add(candidate.text)
             yield from self._try((*before, candidate), depth)
+
+    def try_one(self, candidate: Candidate) -> Generator[Replay, ReplayResult, None]:
+        """One change, and no other line."""
+        yield from self._try((candidate,), _MAX_LINES)
 
     @property
     def _is_over(self) -> bool:
@@ -185,10 +205,12 @@ def _symptom(e: Evidence) -> Symptom:
             and stats.min is not None and stats.min >= 0 and float(stats.min).is_integer())
     )  # fmt: skip
     return Symptom(
-        operator=operator.lstrip("_") if operator not in ("_softmax", "_log_softmax", "_ctc_loss") else operator,
+        operator=operator.lstrip("_")
+        if operator not in ("_softmax", "_log_softmax", "_ctc_loss")
+        else operator,
         dtype=e.dtype,
-        is_masked=any(c.role == "sentinel" for c in e.location.chain) and e.fact("rows_all_neginf") > 0,
-        is_empty=e.birth is not None and e.birth.facts.get("num_reduced", 1.0) <= 1.0,
+        is_masked=any(c.facts.get("rows_all_neginf", 0.0) > 0 for c in e.location.chain),
+        is_empty=e.birth is not None and e.birth.facts.get("num_reduced", 2.0) <= 1.0,
         is_count=is_count,
         can_be_negative=stats is not None and stats.min is not None and stats.min < 0,
         is_plain_number=divisor is None and e.number("other") == 0,

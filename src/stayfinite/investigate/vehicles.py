@@ -23,6 +23,7 @@ from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .body.body import Body
+from .body.scene import Scene
 from .changed_source import NotRunnable
 from .frameworks import unlogged
 from .rank_trace import NeedsOthers, RankTrace
@@ -60,6 +61,11 @@ class Vehicle:
     def has_effects(self) -> bool:
         """Whether the loop's body does things besides training, which have happened once and stay."""
         return False
+
+    @property
+    def scene(self) -> Scene | None:
+        """Where the loop stands whose statements are run."""
+        return None
 
     @property
     def is_cheap(self) -> bool:
@@ -245,6 +251,10 @@ class BodyVehicle(Vehicle):
     @property
     def has_effects(self) -> bool:
         return self.body.has_effects
+
+    @property
+    def scene(self) -> Scene | None:
+        return self.body.scene
 
     def can_run(self, window: Window) -> bool:
         is_own = _same_batches(window.batches, self._own.batches)

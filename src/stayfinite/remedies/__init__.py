@@ -13,10 +13,22 @@ loss = -torch.log_softmax(z, dim=1)  # per class
 
 from __future__ import annotations
 
-from . import divisions, domains, exponentials, floors, log_space, loops, precision, reductions
+from . import (
+    divisions,
+    domains,
+    exponentials,
+    floors,
+    log_space,
+    loops,
+    precision,
+    reductions,
+    rows,
+)
 from .catalogue import CATALOGUE, Pattern, at, find, pattern
 from .choice import Candidate, Symptom, candidates
 from .edits import Edit, Remedy, apply, unified_diff
+from .patching import apply_patch, read_patch
+from .rows import without_bad_rows
 from .source import Source
 
 __all__ = [
@@ -28,6 +40,7 @@ __all__ = [
     "Source",
     "Symptom",
     "apply",
+    "apply_patch",
     "at",
     "candidates",
     "divisions",
@@ -39,6 +52,9 @@ __all__ = [
     "loops",
     "pattern",
     "precision",
+    "read_patch",
     "reductions",
+    "rows",
     "unified_diff",
+    "without_bad_rows",
 ]

@@ -13,19 +13,35 @@ from .source import Source
 __all__ = ["Candidate", "Symptom", "candidates"]
 
 _HALF = ("float16", "bfloat16")
-_IN_FUNCTION = {"log_space", "log_space_without_epsilon", "logsumexp", "log_cosh", "softmax",
+_IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function",
                 "normalize"}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
-_LOG = ["log_space", "log_space_without_epsilon", "logsumexp", "log_cosh", "with_logits", "floor_log"]
-_DIVISION = ["softmax", "normalize", "floor_norm", "nonzero_divisor", "floor_number", "floor_reciprocal"]
+_LOG = [
+    "log_space",
+    "log_space_without_epsilon",
+    "log_of_share",
+    "logsumexp",
+    "log_cosh",
+    "with_logits",
+    "floor_log",
+]
+_DIVISION = [
+    "log_of_share",
+    "softmax",
+    "normalize",
+    "floor_norm",
+    "nonzero_divisor",
+    "floor_number",
+    "floor_reciprocal",
+]
 _BY_OPERATOR: dict[str, list[str]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
-    "log1p": ["extend_log1p", "extend_log1p_far", "above_minus_one"],
+    "log1p": ["log1p_of_positive", "above_minus_one"],
     "logit": ["logit_eps", "log_space"],
     **dict.fromkeys(("exp", "expm1", "exp2"), [
-        "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
+        "log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
         "bound_exp_high",
     ]),
     "cosh": ["log_cosh"],

@@ -50,7 +50,7 @@ def floor_power(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def floor_power_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = _power(node)
-    if found is None or isinstance(found[1], ast.Constant) and isinstance(found[1].value, int):
+    if found is None or (isinstance(found[1], ast.Constant) and isinstance(found[1].value, int)):
         return None
     made = floored(source, found[0], "eps")
     return None if made is None else _operand(source, found[0], made)
@@ -80,33 +80,16 @@ def above_minus_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return _operand(source, found[1], f"{grouped(source, found[1])}.clamp(min=-1 + {limit})")
 
 
-def _extended_log1p(source: Source, node: ast.AST, limit: str, value: str, slope: str) -> list[Edit] | None:
+@pattern(
+    "log1p_of_positive",
+    "keep the argument of log1p at 0 or above",
+    "a price or a count is not negative; what is positive stays as it is",
+)
+def log1p_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log1p")
-    torch = name_of(source, "torch")
-    if found is None or torch is None:
+    if found is None:
         return None
-    first, again, edits = twice(source, found[1], "argument")
-    inner = f"{torch}.log1p({again}.clamp(min={limit}))"
-    straight = f"{value} + {slope} * ({again} + {limit[1:]})"
-    return [*edits, Edit(*source.span(node), f"{torch}.where({first} > {limit}, {inner}, {straight})")]
-
-
-@pattern(
-    "extend_log1p",
-    "go on with a straight line below -0.5, where log1p has an end",
-    "log1p is not defined below -1; a line keeps a gradient that leads back, a clamp has none",
-)
-def extend_log1p(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    return _extended_log1p(source, node, "-0.5", "-0.6931471805599453", "2")
-
-
-@pattern(
-    "extend_log1p_far",
-    "go on with a straight line below -0.9, where log1p has an end",
-    "log1p is not defined below -1; a line keeps a gradient that leads back, a clamp has none",
-)
-def extend_log1p_far(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    return _extended_log1p(source, node, "-0.9", "-2.302585092994046", "10")
+    return _operand(source, found[1], f"{grouped(source, found[1])}.clamp(min=0)")
 
 
 @pattern(
@@ -152,7 +135,9 @@ def hypot_as_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return [Edit(*source.span(node), text)]
 
 
-def _norm_dim(source: Source, args: list[ast.expr], keywords: list[ast.keyword]) -> list[str] | None:
+def _norm_dim(
+    source: Source, args: list[ast.expr], keywords: list[ast.keyword]
+) -> list[str] | None:
     """What a norm over one axis is asked for besides its order, if that is 2."""
     given = {k.arg: k.value for k in keywords}
     order = given.pop("p", None) or given.pop("ord", None)

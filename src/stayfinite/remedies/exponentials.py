@@ -80,6 +80,13 @@ def log_cosh(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if home is None:
         return None
     first, again, edits = twice(source, cosh[1], "deviation")
-    moved = [*edits, *([Edit(*source.span(cosh[1]), again)] if edits and source.definition(log[1]) is not log[1] else [])]
+    moved = [
+        *edits,
+        *(
+            [Edit(*source.span(cosh[1]), again)]
+            if edits and source.definition(log[1]) is not log[1]
+            else []
+        ),
+    ]
     text = f"({first}.abs() + {home}.softplus(-2 * {again}.abs()) - 0.6931471805599453)"
     return [*moved, Edit(*source.span(node), text)]

@@ -30,6 +30,8 @@ _PICKS = (
     "flatten",
     "transpose",
     "permute",
+    "diagonal",
+    "diag",
 )
 
 
@@ -114,9 +116,7 @@ def _is_function(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and is_namespace(node.func.value)
 
 
-def _in_log_space(
-    source: Source, node: ast.expr, is_moved: bool
-) -> tuple[str, list[Edit]] | None:
+def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> tuple[str, list[Edit]] | None:
     """The logarithm of this expression; and a line for the logits, where they are used elsewhere."""
     inner, is_rest = _without_one_minus(node)
     inner = source.definition(inner) if is_rest else inner
@@ -182,6 +182,39 @@ def logsumexp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if is_moved and not is_simple(exp[1]):
         return None
     return _whole(source, node, f"{torch}.logsumexp({source.text_of(exp[1])}, {rest})")
+
+
+@pattern(
+    "log_of_share",
+    "take the logarithm of the share in log space: log_softmax of what goes into the exponential",
+    "exp(x) / sum(exp(x)) overflows above and is 0 below; its logarithm is an ordinary number",
+)
+def log_of_share(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    log = call(node, "log")
+    share = source.definition(log[1]) if log and not log[2] else None
+    if not isinstance(share, ast.BinOp) or not isinstance(share.op, ast.Div):
+        return None
+    total = call(source.definition(share.right), "sum")
+    picked = source.definition(share.left)
+    base = _picked_from(source, picked)
+    if total is None or ast.dump(base) != ast.dump(total[1]):
+        return None
+    exp = call(source.definition(base), "exp")
+    dim = {k.arg: k.value for k in total[3]}.get("dim") or (total[2][0] if total[2] else None)
+    torch = name_of(source, "torch")
+    if exp is None or dim is None or torch is None:
+        return None
+    text, edits = source.text_of(exp[1]), []
+    if not is_simple(exp[1]):
+        made = hoisted(source, exp[1], "logits")
+        if made is None:
+            return None
+        text, edits = made[0], [made[1], Edit(*source.span(exp[1]), made[0])]
+    start, end = source.span(picked)
+    first, last = source.span(base)
+    made_text = f"{torch}.log_softmax({text}, dim={source.text_of(dim)})"
+    whole = source.text[start:first] + made_text + source.text[last:end]
+    return [*edits, *_whole(source, node, whole)]
 
 
 @pattern(

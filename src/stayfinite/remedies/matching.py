@@ -149,7 +149,7 @@ _OWN_SCOPE = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lam
 
 def free_name(source: Source, node: ast.AST, wish: str) -> str:
     """A name that nothing in the function uses."""
-    taken = source.names(source.scope(node)) | source.names(source.tree)
+    taken = source.names(source.scope(node)) | source.module_names()
     name, number = wish, 1
     while name in taken:
         number += 1

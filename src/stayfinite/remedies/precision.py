@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import is_namespace, name_of, stands_alone
+from .matching import dotted, name_of, stands_alone
 from .source import Source
 
 __all__: list[str] = []
@@ -30,7 +30,22 @@ def _tensors(source: Source, statement: ast.stmt) -> list[ast.Name]:
     return found
 
 
-_SETTINGS = ("eps", "dim", "temperature", "margin", "alpha", "beta", "gamma", "scale", "weight_decay")
+_SETTINGS = (
+    "eps",
+    "dim",
+    "temperature",
+    "margin",
+    "alpha",
+    "beta",
+    "gamma",
+    "scale",
+    "weight_decay",
+)
+
+
+_PLAIN = ("len", "range", "int", "float", "max", "min", "enumerate", "zip", "isinstance", "str")
+_INDEXING = ("view", "reshape", "gather", "index_select", "expand", "repeat", "transpose", "permute",
+             "size", "unsqueeze", "squeeze", "embedding", "scatter", "index_add")  # fmt: skip
 
 
 def _is_index_or_setting(source: Source, node: ast.Name, statement: ast.stmt) -> bool:
@@ -46,11 +61,12 @@ def _is_index_or_setting(source: Source, node: ast.Name, statement: ast.stmt) ->
         if isinstance(above, ast.keyword) or isinstance(above, ast.Compare):
             return True
         if isinstance(above, ast.Call):
-            if above.func is at:
+            if above.func is node:
                 return True
-            is_plain = not isinstance(above.func, ast.Attribute) or not is_namespace(above.func.value)
-            if at in above.args and is_plain:
-                return True  # an argument of the user's own function, or a size
+            if at in above.args and dotted(above.func) in _PLAIN:
+                return True
+            if at in above.args and getattr(above.func, "attr", "") in _INDEXING:
+                return True
         if isinstance(above, ast.Attribute) and above.attr in ("shape", "dtype", "device", "size"):
             return True
         at = above
@@ -88,10 +104,14 @@ def float32_block(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if not stands_alone(source, node):
         return None
     tensors = _tensors(source, node)
-    device = f"{tensors[0].id}.device.type" if tensors else '"cuda"'
+    if not tensors:
+        return None
+    device = f"{tensors[0].id}.device.type"
     indent, newline = source.indent(node), source.newline
     start = source.line_start(node.lineno)
-    edits = [Edit(start, start, f"{indent}with {torch}.autocast({device}, enabled=False):{newline}    ")]
+    edits = [
+        Edit(start, start, f"{indent}with {torch}.autocast({device}, enabled=False):{newline}    ")
+    ]
     for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1):
         first = source.line_start(line)
         edits.append(Edit(first, first, "    "))

@@ -43,7 +43,11 @@ _LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_
     "a batch without a target costs 0 instead of 0 / 0; any other costs the same",
 )
 def loss_or_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    if not isinstance(node, ast.Call) or len(node.args) < 2 or not isinstance(node.func, ast.Attribute):
+    if (
+        not isinstance(node, ast.Call)
+        or len(node.args) < 2
+        or not isinstance(node.func, ast.Attribute)
+    ):
         return None
     name = node.func.attr
     if not is_namespace(node.func.value) or any(k.arg == "reduction" for k in node.keywords):
@@ -52,7 +56,9 @@ def loss_or_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if name in ("cross_entropy", "nll_loss"):
         if any(k.arg == "weight" for k in node.keywords) or len(node.args) > 2:
             return None
-        ignored = next((source.text_of(k.value) for k in node.keywords if k.arg == "ignore_index"), "-100")
+        ignored = next(
+            (source.text_of(k.value) for k in node.keywords if k.arg == "ignore_index"), "-100"
+        )
         count = f"({again} != {ignored}).sum().clamp(min=1)"
     elif name in _LOSSES:
         count = f"max({again}.numel(), 1)"
@@ -141,7 +147,10 @@ def _is_minus_infinity(node: ast.AST) -> bool:
         inner = node.operand
         if isinstance(inner, ast.Call) and dotted(inner.func) == "float" and inner.args:
             value = inner.args[0]
-            return isinstance(value, ast.Constant) and str(value.value).lower() in ("inf", "infinity")
+            return isinstance(value, ast.Constant) and str(value.value).lower() in (
+                "inf",
+                "infinity",
+            )
         return dotted(inner).rpartition(".")[2].lower() in ("inf", "infinity")
     if isinstance(node, ast.Call) and dotted(node.func) == "float" and node.args:
         value = node.args[0]
@@ -171,7 +180,9 @@ def _masked(source: Source, holder: ast.AST | None, node: ast.AST) -> str | None
 def zeros(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
-    new = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}.get(node.func.attr)
+    new = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}.get(
+        node.func.attr
+    )
     end = source.span(node.func)[1]
     if new is not None:
         return [Edit(end - len(node.func.attr), end, new)]

@@ -107,6 +107,18 @@ class Source:
         """All names that are used in a function."""
         return {n.id for n in ast.walk(scope) if isinstance(n, ast.Name)} | _parameters(scope)
 
+    def module_names(self) -> set[str]:
+        """Names that the file itself has: imports, functions, classes and variables at its top."""
+        found: set[str] = set()
+        for node in self.tree.body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                found |= {(a.asname or a.name).split(".")[0] for a in node.names}
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            else:
+                found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        return found
+
     def parameters(self, scope: Scope) -> set[str]:
         return _parameters(scope)
 

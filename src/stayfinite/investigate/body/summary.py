@@ -99,7 +99,10 @@ class Functions:
         if source is None or self._budget < 0:
             return None
         values = _bind(func, positional, named)
-        key = (current_code(func.__code__), *((name, _fingerprint(v)) for name, v in sorted(values.items())))
+        key = (
+            current_code(func.__code__),
+            *((name, _fingerprint(v)) for name, v in sorted(values.items())),
+        )
         if key not in self._summaries:
             self._summaries[key] = FunctionSummary(result=UNKNOWN)  # while it is being analyzed
             self._alive.append((func, values))
