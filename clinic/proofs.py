@@ -39,7 +39,7 @@ class Result:
     form: str
     diff: str | None = None
     problem: str = ""
-    num_others: int = 0
+    is_checked: bool = True
 
 
 def check(entry: Entry, form: str) -> list[Result]:
@@ -48,8 +48,13 @@ def check(entry: Entry, form: str) -> list[Result]:
     fixes = score.incident.diagnosis.fixes if score.incident is not None else ()
     proved = [f.diff for f in fixes if f.status == "proved" and f.diff]
     if not proved:
-        return [Result(entry, form, problem=score.error, num_others=len(fixes))]
-    return [Result(entry, form, diff, problem_of(entry, diff)) for diff in proved]
+        return [Result(entry, form, problem=score.error)]
+    # A change of the loop that drives all cases is none of the case's own source.
+    own = [d for d in proved if d.startswith(f"--- a/clinic/cases/{entry.path.name}")]
+    return [
+        Result(entry, form, d, problem_of(entry, d) if d in own else "", is_checked=d in own)
+        for d in proved
+    ]
 
 
 def problem_of(entry: Entry, diff: str) -> str:
@@ -137,6 +142,7 @@ def _option(arguments: list[str], name: str) -> str:
 def _show(found: list[Result]) -> None:
     for r in found:
         word = "none" if r.diff is None else ("WRONG" if r.problem else "holds")
+        word = word if r.is_checked else "loop"
         cause = r.entry.truth.cause if r.entry.truth else ""
         print(f"{word:<6} {r.entry.name:<38} {r.form:<5} {cause:<26} {r.problem}", flush=True)
 
@@ -146,7 +152,7 @@ def _totals(results: list[Result]) -> None:
         part = [r for r in results if r.entry.truth and r.entry.truth.split == split]
         if not part:
             continue
-        with_diff = [r for r in part if r.diff]
+        with_diff = [r for r in part if r.diff and r.is_checked]
         holds = sum(not r.problem for r in with_diff)
         print(f"\n{split}: {holds} of {len(with_diff)} proved diffs hold")
         tried = {(r.entry.name, r.form): r for r in part if _cause(r) not in NOT_IN_SOURCE}

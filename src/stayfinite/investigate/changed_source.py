@@ -52,8 +52,7 @@ def _codes(code: types.CodeType, path: tuple[str, ...] = ()) -> Iterator[tuple[_
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             number = seen[inner.co_name] = seen.get(inner.co_name, -1) + 1
-            for key, found in _codes(inner, (*path, f"{inner.co_name}#{number}")):
-                yield key, found
+            yield from _codes(inner, (*path, f"{inner.co_name}#{number}"))
 
 
 @dataclass(eq=False)

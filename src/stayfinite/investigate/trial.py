@@ -42,7 +42,7 @@ class _GradientNorm:
         return None
 
     def __exit__(self, *exc: object) -> None:
-        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():  # type: ignore[attr-defined]
+        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
             found = [
                 g for _, g in self._state.grads()
                 if g.layout == torch.strided and g.is_floating_point()
@@ -74,7 +74,7 @@ class Trial:
     def _windows(self) -> list[Window]:
         """Steps before the failing one whose batches are still at hand, the last first."""
         engine, mine = self.lab.about.engine, self.lab.window
-        kept = [*getattr(engine, "_stale", []), *engine.log]
+        kept = [*engine.recent, *engine.log]
         found = [
             w for w in reversed(kept)
             if w is not mine and w.step < mine.step and self.lab.about.vehicle.can_run(w)

@@ -18,45 +18,30 @@ _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsu
                 "normalize"}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
-_LOG = [
-    "log_space",
-    "log_space_without_epsilon",
-    "log_of_share",
-    "logsumexp",
-    "log_cosh",
-    "with_logits",
-    "floor_log",
-]
-_DIVISION = [
-    "log_of_share",
-    "softmax",
-    "normalize",
-    "floor_norm",
-    "nonzero_divisor",
-    "floor_number",
-    "floor_reciprocal",
-]
-_BY_OPERATOR: dict[str, list[str]] = {
+_LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
+        "floor_log")  # fmt: skip
+_EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
+        "bound_exp_high")  # fmt: skip
+_DIVISION = ("log_of_share", "softmax", "normalize", "floor_norm", "nonzero_divisor", "floor_number",
+             "floor_reciprocal")  # fmt: skip
+_BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
-    "log1p": ["log1p_of_positive", "above_minus_one"],
-    "logit": ["logit_eps", "log_space"],
-    **dict.fromkeys(("exp", "expm1", "exp2"), [
-        "log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
-        "bound_exp_high",
-    ]),
-    "cosh": ["log_cosh"],
+    "log1p": ("log1p_of_positive", "above_minus_one"),
+    "logit": ("logit_eps", "log_space"),
+    **dict.fromkeys(("exp", "expm1", "exp2"), _EXP),
+    "cosh": ("log_cosh",),
     **dict.fromkeys(("div", "true_divide", "divide", "reciprocal", "addcdiv", "remainder"), _DIVISION),
-    "sqrt": ["floor_root", "floor_root_eps", "norm_as_root"],
-    "rsqrt": ["floor_root_eps", "floor_root"],
-    "pow": ["floor_power", "floor_power_eps", "floor_root", "norm_as_root"],
-    **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ["norm_as_root"]),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ["spread_of_one", "nan_to_zero"]),
-    "hypot": ["hypot_as_norm"],
-    **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ["bound_arc"]),
-    **dict.fromkeys(("atanh", "arctanh", "erfinv"), ["inside_unit"]),
-    **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided"), ["zeros", "zeroed"]),
-    "_ctc_loss": ["zero_infinity"],
-    "linalg_eigh": ["spread_eigenvalues"],
+    "sqrt": ("floor_root", "floor_root_eps", "norm_as_root"),
+    "rsqrt": ("floor_root_eps", "floor_root"),
+    "pow": ("floor_power", "floor_power_eps", "floor_root", "norm_as_root"),
+    **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ("norm_as_root",)),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "nan_to_zero")),
+    "hypot": ("hypot_as_norm",),
+    **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ("bound_arc",)),
+    **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),
+    **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided"), ("zeros", "zeroed")),
+    "_ctc_loss": ("zero_infinity",),
+    "linalg_eigh": ("spread_eigenvalues",),
 }  # fmt: skip
 _MASKED = ["finite_mask"]
 _EMPTY = ["mean_or_zero", "loss_or_zero", "nan_to_zero"]
@@ -104,7 +89,7 @@ def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
 
 
 def _names(symptom: Symptom) -> list[str]:
-    names = list(_BY_OPERATOR.get(symptom.operator, []))
+    names = list(_BY_OPERATOR.get(symptom.operator, ()))
     if symptom.operator in ("_softmax", "_log_softmax", "logsumexp") or symptom.is_masked:
         names = _MASKED + names
     if symptom.is_empty:

@@ -125,12 +125,11 @@ def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> tuple[str, 
         return None
     name, x, args, keywords = found
     text, edits = source.text_of(x), []
-    if is_moved or inner is not _without_one_minus(node)[0]:
-        if not is_simple(x):
-            made = hoisted(source, x, "logits")
-            if made is None:
-                return None
-            text, edits = made[0], [made[1], Edit(*source.span(x), made[0])]
+    if (is_moved or inner is not _without_one_minus(node)[0]) and not is_simple(x):
+        made = hoisted(source, x, "logits")
+        if made is None:
+            return None
+        text, edits = made[0], [made[1], Edit(*source.span(x), made[0])]
     if name == "softmax":
         made_text = _log_softmax(source, inner, text, rest_of_call(source, args, keywords))
         return None if made_text is None else (made_text, edits)

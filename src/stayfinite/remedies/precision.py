@@ -58,7 +58,7 @@ def _is_index_or_setting(source: Source, node: ast.Name, statement: ast.stmt) ->
             return True
         if isinstance(above, ast.Subscript) and above.slice is at:
             return True
-        if isinstance(above, ast.keyword) or isinstance(above, ast.Compare):
+        if isinstance(above, (ast.keyword, ast.Compare)):
             return True
         if isinstance(above, ast.Call):
             if above.func is node:

@@ -187,9 +187,9 @@ def zeros(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if new is not None:
         return [Edit(end - len(node.func.attr), end, new)]
     is_class = node.func.attr in ("Tensor", "FloatTensor", "HalfTensor", "DoubleTensor")
-    if is_class and is_namespace(node.func.value) and node.args:
-        if all(not isinstance(a, (ast.List, ast.Tuple)) for a in node.args):
-            return [Edit(end - len(node.func.attr), end, "zeros")]
+    is_size = all(not isinstance(a, (ast.List, ast.Tuple)) for a in node.args)
+    if is_class and is_namespace(node.func.value) and node.args and is_size:
+        return [Edit(end - len(node.func.attr), end, "zeros")]
     return None
 
 

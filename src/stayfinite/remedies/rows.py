@@ -97,6 +97,7 @@ def _parts(
     source: Source, line: int, batch: str | None, num_parts: int
 ) -> tuple[ast.stmt, list[str] | str, bool] | None:
     """Where the parts of the batch get their names; whether what follows goes inside of that statement."""
+    scope: ast.AST
     if batch is None:
         loop = _loop(source, line)
         if loop is None:
@@ -125,7 +126,7 @@ def _parts(
             if names is not None:
                 return node, names, False
     is_home = isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For))
-    return (scope, batch, True) if is_home else None
+    return (scope, batch, True) if is_home and isinstance(scope, ast.stmt) else None
 
 
 def _loop(source: Source, line: int) -> ast.For | None:

@@ -85,23 +85,22 @@ class Source:
 
     def function_at(self, line: int) -> Scope:
         """The innermost function that a line belongs to, or the module."""
-        best: Scope = self.tree
-        for node in ast.walk(self.tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                if node.lineno <= line <= (node.end_lineno or 0) and (
-                    best is self.tree or node.lineno >= best.lineno  # type: ignore[union-attr]
-                ):
-                    best = node
-        return best
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda n: n.lineno) if around else self.tree
 
     def statement_at(self, line: int) -> ast.stmt | None:
         """The innermost statement that a line belongs to."""
-        found: ast.stmt | None = None
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
-                if found is None or node.lineno >= found.lineno:
-                    found = node
-        return found
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda n: (n.lineno, n.col_offset)) if around else None
 
     def names(self, scope: Scope) -> set[str]:
         """All names that are used in a function."""
