@@ -15,6 +15,7 @@ from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, text_of_file
 from .laboratory import Laboratory
+from .setting_change import SettingChange, memory_change, optimizer_change
 from .trial import Trial
 
 __all__ = ["proved_fixes"]
@@ -46,12 +47,18 @@ def proved_fixes(
     if not lab.can_replay:
         return ()
     if cause in ("bad_input_data", "bad_preprocessing"):
-        made = rows_change(lab, evidence)
-        if made is None:
+        rows = rows_change(lab, evidence)
+        if rows is None:
             return ()
-        search = _Search(lab, evidence, Trial(lab, seconds), made.file, made.before)
-        yield from search.try_one(made.candidate)
+        search = _Search(lab, evidence, Trial(lab, seconds), rows.file, rows.before)
+        yield from search.try_one(rows.candidate)
         return search.result()
+    setting = _setting(lab, evidence, cause)
+    if setting is not None:
+        search = _Search(lab, evidence, Trial(lab, seconds), setting.file, setting.before)
+        yield from search.try_setting(setting)
+        if search.proved is not None:
+            return search.result()
     place = _place_of(evidence) if cause not in _NOT_THE_LINE else None
     if place is None:
         return ()
@@ -61,6 +68,14 @@ def proved_fixes(
     search = _Search(lab, evidence, Trial(lab, seconds), place.file, text)
     yield from search.run(text, place, (), 1)
     return search.result()
+
+
+def _setting(lab: Laboratory, e: Evidence, cause: str | None) -> SettingChange | None:
+    if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
+        return optimizer_change(lab, e)
+    if cause == "uninitialized_memory" and e.memory is not None:
+        return memory_change(lab, e)
+    return None
 
 
 class _Search:
@@ -100,6 +115,15 @@ class _Search:
     def try_one(self, candidate: Candidate) -> Generator[Replay, ReplayResult, None]:
         """One change, and no other line."""
         yield from self._try((candidate,), _MAX_LINES)
+
+    def try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
+        """What a line sets, in place of what it has set."""
+        proof, _ = yield from self.trial.prove(setting, self.evidence.dtype)
+        fix = self._fix((setting.candidate,), setting, proof)
+        if fix.status == "proved":
+            self.proved = fix
+        else:
+            self.refuted.append(fix)
 
     @property
     def _is_over(self) -> bool:
@@ -147,7 +171,9 @@ class _Search:
         e = replace(self.evidence, location=location)
         return _Place(change.file, line, _symptom(e))
 
-    def _fix(self, made: tuple[Candidate, ...], change: ChangedSource, proof: Proof) -> Fix:
+    def _fix(
+        self, made: tuple[Candidate, ...], change: ChangedSource | SettingChange, proof: Proof
+    ) -> Fix:
         remedies = [r for c in made for r in c.remedies]
         titles = list(dict.fromkeys(r.title for r in remedies))
         reasons = list(dict.fromkeys(r.why for r in remedies))

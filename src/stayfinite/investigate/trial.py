@@ -12,8 +12,7 @@ import torch
 
 from ..records import Proof
 from ..runtime.state import TrainState
-from ..runtime.window import Replay, ReplayResult, Window
-from .changed_source import ChangedSource
+from ..runtime.window import Change, Replay, ReplayResult, Window
 from .laboratory import Laboratory
 
 __all__ = ["Trial", "tolerance"]
@@ -82,7 +81,7 @@ class Trial:
         return list({id(w): w for w in found}.values())
 
     def prove(
-        self, change: ChangedSource, dtype: str
+        self, change: Change, dtype: str
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         """What the change does; and the replay of the failing step with it."""
         lab = self.lab
@@ -117,7 +116,7 @@ class Trial:
     def _once(
         self,
         window: Window,
-        change: ChangedSource | None,
+        change: Change | None,
         norm: _GradientNorm | None = None,
         is_applied: bool = False,
         trace: Any = None,
@@ -151,7 +150,7 @@ class Trial:
         return found
 
     def _compared(
-        self, change: ChangedSource, dtype: str
+        self, change: Change, dtype: str
     ) -> Generator[Replay, ReplayResult, tuple[int, float | None, str]]:
         largest: float | None = None
         number = 0
@@ -182,9 +181,7 @@ class Trial:
                     )
         return number, largest, ""
 
-    def _after(
-        self, change: ChangedSource
-    ) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
+    def _after(self, change: Change) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
         """The failing step applied with the change, then batches that were seen before, on what came of it."""
         lab = self.lab
         others = self._windows[:_NUM_AFTER][::-1]

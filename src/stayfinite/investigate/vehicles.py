@@ -267,7 +267,7 @@ class BodyVehicle(Vehicle):
 
     def _body_with(self, change: Any) -> Body:
         """The body as the changed source has it, if there is a change."""
-        if change is None:
+        if change is None or not change.name:
             return self.body
         if self._changed is None or self._changed[0] is not change:
             body = self.body.with_source(change.scene)

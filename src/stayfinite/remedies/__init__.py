@@ -29,6 +29,7 @@ from .choice import Candidate, Symptom, candidates
 from .edits import Edit, Remedy, apply, unified_diff
 from .patching import apply_patch, read_patch
 from .rows import without_bad_rows
+from .settings import with_keyword
 from .source import Source
 
 __all__ = [
@@ -56,5 +57,6 @@ __all__ = [
     "reductions",
     "rows",
     "unified_diff",
+    "with_keyword",
     "without_bad_rows",
 ]
