@@ -75,6 +75,8 @@ def problem_of(entry: Entry, diff: str) -> str:
             losses, bad = train(_load(copy, entry.name).build)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
+        finally:
+            sys.modules.pop(f"changed_{entry.name}", None)
     if bad:
         return f"{bad[0]} is not finite at step {len(losses) - 1}"
     assert entry.build_fixed is not None

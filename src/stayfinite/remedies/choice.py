@@ -113,16 +113,19 @@ def _matches(source: Source, line: int, name: str) -> list[Remedy]:
 
 
 def _nodes(source: Source, line: int, is_wide: bool) -> Iterable[ast.AST]:
-    if is_wide:
-        return list(ast.walk(source.function_at(line)))
+    scope = source.function_at(line)
+    if is_wide and not isinstance(scope, ast.Module):
+        return list(ast.walk(scope))
     statement = source.statement_at(line)
-    if statement is None:
-        return []
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.With)):
-        return [n for n in ast.walk(statement) if line == getattr(n, "lineno", 0)]
+    if statement is None or _has_block(statement):  # a decorator, a default, the head of a loop
+        return [n for n in ast.walk(source.tree) if line == getattr(n, "lineno", 0)]
     nodes = list(ast.walk(statement))
     on_line = [n for n in nodes if _covers(n, line)]
     return on_line or nodes
+
+
+def _has_block(statement: ast.stmt) -> bool:
+    return isinstance(getattr(statement, "body", None), list)
 
 
 def _covers(node: ast.AST, line: int) -> bool:
