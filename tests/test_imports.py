@@ -23,7 +23,7 @@ ALLOWED = {
     "patches": {"errors"},
     "sandbox": {"patches"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
-    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime"},
+    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies"},
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {

@@ -120,6 +120,10 @@ class FirstThatShows(Vehicle):
     def has_effects(self) -> bool:
         return self._now.has_effects
 
+    @property
+    def scene(self) -> Scene | None:
+        return self._now.scene
+
     def can_run(self, window: Window) -> bool:
         if self._chosen is not None:
             return self._chosen.can_run(window)

@@ -23,6 +23,7 @@ from .rng import RngState
 
 __all__ = [
     "BatchRef",
+    "Change",
     "Failure",
     "Item",
     "Replay",
@@ -148,6 +149,13 @@ class Window:
         return self.batches[-1].epoch if self.batches else 0
 
 
+class Change(Protocol):
+    """A changed source of the user's."""
+
+    def installed(self) -> AbstractContextManager[None]:
+        """For one replay."""
+
+
 @dataclass
 class Replay:
     """One more computation of some batches, asked for by an investigation."""
@@ -163,6 +171,8 @@ class Replay:
     """Who computes it, where it is not the vehicle of the investigation."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
+    change: Change | None = None
+    """The user's source with a change, which is run in place of the source as it is."""
 
 
 @dataclass
