@@ -174,7 +174,7 @@ def _autocast(device: str, dtype: torch.dtype | None) -> str:
     Inside an operator that autocast has taken over it looks as if it were off: then the depth of
     the contexts says that there is one, and the operator's dtype that it was on.
     """
-    if not torch.amp.is_autocast_available(device):  # type: ignore[attr-defined]
+    if not torch.amp.is_autocast_available(device):
         return ""
     half = torch.get_autocast_dtype(device)
     depth = torch.autocast_increment_nesting()
