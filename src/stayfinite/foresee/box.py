@@ -14,7 +14,7 @@ import torch
 from ..errors import UsageError
 from .tape import Capture
 
-__all__ = ["Box", "box_around", "read_box", "reach_of"]
+__all__ = ["Box", "box_around", "reach_of", "read_box"]
 
 NUM_STEPS = 100
 """Weights are those that so many steps at the present rate can reach."""
@@ -87,7 +87,7 @@ def _per_step(optimizer: Any, group: Any, p: Any, clip_norm: float | None) -> fl
     size = clip_norm
     if size is None:
         grad = getattr(p, "grad", None)
-        size = float(grad.detach().abs().max()) if _is_plain(grad) else 1.0
+        size = float(grad.detach().abs().max()) if grad is not None and _is_plain(grad) else 1.0
     momentum = min(float(group.get("momentum") or 0.0), 0.999)
     size = size / (1.0 - momentum)
     return size if math.isfinite(size) else 1.0

@@ -18,7 +18,7 @@ from .tape import Ref
 __all__ = ["Key", "Shadows", "Span", "key_of"]
 
 Key = tuple[Any, ...]
-"""The same values have the same key: storage, how often it was written, and which elements."""
+"""The same tensor has the same key: storage, how often it was written, and how it looks at it."""
 
 
 @dataclass
@@ -67,8 +67,10 @@ class _Memory:
     parts: frozenset[str] = frozenset()
     words: str = ""
     seen: tuple[float, float] | None = None
-    is_variable: str = ""
-    """Why the number of its elements changes with the data."""
+    variable: tuple[int, str, int] | None = None
+    """A size that changes with the data: what it was, what is said when it is 0, its largest."""
+    is_exact: bool = False
+    """Every element is one point, and that is its very value."""
 
 
 class Shadows:
@@ -104,13 +106,13 @@ class Shadows:
 
     def read(self, ref: Ref) -> Span:
         memory = self._memory[ref.storage]
-        key = key_of(ref, memory.version)
+        key = (ref.storage, memory.version, ref.offset, ref.dtype, ref.shape, ref.stride)
         return Span(
             memory.lo.as_strided(ref.shape, ref.stride, ref.offset),
             memory.hi.as_strided(ref.shape, ref.stride, ref.offset),
             ref.dtype,
             key,
-            self._facts.get(key, {}),
+            self._facts.get(key_of(ref, memory.version), {}),
             memory.words,
             memory.seen,
         )
@@ -160,7 +162,7 @@ def _dense_like(values: Tensor, ref: Ref) -> Tensor:
 
 
 def key_of(ref: Ref, version: int) -> Key:
-    """A shape that only adds dimensions of one or repeats elements does not change the key."""
+    """For facts about each element: dimensions of one and repeated ones do not change them."""
     dims: list[tuple[int, int]] = []
     for size, stride in zip(ref.shape, ref.stride):
         if size == 1 or stride == 0:
