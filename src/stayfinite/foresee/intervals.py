@@ -250,6 +250,8 @@ class _Court:
             span = replace(span, lo=span.lo.double(), hi=span.hi.double())
         if not ref.dtype.is_floating_point:
             return span
+        if span.facts.get("exact") and not has_sentinel:
+            self._check_exact(at, span)
         lo, hi = rounded(span.lo, ref.dtype), rounded(span.hi, ref.dtype)
         bad = lo.isnan() | hi.isnan()
         if has_sentinel or span.facts.get("exact"):
@@ -261,10 +263,19 @@ class _Court:
         elif bool(bad.any()) and not at.failures:
             at.failures.append(Failure("overflow", "the range is not known", is_loose=True))
         bad = bad | over
+        if span.facts.get("exact") and at.failures:
+            bad = bad | lo.isinf()
         if bool(bad.any()):
             low, high = _assumed(call, ref.dtype)
             lo, hi = torch.where(bad, low, lo), torch.where(bad, high, hi)
         return Span(lo, hi, ref.dtype, facts=span.facts)
+
+    def _check_exact(self, at: At, span: Span) -> None:
+        """It gives the same in every step: the logarithm of a mask is meant to be -inf, no other."""
+        is_mask = at.name.startswith("log")
+        bad = span.lo.isnan() | (span.lo.isinf() & ~((span.lo < 0) & is_mask))
+        kind = "zero_denominator" if "div" in at.name or "recip" in at.name else "domain_error"
+        at.fail(kind, bad, "always: all that goes in is constant")
 
     def _overflow(self, at: At, call: Call, ref: Ref) -> Failure:
         op = call.operation
@@ -334,13 +345,7 @@ class _Court:
         failed = self._failed.get(inherited) if inherited is not None else None
         if failed is None or inherited is None or any(f.key != at.cancels for f in failed.failures):
             return inherited
-        verdict = self.verdicts.get(inherited)
-        if verdict is not None:
-            status = "safe" if failed.inherited is None else "unknown"
-            self.verdicts[inherited] = Verdict(
-                operation=verdict.operation, status=status, after=failed.inherited,
-                condition="a mask takes its place where the denominator is 0",
-            )  # fmt: skip
+        self.verdicts.pop(inherited, None)  # the two are one operator, and the mask speaks for both
         return failed.inherited
 
     def _unknown(self, call: Call, given: list[Ref], targets: list[Ref], why: str) -> None:
