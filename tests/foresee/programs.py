@@ -70,7 +70,14 @@ INDEXED = (
     lambda x, i: F.embedding(i[:, 0].clamp(max=2), x), lambda x, i: x / i.to(x.dtype),
     lambda x, i: x * torch.bincount(i.flatten(), minlength=COLUMNS).to(x.dtype),
 )  # fmt: skip
-KINDS = (("unary", UNARY), ("binary", BINARY), ("scalar", BINARY[:8]), ("row", ROWWISE), ("mask", MASKED), ("index", INDEXED))
+KINDS = (
+    ("unary", UNARY),
+    ("binary", BINARY),
+    ("scalar", BINARY[:8]),
+    ("row", ROWWISE),
+    ("mask", MASKED),
+    ("index", INDEXED),
+)
 
 
 @dataclass(frozen=True)
@@ -92,13 +99,17 @@ class Program:
     labels: tuple[int, int]
     steps: tuple[Step, ...]
 
-    def __call__(self, inputs: list[torch.Tensor], mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, inputs: list[torch.Tensor], mask: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
         values = list(inputs)
         for step in self.steps:
             values.append(self._line(step, values, mask, labels))
         return sum(v.sum() for v in values[-3:])
 
-    def _line(self, step: Step, values: list, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _line(
+        self, step: Step, values: list, mask: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
         x = values[step.first % len(values)]
         f = dict(KINDS)[step.kind][step.function]
         if step.kind == "binary":

@@ -29,7 +29,11 @@ class Inputs:
 
     def sources(self) -> list[SourceRef]:
         named = [SourceRef("batch", f"x{i}", t) for i, t in enumerate(self.floats)]
-        return [*named, SourceRef("batch", "mask", self.mask), SourceRef("batch", "labels", self.labels)]
+        return [
+            *named,
+            SourceRef("batch", "mask", self.mask),
+            SourceRef("batch", "labels", self.labels),
+        ]
 
 
 def run(program: Program, inputs: Inputs) -> None:
@@ -98,7 +102,11 @@ class Watch(TorchDispatchMode):
             return out
         tensors = out if isinstance(out, (list, tuple)) else [out]
         for t in tensors:
-            if isinstance(t, torch.Tensor) and t.is_floating_point() and not bool(t.isfinite().all()):
+            if (
+                isinstance(t, torch.Tensor)
+                and t.is_floating_point()
+                and not bool(t.isfinite().all())
+            ):
                 self.bad[self.num] = not bool(t.isnan().any()) and not bool((t == torch.inf).any())
         self.names.append(func._schema.name.replace("::", "."))
         self.num += 1
@@ -114,7 +122,9 @@ class Wrong:
     inputs: Inputs
 
 
-def examine(program: Program, seed: int, num_samples: int = NUM_SAMPLES) -> tuple[list[Wrong], Counter]:
+def examine(
+    program: Program, seed: int, num_samples: int = NUM_SAMPLES
+) -> tuple[list[Wrong], Counter]:
     """Judge a program at the middle of its box, then look for what it called safe wrongly."""
     generator = torch.Generator().manual_seed(seed)
     counts: Counter = Counter()
@@ -173,7 +183,9 @@ def main(arguments: list[str]) -> int:
         num_wrong += len(wrong)
         for w in wrong[:1]:
             print(f"seed {seed}: {describe(w)}\n", flush=True)
-    print(f"{given.count} programs, {num_wrong} with a wrong `safe`, {time.perf_counter() - start:.0f} s")
+    print(
+        f"{given.count} programs, {num_wrong} with a wrong `safe`, {time.perf_counter() - start:.0f} s"
+    )
     print(dict(totals))
     return 1 if num_wrong else 0
 

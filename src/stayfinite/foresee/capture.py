@@ -61,6 +61,8 @@ class StepCapture(TorchDispatchMode):
         for ref in sources:
             self.add_source(ref)
         self._in_optimizer = 0
+        self._has_gradients = False
+        """A backward is over, and the optimizer's step is still to come."""
         self._anomaly: Any = None
         self._hooks: list[Any] = []
 
@@ -84,7 +86,7 @@ class StepCapture(TorchDispatchMode):
             hook.remove()
         self.modules.__exit__(*exc)
         self._anomaly.__exit__(*exc)
-        self._in_optimizer = 0
+        self._in_optimizer, self._has_gradients = 0, False
         self.capture.num_steps += 1
 
     def _before_step(self, *_: Any) -> None:
@@ -92,6 +94,16 @@ class StepCapture(TorchDispatchMode):
 
     def _after_step(self, *_: Any) -> None:
         self._in_optimizer = max(0, self._in_optimizer - 1)
+        self._has_gradients = False
+
+    def _phase(self, node: Any) -> str:
+        """What handles the gradients before the step (clipping, unscaling) is the optimizer's."""
+        if self._in_optimizer:
+            return "optimizer"
+        if node is not None:
+            self._has_gradients = True
+            return "backward"
+        return "optimizer" if self._has_gradients and not torch.is_grad_enabled() else "forward"
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -132,7 +144,7 @@ class StepCapture(TorchDispatchMode):
         operation = Operation(
             index=len(self.capture.calls),
             op=func._schema.name.replace("::", "."),
-            phase="optimizer" if self._in_optimizer else "backward" if node else "forward",
+            phase=self._phase(node),
             node=node.name().split("::")[-1] if node is not None else "",
             file=user.file if user else None,
             line=user.line if user else None,

@@ -132,14 +132,25 @@ class _Court:
             self._each(call, given, written)
             return
         at = self._at(call, given, targets)
+        inherited = self.shadows.after(given)
         try:
             spans = self._computed(at, call, given, written)
-            self._finish(at, call, given, spans)
+            self._finish(at, call, given, spans, inherited)
         except NotModeled as e:
             self._unknown(call, given, targets + written, str(e))
-        except (RuntimeError, TypeError, IndexError, ValueError, AttributeError, KeyError, AssertionError) as e:
+        except (
+            RuntimeError,
+            TypeError,
+            IndexError,
+            ValueError,
+            AttributeError,
+            KeyError,
+            AssertionError,
+        ) as e:
             # A form of the operator that its model does not expect.
-            self._unknown(call, given, targets + written, f"{call.operation.op}: {type(e).__name__}: {e}")
+            self._unknown(
+                call, given, targets + written, f"{call.operation.op}: {type(e).__name__}: {e}"
+            )
 
     def _ready(self, ref: Ref) -> None:
         if not self.shadows.has(ref):
@@ -154,7 +165,9 @@ class _Court:
                 at.variable = variable
         return at
 
-    def _computed(self, at: At, call: Call, given: list[Ref], written: list[Ref]) -> list[tuple[Ref, Span]]:
+    def _computed(
+        self, at: At, call: Call, given: list[Ref], written: list[Ref]
+    ) -> list[tuple[Ref, Span]]:
         """The range of each result and of what was written."""
         if _has_opaque((call.args, call.kwargs, call.results)):
             raise NotModeled("a tensor whose memory cannot be followed")
@@ -163,7 +176,11 @@ class _Court:
         model = MODELS.get(at.name)
         if model is None or not call.operation.op.startswith("aten."):
             raise NotModeled(f"{call.operation.op} is not modeled")
-        if at.variable is not None and at.name not in _WITH_ANY_NUMBER and torch.Tag.pointwise not in call.func.tags:
+        if (
+            at.variable is not None
+            and at.name not in _WITH_ANY_NUMBER
+            and torch.Tag.pointwise not in call.func.tags
+        ):
             raise NotModeled("the number of elements changes with the data")
         args, kwargs = self._spans(at, call)
         if at.name not in HANDLES_INF and any(_has_inf(s) for s in _all_spans((args, kwargs))):
@@ -172,7 +189,11 @@ class _Court:
         if at.name in ("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"):
             self._update_statistics(call)
         if call.is_written:
-            return [(written[0], result)] if isinstance(result, Span) else _paired(call.results, result)
+            return (
+                [(written[0], result)]
+                if isinstance(result, Span)
+                else _paired(call.results, result)
+            )
         return _paired(call.results, result)
 
     def _spans(self, at: At, call: Call) -> tuple[Any, Any]:
@@ -180,7 +201,16 @@ class _Court:
             return self.shadows.read(ref)
 
         args, kwargs = tree_map_only(Ref, read, (list(call.args), dict(call.kwargs)))
-        for name in ("memory_format", "dtype", "layout", "device", "pin_memory", "non_blocking", "out", "generator"):
+        for name in (
+            "memory_format",
+            "dtype",
+            "layout",
+            "device",
+            "pin_memory",
+            "non_blocking",
+            "out",
+            "generator",
+        ):
             kwargs.pop(name, None)
         if self._items and at.name in _TAKES_ITEMS:
             args = [self._items.get(a, a) if isinstance(a, float) else a for a in args]
@@ -227,8 +257,8 @@ class _Court:
             memory.is_exact, memory.after = False, call.operation.index
             memory.version += 1
 
-    def _finish(self, at: At, call: Call, given: list[Ref], results: list[tuple[Ref, Span]]) -> None:
-        inherited = self.shadows.after(given)
+    def _finish(self, at: At, call: Call, given: list[Ref], results: list[tuple[Ref, Span]],
+                inherited: int | None) -> None:  # fmt: skip
         if at.cancels is not None:
             inherited = self._cancel(at, given, inherited)
         has_sentinel = _has_written_inf(call) or any(
@@ -287,9 +317,13 @@ class _Court:
         name = str(ref.dtype).removeprefix("torch.")
         kind = "low_precision_overflow" if limit < 1e6 else "overflow"
         is_near = is_forward and seen * NEAR >= limit
-        return Failure(kind, f"the result is beyond {limit:g}, the limit of {name}", is_loose=not is_near)
+        return Failure(
+            kind, f"the result is beyond {limit:g}, the limit of {name}", is_loose=not is_near
+        )
 
-    def _write(self, at: At, call: Call, ref: Ref, span: Span, after: int | None, parts: frozenset[str]) -> None:
+    def _write(
+        self, at: At, call: Call, ref: Ref, span: Span, after: int | None, parts: frozenset[str]
+    ) -> None:
         is_new = not self.shadows.has(ref)
         self.shadows.write(ref, span)
         memory = self.shadows.of(ref)
@@ -320,7 +354,9 @@ class _Court:
             status = "safe" if inherited is None else "unknown"
             said = ON_PURPOSE if is_on_purpose else ""
             said = said if inherited is None else self._after_words(inherited)
-            self.verdicts[op.index] = Verdict(operation=op, status=status, condition=said, after=inherited)
+            self.verdicts[op.index] = Verdict(
+                operation=op, status=status, condition=said, after=inherited
+            )
             return
         self.verdicts[op.index] = Verdict(
             operation=op,
@@ -338,7 +374,9 @@ class _Court:
         if index < 0:
             return "it is given values that are not known"
         op = self.capture.calls[index].operation
-        return f"it is given what {op.name} makes (line {op.line})" if op.line else f"after {op.name}"
+        return (
+            f"it is given what {op.name} makes (line {op.line})" if op.line else f"after {op.name}"
+        )
 
     def _cancel(self, at: At, given: list[Ref], inherited: int | None) -> int | None:
         """Where the denominator is zero something else is put: the division was no failure."""
@@ -346,6 +384,8 @@ class _Court:
         if failed is None or inherited is None or any(f.key != at.cancels for f in failed.failures):
             return inherited
         self.verdicts.pop(inherited, None)  # the two are one operator, and the mask speaks for both
+        near = "the denominator is next to 0, where a mask does not help"
+        at.failures.append(Failure("overflow", near, is_loose=True))
         return failed.inherited
 
     def _unknown(self, call: Call, given: list[Ref], targets: list[Ref], why: str) -> None:
@@ -361,8 +401,13 @@ class _Court:
             memory.words, memory.variable = "", None
             if op.seen_lo is not None and op.seen_hi is not None:
                 memory.seen = (op.seen_lo, op.seen_hi)
-        if any(r.dtype.is_floating_point for r in targets) and op.op.removeprefix("aten.").rstrip("_") not in _CREATES:
-            self.verdicts[op.index] = Verdict(operation=op, status="unknown", condition=why, parts=tuple(sorted(parts)))
+        if (
+            any(r.dtype.is_floating_point for r in targets)
+            and op.op.removeprefix("aten.").rstrip("_") not in _CREATES
+        ):
+            self.verdicts[op.index] = Verdict(
+                operation=op, status="unknown", condition=why, parts=tuple(sorted(parts))
+            )
 
     def _each(self, call: Call, given: list[Ref], written: list[Ref]) -> None:
         """An operator over lists of tensors: one after another."""
@@ -376,7 +421,9 @@ class _Court:
             outs = list(refs_in(call.results)) or list(refs_in(call.args[0]))
             for i, ref in enumerate(outs):
                 pick = tuple(a[i] if isinstance(a, (list, tuple)) else a for a in call.args)
-                named = {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in call.kwargs.items()}
+                named = {
+                    k: v[i] if isinstance(v, (list, tuple)) else v for k, v in call.kwargs.items()
+                }
                 one = replace(call, args=pick, kwargs=named, results=ref, operation=replace(
                     call.operation, op=f"aten.{name}"))  # fmt: skip
                 inner = At(one, ref.dtype, self.box.batch_sizes, self._rows)
@@ -386,7 +433,7 @@ class _Court:
         except (NotModeled, RuntimeError, TypeError, IndexError, ValueError) as e:
             self._unknown(call, given, written or list(refs_in(call.results)), str(e))
             return
-        self._finish(at, call, given, results)
+        self._finish(at, call, given, results, self.shadows.after(given))
 
     def _note_item(self, call: Call, given: list[Ref]) -> None:
         """A number that Python reads: where it comes back as it is, it is the range again."""

@@ -187,7 +187,9 @@ def quotient(at: At, x: Span, y: Span) -> Span:
     at.fail("zero_denominator", holds_zero, f"{y.words or 'the denominator'} is 0", y, "other")
     near = _is_flushed(y.lo, y.dtype) | _is_flushed(y.hi, y.dtype)
     if bool((near & ~holds_zero).any()):
-        at.failures.append(Failure("overflow", "the denominator is next to 0", "other", is_loose=True))
+        at.failures.append(
+            Failure("overflow", "the denominator is next to 0", "other", is_loose=True)
+        )
     holds_zero = holds_zero | near
     both = torch.broadcast_tensors(x.lo, x.hi, y.lo, y.hi)
     ends = torch.stack([both[0] / both[2], both[0] / both[3], both[1] / both[2], both[1] / both[3]])
@@ -221,7 +223,9 @@ def power(at: At, x: Any, y: Any) -> Span:
     at.fail("domain_error", x.lo < 0, f"{name} is negative", x)
     at.fail("zero_denominator", (x.lo <= 0) & (y.lo < 0), f"{name} is 0 under a negative power", x)
     low = x.lo.clamp(min=1e-300)
-    logs = product(At(at.call, at.dtype), Span(low.log(), x.hi.clamp(min=1e-300).log(), at.dtype), y)
+    logs = product(
+        At(at.call, at.dtype), Span(low.log(), x.hi.clamp(min=1e-300).log(), at.dtype), y
+    )
     made = Span(torch.exp(logs.lo) * (1 - 1e-5), torch.exp(logs.hi) * (1 + 1e-5), at.dtype)
     made.lo = torch.where(x.lo <= 0, torch.zeros_like(made.lo), made.lo)
     made.hi = torch.where(x.lo <= 0, made.hi.clamp(min=1.0), made.hi)
@@ -304,7 +308,9 @@ def others(at: At, x: Any, y: Any) -> Span:
         lo, hi = torch.logaddexp(x.lo, y.lo), torch.logaddexp(x.hi, y.hi)
         return Span(lo - lo.abs() * 1e-5 - 1e-6, hi + hi.abs() * 1e-5 + 1e-6, at.dtype)
     if at.name == "xlogy":
-        at.fail("log_of_zero", (y.lo <= 0) & (x.mag > 0), f"{y.words or 'the argument'} reaches 0", y)
+        at.fail(
+            "log_of_zero", (y.lo <= 0) & (x.mag > 0), f"{y.words or 'the argument'} reaches 0", y
+        )
         logs = Span(y.lo.clamp(min=1e-45).log(), y.hi.clamp(min=1e-45).log(), at.dtype)
         return product(at, x, logs)
     at.fail("zero_denominator", (y.lo <= 0) & (y.hi >= 0), "the divisor is 0", y, "other")
@@ -321,7 +327,12 @@ def compare(at: At, x: Span, y: Any) -> Span:
     y = as_span(y, x)
     sure, can = _compared(name, x, y)
     made = Span(sure.double(), can.double(), at.dtype)
-    made.facts["cmp"] = (name, x.key, y.key, float(y.lo) if y.lo.numel() == 1 and y.is_point else None)
+    made.facts["cmp"] = (
+        name,
+        x.key,
+        y.key,
+        float(y.lo) if y.lo.numel() == 1 and y.is_point else None,
+    )
     for a, b in ((x, y), (y, x)):
         if name == "eq" and _reduces(b.facts.get("amax"), a, b):
             made.facts["has_one"] = b.facts["amax"][2]
@@ -342,7 +353,15 @@ def _compared(name: str, x: Span, y: Span) -> tuple[Tensor, Tensor]:
     return (is_equal, can_be_equal) if name == "eq" else (~can_be_equal, ~is_equal)
 
 
-@model("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not")
+@model(
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "logical_xor",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_not",
+)
 def logic(at: At, x: Span, y: Any = None) -> Span:
     if at.dtype is not torch.bool:
         raise NotModeled("bits of whole numbers")
@@ -371,7 +390,11 @@ def refined(x: Span, cond: Span, is_true: bool) -> Span:
         return x
     name = name if is_true else _NEGATED[name]
     step = tiny_of(x.dtype) if x.dtype.is_floating_point and number == 0 else 0.0
-    smallest = float(torch.finfo(x.dtype).smallest_normal) * float(torch.finfo(x.dtype).eps) if step else 0.0
+    smallest = (
+        float(torch.finfo(x.dtype).smallest_normal) * float(torch.finfo(x.dtype).eps)
+        if step
+        else 0.0
+    )
     lo, hi = x.lo, x.hi
     if name in ("gt", "ge"):
         lo = lo.clamp(min=number + (smallest if name == "gt" else 0.0))

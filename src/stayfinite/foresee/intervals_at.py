@@ -13,7 +13,17 @@ from .rounding import limit_of
 from .shadow import Key, Span
 from .tape import Call
 
-__all__ = ["HANDLES_INF", "MODELS", "NEAR", "At", "Failure", "NotModeled", "is_loose", "model", "scalar_span"]
+__all__ = [
+    "HANDLES_INF",
+    "MODELS",
+    "NEAR",
+    "At",
+    "Failure",
+    "NotModeled",
+    "is_loose",
+    "model",
+    "scalar_span",
+]
 
 LOOSE = 1e3
 """A range that is so many times wider than what was seen proves nothing: it is called unknown."""

@@ -23,7 +23,9 @@ def _within(top: Tensor, dtype: torch.dtype) -> Span:
 
 def _times(at: At, grad: Span, low: float, high: float) -> Span:
     """A gradient times a derivative that is always between `low` and `high`."""
-    size = Span(torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64), at.dtype)
+    size = Span(
+        torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64), at.dtype
+    )
     made = product(at, grad, size)
     slack = made.mag * 1e-4
     return Span(made.lo - slack, made.hi + slack, at.dtype)
@@ -77,7 +79,9 @@ def softmax_backward(at: At, grad: Span, output: Span, dim: int, *_: Any) -> Spa
 
 
 @model("nll_loss_backward", "nll_loss2d_backward", inf=True)
-def nll_backward(at: At, grad: Span, x: Span, target: Span, weight: Span | None, reduction: int, *_: Any) -> Span:
+def nll_backward(
+    at: At, grad: Span, x: Span, target: Span, weight: Span | None, reduction: int, *_: Any
+) -> Span:
     top = grad.mag.max() * (float(weight.mag.max()) if weight is not None else 1.0)
     return Span((-top).expand(x.shape) * 1.001, top.expand(x.shape) * 1.001, at.dtype)
 
@@ -86,12 +90,18 @@ def nll_backward(at: At, grad: Span, x: Span, target: Span, weight: Span | None,
 def distance_backward(at: At, grad: Span, x: Span, y: Span, reduction: int, *more: Any) -> Span:
     gap = torch.maximum((x.hi - y.lo).abs(), (x.lo - y.hi).abs())
     n = max(1, gap.numel()) if reduction == 1 else 1
-    size = 2 * gap / n if at.name.startswith("mse") else torch.full_like(gap, max(1.0, *[float(m) for m in more] or [1.0]) / n)
+    size = (
+        2 * gap / n
+        if at.name.startswith("mse")
+        else torch.full_like(gap, max(1.0, *[float(m) for m in more] or [1.0]) / n)
+    )
     return _within(size * grad.mag, at.dtype)
 
 
 @model("binary_cross_entropy_backward")
-def bce_backward(at: At, grad: Span, x: Span, y: Span, weight: Span | None = None, reduction: int = 1) -> Span:
+def bce_backward(
+    at: At, grad: Span, x: Span, y: Span, weight: Span | None = None, reduction: int = 1
+) -> Span:
     """The kernel keeps its denominator at 1e-12 or more."""
     gap = torch.maximum((x.hi - y.lo).abs(), (x.lo - y.hi).abs())
     floor = torch.minimum(x.lo * (1 - x.lo), x.hi * (1 - x.hi)).clamp(min=1e-12)
@@ -99,11 +109,18 @@ def bce_backward(at: At, grad: Span, x: Span, y: Span, weight: Span | None = Non
     return _within(grad.mag * gap / floor / n * (weight.mag if weight else 1.0), at.dtype)
 
 
-def _norm_backward(at: At, grad: Span, unit: Tensor, inverse: Tensor, dims: tuple[int, ...], weight: Tensor | None) -> Span:
+def _norm_backward(
+    at: At, grad: Span, unit: Tensor, inverse: Tensor, dims: tuple[int, ...], weight: Tensor | None
+) -> Span:
     g = grad.mag if weight is None else grad.mag * weight
     middle = g.mean(dims, keepdim=True)
-    at.check_sum(g.sum(dims, keepdim=True) * unit * unit)
-    return _within(inverse * (g + middle + unit * unit * middle), at.dtype)
+    at.check_sum(g.sum(dims, keepdim=True) * unit)
+    # What is taken off is a projection: it never makes the gradient of a row longer.
+    longest = (g * g).sum(dims, keepdim=True).sqrt() * (1 + unit * 1e-4)
+    return _within(
+        inverse * torch.minimum(longest.expand(g.shape), g + middle + unit * unit * middle),
+        at.dtype,
+    )
 
 
 @model("native_layer_norm_backward")
@@ -114,7 +131,11 @@ def layer_norm_backward(at: At, grad: Span, x: Span, shape: Any, mean: Span, rst
     unit = torch.tensor(math.sqrt(math.prod(shape)) * 1.01, dtype=torch.float64)
     gx = _norm_backward(at, grad, unit, rstd.mag, dims, weight.mag if weight is not None else None)
     rows = grad.mag.reshape(-1, *shape).sum(0)
-    return gx, (_within(rows * unit, at.dtype) if mask[1] else None), (_within(rows, at.dtype) if mask[2] else None)
+    return (
+        gx,
+        (_within(rows * unit, at.dtype) if mask[1] else None),
+        (_within(rows, at.dtype) if mask[2] else None),
+    )
 
 
 @model("native_batch_norm_backward", "batch_norm_backward")
@@ -134,7 +155,11 @@ def batch_norm_backward(at: At, grad: Span, x: Span, weight: Span | None, mean: 
     w = weight.mag.view(shape) if weight is not None else None
     gx = _norm_backward(at, grad, unit, inverse, dims, w) if mask[0] else None
     rows = grad.mag.sum(dims)
-    return gx, (_within(rows * unit, at.dtype) if mask[1] else None), (_within(rows, at.dtype) if mask[2] else None)
+    return (
+        gx,
+        (_within(rows * unit, at.dtype) if mask[1] else None),
+        (_within(rows, at.dtype) if mask[2] else None),
+    )
 
 
 @model("native_group_norm_backward")
@@ -143,9 +168,15 @@ def group_norm_backward(at: At, grad: Span, x: Span, mean: Span, rstd: Span, wei
     w = weight.mag.view((1, c) + (1,) * (x.lo.dim() - 2)) if weight is not None else 1.0
     g = (grad.mag * w).reshape(n, group, -1)
     unit = torch.tensor(math.sqrt(c // group * hw) * 1.01, dtype=torch.float64)
-    made = _norm_backward(at, Span(-g, g, at.dtype), unit, rstd.mag.reshape(n, group, 1), (2,), None)
+    made = _norm_backward(
+        at, Span(-g, g, at.dtype), unit, rstd.mag.reshape(n, group, 1), (2,), None
+    )
     rows = grad.mag.reshape(n, c, -1).sum((0, 2))
-    return made.mapped(lambda t: t.reshape(x.shape)), _within(rows * unit, at.dtype), _within(rows, at.dtype)
+    return (
+        made.mapped(lambda t: t.reshape(x.shape)),
+        _within(rows * unit, at.dtype),
+        _within(rows, at.dtype),
+    )
 
 
 @model("native_dropout_backward")

@@ -31,7 +31,9 @@ def normalized(at: At, x: Span, dims: tuple[int, ...], eps: float) -> tuple[Span
     var = width * width / 4 * (1 + 1e-3)
     slack = 1e-4 * x.mag.amax(dims, keepdim=True)
     mean = Span(low - slack, high + slack, x.dtype)
-    inverse = Span((var + floor).rsqrt() * (1 - 1e-4), torch.full_like(var, floor**-0.5) * (1 + 1e-3), x.dtype)
+    inverse = Span(
+        (var + floor).rsqrt() * (1 - 1e-4), torch.full_like(var, floor**-0.5) * (1 + 1e-3), x.dtype
+    )
     reach = torch.maximum(x.hi - low, high - x.lo) + slack
     # One element is at most sqrt(n - 1) deviations from the mean; rounding may add a little where
     # the deviations are as small as the rounding of the numbers themselves.
@@ -51,7 +53,9 @@ def _affine(x: Span, weight: Span | None, bias: Span | None, shape: Any) -> Span
 
 
 @model("native_layer_norm")
-def layer_norm(at: At, x: Span, shape: Any, weight: Span | None, bias: Span | None, eps: float) -> tuple[Span, ...]:
+def layer_norm(
+    at: At, x: Span, shape: Any, weight: Span | None, bias: Span | None, eps: float
+) -> tuple[Span, ...]:
     dims = tuple(range(x.lo.dim() - len(shape), x.lo.dim()))
     unit, mean, inverse = normalized(at, x, dims, eps)
     return _affine(unit, weight, bias, tuple(shape)), mean, inverse
@@ -72,7 +76,9 @@ def group_norm(at: At, x: Span, weight: Span | None, bias: Span | None, n: int, 
        "cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update")  # fmt: skip
 def batch_norm(at: At, x: Span, weight: Span | None, bias: Span | None, mean: Span | None, var: Span | None,
                *more: Any) -> tuple[Span, ...]:  # fmt: skip
-    is_training = bool(more[0]) if isinstance(more[0], bool) else at.name == "_batch_norm_with_update"
+    is_training = (
+        bool(more[0]) if isinstance(more[0], bool) else at.name == "_batch_norm_with_update"
+    )
     eps = float(more[-1])
     dims = tuple(d for d in range(x.lo.dim()) if d != 1)
     shape = (1, -1) + (1,) * (x.lo.dim() - 2)
@@ -111,7 +117,9 @@ def _reduce_loss(at: At, each: Span, reduction: int) -> Span:
     n = max(1, each.lo.numel())
     slack = each.mag.sum() * 1.2e-7 * n
     divisor = n if reduction == 1 else 1
-    low = ((each.lo.sum() - slack) / divisor).clamp(min=0.0 if bool((each.lo >= 0).all()) else -math.inf)
+    low = ((each.lo.sum() - slack) / divisor).clamp(
+        min=0.0 if bool((each.lo >= 0).all()) else -math.inf
+    )
     return Span(low, (each.hi.sum() + slack) / divisor, at.dtype)
 
 
@@ -121,15 +129,31 @@ def distance_loss(at: At, x: Span, y: Span, reduction: int = 1, *_: Any, **named
     at.check_sum(gap.mag**2 * max(1, gap.lo.numel()))
     each = square(At(at.call, at.dtype), gap)
     if at.name != "mse_loss":
-        each = Span(torch.zeros_like(gap.lo), gap.mag * max(1.0, 2.0 * float(named.get("delta", 1.0))) + 1, at.dtype)
-    return _reduce_loss(at, Span(each.lo, each.hi * (1 + 1e-5), at.dtype), int(named.get("reduction", reduction)))
+        each = Span(
+            torch.zeros_like(gap.lo),
+            gap.mag * max(1.0, 2.0 * float(named.get("delta", 1.0))) + 1,
+            at.dtype,
+        )
+    return _reduce_loss(
+        at, Span(each.lo, each.hi * (1 + 1e-5), at.dtype), int(named.get("reduction", reduction))
+    )
 
 
 @model("binary_cross_entropy")
-def binary_cross_entropy(at: At, x: Span, y: Span, weight: Span | None = None, reduction: int = 1) -> Span:
+def binary_cross_entropy(
+    at: At, x: Span, y: Span, weight: Span | None = None, reduction: int = 1
+) -> Span:
     """The kernel cuts its logarithms off at -100."""
-    top = 100.0 * torch.maximum(y.mag, (1 - y.lo).abs()).clamp(min=1.0) * (weight.mag if weight else 1.0)
-    return _reduce_loss(at, Span(-top if bool((y.lo < 0).any()) else torch.zeros_like(top), 2 * top, at.dtype), reduction)
+    top = (
+        100.0
+        * torch.maximum(y.mag, (1 - y.lo).abs()).clamp(min=1.0)
+        * (weight.mag if weight else 1.0)
+    )
+    return _reduce_loss(
+        at,
+        Span(-top if bool((y.lo < 0).any()) else torch.zeros_like(top), 2 * top, at.dtype),
+        reduction,
+    )
 
 
 @model("binary_cross_entropy_with_logits")
@@ -142,9 +166,16 @@ def bce_with_logits(at: At, x: Span, y: Span, weight: Span | None = None, pos_we
 
 
 @model("nll_loss_forward", "nll_loss2d_forward", inf=True)
-def nll_loss(at: At, x: Span, target: Span, weight: Span | None, reduction: int, ignore_index: int) -> tuple[Span, Span]:
+def nll_loss(
+    at: At, x: Span, target: Span, weight: Span | None, reduction: int, ignore_index: int
+) -> tuple[Span, Span]:
     picked = _picked(x, target, ignore_index)
-    at.fail("infeasible_target", picked.lo == -math.inf, "the target's class has probability 0 (-inf)", x)
+    at.fail(
+        "infeasible_target",
+        picked.lo == -math.inf,
+        "the target's class has probability 0 (-inf)",
+        x,
+    )
     may_skip = (target.lo <= ignore_index) & (target.hi >= ignore_index)
     zero = torch.zeros_like(picked.lo)
     low = torch.where(may_skip, torch.minimum(-picked.hi, zero), -picked.hi)
@@ -154,14 +185,28 @@ def nll_loss(at: At, x: Span, target: Span, weight: Span | None, reduction: int,
         low, high = torch.where(low >= 0, zero, -top), top
     if reduction == 1:
         name = target.words or "the labels"
-        at.fail("empty_reduction", may_skip.all(), f"every one of {name} is ignored ({ignore_index})", target)
+        at.fail(
+            "empty_reduction",
+            may_skip.all(),
+            f"every one of {name} is ignored ({ignore_index})",
+            target,
+        )
         if weight is not None:
-            at.fail("empty_reduction", bool((weight.lo <= 0).any()), "the weights of the labels sum to 0", weight)
+            at.fail(
+                "empty_reduction",
+                bool((weight.lo <= 0).any()),
+                "the weights of the labels sum to 0",
+                weight,
+            )
         if at.variable is not None:
             at.fail("empty_reduction", True, at.variable[1])
     each = Span(low, high, at.dtype)
     n = max(1, low.numel())
-    count = Span(torch.zeros(()), torch.tensor(float(n) * (float(weight.mag.max()) if weight else 1.0)), at.dtype)
+    count = Span(
+        torch.zeros(()),
+        torch.tensor(float(n) * (float(weight.mag.max()) if weight else 1.0)),
+        at.dtype,
+    )
     if reduction == 1 and bool(may_skip.any() | (weight is not None)):
         # A mean over those that count: between the smallest and the largest of them.
         lo, hi = torch.minimum(low.min(), zero.min()), high.max()
@@ -191,13 +236,25 @@ def draw(at: At, *args: Any, **named: Any) -> Any:
     shape = refs[0].shape
 
     def between(low: float, high: float) -> Span:
-        return Span(torch.full(shape, low, dtype=torch.float64), torch.full(shape, high, dtype=torch.float64), at.dtype)
+        return Span(
+            torch.full(shape, low, dtype=torch.float64),
+            torch.full(shape, high, dtype=torch.float64),
+            at.dtype,
+        )
 
     at.words = "the random number"
     numbers = [float(a) for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
     if at.name in ("rand", "rand_like", "uniform"):
-        low, high = (float(v) for v in (*numbers, *named.values())[:2]) if at.name == "uniform" and len(numbers) + len(named) >= 2 else (0.0, 1.0)
-        top = high - (high - low) * float(torch.finfo(at.dtype).eps) / 2 if at.name != "uniform" else high
+        low, high = (
+            (float(v) for v in (*numbers, *named.values())[:2])
+            if at.name == "uniform" and len(numbers) + len(named) >= 2
+            else (0.0, 1.0)
+        )
+        top = (
+            high - (high - low) * float(torch.finfo(at.dtype).eps) / 2
+            if at.name != "uniform"
+            else high
+        )
         return between(low, top)
     if at.name in ("randn", "randn_like"):
         return between(-_NORMAL, _NORMAL)
@@ -248,3 +305,26 @@ def glu(at: At, x: Span, dim: int = -1) -> Span:
     a, b = (Span(*(t.chunk(2, dim)[i] for t in (x.lo, x.hi)), x.dtype) for i in (0, 1))
     gate = monotone(at, b, torch.sigmoid, 0.0, 1.0)
     return product(at, a, gate)
+
+
+@model("mkldnn_rnn_layer")
+def recurrent(at: At, x: Span, w_in: Span, w_hidden: Span, b1: Span, b2: Span, hidden: Span, cell: Span,
+              *more: Any) -> tuple[Span, ...]:  # fmt: skip
+    """A layer of an LSTM: its output is a tanh times a sigmoid, its cell grows by at most 1 a time."""
+    refs = [r for r in refs_in(at.call.results)]
+    if len(refs) < 3 or cell.lo.numel() == 0 or w_in.shape[0] != 4 * hidden.shape[-1]:
+        raise NotModeled("a recurrent layer that is no LSTM")
+    reach = torch.maximum(hidden.mag.max(), torch.ones((), dtype=torch.float64))
+    at.check_sum(x.mag.max() * w_in.mag.sum(1) + reach * w_hidden.mag.sum(1) + b1.mag + b2.mag)
+    one = torch.ones(refs[0].shape, dtype=torch.float64)
+    top = (cell.mag.max() + x.shape[0] + x.shape[1]).expand(refs[2].shape)
+    last = torch.ones(refs[1].shape, dtype=torch.float64)
+    made = [Span(-one, one, at.dtype), Span(-last, last, at.dtype), Span(-top, top, at.dtype)]
+    for ref in refs[3:]:  # what it keeps for its backward
+        size = torch.full(
+            ref.shape,
+            255.0 if not ref.dtype.is_floating_point else float(top.max()),
+            dtype=torch.float64,
+        )
+        made.append(Span(-size, size, ref.dtype))
+    return tuple(made)

@@ -196,4 +196,6 @@ def average(at: At, x: Span, *more: Any, **named: Any) -> Span:
 def max_pool(at: At, x: Span, *more: Any, **named: Any) -> tuple[Span, Span]:
     low, high = (at.call.func(t.contiguous(), *more, **named)[0] for t in (x.lo, x.hi))
     size = x.lo[0, 0].numel() if x.lo.dim() > 3 else x.lo[0].numel()
-    return Span(low, high, at.dtype), Span(torch.zeros_like(low), torch.full_like(low, size - 1.0), torch.int64)
+    return Span(low, high, at.dtype), Span(
+        torch.zeros_like(low), torch.full_like(low, size - 1.0), torch.int64
+    )

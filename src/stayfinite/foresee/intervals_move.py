@@ -21,7 +21,13 @@ __all__: list[str] = []
        "view_copy", "_reshape_copy", "expand_copy", "to", inf=True)  # fmt: skip
 def clone(at: At, x: Span, *more: Any, **_: Any) -> Span:
     if at.name == "copy" and more and isinstance(more[0], Span):
-        x = Span(more[0].lo.expand(x.shape), more[0].hi.expand(x.shape), more[0].dtype, facts=more[0].facts, words=more[0].words)
+        x = Span(
+            more[0].lo.expand(x.shape),
+            more[0].hi.expand(x.shape),
+            more[0].dtype,
+            facts=more[0].facts,
+            words=more[0].words,
+        )
     elif at.name == "copy":
         x = Span(*(t.expand(x.shape) for t in (as_span(more[0], x).lo,) * 2), x.dtype)
     at.words = x.words
@@ -65,7 +71,18 @@ def cat(at: At, tensors: Any, dim: int = 0) -> Span:
     return Span(join([s.lo for s in spans], dim), join([s.hi for s in spans], dim), at.dtype)
 
 
-@model("repeat", "roll", "flip", "tril", "triu", "permute_copy", "unfold_copy", "rot90", "pixel_shuffle", inf=True)
+@model(
+    "repeat",
+    "roll",
+    "flip",
+    "tril",
+    "triu",
+    "permute_copy",
+    "unfold_copy",
+    "rot90",
+    "pixel_shuffle",
+    inf=True,
+)
 def moved(at: At, x: Span, *more: Any, **named: Any) -> Span:
     func = at.call.func
     if at.call.is_written:
@@ -168,7 +185,9 @@ def scatter(at: At, x: Span, *args: Any, **named: Any) -> Span:
         return _index_put(at, x, indices, value, is_sum)
     if name in ("masked_scatter", "index_fill"):
         value = as_span(args[-1], x)
-        return hull(x, Span(value.lo.min().expand(x.shape), value.hi.max().expand(x.shape), x.dtype))
+        return hull(
+            x, Span(value.lo.min().expand(x.shape), value.hi.max().expand(x.shape), x.dtype)
+        )
     if name == "scatter_reduce" and (args[3] if len(args) > 3 else named.get("reduce")) != "sum":
         raise NotModeled("a scatter that multiplies, or takes the mean or the largest")
     if named.get("reduce") and name == "scatter":
@@ -235,7 +254,11 @@ def _index_put(at: At, x: Span, indices: Any, value: Any, is_sum: bool) -> Span:
     if is_sum:
         n = float(max(1, next(iter(given)).lo.numel()))
         rest = value.lo.numel() if value.lo.dim() else n
-        return Span(x.lo + value.lo.min().clamp(max=0) * rest, x.hi + value.hi.max().clamp(min=0) * rest, x.dtype)
+        return Span(
+            x.lo + value.lo.min().clamp(max=0) * rest,
+            x.hi + value.hi.max().clamp(min=0) * rest,
+            x.dtype,
+        )
     return Span(torch.minimum(x.lo, value.lo.min()), torch.maximum(x.hi, value.hi.max()), x.dtype)
 
 
@@ -252,11 +275,19 @@ def sort(at: At, x: Span, *more: Any, **named: Any) -> Any:
     dim = int(named.get("dim", dim))
     shape = refs[0].shape
     size = x.shape[dim] if x.lo.dim() else 1
-    index = Span(torch.zeros(shape, dtype=torch.float64), torch.full(shape, size - 1.0, dtype=torch.float64), torch.int64)
+    index = Span(
+        torch.zeros(shape, dtype=torch.float64),
+        torch.full(shape, size - 1.0, dtype=torch.float64),
+        torch.int64,
+    )
     if at.name == "argsort":
         return index
     if at.name == "sort":
-        is_down = bool(named.get("descending", more[1] if len(more) > 1 and isinstance(more[1], bool) else False))
+        is_down = bool(
+            named.get(
+                "descending", more[1] if len(more) > 1 and isinstance(more[1], bool) else False
+            )
+        )
         return Span(x.lo.sort(dim, is_down)[0], x.hi.sort(dim, is_down)[0], x.dtype), index
     low = x.lo.amin(dim, keepdim=True) if x.lo.dim() else x.lo
     high = x.hi.amax(dim, keepdim=True) if x.lo.dim() else x.hi
@@ -273,7 +304,11 @@ def bincount(at: At, x: Span, weights: Span | None = None, minlength: int = 0) -
     shape = next(refs_in(at.call.results)).shape
     top = float(weights.mag.sum()) if weights is not None else float(x.lo.numel())
     at.words = f"the count of {x.words}" if x.words else "a count"
-    low = torch.zeros(shape, dtype=torch.float64) if weights is None else torch.full(shape, -top, dtype=torch.float64)
+    low = (
+        torch.zeros(shape, dtype=torch.float64)
+        if weights is None
+        else torch.full(shape, -top, dtype=torch.float64)
+    )
     return Span(low, torch.full(shape, top, dtype=torch.float64), at.dtype)
 
 
@@ -290,11 +325,19 @@ def put_back(at: At, grad: Span, *more: Any, **named: Any) -> Span:
     func = at.call.func
     if at.name in ("slice_scatter", "select_scatter"):
         src, *rest = more
-        return Span(func(grad.lo.contiguous(), src.lo, *rest, **named), func(grad.hi.contiguous(), src.hi, *rest, **named), at.dtype)
+        return Span(
+            func(grad.lo.contiguous(), src.lo, *rest, **named),
+            func(grad.hi.contiguous(), src.hi, *rest, **named),
+            at.dtype,
+        )
     if at.name == "as_strided_scatter" or any(isinstance(m, Span) for m in more):
         shape = next(refs_in(at.call.results)).shape
         top = float(grad.mag.sum())
-        return Span(torch.full(shape, -top, dtype=torch.float64), torch.full(shape, top, dtype=torch.float64), at.dtype)
+        return Span(
+            torch.full(shape, -top, dtype=torch.float64),
+            torch.full(shape, top, dtype=torch.float64),
+            at.dtype,
+        )
     return linear_map(at, lambda t: func(t.contiguous(), *more, **named), grad, 64)
 
 

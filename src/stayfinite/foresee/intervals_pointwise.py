@@ -99,7 +99,9 @@ def exponential(at: At, x: Span) -> Span:
     if shift == 0.0:  # what is below the normal numbers may be flushed
         made.lo = torch.where(made.lo < 2 * tiny_of(at.dtype), torch.zeros_like(made.lo), made.lo)
     name = x.words or "its argument"
-    at.overflow = _overflow(at, x, "exp_overflow", f"{name} is large enough for {at.name} to overflow")
+    at.overflow = _overflow(
+        at, x, "exp_overflow", f"{name} is large enough for {at.name} to overflow"
+    )
     if "zero_max" in x.facts and at.name == "exp":
         made.facts["has_one"] = x.facts["zero_max"]
         made.hi = made.hi.clamp(max=1.0)
@@ -128,11 +130,15 @@ def logarithm(at: At, x: Span) -> Span:
 @model("sqrt")
 def root(at: At, x: Span) -> Span:
     at.fail("domain_error", x.lo < 0, f"{x.words or 'the argument of sqrt'} is negative", x)
-    made = x.like(torch.where(x.lo < 0, math.nan, x.lo.clamp(min=0).sqrt()), x.hi.clamp(min=0).sqrt())
+    made = x.like(
+        torch.where(x.lo < 0, math.nan, x.lo.clamp(min=0).sqrt()), x.hi.clamp(min=0).sqrt()
+    )
     if "sumsq_of" in x.facts:
         key, shape, dims, factor = x.facts["sumsq_of"]
         made.facts["norm_of"] = (key, shape, dims, math.sqrt(factor))
-        at.words = "the norm of " + (x.words.removeprefix("the sum of squares of ") or "its argument")
+        at.words = "the norm of " + (
+            x.words.removeprefix("the sum of squares of ") or "its argument"
+        )
     else:
         at.words = f"the root of {x.words}" if x.words else ""
     return made
@@ -157,7 +163,9 @@ def reciprocal(at: At, x: Span) -> Span:
     at.fail("zero_denominator", holds_zero, f"{x.words or 'the denominator'} is 0", x)
     ends = torch.stack([1 / x.lo, 1 / x.hi])
     nan = torch.full_like(x.lo, math.nan)
-    return x.like(torch.where(holds_zero, nan, ends.amin(0)), torch.where(holds_zero, nan, ends.amax(0)))
+    return x.like(
+        torch.where(holds_zero, nan, ends.amin(0)), torch.where(holds_zero, nan, ends.amax(0))
+    )
 
 
 @model("acos", "asin", "atanh", "acosh", "arccos", "arcsin")
@@ -171,7 +179,9 @@ def inverse_waves(at: At, x: Span) -> Span:
     at.fail("domain_error", beyond, f"{name} {'reaches' if is_open else 'is beyond'} -1 or 1", x)
     if is_open:
         inner = 1 - 1e-7
-        return monotone(at, x.like(x.lo.clamp(-inner, inner), x.hi.clamp(-inner, inner)), torch.atanh)
+        return monotone(
+            at, x.like(x.lo.clamp(-inner, inner), x.hi.clamp(-inner, inner)), torch.atanh
+        )
     if "asin" in at.name or "arcsin" in at.name:
         return x.like(torch.full_like(x.lo, -1.571), torch.full_like(x.lo, 1.571))
     return x.like(torch.zeros_like(x.lo), torch.full_like(x.lo, 3.1416))
@@ -224,7 +234,9 @@ def clamp(at: At, x: Span, *limits: Any, **more: Any) -> Span:
     if at.name == "threshold":
         edge, value = float(limits[0]), float(limits[1])
         stays, falls = x.lo > edge, x.hi <= edge
-        lo = torch.where(stays, x.lo, torch.where(falls, value, x.lo.clamp(min=edge).clamp(max=max(edge, value))))
+        lo = torch.where(
+            stays, x.lo, torch.where(falls, value, x.lo.clamp(min=edge).clamp(max=max(edge, value)))
+        )
         lo = torch.where(stays, x.lo, torch.minimum(lo, torch.full_like(lo, value)))
         return x.like(lo, torch.where(falls, torch.full_like(x.hi, value), x.hi.clamp(min=value)))
     made = x.like(x.lo, x.hi)

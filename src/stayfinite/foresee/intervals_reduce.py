@@ -46,7 +46,9 @@ def _sum(at: At, x: Span, dims: tuple[int, ...], keepdim: bool) -> Span:
         floor = _reduced(x.lo, dims, keepdim, "amax")
         low = torch.where(is_positive, torch.maximum(low, floor), low)
         is_negative = _reduced((x.hi <= 0).double(), dims, keepdim, "amin") == 1
-        high = torch.where(is_negative, torch.minimum(high, _reduced(x.hi, dims, keepdim, "amin")), high)
+        high = torch.where(
+            is_negative, torch.minimum(high, _reduced(x.hi, dims, keepdim, "amin")), high
+        )
     if at.dtype.is_floating_point and bool(x.mag.isfinite().all()):
         at.check_sum(total)
     if at.variable is not None and at.variable[0] in x.shape:
@@ -86,7 +88,9 @@ def mean(at: At, x: Span, dim: Any = None, keepdim: bool = False, dtype: Any = N
     at.variable = variable
     made = Span(made.lo / n, made.hi / n, at.dtype)
     if variable is not None:
-        made = Span(_reduced(x.lo, dims, keepdim, "amin"), _reduced(x.hi, dims, keepdim, "amax"), at.dtype)
+        made = Span(
+            _reduced(x.lo, dims, keepdim, "amin"), _reduced(x.hi, dims, keepdim, "amax"), at.dtype
+        )
         slack = made.mag * 1e-4
         made = Span(made.lo - slack, made.hi + slack, at.dtype)
     if "square_of" in x.facts:
@@ -99,7 +103,9 @@ def mean(at: At, x: Span, dim: Any = None, keepdim: bool = False, dtype: Any = N
 def prod(at: At, x: Span, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Span:
     dims = dims_of(x, dim)
     n = rows_of(x, dims)
-    top = _reduced(x.mag.clamp(min=1e-300).log(), dims, keepdim, "sum").exp() * (1 + 1e-5 * max(1, n))
+    top = _reduced(x.mag.clamp(min=1e-300).log(), dims, keepdim, "sum").exp() * (
+        1 + 1e-5 * max(1, n)
+    )
     positive = bool((x.lo >= 0).all())
     return Span(torch.zeros_like(top) if positive else -top, top, at.dtype)
 
@@ -171,10 +177,16 @@ def vector_norm(
 ) -> Span:
     dims = dims_of(x, dim)
     order = 2.0 if ord is None else float(ord)
-    size = x.like(torch.where((x.lo <= 0) & (x.hi >= 0), 0.0, torch.minimum(x.lo.abs(), x.hi.abs())), x.mag)
+    size = x.like(
+        torch.where((x.lo <= 0) & (x.hi >= 0), 0.0, torch.minimum(x.lo.abs(), x.hi.abs())), x.mag
+    )
     at.words = f"the norm of {x.words}" if x.words else "the norm"
     if math.isinf(order):
-        made = Span(_reduced(size.lo, dims, keepdim, "amax"), _reduced(size.hi, dims, keepdim, "amax"), at.dtype)
+        made = Span(
+            _reduced(size.lo, dims, keepdim, "amax"),
+            _reduced(size.hi, dims, keepdim, "amax"),
+            at.dtype,
+        )
     elif order in (1.0, 2.0):
         made = _power_norm(at, size, dims, keepdim, order)
     else:
@@ -193,16 +205,29 @@ def _power_norm(at: At, size: Span, dims: tuple[int, ...], keepdim: bool, order:
     summed = _sum(at, powered, dims, keepdim)
     if order == 1:
         return summed
-    return Span(summed.lo.clamp(min=0).sqrt() * (1 - 1e-6), summed.hi.clamp(min=0).sqrt() * (1 + 1e-6), at.dtype)
+    return Span(
+        summed.lo.clamp(min=0).sqrt() * (1 - 1e-6),
+        summed.hi.clamp(min=0).sqrt() * (1 + 1e-6),
+        at.dtype,
+    )
 
 
 @model("var", "std", "var_mean", "std_mean")
-def variance(at: At, x: Span, dim: Any = None, unbiased: Any = None, keepdim: bool = False, correction: Any = None) -> Any:
+def variance(
+    at: At,
+    x: Span,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    correction: Any = None,
+) -> Any:
     if isinstance(dim, bool):
         dim, unbiased = None, dim
     dims = dims_of(x, dim)
     n = rows_of(x, dims)
-    less = float(correction) if correction is not None else float(1 if unbiased is None else unbiased)
+    less = (
+        float(correction) if correction is not None else float(1 if unbiased is None else unbiased)
+    )
     _check_count(at, x, dims, n, less)
     width = _reduced(x.hi, dims, keepdim, "amax") - _reduced(x.lo, dims, keepdim, "amin")
     top = (width * width / 4) * (n / max(n - less, 1e-9)) * (1 + 1e-4)
@@ -212,7 +237,9 @@ def variance(at: At, x: Span, dim: Any = None, unbiased: Any = None, keepdim: bo
     at.words = f"the {'standard deviation' if root else 'variance'} of {x.words or 'its input'}"
     if "mean" not in at.name:
         return made
-    middle = Span(_reduced(x.lo, dims, keepdim, "mean"), _reduced(x.hi, dims, keepdim, "mean"), at.dtype)
+    middle = Span(
+        _reduced(x.lo, dims, keepdim, "mean"), _reduced(x.hi, dims, keepdim, "mean"), at.dtype
+    )
     slack = (middle.mag + width) * 1e-4
     return made, Span(middle.lo - slack, middle.hi + slack, at.dtype)
 
@@ -250,7 +277,11 @@ def _softmax_range(x: Span, dim: int) -> tuple[Tensor, Tensor]:
     others_lo = torch.logsumexp(low_all, dim=dims, keepdim=True)
     share = torch.where(x.lo == -math.inf, torch.zeros_like(x.lo), torch.exp(low_all - others_lo))
     rest = others_lo + torch.log1p(-share.clamp(max=1.0))
-    top = torch.where(share > 1 - 1e-9, torch.zeros_like(rest), -torch.logaddexp(torch.zeros_like(rest), rest - x.hi))
+    top = torch.where(
+        share > 1 - 1e-9,
+        torch.zeros_like(rest),
+        -torch.logaddexp(torch.zeros_like(rest), rest - x.hi),
+    )
     return gap, torch.nan_to_num(top, 0.0, 0.0, -math.inf).clamp(max=0.0)
 
 

@@ -10,7 +10,7 @@ from .rounding import rounded
 from .shadow import Shadows
 from .tape import Capture, Part, Ref
 
-__all__ = ["Seeds", "UNKNOWN_SOURCE"]
+__all__ = ["UNKNOWN_SOURCE", "Seeds"]
 
 UNKNOWN_SOURCE = -1
 """`after` of memory whose values are not known."""
