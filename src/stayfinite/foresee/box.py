@@ -52,6 +52,8 @@ def box_around(
         if not finite.numel():
             continue
         lo, hi = float(finite.min()), float(finite.max())
+        if lo > 0 and bool((finite == finite.round()).all()):
+            lo = 0.0  # counts, lengths, labels: there may be none
         known = data.get(part.name, (lo, hi))
         data[part.name] = (min(lo, known[0]), max(hi, known[1]))
     return Box(

@@ -46,6 +46,16 @@ _CREATES = {
     "clone", "alias", "lift_fresh", "lift_fresh_copy", "detach", "contiguous", "set_", "resize",
 }  # fmt: skip
 """They only make or copy memory: no verdict is given on them."""
+_ONLY_SHAPES = {"transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims", "as_strided", "detach"}
+"""In place they change how memory is looked at, and nothing in it."""
+_FILLS = {"copy", "fill", "zero", "uniform", "normal", "bernoulli", "exponential", "random", "log_normal", "geometric"}
+"""In place they read nothing of what they overwrite."""
+_MOVES = {
+    "clone", "_to_copy", "cat", "stack", "index", "gather", "index_select", "scatter", "index_put", "_index_put_impl",
+    "index_copy", "slice_scatter", "select_scatter", "masked_fill", "where", "repeat", "flip", "copy", "masked_scatter",
+    "constant_pad_nd", "roll", "view_copy", "contiguous", "_unsafe_view", "index_fill",
+}  # fmt: skip
+"""They pass memory on that nobody has written yet: only who computes with it reads it."""
 _WITH_ANY_NUMBER = {
     "sum", "mean", "amax", "amin", "max", "min", "var", "std", "var_mean", "mse_loss", "l1_loss", "nll_loss_forward",
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "smooth_l1_loss", "cat", "stack", "index", "clone",
@@ -126,13 +136,15 @@ class _Court:
             return
         if not call.is_written and {r.storage for r in made} <= {r.storage for r in given}:
             return  # a view
+        if call.operation.op.removeprefix("aten.").rstrip("_") in _ONLY_SHAPES:
+            return
         written = _written(call)
         targets = made or written
         if call.operation.op.removeprefix("aten.").startswith("_foreach_"):
             self._each(call, given, written)
             return
         at = self._at(call, given, targets)
-        inherited = self.shadows.after(given)
+        inherited = self.shadows.after(_reads(call, given))
         try:
             spans = self._computed(at, call, given, written)
             self._finish(at, call, given, spans, inherited)
@@ -171,6 +183,9 @@ class _Court:
         """The range of each result and of what was written."""
         if _has_opaque((call.args, call.kwargs, call.results)):
             raise NotModeled("a tensor whose memory cannot be followed")
+        if at.name.startswith(("empty", "new_empty")):
+            return _unwritten(call)
+        self._check_unwritten(at, call, given)
         if self._is_exact(call, given):
             return self._executed(call)
         model = MODELS.get(at.name)
@@ -195,6 +210,24 @@ class _Court:
                 else _paired(call.results, result)
             )
         return _paired(call.results, result)
+
+    def _check_unwritten(self, at: At, call: Call, given: list[Ref]) -> None:
+        """Who computes with memory that nobody has written gets whatever was there."""
+        if at.name in _MOVES or at.name.endswith("_like") or at.name.startswith("new_"):
+            return
+        written = set(map(id, _written(call))) if at.name in _FILLS else set()
+        for ref in given:
+            if id(ref) in written or not ref.dtype.is_floating_point:
+                continue
+            memory = self.shadows.of(ref)
+            if not memory.has_unwritten:
+                continue
+            lo, hi = (t.as_strided(ref.shape, ref.stride, ref.offset) for t in (memory.lo, memory.hi))
+            missing = lo.isnan() | hi.isnan()
+            at.fail("uninitialized_memory", missing, "memory that was never written is read")
+            low, high = _assumed(call, ref.dtype)
+            lo.copy_(torch.where(missing, low, lo))
+            hi.copy_(torch.where(missing, high, hi))
 
     def _spans(self, at: At, call: Call) -> tuple[Any, Any]:
         def read(ref: Ref) -> Span:
@@ -284,6 +317,8 @@ class _Court:
             self._check_exact(at, span)
         lo, hi = rounded(span.lo, ref.dtype), rounded(span.hi, ref.dtype)
         bad = lo.isnan() | hi.isnan()
+        if bool(bad.any()) and (at.name in _MOVES or at.name.startswith(("empty", "new_empty"))):
+            return Span(lo, hi, ref.dtype, facts={"unwritten": True})
         if has_sentinel or span.facts.get("exact"):
             over = (lo.isinf() & span.lo.isfinite()) | (hi.isinf() & span.hi.isfinite())
         else:
@@ -335,6 +370,7 @@ class _Court:
             memory.after = after if memory.after is None else memory.after
             memory.parts = memory.parts | parts
             memory.is_exact = memory.is_exact and bool(span.facts.get("exact"))
+        memory.has_unwritten = bool(span.facts.get("unwritten")) or (memory.has_unwritten and not is_whole)
         if at.variable is not None and at.variable[0] in ref.shape:
             memory.variable = at.variable
         op = call.operation
@@ -380,12 +416,14 @@ class _Court:
 
     def _cancel(self, at: At, given: list[Ref], inherited: int | None) -> int | None:
         """Where the denominator is zero something else is put: the division was no failure."""
-        failed = self._failed.get(inherited) if inherited is not None else None
-        if failed is None or inherited is None or any(f.key != at.cancels for f in failed.failures):
+        index = self.shadows.of(given[0]).after
+        failed = self._failed.get(index) if index is not None else None
+        if failed is None or index is None or any(f.key != at.cancels for f in failed.failures):
             return inherited
-        self.verdicts.pop(inherited, None)  # the two are one operator, and the mask speaks for both
-        near = "the denominator is next to 0, where a mask does not help"
-        at.failures.append(Failure("overflow", near, is_loose=True))
+        self.verdicts.pop(index, None)  # the two are one operator, and the mask speaks for both
+        if not all(f.is_bounded for f in failed.failures):
+            near = "the denominator is next to 0, where a mask does not help"
+            at.failures.append(Failure("overflow", near, is_loose=True))
         return failed.inherited
 
     def _unknown(self, call: Call, given: list[Ref], targets: list[Ref], why: str) -> None:
@@ -442,6 +480,22 @@ class _Court:
             if span.lo.numel() == 1 and call.results not in (0.0, 1.0):
                 point = Span(span.lo.reshape(()).clone(), span.hi.reshape(()).clone(), span.dtype)
                 self._items[call.results] = replace(point, words=span.words, seen=span.seen)
+
+
+def _reads(call: Call, given: list[Ref]) -> list[Ref]:
+    """What its result depends on: not the running statistics that a training norm only updates."""
+    if "batch_norm" in call.operation.op and len(call.args) > 5 and call.args[5] is True:
+        statistics = {id(r) for r in refs_in(call.args[3:5])}
+        return [r for r in given if id(r) not in statistics]
+    return given
+
+
+def _unwritten(call: Call) -> list[tuple[Ref, Span]]:
+    found = []
+    for ref in refs_in(call.results):
+        t = torch.full(ref.shape, math.nan, dtype=torch.float64)
+        found.append((ref, Span(t, t, ref.dtype, facts={"unwritten": True})))
+    return found
 
 
 def _last_uses(capture: Capture) -> dict[int, list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,8 +141,9 @@ def product(at: At, x: Span, y: Span) -> Span:
         if _reduces(b.facts.get("inv_norm_of"), a, b):
             bound = b.facts["inv_norm_of"][3] * 1.0001
             made = Span(made.lo.clamp(min=-bound), made.hi.clamp(max=bound), at.dtype)
-        if a.words and b.lo.numel() == 1 and b.is_point:
-            at.words = f"{float(b.lo):g} times {a.words}"
+        if b.lo.numel() == 1 and b.is_point and float(b.lo) != 0:
+            at.words = f"{float(b.lo):g} times {a.words}" if a.words else ""
+            made.facts["zero_iff"] = a.facts.get("zero_iff", a.key)
     return made
 
 
@@ -198,8 +200,12 @@ def quotient(at: At, x: Span, y: Span) -> Span:
     bad = holds_zero.expand(lo.shape)
     made = Span(torch.where(bad, nan, lo), torch.where(bad, nan, hi), at.dtype)
     if _reduces(y.facts.get("norm_of"), x, y):
-        bound = y.facts["norm_of"][3] * 1.0001
-        made = Span(made.lo.clamp(min=-bound), made.hi.clamp(max=bound), at.dtype)
+        # Squares that underflow make a norm too small by a factor, never more, or zero.
+        bound = torch.tensor(y.facts["norm_of"][3] * 2.0, dtype=torch.float64)
+        low = torch.where(made.lo.isnan(), -bound, torch.maximum(made.lo, -bound))
+        high = torch.where(made.hi.isnan(), bound, torch.minimum(made.hi, bound))
+        made = Span(low, high, at.dtype)
+        at.failures = [replace(f, is_bounded=True) for f in at.failures if f.kind != "overflow"]
     if _reduces(y.facts.get("sum_of"), x, y) and bool((x.lo >= 0).all()):
         made = Span(made.lo.clamp(min=0.0), made.hi.clamp(max=1.0 + 1e-3), at.dtype)
     return made
@@ -307,6 +313,9 @@ def others(at: At, x: Any, y: Any) -> Span:
     if at.name == "logaddexp":
         lo, hi = torch.logaddexp(x.lo, y.lo), torch.logaddexp(x.hi, y.hi)
         return Span(lo - lo.abs() * 1e-5 - 1e-6, hi + hi.abs() * 1e-5 + 1e-6, at.dtype)
+    if at.name == "xlogy" and same(x, y) and bool((x.lo >= 0).all()):
+        top = torch.xlogy(y.hi, y.hi).clamp(min=0.0)
+        return Span(torch.full_like(top, -0.368), top * (1 + 1e-5), at.dtype)
     if at.name == "xlogy":
         at.fail(
             "log_of_zero", (y.lo <= 0) & (x.mag > 0), f"{y.words or 'the argument'} reaches 0", y
@@ -334,8 +343,9 @@ def compare(at: At, x: Span, y: Any) -> Span:
         float(y.lo) if y.lo.numel() == 1 and y.is_point else None,
     )
     for a, b in ((x, y), (y, x)):
-        if name == "eq" and _reduces(b.facts.get("amax"), a, b):
-            made.facts["has_one"] = b.facts["amax"][2]
+        extreme_of = b.facts.get("amax") or b.facts.get("amin")
+        if name == "eq" and _reduces(extreme_of, a, b):
+            made.facts["has_one"] = extreme_of[2]
     return made
 
 
@@ -385,7 +395,7 @@ def refined(x: Span, cond: Span, is_true: bool) -> Span:
     fact = cond.facts.get("cmp")
     if fact is None or x.key is None:
         return x
-    name, left, right, number = fact
+    name, left, _, number = fact
     if left != x.key or number is None or cond.shape != x.shape:
         return x
     name = name if is_true else _NEGATED[name]

@@ -48,6 +48,8 @@ class Failure:
     """The range that says so is far wider than what was seen."""
     key: Key | None = None
     """The denominator, for a mask that leaves its zeros out."""
+    is_bounded: bool = False
+    """Where the denominator is not zero the quotient is small: then a mask is a full remedy."""
 
 
 @dataclass
@@ -84,7 +86,7 @@ class At:
         if span is not None and span.lo.numel():
             low, high = float(span.lo.min()), float(span.hi.max())
         loose = span is not None and is_loose(span)
-        key = span.key if span is not None else None
+        key = span.facts.get("zero_iff", span.key) if span is not None else None
         self.failures.append(Failure(kind, condition, operand, low, high, loose, key))
 
     def check_sum(self, total: Tensor) -> None:
@@ -96,8 +98,8 @@ class At:
 
 def is_loose(span: Span) -> bool:
     """The range is far wider than what was seen there."""
-    if span.seen is None or not span.lo.numel():
-        return False
+    if span.seen is None or not span.lo.numel() or float(span.lo.min()) == 0.0:
+        return False  # that a sum or a norm begins at 0 does not come from a wide range
     finite_lo, finite_hi = span.lo[span.lo.isfinite()], span.hi[span.hi.isfinite()]
     if not finite_lo.numel() or not finite_hi.numel():
         return False

@@ -311,7 +311,7 @@ def glu(at: At, x: Span, dim: int = -1) -> Span:
 def recurrent(at: At, x: Span, w_in: Span, w_hidden: Span, b1: Span, b2: Span, hidden: Span, cell: Span,
               *more: Any) -> tuple[Span, ...]:  # fmt: skip
     """A layer of an LSTM: its output is a tanh times a sigmoid, its cell grows by at most 1 a time."""
-    refs = [r for r in refs_in(at.call.results)]
+    refs = list(refs_in(at.call.results))
     if len(refs) < 3 or cell.lo.numel() == 0 or w_in.shape[0] != 4 * hidden.shape[-1]:
         raise NotModeled("a recurrent layer that is no LSTM")
     reach = torch.maximum(hidden.mag.max(), torch.ones((), dtype=torch.float64))
@@ -328,3 +328,38 @@ def recurrent(at: At, x: Span, w_in: Span, w_hidden: Span, b1: Span, b2: Span, h
         )
         made.append(Span(-size, size, ref.dtype))
     return tuple(made)
+
+
+@model("_embedding_bag", "_embedding_bag_forward_only")
+def embedding_bag(at: At, weight: Span, index: Span, offsets: Span, scale: bool = False, mode: int = 0,
+                  sparse: bool = False, each: Span | None = None, *_: Any) -> tuple[Span, ...]:  # fmt: skip
+    """Sums (mode 0), means or largest of rows of the table; a bag may hold any number of them."""
+    refs = list(refs_in(at.call.results))
+    shape = refs[0].shape
+    low, high = weight.lo.amin(0), weight.hi.amax(0)
+    if mode == 0:
+        many = index.lo.numel() * (float(each.mag.max()) if each is not None and each.lo.numel() else 1.0)
+        top = torch.maximum(low.abs(), high.abs()) * many * 1.001
+        low, high = (-top if each is not None or bool((low < 0).any()) else torch.zeros_like(top)), top
+    zero = torch.zeros_like(low)  # a bag of nothing
+    made = [Span(torch.minimum(low, zero).expand(shape), torch.maximum(high, zero).expand(shape), at.dtype)]
+    for ref in refs[1:]:
+        top = torch.full(ref.shape, float(max(1, index.lo.numel(), weight.shape[0])), dtype=torch.float64)
+        made.append(Span(torch.zeros_like(top) - 1, top, ref.dtype))
+    return tuple(made)
+
+
+@model("_ctc_loss", inf=True)
+def ctc_loss(at: At, x: Span, target: Span, lengths: Any, target_lengths: Any, blank: int = 0,
+             zero_infinity: bool = False) -> tuple[Span, ...]:  # fmt: skip
+    """A target needs a step for each label and one more between two that are the same."""
+    if not isinstance(lengths, (list, tuple)) or not isinstance(target_lengths, (list, tuple)):
+        raise NotModeled("lengths that are tensors")
+    tight = any(2 * t - 1 > n for n, t in zip(lengths, target_lengths))
+    at.fail("infeasible_target", tight and not zero_infinity, "a target does not fit into the length of its input")
+    at.fail("infeasible_target", bool((x.lo == -math.inf).any()), "a label has probability 0 (-inf)", x)
+    refs = list(refs_in(at.call.results))
+    top = x.mag.clamp(max=1e30).sum((0, 2)) if x.lo.dim() == 3 else x.mag.sum()
+    size = (top + 100.0).expand(refs[0].shape)
+    spread = torch.full(refs[1].shape, float(size.max()), dtype=torch.float64)
+    return Span(torch.zeros_like(size), size, at.dtype), Span(-spread, spread, at.dtype)

@@ -118,8 +118,8 @@ def amax(at: At, x: Span, dim: Any = (), keepdim: bool = False) -> Span:
 def _extreme(at: At, x: Span, dims: tuple[int, ...], keepdim: bool, is_max: bool) -> Span:
     how = "amax" if is_max else "amin"
     made = Span(_reduced(x.lo, dims, keepdim, how), _reduced(x.hi, dims, keepdim, how), at.dtype)
-    if x.key is not None and is_max:
-        made.facts["amax"] = (x.key, tuple(x.shape), dims)
+    if x.key is not None:
+        made.facts[how] = (x.key, tuple(x.shape), dims)
     if is_max and "abs_of" in x.facts:
         made.facts["norm_of"] = (*x.facts["abs_of"], dims, 1.0)
     at.words = f"the {'largest' if is_max else 'smallest'} of {x.words}" if x.words else ""
