@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from clinic.form import Case, Entry, all_cases, all_controls
 
-from stayfinite.foresee.box import box_around, reach_of
+from stayfinite.foresee.box import batch_sizes_of, box_around, reach_of
 from stayfinite.foresee.capture import StepCapture
 from stayfinite.foresee.intervals import judge
 from stayfinite.foresee.records import Verdict
@@ -42,7 +42,8 @@ def judged(case: Case, num_batches: int) -> tuple[Verdict, ...]:
             taken.add_source(SourceRef("batch", name, t))
     names = {id(p): n for n, p in parameters.items()}
     reach = reach_of([case.optimizer], names, clip_norm=case.clip_norm)
-    sizes = {len(t) for b in batches for _, t in named_tensors(b) if t.dim()}
+    rows = {next((len(t) for _, t in named_tensors(b) if t.dim()), 0) for b in batches}
+    sizes = batch_sizes_of([case.loader], rows)
     return judge(taken.capture, box_around(taken.capture, reach, sizes))
 
 

@@ -132,8 +132,12 @@ def examine(
         warnings.simplefilter("ignore")
         first = sample(program, 10, generator)
         taken = StepCapture(first.sources())
-        with taken:
-            run(program, first)
+        try:
+            with taken:
+                run(program, first)
+        except RuntimeError:  # dtypes that do not go together
+            counts["does not run"] += 1
+            return [], counts
         verdicts = {v.operation.index: v for v in judge(taken.capture, box_of(program))}
         counts.update(v.status for v in verdicts.values())
         counts["errors"] += len(taken.capture.errors)

@@ -14,7 +14,7 @@ import torch
 from ..errors import UsageError
 from .tape import Capture
 
-__all__ = ["Box", "box_around", "reach_of", "read_box"]
+__all__ = ["Box", "batch_sizes_of", "box_around", "reach_of", "read_box"]
 
 NUM_STEPS = 100
 """Weights are those that so many steps at the present rate can reach."""
@@ -59,6 +59,17 @@ def box_around(
     return Box(
         data=data, weights=dict(reach or {}), num_steps=num_steps, batch_sizes=tuple(batch_sizes)
     )
+
+
+def batch_sizes_of(loaders: Iterable[Any], seen: Iterable[int]) -> tuple[int, ...]:
+    """The sizes of batches that will come: those seen, and the last one of an epoch."""
+    sizes = {n for n in seen if n}
+    for loader in loaders:
+        size = getattr(loader, "batch_size", None)
+        data = getattr(loader, "dataset", None)
+        if isinstance(size, int) and not getattr(loader, "drop_last", False) and hasattr(data, "__len__"):
+            sizes |= {len(data) % size} - {0}
+    return tuple(sorted(sizes))
 
 
 def reach_of(

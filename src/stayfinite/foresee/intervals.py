@@ -144,8 +144,9 @@ class _Court:
             self._each(call, given, written)
             return
         at = self._at(call, given, targets)
-        inherited = self.shadows.after(_reads(call, given))
         try:
+            self._check_unwritten(at, call, given)
+            inherited = self.shadows.after(_reads(call, given))
             spans = self._computed(at, call, given, written)
             self._finish(at, call, given, spans, inherited)
         except NotModeled as e:
@@ -185,7 +186,6 @@ class _Court:
             raise NotModeled("a tensor whose memory cannot be followed")
         if at.name.startswith(("empty", "new_empty")):
             return _unwritten(call)
-        self._check_unwritten(at, call, given)
         if self._is_exact(call, given):
             return self._executed(call)
         model = MODELS.get(at.name)
@@ -220,14 +220,26 @@ class _Court:
             if id(ref) in written or not ref.dtype.is_floating_point:
                 continue
             memory = self.shadows.of(ref)
-            if not memory.has_unwritten:
+            if memory.unwritten is None:
                 continue
             lo, hi = (t.as_strided(ref.shape, ref.stride, ref.offset) for t in (memory.lo, memory.hi))
             missing = lo.isnan() | hi.isnan()
-            at.fail("uninitialized_memory", missing, "memory that was never written is read")
+            if bool(missing.any()):
+                self._blame_allocation(memory.unwritten, call)
+                memory.after = memory.unwritten
             low, high = _assumed(call, ref.dtype)
             lo.copy_(torch.where(missing, low, lo))
             hi.copy_(torch.where(missing, high, hi))
+
+    def _blame_allocation(self, index: int, reader: Call) -> None:
+        op = self.capture.calls[index].operation
+        where = f" (line {reader.operation.line})" if reader.operation.line else ""
+        self.verdicts[index] = Verdict(
+            operation=op,
+            status="can_fail",
+            kind="uninitialized_memory",
+            condition=f"{reader.operation.op} reads elements that were never written{where}",
+        )
 
     def _spans(self, at: At, call: Call) -> tuple[Any, Any]:
         def read(ref: Ref) -> Span:
@@ -318,7 +330,7 @@ class _Court:
         lo, hi = rounded(span.lo, ref.dtype), rounded(span.hi, ref.dtype)
         bad = lo.isnan() | hi.isnan()
         if bool(bad.any()) and (at.name in _MOVES or at.name.startswith(("empty", "new_empty"))):
-            return Span(lo, hi, ref.dtype, facts={"unwritten": True})
+            return Span(lo, hi, ref.dtype, facts={"unwritten": self._allocator(call)})
         if has_sentinel or span.facts.get("exact"):
             over = (lo.isinf() & span.lo.isfinite()) | (hi.isinf() & span.hi.isfinite())
         else:
@@ -334,6 +346,10 @@ class _Court:
             low, high = _assumed(call, ref.dtype)
             lo, hi = torch.where(bad, low, lo), torch.where(bad, high, hi)
         return Span(lo, hi, ref.dtype, facts=span.facts)
+
+    def _allocator(self, call: Call) -> int:
+        found = [self.shadows.of(r).unwritten for r in refs_in((call.args, call.kwargs))]
+        return next((i for i in found if i is not None), call.operation.index)
 
     def _check_exact(self, at: At, span: Span) -> None:
         """It gives the same in every step: the logarithm of a mask is meant to be -inf, no other."""
@@ -370,7 +386,8 @@ class _Court:
             memory.after = after if memory.after is None else memory.after
             memory.parts = memory.parts | parts
             memory.is_exact = memory.is_exact and bool(span.facts.get("exact"))
-        memory.has_unwritten = bool(span.facts.get("unwritten")) or (memory.has_unwritten and not is_whole)
+        kept = None if is_whole else memory.unwritten
+        memory.unwritten = span.facts.get("unwritten", kept)
         if at.variable is not None and at.variable[0] in ref.shape:
             memory.variable = at.variable
         op = call.operation
@@ -494,7 +511,7 @@ def _unwritten(call: Call) -> list[tuple[Ref, Span]]:
     found = []
     for ref in refs_in(call.results):
         t = torch.full(ref.shape, math.nan, dtype=torch.float64)
-        found.append((ref, Span(t, t, ref.dtype, facts={"unwritten": True})))
+        found.append((ref, Span(t, t, ref.dtype)))
     return found
 
 

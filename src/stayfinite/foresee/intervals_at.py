@@ -25,7 +25,7 @@ __all__ = [
     "scalar_span",
 ]
 
-LOOSE = 1e3
+LOOSE = 1e6
 """A range that is so many times wider than what was seen proves nothing: it is called unknown."""
 NEAR = 1e3
 """An overflow is claimed where what was seen is within this factor of the dtype's limit."""

@@ -69,8 +69,8 @@ class _Memory:
     seen: tuple[float, float] | None = None
     variable: tuple[int, str, int] | None = None
     """A size that changes with the data: what it was, what is said when it is 0, its largest."""
-    has_unwritten: bool = False
-    """Some of it was never written: those elements have no range (NaN)."""
+    unwritten: int | None = None
+    """Who allocated it, where some of it was never written: those elements have no range (NaN)."""
     is_exact: bool = False
     """Every element is one point, and that is its very value."""
 
