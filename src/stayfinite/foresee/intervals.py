@@ -46,9 +46,29 @@ _CREATES = {
     "clone", "alias", "lift_fresh", "lift_fresh_copy", "detach", "contiguous", "set_", "resize",
 }  # fmt: skip
 """They only make or copy memory: no verdict is given on them."""
-_ONLY_SHAPES = {"transpose", "t", "squeeze", "unsqueeze", "swapaxes", "swapdims", "as_strided", "detach"}
+_ONLY_SHAPES = {
+    "transpose",
+    "t",
+    "squeeze",
+    "unsqueeze",
+    "swapaxes",
+    "swapdims",
+    "as_strided",
+    "detach",
+}
 """In place they change how memory is looked at, and nothing in it."""
-_FILLS = {"copy", "fill", "zero", "uniform", "normal", "bernoulli", "exponential", "random", "log_normal", "geometric"}
+_FILLS = {
+    "copy",
+    "fill",
+    "zero",
+    "uniform",
+    "normal",
+    "bernoulli",
+    "exponential",
+    "random",
+    "log_normal",
+    "geometric",
+}
 """In place they read nothing of what they overwrite."""
 _MOVES = {
     "clone", "_to_copy", "cat", "stack", "index", "gather", "index_select", "scatter", "index_put", "_index_put_impl",
@@ -222,7 +242,9 @@ class _Court:
             memory = self.shadows.of(ref)
             if memory.unwritten is None:
                 continue
-            lo, hi = (t.as_strided(ref.shape, ref.stride, ref.offset) for t in (memory.lo, memory.hi))
+            lo, hi = (
+                t.as_strided(ref.shape, ref.stride, ref.offset) for t in (memory.lo, memory.hi)
+            )
             missing = lo.isnan() | hi.isnan()
             if bool(missing.any()):
                 self._blame_allocation(memory.unwritten, call)

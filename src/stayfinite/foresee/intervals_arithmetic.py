@@ -170,9 +170,8 @@ def square_model(at: At, x: Span) -> Span:
 
 
 @model("div", "true_divide", "divide")
-def div(at: At, x: Any, y: Any, rounding_mode: Any = None) -> Span:
-    x, y = _pair(x, y)
-    made = quotient(at, x, y)
+def div(at: At, a: Any, b: Any, rounding_mode: Any = None) -> Span:
+    made = quotient(at, *_pair(a, b))
     if rounding_mode is not None:
         f = torch.floor if rounding_mode == "floor" else torch.trunc
         made = Span(f(made.lo), f(made.hi), at.dtype)
@@ -180,8 +179,9 @@ def div(at: At, x: Any, y: Any, rounding_mode: Any = None) -> Span:
 
 
 @model("floor_divide")
-def floor_divide(at: At, x: Any, y: Any) -> Span:
-    return div(at, x, y, rounding_mode="floor")
+def floor_divide(at: At, a: Any, b: Any) -> Span:
+    made = quotient(at, *_pair(a, b))
+    return Span(torch.floor(made.lo), torch.floor(made.hi), at.dtype)
 
 
 def quotient(at: At, x: Span, y: Span) -> Span:
@@ -344,7 +344,7 @@ def compare(at: At, x: Span, y: Any) -> Span:
     )
     for a, b in ((x, y), (y, x)):
         extreme_of = b.facts.get("amax") or b.facts.get("amin")
-        if name == "eq" and _reduces(extreme_of, a, b):
+        if name == "eq" and extreme_of is not None and _reduces(extreme_of, a, b):
             made.facts["has_one"] = extreme_of[2]
     return made
 

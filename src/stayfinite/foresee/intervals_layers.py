@@ -302,7 +302,7 @@ def cosine(at: At, x: Span, y: Span, dim: int = 1, eps: float = 1e-8) -> Span:
 
 @model("glu")
 def glu(at: At, x: Span, dim: int = -1) -> Span:
-    a, b = (Span(*(t.chunk(2, dim)[i] for t in (x.lo, x.hi)), x.dtype) for i in (0, 1))
+    a, b = (Span(x.lo.chunk(2, dim)[i], x.hi.chunk(2, dim)[i], x.dtype) for i in (0, 1))
     gate = monotone(at, b, torch.sigmoid, 0.0, 1.0)
     return product(at, a, gate)
 
@@ -338,13 +338,26 @@ def embedding_bag(at: At, weight: Span, index: Span, offsets: Span, scale: bool 
     shape = refs[0].shape
     low, high = weight.lo.amin(0), weight.hi.amax(0)
     if mode == 0:
-        many = index.lo.numel() * (float(each.mag.max()) if each is not None and each.lo.numel() else 1.0)
+        many = index.lo.numel() * (
+            float(each.mag.max()) if each is not None and each.lo.numel() else 1.0
+        )
         top = torch.maximum(low.abs(), high.abs()) * many * 1.001
-        low, high = (-top if each is not None or bool((low < 0).any()) else torch.zeros_like(top)), top
+        low, high = (
+            (-top if each is not None or bool((low < 0).any()) else torch.zeros_like(top)),
+            top,
+        )
     zero = torch.zeros_like(low)  # a bag of nothing
-    made = [Span(torch.minimum(low, zero).expand(shape), torch.maximum(high, zero).expand(shape), at.dtype)]
+    made = [
+        Span(
+            torch.minimum(low, zero).expand(shape),
+            torch.maximum(high, zero).expand(shape),
+            at.dtype,
+        )
+    ]
     for ref in refs[1:]:
-        top = torch.full(ref.shape, float(max(1, index.lo.numel(), weight.shape[0])), dtype=torch.float64)
+        top = torch.full(
+            ref.shape, float(max(1, index.lo.numel(), weight.shape[0])), dtype=torch.float64
+        )
         made.append(Span(torch.zeros_like(top) - 1, top, ref.dtype))
     return tuple(made)
 
@@ -356,8 +369,14 @@ def ctc_loss(at: At, x: Span, target: Span, lengths: Any, target_lengths: Any, b
     if not isinstance(lengths, (list, tuple)) or not isinstance(target_lengths, (list, tuple)):
         raise NotModeled("lengths that are tensors")
     tight = any(2 * t - 1 > n for n, t in zip(lengths, target_lengths))
-    at.fail("infeasible_target", tight and not zero_infinity, "a target does not fit into the length of its input")
-    at.fail("infeasible_target", bool((x.lo == -math.inf).any()), "a label has probability 0 (-inf)", x)
+    at.fail(
+        "infeasible_target",
+        tight and not zero_infinity,
+        "a target does not fit into the length of its input",
+    )
+    at.fail(
+        "infeasible_target", bool((x.lo == -math.inf).any()), "a label has probability 0 (-inf)", x
+    )
     refs = list(refs_in(at.call.results))
     top = x.mag.clamp(max=1e30).sum((0, 2)) if x.lo.dim() == 3 else x.mag.sum()
     size = (top + 100.0).expand(refs[0].shape)
