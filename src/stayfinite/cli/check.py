@@ -92,6 +92,23 @@ DataSamples = Annotated[
 ]
 Steps = Annotated[int, typer.Option(help="How many real steps the stability group takes.")]
 Seed = Annotated[int, typer.Option(help="The random seed that the target is started with.")]
+Prove = Annotated[
+    bool,
+    typer.Option(
+        "--prove",
+        help="Also say of every line whether it can give NaN or Inf for any input in a box: safe, can "
+        "fail (and when), or unknown. Only this: --only proof.",
+    ),
+]
+BoxFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--box",
+        metavar="FILE",
+        help="The box to prove it for, as JSON: data ranges, weights, batch_sizes. Without it: what was "
+        "seen in the first batches.",
+    ),
+]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a page.")]
 
 
@@ -106,6 +123,8 @@ def check(
     data_samples: DataSamples = None,
     steps: Steps = 10,
     seed: Seed = 0,
+    prove: Prove = False,
+    box: BoxFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Do not show what passed.")] = False,
@@ -125,6 +144,9 @@ def check(
         target = words[1:] if module else words
         only, skip = [*(only or []), *late.only], [*(skip or []), *late.skip]
         as_json, html, preset = as_json or late.json, html or late.html, preset or late.preset
+        prove, box = prove or late.prove or (box or late.box) is not None, box or late.box
+        if prove:
+            only = _with_proof(only)
         config = config or late.config
         _validate(steps, seed)
         if preset is not None:
@@ -132,7 +154,16 @@ def check(
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
-            target, module, config, data, only, skip, steps, seed, _num_samples(data_samples)
+            target,
+            module,
+            config,
+            data,
+            only,
+            skip,
+            steps,
+            seed,
+            _num_samples(data_samples),
+            _box_path(box),
         )
         if html is not None:
             _write_page(report, html)
@@ -165,6 +196,8 @@ def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--html", type=Path)
     parser.add_argument("--preset")
+    parser.add_argument("--prove", action="store_true")
+    parser.add_argument("--box", type=Path)
     end = words.index("--") if "--" in words else len(words)
     late, rest = parser.parse_known_args(words[1:end])
     seen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -175,6 +208,20 @@ def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if words and ":" in words[0] and is_file:
         rest, late.config = others, given.config  # a build function takes no arguments
     return late, [*words[:1], *rest, *words[end + 1 :]]
+
+
+def _with_proof(only: list[str]) -> list[str]:
+    from ..preflight.records import GROUPS
+
+    return [*(only or GROUPS), "proof"]
+
+
+def _box_path(box: Path | None) -> str:
+    from ..errors import UsageError
+
+    if box is not None and not box.is_file():
+        raise UsageError(f"`--box` must be a file, got {str(box)!r}")
+    return str(box.resolve()) if box is not None else ""
 
 
 def _validate(steps: int, seed: int) -> None:
@@ -201,6 +248,7 @@ def _num_samples(text: str | None) -> int | None:
 def _report(
     words: list[str], module: str | None, config: Path | None, data: Path | None,
     only: list[str], skip: list[str], steps: int, seed: int, data_samples: int | None,
+    box_path: str = "",
 ) -> CheckReport:  # fmt: skip
     from ..preflight.config_read import read_config
     from ..preflight.runner_groups import selected
@@ -212,7 +260,7 @@ def _report(
     with _progress(only, skip) as (progress, on_samples):
         more: dict[str, Any] = {
             "only": only, "skip": skip, "steps": steps, "seed": seed, "progress": progress,
-            "on_samples": on_samples, "data_samples": data_samples, **settings,
+            "on_samples": on_samples, "data_samples": data_samples, "box_path": box_path, **settings,
         }  # fmt: skip
         if not words and module is None and (config is not None or data is not None):
             return _without_target(data, more)

@@ -22,7 +22,7 @@ from ..errors import UsageError
 from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
 from .capture_worker import read_groups
 from .probes import Seen
-from .records import CheckReport, SkippedGroup
+from .records import GROUPS, CheckReport, SkippedGroup
 from .runner_groups import MEND, NO_INPUT, Book, report_of, selected
 from .target import ScriptTarget
 
@@ -62,18 +62,20 @@ def check_script(
     seed: int = 0,
     config: dict[str, Any] | None = None,
     config_path: str = "",
+    prove: bool = False,
+    box_path: str = "",
     data_samples: int | None = None,
     progress: Callable[[str, str], None] | None = None,
     on_samples: Callable[[int, int | None], None] | None = None,
 ) -> CheckReport:
     """Check a script as it is. Its output is muted and its files are held back."""
     start = time.perf_counter()
-    names = list(selected(only, skip))
+    names = list(selected([*(only or GROUPS), "proof"] if prove else only, skip))
     with tempfile.TemporaryDirectory(prefix="stayfinite-check-") as folder:
         job = {
             "name": target.name, "args": list(target.args), "is_module": target.is_module,
             "label": target.label, "groups": names, "steps": steps, "seed": seed,
-            "config": config, "config_path": config_path, "data_samples": data_samples,
+            "config": config, "config_path": config_path, "data_samples": data_samples, "box_path": box_path,
             "num_first": _FIRST_STEPS,
         }  # fmt: skip
         session = _Session(Path(folder), job, progress, on_samples)

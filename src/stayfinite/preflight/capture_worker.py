@@ -194,6 +194,7 @@ def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
     subject.source, subject.seed = job["label"], job["seed"]
     subject.num_steps, subject.data_samples = job["steps"], job["data_samples"]
     subject.config, subject.config_path = job["config"], job["config_path"]
+    subject.box_path = job["box_path"]
     subject.on_samples = lambda done, total: ledger.say("data", "", share=[done, total])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..runtime.rng import RngState
 from .probes import Subject
-from .records import CheckReport
+from .records import GROUPS, CheckReport
 from .runner_build import BuildRunner
 from .runner_groups import (
     Book,
@@ -35,6 +35,8 @@ def check(
     seed: int = 0,
     config: dict[str, Any] | None = None,
     config_path: str = "",
+    prove: bool = False,
+    box_path: str = "",
     data_samples: int | None = None,
     label: str = "",
     progress: Callable[[str, str], None] | None = None,
@@ -51,7 +53,7 @@ def check(
         print(report.verdict, report.first_things())
     """
     start = time.perf_counter()
-    names = selected(only, skip)
+    names = selected([*(only or GROUPS), "proof"] if prove else only, skip)
     label = label or getattr(build, "__name__", "build")
     built = understand(build() if callable(build) else build, label)
     before = RngState.now()
@@ -59,7 +61,7 @@ def check(
     runner = BuildRunner(built, label, seed=seed, rebuild=again)
     subject = runner.prepare()
     subject.num_steps, subject.data_samples = steps, data_samples
-    subject.config, subject.config_path = config, config_path
+    subject.config, subject.config_path, subject.box_path = config, config_path, box_path
     if on_samples is not None:
         subject.on_samples = on_samples
     book = Book(progress=progress)
