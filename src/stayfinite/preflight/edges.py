@@ -1,117 +1,180 @@
-"""The edges group: which unusual but possible batch breaks the training, and where."""
+"""The edges group: which batch that may come breaks the training, where, why and how likely it is."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from .edges_batches import Edge, edges_of
-from .edges_random import ENDS, try_end
-from .flow import at_location
+from ..foresee.candidates import LEVELS, Candidate
+from ..foresee.search import candidates
+from .ahead import Ahead, run_on
+from .edges_data import num_last, own_batches
+from .edges_draws import Draw, draws
 from .layers import ask, has_scaler
+from .precision import used_dtype
+from .predict import Prediction, capsule_path, finding_of, new_id
 from .probes import Checks, Probe, Seen, Subject
-from .records import Finding, failed, passed, skipped, warned
+from .records import Finding, passed, skipped
 
 __all__ = ["edges"]
 
 GROUP = "edges"
-_REMEDY = {
-    "edges/zero": "guard this operation against a blank sample (clamp the denominator or the argument)",
-    "edges/constant": "guard this operation against a variance of zero (add an epsilon inside the root)",
-    "edges/huge": "bound this operation's argument (clamp it, or work in log space)",
-    "edges/tiny": "guard this operation against values that underflow to zero",
-    "edges/repeated": "guard this operation against a distance or variance of zero",
-    "edges/one-class": "guard this reduction against having nothing to reduce",
-    "edges/no-label": "skip batches without any label, or divide by max(count, 1)",
-    "edges/empty-mask": "guard this operation against a mask that keeps nothing",
-    "edges/full-mask": "guard this operation against a mask that hides everything",
-    "edges/random": "keep the random number off its ends, in float32: clamp it to 1e-6 and 1 - 1e-6",
-    "edges/shortest": "guard this operation against short sequences, or filter them out",
-    "edges/only-padding": "guard this operation against an empty sequence, or filter empty ones out",
-    "edges/longest": "guard this operation against long sequences, or filter them out",
-}
+SEARCH_S = 1.2
+SEARCH_STEPS = 12
+"""The search ends after so many seconds, or so many steps' time where that is more."""
+AHEAD_S = 0.4
+AHEAD_STEPS = 40
+_BUDGET_SHARE = 0.4
+_MOST_TRACES = 24
 
 
 def edges(subject: Subject) -> Checks:
-    """Batch of one, blank, constant, huge, tiny, repeated, masked and short samples."""
+    """The training's own batches, then batches that real data will bring one day."""
     if not subject.batches:
         return [skipped(GROUP, "edges/any", "no batch was seen")]
     plain = yield from ask(subject, Probe(batch=subject.batches[0], name="the batch as it is"))
     if plain.error is not None or not plain.is_finite:
         return [skipped(GROUP, "edges/any", "the training's own first batch breaks: see forward")]
-    found: list[Finding] = []
-    for edge in edges_of(subject):
-        found.append((yield from _try(subject, edge)))
-    for end in ENDS:
-        seen, num_calls = yield from try_end(subject, end)
-        what = f"the {end} random number (torch.rand)"
-        if _broke(seen):
-            found.append(_finding(Edge("edges/random", what, None), seen))
-        elif num_calls:
-            found.append(_survived(Edge("edges/random", what, None), seen))
-    if not found:
-        return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]
-    return found
+    batches = own_batches(subject)
+    num_steps = min(AHEAD_STEPS, len(batches))
+    ahead = yield from run_on(subject, batches, num_steps, AHEAD_S, mark=True)
+    search = Search(subject, batches, is_later=ahead.broke is None and ahead.error is None)
+    search.add(ahead.broke)
+    yield from search.run(plain.seconds)
+    return search.findings(ahead)
 
 
-def _try(subject: Subject, edge: Edge) -> Generator[Probe, Seen, Finding]:
-    seen = yield from ask(subject, Probe(batch=edge.batch, name=edge.what))
-    if not _broke(seen):
-        return _survived(edge, seen)
-    if edge.milder is not None:
-        probe = Probe(batch=edge.milder.batch, name=edge.milder.what)
-        milder = yield from ask(subject, probe)
-        if not _broke(milder):
-            note = f"{edge.milder.what}; {edge.what} breaks it ({_short(seen)})"
-            return passed(GROUP, edge.check, note, data=_data(seen))
-        edge, seen = edge.milder, milder
-    if not edge.is_certain and not edge.is_likely:
-        note = f"{edge.what} breaks it ({_short(seen)}), {edge.note}"
-        return passed(GROUP, edge.check, note, data=_data(seen))
-    if seen.error is None:
-        scale = 1.0 if has_scaler(subject) else None
-        name = f"{edge.what}, traced"
-        seen = yield Probe(batch=edge.batch, name=name, trace=True, scale=scale)
-    return _finding(edge, seen)
+@dataclass
+class Search:
+    """Tries one candidate after another, and remembers what broke."""
 
+    subject: Subject
+    batches: Sequence[Any]
+    is_later: bool
+    """Candidates meet the weights behind the first steps: what breaks only an untrained model is gone
+    after a step."""
+    tried: Counter[str] = field(default_factory=Counter)
+    raised: dict[str, str] = field(default_factory=dict)
+    num_left: int = 0
+    spent: float = 0.0
+    num_traces: int = 0
+    _found: dict[tuple[Any, ...], Prediction] = field(default_factory=dict)
 
-def _survived(edge: Edge, seen: Seen) -> Finding:
-    loss = f": loss {seen.loss:.4g}" if seen.loss is not None else ""
-    return passed(GROUP, edge.check, f"{edge.what}{loss}", data=_data(seen))
+    def run(self, step_seconds: float) -> Generator[Probe, Seen, None]:
+        budget = max(SEARCH_S, SEARCH_STEPS * step_seconds)
+        if self.subject.budget_s is not None:
+            budget = _BUDGET_SHARE * self.subject.budget_s
+        is_half = used_dtype(self.subject) is not None
+        wanted = candidates(self.batches, self.subject.can_change_rows, is_half, num_last(self.subject))
+        for i, candidate in enumerate(wanted):
+            if self.spent > budget:
+                self.num_left = len(wanted) - i
+                return
+            try:
+                batch = candidate.make()
+            except (RuntimeError, ValueError, IndexError, TypeError):
+                continue  # this batch cannot be changed so
+            yield from self.try_one(candidate, batch)
+        for draw in draws(self.subject, self.batches):
+            yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
+    def try_one(
+        self,
+        candidate: Candidate,
+        batch: Any,
+        draw: Draw | None = None,
+    ) -> Generator[Probe, Seen, None]:
+        around = draw.around if draw is not None else None
+        probe = Probe(
+            batch=batch, name=candidate.what, apply=True, weigh=False, is_later=self.is_later,
+            around=around,
+        )  # fmt: skip
+        seen = yield from ask(self.subject, probe)
+        self.spent += seen.seconds
+        if draw is not None:
+            if not draw.is_used(seen):
+                return
+            candidate = draw.judged()
+        self.tried[candidate.family] += 1
+        if seen.error is not None:
+            self._note_error(candidate, seen)
+            return
+        if seen.is_finite or self.num_traces >= _MOST_TRACES:
+            return
+        self.num_traces += 1
+        name = new_id()
+        traced = yield Probe(
+            batch=batch, name=f"{candidate.what}, traced", apply=True, weigh=False, trace=True,
+            is_later=self.is_later, scale=1.0 if has_scaler(self.subject) else None,
+            around=around, save_to=capsule_path(self.subject, name),
+        )  # fmt: skip
+        self.spent += traced.seconds
+        if traced.is_finite and traced.error is None:
+            return  # it does not break twice
+        self.add(self._prediction(candidate, batch, traced, name))
 
-def _broke(seen: Seen) -> bool:
-    return seen.error is not None or not seen.is_finite
+    def _note_error(self, candidate: Candidate, seen: Seen) -> None:
+        if candidate.level == "certain":
+            self.add(self._prediction(candidate, None, seen, ""))
+        else:
+            self.raised.setdefault(candidate.family, f"{candidate.what} raises {seen.error}")
 
+    def _prediction(self, c: Candidate, batch: Any, seen: Seen, name: str) -> Prediction:
+        return Prediction(
+            group=GROUP,
+            check=f"{GROUP}/{c.family}",
+            what=c.what,
+            level=c.level,
+            why=c.why,
+            seen=seen,
+            batch=batch,
+            probability=c.probability,
+            id=name,
+        )
 
-def _data(seen: Seen) -> dict[str, object]:
-    return {"loss": seen.loss, "error": seen.error}
+    def add(self, new: Prediction | None) -> None:
+        """One for each line: the likeliest."""
+        if new is None:
+            return
+        old = self._found.get(new.key)
+        if old is None:
+            self._found[new.key] = new
+        elif LEVELS.index(new.level) < LEVELS.index(old.level):
+            new.also = [old.what, *old.also]
+            self._found[new.key] = new
+        else:
+            old.also.append(new.what)
 
+    def findings(self, ahead: Ahead) -> list[Finding]:
+        usual = self.batches
+        found = [finding_of(self.subject, p, usual) for p in self._found.values()]
+        is_shown = self.subject.is_pedantic
+        far = [f for f in found if f.status == "pass"]
+        shown = [f for f in found if f.status != "pass" or is_shown]
+        broken = {f.check.partition("/")[2] for f in found}
+        shown += [
+            passed(GROUP, f"edges/{family}", self._survived(family, number))
+            for family, number in self.tried.items()
+            if family not in broken
+        ]
+        if ahead.broke is None and ahead.steps:
+            text = f"{len(ahead.steps)} real steps, each on its own batch: finite"
+            shown.append(passed(GROUP, "edges/ahead", text))
+        if far:
+            lines = ", ".join(dict.fromkeys(f.subject for f in far if f.subject))
+            text = f"{lines or len(far)} break with data that nobody would feed: --pedantic shows it"
+            shown.append(passed(GROUP, "edges/far", text))
+        if self.num_left:
+            text = f"{self.num_left} more batches did not fit the time: a larger --budget tries them"
+            shown.append(skipped(GROUP, "edges/budget", text))
+        if not found and not self.tried:
+            return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]
+        return shown
 
-def _short(seen: Seen) -> str:
-    return (
-        seen.error or f"loss {seen.loss}" if seen.error or _is_bad(seen.loss) else "NaN gradients"
-    )
-
-
-def _is_bad(loss: float | None) -> bool:
-    return loss is not None and not abs(loss) < float("inf")
-
-
-def _finding(edge: Edge, seen: Seen) -> Finding:
-    where, words = at_location(seen.location)
-    if seen.error is not None:
-        where, _, source = seen.error_at.partition(" ")
-        where = os.path.basename(where)
-        words = f": {source}" if source else ""
-    report = failed if edge.is_certain else warned
-    return report(
-        GROUP,
-        edge.check,
-        f"{edge.what} gives {_short(seen)}{words}",
-        edge.action or _REMEDY[edge.check],
-        subject=where,
-        # A NaN that was seen outranks a rule of thumb.
-        weight=6 if edge.is_certain else 5.5,
-        data={**_data(seen), "op": seen.location.op if seen.location else None},
-    )
+    def _survived(self, family: str, number: int) -> str:
+        tried = f"{number} batch{'es' if number != 1 else ''} tried"
+        if family in self.raised:
+            return f"{tried}; {self.raised[family]}"
+        return f"{tried}: finite"

@@ -1,0 +1,111 @@
+"""Values beyond those that were seen: outliers, ends of the range, exact zeros, vanishing ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .candidates import Candidate, Seen, first_row
+from .parts import Part
+
+__all__ = ["ends", "outliers", "tiny", "zeros"]
+
+_MOST_PARTS = 6
+FACTORS = ((10.0, "possible"), (30.0, "possible"), (100.0, "half"), (300.0, "far"), (1e4, "far"))
+"""How many times as large as the others, and how likely that is; "half": only where every limit is near."""
+
+
+def _level(name: str, seen: Seen) -> str:
+    if name == "half":
+        return "possible" if seen.is_half else "far"
+    return name
+
+
+def outliers(seen: Seen) -> Iterator[Candidate]:
+    """One sample many times larger than the others; signs stay."""
+    floats = [p for p in seen.of_kind("input", "target") if p.is_float and not p.is_bounded]
+    floats = [p for p in floats if not p.is_code]
+    for factor, name in FACTORS:
+        level = _level(name, seen)
+        for p in floats[:_MOST_PARTS]:
+            how = first_row(_times(factor), seen.num_rows)
+            what = f"one sample of {p.name} {factor:g} times as large"
+            yield Candidate("outlier", what, seen.changed([p], how), level)
+            if p.tensor.dim() == 2 and p.has_rows:
+                what = f"one value of {p.name} {factor:g} times the largest seen"
+                yield Candidate("outlier-value", what, seen.changed([p], _one(p, factor)), level)
+    for factor, name in FACTORS:
+        inputs = [p for p in floats if p.kind == "input"]
+        if inputs:
+            what = f"a whole batch {factor:g} times as large"
+            level = _level(name, seen)
+            yield Candidate("outlier-batch", what, seen.changed(inputs, _times(factor)), level)
+
+
+def _one(p: Part, factor: float) -> Callable[[Tensor], Tensor]:
+    value = factor * (p.high if abs(p.high) >= abs(p.low) else p.low)
+
+    def changed(t: Tensor) -> Tensor:
+        new = t.clone()
+        peak = t.abs().sum(0).argmax()  # the feature that is largest already
+        new[0, peak] = value
+        return new
+
+    return changed
+
+
+def _times(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda t: t * factor
+
+
+def ends(seen: Seen) -> Iterator[Candidate]:
+    """Values at the ends of their range: a saturated pixel, a probability of exactly 0 or 1."""
+    for p in seen.of_kind("input", "target"):
+        if not p.is_float or not p.is_bounded or p.is_code:
+            continue
+        middle = (p.low + p.high) / 2
+        low, high = (0.0 if p.low >= 0 else -1.0), 1.0
+        for words, how in (
+            ("at the ends of its range", _to_ends(middle, low, high)),
+            ("all at the lower end", lambda t, v=low: torch.full_like(t, v)),
+            ("all at the upper end", lambda t, v=high: torch.full_like(t, v)),
+        ):
+            what = f"one sample of {p.name} {words}"
+            yield Candidate("ends", what, seen.changed([p], first_row(how, seen.num_rows)))
+
+
+def _to_ends(middle: float, low: float, high: float) -> Callable[[Tensor], Tensor]:
+    return lambda t: torch.where(t > middle, high, low)
+
+
+def zeros(seen: Seen) -> Iterator[Candidate]:
+    """An exact zero where only positive numbers were seen: a count, a weight, an area."""
+    for p in seen.of_kind("input", "target"):
+        if not p.is_float or not p.is_positive or p.low == 0:
+            continue
+        level = "possible" if p.may_be_zero else "far"
+        if p.tensor.dim() == 1 or (p.tensor.dim() == 2 and p.tensor.shape[1] == 1):
+            how = first_row(torch.zeros_like, seen.num_rows)
+            what = f"one sample with {p.name} exactly 0"
+        else:
+            how, what = _one_zero, f"one value of {p.name} exactly 0"
+        yield Candidate("zero", what, seen.changed([p], how), level)
+
+
+def _one_zero(t: Tensor) -> Tensor:
+    new = t.clone()
+    new.view(-1)[0] = 0
+    return new
+
+
+def tiny(seen: Seen) -> Iterator[Candidate]:
+    """Samples that are nearly blank: a quiet recording, a dark image."""
+    for factor, level in ((1e-4, "possible"), (1e-12, "far")):
+        for p in seen.of_kind("input")[:_MOST_PARTS]:
+            if p.is_float and not p.is_code:
+                how = first_row(_times(factor), seen.num_rows)
+                what = f"one sample of {p.name} {factor:g} times as large"
+                level = level if p.may_be_zero else "far"
+                yield Candidate("tiny", what, seen.changed([p], how), level)
