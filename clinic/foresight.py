@@ -52,6 +52,8 @@ class Foresight:
     @property
     def line(self) -> bool:
         truth = self.entry.truth
+        if truth is not None and truth.line is None:
+            return self.predicted  # a setting has no line
         return truth is not None and any(
             f.location is not None
             and f.location.file is not None

@@ -33,6 +33,8 @@ class Candidate:
     """How likely it is, in words: "2 of 1,000 rows seen are blank"."""
     may_raise: bool = False
     """Code may well refuse such a batch, which says nothing against it."""
+    is_wild: bool = False
+    """Far out already: on weights that have moved far as well it says little."""
     probability: float | None = None
     """Of coming in one step, where that is known."""
 
@@ -47,6 +49,8 @@ class Seen:
     can_change_rows: bool = True
     is_half: bool = False
     """The training computes in half precision, where every limit is near."""
+    num_ids: tuple[int, ...] = ()
+    """The sizes of the model's embedding tables."""
     num_last: int | None = None
     """How many samples an epoch's last batch has; 0: as many as the others, None: not known."""
 

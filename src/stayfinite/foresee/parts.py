@@ -22,6 +22,8 @@ _LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
 IGNORED = -100
 """What torch's cross entropy leaves out by default."""
 _MOST_VALUES = 200_000
+_EXACT = 2.0**24
+"""Every float32 beyond it is a whole number, whatever it means."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
         values = _values(name, batches)
         kind = _kind(name, t, values, total, widths, name == last)
         low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 0.0)
-        is_whole = t.is_floating_point() and bool((values == values.round()).all())
+        is_whole = t.is_floating_point() and bool(
+            ((values == values.round()) & (values.abs() < _EXACT)).all()
+        )
         padding = padding_of(name, batches) if kind == "tokens" else None
         has_rows = total is not None and t.dim() > 0 and t.shape[0] == total
         num_values = int(values[:20_000].unique().numel())

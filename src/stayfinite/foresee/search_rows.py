@@ -57,7 +57,7 @@ def _blank_rows(parts: list[Part], seen: Seen) -> str:
 def constant(seen: Seen) -> Iterator[Candidate]:
     """Samples without any variance: a stuck sensor, a flat line."""
     total = seen.num_rows
-    for name, parts in _sets(seen, "input"):
+    for name, parts in (*_sets(seen, "input"), *_sets(seen, "target")):
         if all(p.tensor.dim() < 2 for p in parts):
             continue
         for words, value in _levels():
@@ -65,11 +65,22 @@ def constant(seen: Seen) -> Iterator[Candidate]:
             what = f"one sample of {name} constant ({words})"
             level = "far" if any(p.is_code for p in parts) else "possible"
             yield Candidate("constant", what, seen.changed(parts, how), level)
+    for p in seen.of_kind("input"):
+        if p.tensor.dim() == 2 and p.has_rows and p.is_float and p.tensor.shape[1] > 1:
+            level = "far" if p.is_code else "possible"
+            what = f"one feature of {p.name} the same in a whole batch"
+            yield Candidate("column", what, seen.changed([p], _same_column), level)
     for p in seen.of_kind("input", "target"):
         if p.tensor.dim() == 1 and p.has_rows and p.is_float:
             how = _flat(lambda t: t[:1])
             what = f"the same {p.name} in a whole batch"
             yield Candidate("equal", what, seen.changed([p], how), "possible" if p.is_whole else "far")
+
+
+def _same_column(t: Tensor) -> Tensor:
+    new = t.clone()
+    new[:, 0] = new[0, 0]
+    return new
 
 
 def _levels() -> list[tuple[str, Callable[[Tensor], Tensor]]]:
@@ -146,7 +157,13 @@ def inner(seen: Seen) -> Iterator[Candidate]:
             yield Candidate(
                 "isolated", f"two such points of {p.name}", seen.changed([p], _isolate_two)
             )
-        if t.dim() < 3 or not p.has_rows or not p.is_float or p.kind == "mask":
+        if not p.has_rows or not p.is_float or p.kind == "mask":
+            continue
+        if t.dim() == 2 and t.shape[1] > 2:
+            how = first_row(_two_equal, total)
+            what = f"one sample of {p.name} with two equal neighbors"
+            yield Candidate("inner", what, seen.changed([p], how), level)
+        if t.dim() < 3:
             continue
         for words, how in (
             ("with its first entry all zero", _zero_entry),

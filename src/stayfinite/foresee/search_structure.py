@@ -12,8 +12,9 @@ from ..runtime.batches import named_tensors
 from ..runtime.rows import map_tensors, take_rows
 from .candidates import Candidate, Seen, first_row
 from .parts import Part
+from .search_classes import one_class
 
-__all__ = ["labels", "lengths", "masks", "sizes", "tokens", "widths"]
+__all__ = ["empties", "labels", "lengths", "masks", "sizes", "widths"]
 
 
 def _filled(value: float) -> Callable[[Tensor], Tensor]:
@@ -89,82 +90,7 @@ def labels(seen: Seen) -> Iterator[Candidate]:
                 what = f"every label of {words} ignored ({ignored})"
                 why = f"{share:.0%} of the samples seen have no label" if share else ""
                 yield Candidate("no-label", what, seen.changed([p], how), level, why)
-        yield from _one_class(seen, p, "class")
-
-
-def _one_class(seen: Seen, p: Part, word: str) -> Iterator[Candidate]:
-    """Batches of real samples that have the same number, all of them or most."""
-    total = seen.num_rows
-    if p.tensor.dim() != 1 or not p.has_rows or total is None or not seen.can_change_rows:
-        return
-    counts = _counts(p, seen.batches)
-    if len(counts) > 32:
-        return
-    for value in sorted(counts, key=lambda v: -counts[v])[:3]:
-        share = counts[value] / sum(counts.values())
-        why = f"{share:.0%} of the samples seen have it"
-        chance = share**total
-        level = "likely" if chance > 1e-2 else "possible" if chance > 1e-5 else "far"
-        yield Candidate(
-            "one-class", f"a batch with {p.name} {value} only ({word})",
-            _gathered(seen, p, value, total), level, why, probability=chance,
-        )  # fmt: skip
-    value = max(counts, key=lambda v: counts[v])
-    most = max(1, (3 * total) // 4)
-    yield Candidate(
-        "skewed", f"a batch with {p.name} {value} in three samples of four",
-        _gathered(seen, p, value, most), "possible",
-    )  # fmt: skip
-    if len(counts) > 2:
-        rare = min(counts, key=lambda v: counts[v])
-        yield Candidate(
-            "absent", f"a batch without any {p.name} {rare}", _without(seen, p, rare), "likely",
-            f"{counts[rare]} of {sum(counts.values()):,} samples seen have it",
-        )  # fmt: skip
-
-
-def _gathered(seen: Seen, p: Part, value: int, number: int) -> Callable[[], Any]:
-    """The first batch with so many of its samples replaced by real ones that have this number."""
-
-    def make() -> Any:
-        total = seen.num_rows or 1
-        named = [(b, dict(named_tensors(b))) for b in seen.batches]
-        pool = [(b, i) for b, parts in named for i in _where(parts.get(p.name), value, total)]
-        rows = [pool[k % len(pool)] for k in range(number)]
-        rest = [(seen.batch, i) for i in range(total)]
-        return _put_together([*rows, *rest][:total], total)
-
-    return make
-
-
-def _without(seen: Seen, p: Part, value: int) -> Callable[[], Any]:
-    def make() -> Any:
-        total = seen.num_rows or 1
-        kept = [i for i in range(total) if int(p.tensor[i]) != value]
-        return take_rows(seen.batch, [kept[k % len(kept)] for k in range(total)], total)
-
-    return make
-
-
-def _where(t: Tensor | None, value: int, total: int) -> list[int]:
-    if t is None or t.dim() != 1 or t.shape[0] != total:
-        return []
-    return [int(i) for i in (t == value).nonzero().flatten()]
-
-
-def _put_together(rows: list[tuple[Any, int]], total: int) -> Any:
-    """One batch out of rows of several; parts whose rows differ in shape cannot be."""
-    first = rows[0][0]
-    tensors = [dict(named_tensors(b)) for b, _ in rows]
-    names = {id(t): n for n, t in named_tensors(first)}
-
-    def gather(t: Tensor) -> Tensor:
-        if t.dim() == 0 or t.shape[0] != total:
-            return t
-        parts = [x[names[id(t)]][i] for x, (_, i) in zip(tensors, rows)]
-        return torch.stack([p.detach() for p in parts])
-
-    return map_tensors(first, gather)
+        yield from one_class(seen, p, "class")
 
 
 def _ignored(p: Part) -> int | None:
@@ -183,32 +109,13 @@ def _unlabeled(p: Part, batches: Sequence[Any], ignored: int) -> float:
     return float(torch.cat(rows).mean())
 
 
-def _counts(p: Part, batches: Sequence[Any]) -> dict[int, int]:
-    seen = torch.cat([t.reshape(-1) for b in batches for n, t in named_tensors(b) if n == p.name])
-    values, counts = seen.unique(return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist()))
-
-
 def lengths(seen: Seen) -> Iterator[Candidate]:
     """Sequences of length 1, of length 0."""
     for p in seen.of_kind("lengths"):
-        for value, level in ((1, "possible"), (0, "far")):
+        for value, level in ((1, "possible"), (0, "possible" if p.low <= 2 else "far")):
             how = first_row(_filled(value), seen.num_rows)
             what = f"one sample with {p.name} {value}"
             yield Candidate("length", what, seen.changed([p], how), level, may_raise=True)
-
-
-def tokens(seen: Seen) -> Iterator[Candidate]:
-    """A sequence of nothing but padding; the same token all over."""
-    for p in seen.of_kind("tokens"):
-        if p.padding is not None:
-            how = first_row(_filled(p.padding), seen.num_rows)
-            what = f"one sequence of {p.name} with nothing but padding ({p.padding})"
-            yield Candidate("padding", what, seen.changed([p], how))
-        elif p.tensor.dim() > 1:
-            how = first_row(lambda t: t[:, :1].expand_as(t), seen.num_rows)
-            yield Candidate("token", f"one sample of {p.name} with one token all over", seen.changed([p], how))
-        yield from _one_class(seen, p, "category")
 
 
 def sizes(seen: Seen) -> Iterator[Candidate]:
@@ -232,6 +139,23 @@ def sizes(seen: Seen) -> Iterator[Candidate]:
 
 def _cut(seen: Seen, number: int, total: int) -> Callable[[], Any]:
     return lambda: take_rows(seen.batch, range(number), total)
+
+
+def empties(seen: Seen) -> Iterator[Candidate]:
+    """Parts whose size differs from batch to batch (boxes, edges, events): none of them, or one."""
+    for p in seen.parts:
+        shapes = [t.shape for b in seen.batches for n, t in named_tensors(b) if n == p.name]
+        if p.has_rows or not shapes or any(len(s) != p.tensor.dim() for s in shapes):
+            continue
+        varying = [d for d in range(p.tensor.dim()) if len({s[d] for s in shapes}) > 1]
+        for number in (0, 1) if varying else ():
+            what = f"{p.name} with {'nothing in it' if number == 0 else 'one entry'}"
+            how = _narrowed(varying[0], number)
+            yield Candidate("empty", what, seen.changed([p], how), may_raise=True)
+
+
+def _narrowed(dim: int, number: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: t.narrow(dim, 0, number)
 
 
 def widths(seen: Seen) -> Iterator[Candidate]:

@@ -10,38 +10,34 @@ from torch import Tensor
 from .candidates import Candidate, Seen, first_row
 from .parts import Part
 
-__all__ = ["ends", "outliers", "tiny", "zeros"]
+__all__ = ["certainties", "ends", "outliers", "tiny", "zeros"]
 
 _MOST_PARTS = 6
-FACTORS = ((10.0, "possible"), (30.0, "possible"), (100.0, "half"), (300.0, "far"), (1e4, "far"))
-"""How many times as large as the others, and how likely that is; "half": only where every limit is near."""
-
-
-def _level(name: str, seen: Seen) -> str:
-    if name == "half":
-        return "possible" if seen.is_half else "far"
-    return name
+_MILD = 30.0
+FACTORS = ((10.0, "possible"), (30.0, "possible"), (100.0, "possible"), (300.0, "far"), (1e4, "far"))
+"""How many times as large as the others, and how likely that is."""
 
 
 def outliers(seen: Seen) -> Iterator[Candidate]:
     """One sample many times larger than the others; signs stay."""
     floats = [p for p in seen.of_kind("input", "target") if p.is_float and not p.is_bounded]
     floats = [p for p in floats if not p.is_code]
-    for factor, name in FACTORS:
-        level = _level(name, seen)
+    for factor, level in FACTORS:
+        is_wild = factor > _MILD
         for p in floats[:_MOST_PARTS]:
             how = first_row(_times(factor), seen.num_rows)
             what = f"one sample of {p.name} {factor:g} times as large"
-            yield Candidate("outlier", what, seen.changed([p], how), level)
+            yield Candidate("outlier", what, seen.changed([p], how), level, is_wild=is_wild)
             if p.tensor.dim() == 2 and p.has_rows:
                 what = f"one value of {p.name} {factor:g} times the largest seen"
-                yield Candidate("outlier-value", what, seen.changed([p], _one(p, factor)), level)
-    for factor, name in FACTORS:
+                make = seen.changed([p], _one(p, factor))
+                yield Candidate("outlier-value", what, make, level, is_wild=is_wild)
+    for factor, level in FACTORS:
         inputs = [p for p in floats if p.kind == "input"]
         if inputs:
             what = f"a whole batch {factor:g} times as large"
-            level = _level(name, seen)
-            yield Candidate("outlier-batch", what, seen.changed(inputs, _times(factor)), level)
+            make = seen.changed(inputs, _times(factor))
+            yield Candidate("outlier-batch", what, make, level, is_wild=factor > _MILD)
 
 
 def _one(p: Part, factor: float) -> Callable[[Tensor], Tensor]:
@@ -80,6 +76,19 @@ def _to_ends(middle: float, low: float, high: float) -> Callable[[Tensor], Tenso
     return lambda t: torch.where(t > middle, high, low)
 
 
+def certainties(seen: Seen) -> Iterator[Candidate]:
+    """A distribution with all its mass in one place."""
+    for p in seen.of_kind("input", "target"):
+        if p.is_distribution and p.num_values > 2:
+            how = first_row(_one_hot, seen.num_rows)
+            what = f"one sample of {p.name} with all its mass in one place"
+            yield Candidate("certain", what, seen.changed([p], how))
+
+
+def _one_hot(t: Tensor) -> Tensor:
+    return torch.zeros_like(t).scatter_(-1, t.argmax(-1, keepdim=True), 1.0)
+
+
 def zeros(seen: Seen) -> Iterator[Candidate]:
     """An exact zero where only positive numbers were seen: a count, a weight, an area."""
     for p in seen.of_kind("input", "target"):
@@ -92,6 +101,17 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
         else:
             how, what = _one_zero, f"one value of {p.name} exactly 0"
         yield Candidate("zero", what, seen.changed([p], how), level)
+    for p in seen.of_kind("input", "target", "tokens", "lengths"):
+        if p.tensor.dim() != 1 or not p.has_rows or p.low < 0 or (p.low == 0 and not p.is_float):
+            continue
+        if not p.is_float:
+            how = first_row(torch.zeros_like, seen.num_rows)
+            what = f"one sample with {p.name} 0"
+            yield Candidate("zero", what, seen.changed([p], how), "possible" if p.low <= 1 else "far")
+        elif p.low == 0 or p.is_whole:
+            what = f"{p.name} 0 in a whole batch"
+            level = "possible" if p.low == 0 else "far"
+            yield Candidate("zero-batch", what, seen.changed([p], torch.zeros_like), level)
 
 
 def _one_zero(t: Tensor) -> Tensor:

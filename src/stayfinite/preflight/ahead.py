@@ -13,6 +13,9 @@ from .probes import Probe, Seen, Subject
 
 __all__ = ["Ahead", "run_on"]
 
+_SOON = 3
+_FEW = 30
+"""Epochs of the batches that were seen, and steps: a training may well be over after them."""
 _MEASURED = 8
 """Every so many steps weights and moments are measured."""
 
@@ -25,6 +28,8 @@ class Ahead:
     broke: Prediction | None = None
     error: str | None = None
     """What a step raised, if one did."""
+    is_marked: bool = False
+    """The state behind the last step is marked: later probes may begin from it."""
     peaks: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     """(step, the largest magnitude of each weight and moment behind it)"""
 
@@ -78,7 +83,15 @@ def run_on(
             ahead.broke = yield from _traced(subject, batches, i, ahead, group)
             break
         ahead.steps.append(seen)
+        if any(not _is_rate(rate) for rate in seen.lrs):
+            break  # the schedule is through: no training goes on like this
+    else:
+        ahead.is_marked = mark and num_steps > 0
     return ahead
+
+
+def _is_rate(rate: Any) -> bool:
+    return not isinstance(rate, complex) and rate >= 0
 
 
 def _step(batches: Sequence[Any], i: int, keep: bool) -> Probe:
@@ -107,7 +120,7 @@ def _traced(
         group=group,
         check=f"{group}/ahead",
         what=f"step {last} of a copy of the training ({done})",
-        level="certain",
+        level="certain" if last < max(_SOON * len(batches), _FEW) else "far",
         why=f"seen: {last} steps at its own rates are finite, the next one is not",
         seen=seen,
         batch=batch,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import nn
 
 from ..foresee.candidates import LEVELS, Candidate
 from ..foresee.search import candidates
 from .ahead import Ahead, run_on
 from .edges_data import num_last, own_batches
-from .edges_draws import Draw, draws
+from .edges_draws import Draw, draws, unwritten_memory
 from .layers import ask, has_scaler
 from .precision import used_dtype
 from .predict import Prediction, capsule_path, finding_of, new_id
@@ -21,12 +23,14 @@ from .records import Finding, passed, skipped
 __all__ = ["edges"]
 
 GROUP = "edges"
-SEARCH_S = 1.2
+SEARCH_S = 1.0
 SEARCH_STEPS = 12
 """The search ends after so many seconds, or so many steps' time where that is more."""
 AHEAD_S = 0.4
 AHEAD_STEPS = 40
-_BUDGET_SHARE = 0.4
+LONG_S = 0.5
+LONG_STEPS = 160
+_BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
 
 
@@ -38,12 +42,24 @@ def edges(subject: Subject) -> Checks:
     if plain.error is not None or not plain.is_finite:
         return [skipped(GROUP, "edges/any", "the training's own first batch breaks: see forward")]
     batches = own_batches(subject)
-    num_steps = min(AHEAD_STEPS, len(batches))
-    ahead = yield from run_on(subject, batches, num_steps, AHEAD_S, mark=True)
-    search = Search(subject, batches, is_later=ahead.broke is None and ahead.error is None)
+    ahead = yield from run_on(subject, batches, min(AHEAD_STEPS, len(batches)), AHEAD_S, mark=True)
+    search = Search(subject, batches, is_later=ahead.is_marked)
     search.add(ahead.broke)
-    yield from search.run(plain.seconds)
+    yield from search.run(_budget(subject, plain.seconds))
+    if ahead.is_marked:
+        longer = yield from run_on(subject, batches, LONG_STEPS, LONG_S, mark=True)
+        search.add(longer.broke)
+        if longer.is_marked:
+            ahead = longer
+            yield from search.run(_budget(subject, plain.seconds) / 2, is_again=True)
     return search.findings(ahead)
+
+
+def _budget(subject: Subject, step_seconds: float) -> float:
+    """Seconds for one round of the search."""
+    if subject.budget_s is not None:
+        return _BUDGET_SHARE * subject.budget_s
+    return max(SEARCH_S, SEARCH_STEPS * step_seconds)
 
 
 @dataclass
@@ -62,31 +78,33 @@ class Search:
     num_traces: int = 0
     _found: dict[tuple[Any, ...], Prediction] = field(default_factory=dict)
 
-    def run(self, step_seconds: float) -> Generator[Probe, Seen, None]:
-        budget = max(SEARCH_S, SEARCH_STEPS * step_seconds)
-        if self.subject.budget_s is not None:
-            budget = _BUDGET_SHARE * self.subject.budget_s
+    def run(self, seconds: float, is_again: bool = False) -> Generator[Probe, Seen, None]:
+        """Every candidate; again, on other weights, only those that may come."""
+        end = self.spent + seconds
         is_half = used_dtype(self.subject) is not None
-        wanted = candidates(self.batches, self.subject.can_change_rows, is_half, num_last(self.subject))
+        wanted = candidates(
+            self.batches, self.subject.can_change_rows, is_half, _tables(self.subject),
+            num_last(self.subject),
+        )  # fmt: skip
+        if is_again:
+            wanted = [c for c in wanted if c.level != "far" and not (c.may_raise or c.is_wild)]
         for i, candidate in enumerate(wanted):
-            if self.spent > budget:
-                self.num_left = len(wanted) - i
-                return
+            if self.spent > end:
+                self.num_left = max(self.num_left, len(wanted) - i)
+                break
             try:
                 batch = candidate.make()
-            except (RuntimeError, ValueError, IndexError, TypeError):
+            except (RuntimeError, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
                 continue  # this batch cannot be changed so
             yield from self.try_one(candidate, batch)
-        for draw in draws(self.subject, self.batches):
+        for draw in draws(self.subject, self.batches) if not is_again else ():
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
     def try_one(
-        self,
-        candidate: Candidate,
-        batch: Any,
-        draw: Draw | None = None,
+        self, candidate: Candidate, batch: Any, draw: Draw | None = None
     ) -> Generator[Probe, Seen, None]:
-        around = draw.around if draw is not None else None
+        """One batch; memory that nobody writes is full of NaN meanwhile."""
+        around = draw.around if draw is not None else unwritten_memory
         probe = Probe(
             batch=batch, name=candidate.what, apply=True, weigh=False, is_later=self.is_later,
             around=around,
@@ -105,15 +123,17 @@ class Search:
             return
         self.num_traces += 1
         name = new_id()
-        traced = yield Probe(
-            batch=batch, name=f"{candidate.what}, traced", apply=True, weigh=False, trace=True,
-            is_later=self.is_later, scale=1.0 if has_scaler(self.subject) else None,
-            around=around, save_to=capsule_path(self.subject, name),
+        probe = replace(
+            probe, name=f"{candidate.what}, traced", trace=True,
+            scale=1.0 if has_scaler(self.subject) else None,
+            save_to=capsule_path(self.subject, name),
         )  # fmt: skip
-        self.spent += traced.seconds
-        if traced.is_finite and traced.error is None:
-            return  # it does not break twice
-        self.add(self._prediction(candidate, batch, traced, name))
+        for inside in (None, unwritten_memory) if draw is None else (around,):
+            traced = yield replace(probe, around=inside)
+            self.spent += traced.seconds
+            if not traced.is_finite and traced.error is None:
+                self.add(self._prediction(candidate, batch, traced, name))
+                return
 
     def _note_error(self, candidate: Candidate, seen: Seen) -> None:
         if candidate.level == "certain":
@@ -178,3 +198,9 @@ class Search:
         if family in self.raised:
             return f"{tried}; {self.raised[family]}"
         return f"{tried}: finite"
+
+
+def _tables(subject: Subject) -> list[int]:
+    """The sizes of the embedding tables."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return [m.num_embeddings for _, m in subject.modules() if isinstance(m, kinds)]

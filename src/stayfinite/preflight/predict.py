@@ -6,7 +6,7 @@ import math
 import os
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,17 @@ def capsule_path(subject: Subject, name: str) -> str:
     if subject.save_dir is None:
         return ""
     return str(Path(subject.save_dir) / "incidents" / name / CAPSULE)
+
+
+def placed(subject: Subject, seen: Seen) -> Seen:
+    """An update in torch's own optimizer has no line of the user's where we have called `step()`."""
+    where = seen.location
+    if where is None or subject.vehicle != "build" or where.library_file is None:
+        return seen
+    birth = next((k for k in where.chain if k.role == "birth"), None)
+    if birth is None or birth.direction != "optimizer":
+        return seen
+    return replace(seen, location=replace(where, file=None, line=None, source=None, function=None))
 
 
 def diagnosis_of(subject: Subject, p: Prediction, usual: Sequence[Any] = ()) -> Diagnosis:
@@ -160,6 +171,7 @@ def saved(subject: Subject, p: Prediction, diagnosis: Diagnosis) -> str:
 def finding_of(subject: Subject, p: Prediction, usual: Sequence[Any] = ()) -> Finding:
     """The prediction as `check` shows it."""
     diagnosis = diagnosis_of(subject, p, usual)
+    p.seen = placed(subject, p.seen)
     folder = saved(subject, p, diagnosis)
     status = _STATUS[p.level]
     if status == "far":
