@@ -177,7 +177,9 @@ def _silence(entries: Iterable[Entry], verbose: bool, has_names: bool) -> bool:
                     f"{entry.name}: {f.status} {f.check} [{f.subject}] {f.value}"
                 )
     names = {line.partition(":")[0] for line in (*warned, *failed)}
-    print(f"\nexecuted warnings on {len(names)} of {total} fixed twins and controls; any warning on {any_warning}")
+    print(
+        f"\nexecuted warnings on {len(names)} of {total} fixed twins and controls; any warning on {any_warning}"
+    )
     for line in (*failed, *warned):
         print(f"  {line}")
     return len(names) <= MOST_FALSE * total and not failed

@@ -20,7 +20,8 @@ def _filled(value: float) -> Callable[[Tensor], Tensor]:
 
 def tokens(seen: Seen) -> Iterator[Candidate]:
     """A sequence of nothing but padding; one token all over."""
-    for p in seen.of_kind("tokens"):
+    wide = [p for p in seen.of_kind("labels") if p.tensor.dim() > 1 and p.low >= 0]
+    for p in (*seen.of_kind("tokens"), *wide):
         if p.padding is not None:
             how = first_row(_filled(p.padding), seen.num_rows)
             what = f"one sequence of {p.name} with nothing but padding ({p.padding})"
@@ -34,7 +35,8 @@ def tokens(seen: Seen) -> Iterator[Candidate]:
             how = first_row(_only_first(p.padding), seen.num_rows)
             what = f"one sequence of {p.name} with one token, the rest padding"
             yield Candidate("padding", what, seen.changed([p], how))
-        yield from one_class(seen, p, "category")
+        if p.kind == "tokens":
+            yield from one_class(seen, p, "category")
 
 
 def _only_first(padding: int) -> Callable[[Tensor], Tensor]:
@@ -59,7 +61,9 @@ def ids(seen: Seen) -> Iterator[Candidate]:
                 yield Candidate("same-id", what, seen.changed([a], how))
         if a.tensor.dim() == 2 and 2 <= a.tensor.shape[1] <= 4 and a.kind == "tokens":
             how = first_row(_equal_columns, seen.num_rows)
-            yield Candidate("same-id", f"one sample of {a.name} with equal ids", seen.changed([a], how))
+            yield Candidate(
+                "same-id", f"one sample of {a.name} with equal ids", seen.changed([a], how)
+            )
         yield from _unseen(seen, a)
 
 

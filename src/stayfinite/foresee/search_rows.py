@@ -65,16 +65,18 @@ def constant(seen: Seen) -> Iterator[Candidate]:
             what = f"one sample of {name} constant ({words})"
             level = "far" if any(p.is_code for p in parts) else "possible"
             yield Candidate("constant", what, seen.changed(parts, how), level)
-    for p in seen.of_kind("input"):
+    for p in seen.of_kind("input", "mask"):
         if p.tensor.dim() == 2 and p.has_rows and p.is_float and p.tensor.shape[1] > 1:
-            level = "far" if p.is_code else "possible"
+            level = "far" if p.is_distribution else "possible"
             what = f"one feature of {p.name} the same in a whole batch"
             yield Candidate("column", what, seen.changed([p], _same_column), level)
     for p in seen.of_kind("input", "target"):
         if p.tensor.dim() == 1 and p.has_rows and p.is_float:
             how = _flat(lambda t: t[:1])
             what = f"the same {p.name} in a whole batch"
-            yield Candidate("equal", what, seen.changed([p], how), "possible" if p.is_whole else "far")
+            yield Candidate(
+                "equal", what, seen.changed([p], how), "possible" if p.is_whole else "far"
+            )
 
 
 def _same_column(t: Tensor) -> Tensor:
@@ -113,7 +115,9 @@ def repeated(seen: Seen) -> Iterator[Candidate]:
     for p in seen.of_kind("input", "target"):
         if p.has_rows and p.is_float and p.tensor.dim() > 1:
             how = _take(rows)
-            yield Candidate("repeated", f"two samples with the same {p.name}", seen.changed([p], how))
+            yield Candidate(
+                "repeated", f"two samples with the same {p.name}", seen.changed([p], how)
+            )
 
 
 def _take(rows: list[int]) -> Callable[[Tensor], Tensor]:

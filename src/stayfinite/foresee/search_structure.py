@@ -80,13 +80,14 @@ def labels(seen: Seen) -> Iterator[Candidate]:
     for p in seen.of_kind("labels"):
         ignored = _ignored(p)
         if ignored is not None:
-            share = _unlabeled(p, seen.batches, ignored)
+            share, most = _unlabeled(p, seen.batches, ignored)
             for how, words in (
                 (first_row(_filled(ignored), seen.num_rows), "one sample"),
                 (_filled(ignored), "a whole batch"),
             ):
                 is_all = words == "a whole batch"
-                level = "possible" if not is_all or total <= 4 or share > 0.2 else "far"
+                is_near = total <= 2 or share > 0.2 or (most > 0.85 and total <= 4)
+                level = "possible" if not is_all or is_near else "far"
                 what = f"every label of {words} ignored ({ignored})"
                 why = f"{share:.0%} of the samples seen have no label" if share else ""
                 yield Candidate("no-label", what, seen.changed([p], how), level, why)
@@ -99,14 +100,16 @@ def _ignored(p: Part) -> int | None:
     return None
 
 
-def _unlabeled(p: Part, batches: Sequence[Any], ignored: int) -> float:
+def _unlabeled(p: Part, batches: Sequence[Any], ignored: int) -> tuple[float, float]:
+    """(the share of samples without any label, the largest share of ignored labels in one sample)"""
     rows = [
-        (t == ignored).reshape(t.shape[0], -1).all(1).float()
+        (t == ignored).reshape(t.shape[0], -1).float().mean(1)
         for b in batches
         for n, t in named_tensors(b)
         if n == p.name
     ]
-    return float(torch.cat(rows).mean())
+    shares = torch.cat(rows)
+    return float((shares == 1).float().mean()), float(shares.max())
 
 
 def lengths(seen: Seen) -> Iterator[Candidate]:
@@ -191,4 +194,3 @@ def _width(batch: Any) -> int | None:
     """The length that the batch's sequences are padded to."""
     found = [t.shape[1] for _, t in named_tensors(batch) if t.dim() > 1]
     return found[0] if found else None
-

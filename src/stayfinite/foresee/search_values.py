@@ -14,17 +14,33 @@ __all__ = ["certainties", "ends", "outliers", "tiny", "zeros"]
 
 _MOST_PARTS = 6
 _MILD = 30.0
-FACTORS = ((10.0, "possible"), (30.0, "possible"), (100.0, "possible"), (300.0, "far"), (1e4, "far"))
-"""How many times as large as the others, and how likely that is."""
+FACTORS = (
+    (10.0, "possible"),
+    (30.0, "possible"),
+    (100.0, "possible"),
+    (300.0, "half"),
+    (1e4, "far"),
+)
+"""How many times as large as the others, and how likely that is; "half": of inputs, where a training
+computes in half precision and every limit is near."""
+
+
+def _level(name: str, seen: Seen, is_input: bool = True) -> str:
+    if name == "half":
+        return "possible" if seen.is_half and is_input else "far"
+    return name
 
 
 def outliers(seen: Seen) -> Iterator[Candidate]:
     """One sample many times larger than the others; signs stay."""
     floats = [p for p in seen.of_kind("input", "target") if p.is_float and not p.is_bounded]
     floats = [p for p in floats if not p.is_code]
-    for factor, level in FACTORS:
+    for factor, name in FACTORS:
         is_wild = factor > _MILD
         for p in floats[:_MOST_PARTS]:
+            level = _level(name, seen, p.kind == "input")
+            if is_wild and p.tensor.dim() < 2:
+                level = "far"  # a weight, a log probability: no feature in units of its own
             how = first_row(_times(factor), seen.num_rows)
             what = f"one sample of {p.name} {factor:g} times as large"
             yield Candidate("outlier", what, seen.changed([p], how), level, is_wild=is_wild)
@@ -32,7 +48,8 @@ def outliers(seen: Seen) -> Iterator[Candidate]:
                 what = f"one value of {p.name} {factor:g} times the largest seen"
                 make = seen.changed([p], _one(p, factor))
                 yield Candidate("outlier-value", what, make, level, is_wild=is_wild)
-    for factor, level in FACTORS:
+    for factor, name in FACTORS:
+        level = _level(name, seen)
         inputs = [p for p in floats if p.kind == "input"]
         if inputs:
             what = f"a whole batch {factor:g} times as large"
@@ -107,7 +124,9 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
         if not p.is_float:
             how = first_row(torch.zeros_like, seen.num_rows)
             what = f"one sample with {p.name} 0"
-            yield Candidate("zero", what, seen.changed([p], how), "possible" if p.low <= 1 else "far")
+            yield Candidate(
+                "zero", what, seen.changed([p], how), "possible" if p.low <= 1 else "far"
+            )
         elif p.low == 0 or p.is_whole:
             what = f"{p.name} 0 in a whole batch"
             level = "possible" if p.low == 0 else "far"

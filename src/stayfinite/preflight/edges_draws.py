@@ -26,7 +26,12 @@ _POSSIBLE = 1e6
 """Steps within which such a draw is to be expected."""
 _DRAWING: set[Any] = {torch.rand, torch.rand_like}
 _IN_PLACE: set[Any] = {Tensor.uniform_}
-_CHANCE = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+_CHANCE = {
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float32: 2.0**-24,
+    torch.float64: 2.0**-53,
+}
 """How often one draw of this dtype is exactly 0: its random bits are those of the mantissa."""
 
 Around = Callable[[], AbstractContextManager[Any]]
