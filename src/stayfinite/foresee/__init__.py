@@ -1,1 +1,1 @@
-"""What can go wrong before it does: batches that real data will bring one day, and how likely they are."""
+"""What can go wrong before it does: the operators of healthy steps, and what they can give."""
