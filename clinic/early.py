@@ -68,7 +68,9 @@ def main(arguments: list[str]) -> int:
         print(f"{entry.name:<38} {entry.truth.cause:<20} fails at {first}, warned at {told[:1]}")
     share = len(leads) / max(1, num_cases)
     lead_text = f"median lead {statistics.median(leads):g} steps" if leads else "no lead"
-    print(f"warned before the first non-finite value: {len(leads)} of {num_cases} ({share:.0%}), {lead_text}")
+    print(
+        f"warned before the first non-finite value: {len(leads)} of {num_cases} ({share:.0%}), {lead_text}"
+    )
     false, total = _healthy(entries)
     print(f"false warnings: {len(false)} in {total:,} healthy steps {false}")
     return 0 if share >= 0.8 and len(false) <= max(1, total // 10_000) else 1
@@ -77,7 +79,9 @@ def main(arguments: list[str]) -> int:
 def _healthy(entries: list[object]) -> tuple[list[str], int]:
     false: list[str] = []
     total = 0
-    builds = [(e.name, e.build_fixed) for e in entries] + [(e.name, e.build) for e in all_controls()]
+    builds = [(e.name, e.build_fixed) for e in entries] + [
+        (e.name, e.build) for e in all_controls()
+    ]
     for name, build in builds:
         case = build()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None
     if len(rising) < _FEWEST or rising[-1] < _LEAST_RISE * max(usual, rising[0]):
         return None
     recent = rising[-4:]
-    rates = [math.log(b / a) for a, b in zip(recent, recent[1:])]
+    rates = [math.log(b / a) for a, b in itertools.pairwise(recent)]
     if min(rates[-2:]) < _STEADY * max(rates[-2:]):
         return None  # one leap: a batch that is out of the ordinary
     rate = sum(rates) / len(rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +11,16 @@ from typing import Any
 from torch import nn
 
 from ..foresee.candidates import LEVELS, Candidate
+from ..foresee.parts import Part, parts_of
+from ..foresee.plausible import between, distance
 from ..foresee.search import candidates
+from ..runtime.rows import num_rows
 from .ahead import Ahead, run_on
 from .edges_data import num_last, own_batches
 from .edges_draws import Draw, draws, unwritten_memory
 from .layers import ask, has_scaler
 from .precision import used_dtype
-from .predict import Prediction, capsule_path, finding_of, new_id
+from .predict import Prediction, capsule_path, discard, finding_of, new_id
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, passed, skipped
 
@@ -32,6 +36,8 @@ LONG_S = 0.5
 LONG_STEPS = 160
 _BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
+_HALVINGS = 4
+_SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 
 
 def edges(subject: Subject) -> Checks:
@@ -76,7 +82,11 @@ class Search:
     num_left: int = 0
     spent: float = 0.0
     num_traces: int = 0
+    parts: list[Part] = field(default_factory=list)
     _found: dict[tuple[Any, ...], Prediction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parts = parts_of(self.batches)
 
     def run(self, seconds: float, is_again: bool = False) -> Generator[Probe, Seen, None]:
         """Every candidate; again, on other weights, only those that may come."""
@@ -128,12 +138,29 @@ class Search:
             scale=1.0 if has_scaler(self.subject) else None,
             save_to=capsule_path(self.subject, name),
         )  # fmt: skip
+        if candidate.family in _SHRINKING and candidate.level != "far":
+            probe.batch = yield from self._shrunk(probe, seen)
         for inside in (None, unwritten_memory) if draw is None else (around,):
             traced = yield replace(probe, around=inside)
             self.spent += traced.seconds
             if not traced.is_finite and traced.error is None:
-                self.add(self._prediction(candidate, batch, traced, name))
+                self.add(self._prediction(candidate, probe.batch, traced, name))
                 return
+
+    def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, Any]:
+        """The smallest change of the real batch that still breaks it in this way, by halving."""
+        real, far = self.batches[0], probe.batch
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            tried = replace(probe, batch=between(real, far, middle), trace=False, save_to="")
+            seen = yield replace(tried, name=f"{middle:.0%} of the way")
+            self.spent += seen.seconds
+            if seen.error is None and not seen.is_finite and _is_bad(seen) == _is_bad(broke):
+                high = middle
+            else:
+                low = middle
+        return between(real, far, high) if high < 1.0 else far
 
     def _note_error(self, candidate: Candidate, seen: Seen) -> None:
         if candidate.level == "certain":
@@ -142,12 +169,16 @@ class Search:
             self.raised.setdefault(candidate.family, f"{candidate.what} raises {seen.error}")
 
     def _prediction(self, c: Candidate, batch: Any, seen: Seen, name: str) -> Prediction:
+        why = c.why
+        if batch is not None and c.family not in ("memory", "random", "draw"):
+            far = distance(self.batches[0], batch, self.parts, num_rows(self.batches[0]))
+            why = "; ".join(w for w in (far.words() if far else "", c.why) if w)
         return Prediction(
             group=GROUP,
             check=f"{GROUP}/{c.family}",
             what=c.what,
             level=c.level,
-            why=c.why,
+            why=why,
             seen=seen,
             batch=batch,
             probability=c.probability,
@@ -164,11 +195,17 @@ class Search:
         elif LEVELS.index(new.level) < LEVELS.index(old.level):
             new.also = [old.what, *old.also]
             self._found[new.key] = new
+            discard(self.subject, old)
         else:
             old.also.append(new.what)
+            discard(self.subject, new)
 
     def findings(self, ahead: Ahead) -> list[Finding]:
         usual = self.batches
+        if not self.subject.is_pedantic:
+            for p in self._found.values():
+                if p.level == "far":
+                    discard(self.subject, p)
         found = [finding_of(self.subject, p, usual) for p in self._found.values()]
         is_shown = self.subject.is_pedantic
         far = [f for f in found if f.status == "pass"]
@@ -202,6 +239,11 @@ class Search:
         if family in self.raised:
             return f"{tried}; {self.raised[family]}"
         return f"{tried}: finite"
+
+
+def _is_bad(seen: Seen) -> bool:
+    """The loss itself is not finite."""
+    return seen.loss is not None and not math.isfinite(seen.loss)
 
 
 def _tables(subject: Subject) -> list[int]:

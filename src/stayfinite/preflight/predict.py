@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from ..runtime.batches import named_tensors
 from .probes import Seen, Subject
 from .records import Finding, failed, passed, warned
 
-__all__ = ["Prediction", "capsule_path", "diagnosis_of", "finding_of", "new_id", "saved"]
+__all__ = ["Prediction", "capsule_path", "diagnosis_of", "discard", "finding_of", "new_id", "saved"]
 
 _STATUS = {"certain": "fail", "likely": "fail", "possible": "warn", "far": "far"}
 _MAX_PARTS = 16
@@ -68,6 +69,13 @@ def capsule_path(subject: Subject, name: str) -> str:
     if subject.save_dir is None:
         return ""
     return str(Path(subject.save_dir) / "incidents" / name / CAPSULE)
+
+
+def discard(subject: Subject, p: Prediction) -> None:
+    """Another batch breaks the same line: this one is not kept."""
+    path = capsule_path(subject, p.id) if p.id else ""
+    if path:
+        shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
 def placed(subject: Subject, seen: Seen) -> Seen:

@@ -88,7 +88,9 @@ class Headroom:
         every = max(1, (steps[-1] - steps[0]) // (len(steps) - 1))
         for i, (name, p) in enumerate(named):
             dtype = str(p.dtype).removeprefix("torch.")
-            found = climb([s[i] for _, s in self._sizes], LIMITS.get(dtype, LIMITS["float32"]), every)
+            found = climb(
+                [s[i] for _, s in self._sizes], LIMITS.get(dtype, LIMITS["float32"]), every
+            )
             if found is not None and not self._is_told(name, step):
                 self._told[name] = step
                 text = found.describe(f"largest weight of {name}", dtype)

@@ -17,8 +17,8 @@ from ..recover.policy import Decision, Policy, Tally
 from ..recover.ramp import PrecisionRamp, RampMove
 from ..report.terminal import say_warning
 from ..report.text import headline
-from .host import Host
 from .headroom import Headroom
+from .host import Host
 from .limits import Limit, everywhere
 from .ranks import RankFailure
 from .rows import map_tensors, num_rows, take_rows
