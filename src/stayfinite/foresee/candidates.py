@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..runtime.batches import named_tensors
 from .parts import Part, change
 
 __all__ = ["Candidate", "Seen", "all_rows", "first_row", "on_rows"]
@@ -88,8 +89,6 @@ def on_rows(
 
 def all_rows(parts: Sequence[Part], batches: Sequence[Any]) -> Iterator[tuple[Part, Tensor]]:
     """Every seen row of these parts: one tensor a part, rows first."""
-    from ..runtime.batches import named_tensors
-
     for part in parts:
         rows = [
             t.detach().reshape(t.shape[0], -1)

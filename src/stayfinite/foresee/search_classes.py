@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..runtime.batches import named_tensors
-from ..runtime.rows import map_tensors, take_rows
+from ..runtime.rows import map_tensors
 from .candidates import Candidate, Seen
 from .parts import Part
 
@@ -59,11 +59,9 @@ def _gathered(seen: Seen, p: Part, value: int, number: int) -> Callable[[], Any]
 
     def make() -> Any:
         total = seen.num_rows or 1
-        named = [(b, dict(named_tensors(b))) for b in seen.batches]
-        pool = [(b, i) for b, parts in named for i in _where(parts.get(p.name), value, total)]
-        rows = [pool[k % len(pool)] for k in range(number)]
-        rest = [(seen.batch, i) for i in range(total)]
-        return _put_together([*rows, *rest][:total], total)
+        rows = _pool(seen, p, total, lambda t: t == value)[:number]
+        rest = [(seen.batch, i) for i in range(total) if not _has(rows, seen.batch, i)]
+        return _put_together(_enough([*rows, *rest], number, len(rows), total), total)
 
     return make
 
@@ -71,16 +69,35 @@ def _gathered(seen: Seen, p: Part, value: int, number: int) -> Callable[[], Any]
 def _without(seen: Seen, p: Part, value: int) -> Callable[[], Any]:
     def make() -> Any:
         total = seen.num_rows or 1
-        kept = [i for i in range(total) if int(p.tensor[i]) != value]
-        return take_rows(seen.batch, [kept[k % len(kept)] for k in range(total)], total)
+        rows = _pool(seen, p, total, lambda t: t != value)
+        return _put_together(_enough(rows, total, len(rows), total), total)
 
     return make
 
 
-def _where(t: Tensor | None, value: int, total: int) -> list[int]:
-    if t is None or t.dim() != 1 or t.shape[0] != total:
-        return []
-    return [int(i) for i in (t == value).nonzero().flatten()]
+def _enough(
+    rows: list[tuple[Any, int]], number: int, num_found: int, total: int
+) -> list[tuple[Any, int]]:
+    """No sample twice: that would be another thing to try."""
+    if num_found < number or len(rows) < total:
+        raise ValueError("too few such samples were seen")
+    return rows[:total]
+
+
+def _has(rows: list[tuple[Any, int]], batch: Any, i: int) -> bool:
+    return any(b is batch and j == i for b, j in rows)
+
+
+def _pool(
+    seen: Seen, p: Part, total: int, is_wanted: Callable[[Tensor], Tensor]
+) -> list[tuple[Any, int]]:
+    """(batch, row) of every real sample that is wanted."""
+    found = []
+    for batch in seen.batches:
+        t = dict(named_tensors(batch)).get(p.name)
+        if t is not None and t.dim() == 1 and t.shape[0] == total:
+            found += [(batch, int(i)) for i in is_wanted(t).nonzero().flatten()]
+    return found
 
 
 def _put_together(rows: list[tuple[Any, int]], total: int) -> Any:

@@ -17,6 +17,10 @@ from .search_classes import one_class
 __all__ = ["empties", "labels", "lengths", "masks", "sizes", "widths"]
 
 
+_SHORT = 4
+"""Where sequences as short as this were seen, one of length 1 may come."""
+
+
 def _filled(value: float) -> Callable[[Tensor], Tensor]:
     return lambda t: torch.full_like(t, value)
 
@@ -167,10 +171,12 @@ def widths(seen: Seen) -> Iterator[Candidate]:
     width = _width(seen.batch)
     if len(sizes) < 2 or not seen.can_change_rows or width is None:
         return
+    shortest = min(w for w in sizes if w is not None)
     yield Candidate(
         "short", "sequences of length 1",
         lambda: map_tensors(seen.batch, lambda t: t[:, :1] if _is_wide(t, width) else t),
-        "far", may_raise=True,
+        "possible" if shortest <= _SHORT else "far", f"lengths from {shortest} on were seen",
+        may_raise=True,
     )  # fmt: skip
     for times in (4, 10, 20):
         yield Candidate(

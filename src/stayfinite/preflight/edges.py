@@ -107,7 +107,7 @@ class Search:
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
                 continue  # this batch cannot be changed so
             yield from self.try_one(candidate, batch)
-        for draw in draws(self.subject, self.batches) if not is_again else ():
+        for draw in draws(self.batches) if not is_again else ():
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
     def try_one(

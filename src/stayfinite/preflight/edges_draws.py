@@ -13,14 +13,26 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..foresee.candidates import Candidate
-from .precision import used_dtype
-from .probes import Seen, Subject
+from .probes import Seen
 
 __all__ = ["Draw", "UnluckyRandom", "draws", "unwritten_memory"]
 
 SEEDS = 6
-ENDS = {"smallest": 0.0, "largest": 1 - 2.0**-24}
-"""The ends of what `torch.rand` gives in float32: each comes once in 16 million numbers."""
+ENDS = (
+    (
+        "one of the largest numbers that torch.rand gives (bfloat16 rounds it to 1)",
+        1 - 2.0**-10,
+        2.0**-9,
+    ),
+    (
+        "one of the largest numbers that torch.rand gives (float16 rounds it to 1)",
+        1 - 2.0**-13,
+        2.0**-12,
+    ),
+    ("the smallest number that torch.rand gives", 0.0, 2.0**-24),
+    ("the largest number that torch.rand gives", 1 - 2.0**-24, 2.0**-24),
+)
+"""(what it is, a number, how often one like it or nearer to the end comes in float32)"""
 _LIKELY = 1e4
 _POSSIBLE = 1e6
 """Steps within which such a draw is to be expected."""
@@ -66,10 +78,10 @@ class UnluckyRandom(TorchFunctionMode):
                 result.view(-1)[0] = self.value
         return result
 
-    @property
-    def chance(self) -> float:
-        """Of one such number in a step."""
-        return sum(_CHANCE.get(d, 2.0**-24) * n for d, n in self.num_drawn.items())
+    def chance(self, each: float) -> float:
+        """Of one such number in a step; `each` in a draw of float32."""
+        own = _CHANCE if self.value == 0.0 else {}
+        return sum(own.get(d, each) * n for d, n in self.num_drawn.items())
 
 
 @dataclass
@@ -79,8 +91,8 @@ class Draw:
     candidate: Candidate
     around: Around
     mode: UnluckyRandom | None = None
-    half: str | None = None
-    """The half precision that the training computes in."""
+    each: float = 0.0
+    """How often one draw gives such a number."""
 
     def is_used(self, seen: Seen) -> bool:
         """Whether the step has drawn such a number at all, as far as that is known."""
@@ -90,21 +102,14 @@ class Draw:
         """The candidate with how often it comes."""
         if self.mode is None:
             return self.candidate
-        chance = self._chance(self.mode)
+        chance = self.mode.chance(self.each)
         step = 1 / max(chance, 1e-12)
         level = "likely" if step <= _LIKELY else "possible" if step <= _POSSIBLE else "far"
         why = f"a draw with probability {chance:.1e} in each step: expected at step ~{step:,.0f}"
         return replace(self.candidate, level=level, why=why, probability=chance)
 
-    def _chance(self, mode: UnluckyRandom) -> float:
-        if mode.value == 0.0:
-            return mode.chance
-        # The largest number becomes 1 where it is rounded to fewer bits.
-        rounded = {"bfloat16": 2.0**-9, "float16": 2.0**-12}.get(self.half or "", 2.0**-24)
-        return rounded * sum(mode.num_drawn.values())
 
-
-def draws(subject: Subject, batches: Sequence[Any]) -> Iterator[Draw]:
+def draws(batches: Sequence[Any]) -> Iterator[Draw]:
     """The same batch with other random numbers, with unlucky ones, with memory full of NaN."""
     batch = batches[0]
     memory = Candidate(
@@ -112,11 +117,10 @@ def draws(subject: Subject, batches: Sequence[Any]) -> Iterator[Draw]:
         "fresh memory holds whatever was there before: NaN and Inf now and then",
     )  # fmt: skip
     yield Draw(memory, unwritten_memory)
-    for end, value in ENDS.items():
+    for what, value, each in ENDS:
         mode = UnluckyRandom(value)
-        what = f"the {end} number that torch.rand gives"
         candidate = Candidate("random", what, lambda: batch, "possible")
-        yield Draw(candidate, _given(mode), mode, used_dtype(subject))
+        yield Draw(candidate, _given(mode), mode, each)
     for seed in range(1, SEEDS + 1):
         candidate = Candidate(
             "draw", f"the same batch with other random numbers (seed {seed})", lambda: batch,

@@ -190,7 +190,7 @@ def finding_of(subject: Subject, p: Prediction, usual: Sequence[Any] = ()) -> Fi
     action = _action(p, diagnosis)
     report = {"fail": failed, "warn": warned}.get(status)
     data = {
-        "is_executed": True, "level": p.level, "probability": p.probability, "loss": p.seen.loss,
+        "is_executed": True, "level": p.level, "probability": p.probability, "loss": _finite(p.seen.loss),
         "error": p.seen.error, "op": location.op if location else None, "saved": folder or None,
         "also": p.also[:8],
     }  # fmt: skip
@@ -202,6 +202,10 @@ def finding_of(subject: Subject, p: Prediction, usual: Sequence[Any] = ()) -> Fi
         return passed(p.group, p.check, f"{value}: data that nobody would feed", **common)
     weight = 6.0 if status == "fail" else 5.5
     return report(p.group, p.check, value, action, weight=weight, **common)
+
+
+def _finite(loss: float | None) -> float | None:
+    return loss if loss is not None and math.isfinite(loss) else None
 
 
 def _short(seen: Seen) -> str:
