@@ -50,6 +50,8 @@ class Seen:
     can_change_rows: bool = True
     is_half: bool = False
     """The training computes in half precision, where every limit is near."""
+    is_costly: bool = False
+    """A batch that is refused ends a script, which has to be started again."""
     num_ids: tuple[int, ...] = ()
     """The sizes of the model's embedding tables."""
     num_last: int | None = None

@@ -14,7 +14,7 @@ from ..runtime.batches import named_tensors
 from ..runtime.rows import map_tensors, num_rows
 from .padding import padding_of
 
-__all__ = ["IGNORED", "Part", "change", "parts_of"]
+__all__ = ["IGNORED", "Part", "change", "is_rotation", "is_unit", "parts_of"]
 
 _TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
 _MASK = re.compile(r"mask|valid|legal|allowed", re.IGNORECASE)
@@ -57,6 +57,14 @@ class Part:
         return (0 <= self.low < 0.1 and 0.9 < self.high <= 1) or (
             -1 <= self.low < -0.9 and 0.9 < self.high <= 1
         )
+
+    @property
+    def is_unit(self) -> bool:
+        return is_unit(self.tensor)
+
+    @property
+    def is_rotation(self) -> bool:
+        return is_rotation(self.tensor)
 
     @property
     def is_positive(self) -> bool:
@@ -113,6 +121,21 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
             )
         )  # fmt: skip
     return found
+
+
+def is_unit(t: Tensor) -> bool:
+    """Vectors of length 1: directions, quaternions."""
+    if not t.is_floating_point() or t.dim() < 2 or not 2 <= t.shape[-1] <= 8:
+        return False
+    return bool(((t.detach().float().norm(dim=-1) - 1).abs() < 1e-2).all())
+
+
+def is_rotation(t: Tensor) -> bool:
+    """Square matrices whose rows are orthogonal and of length 1."""
+    if not t.is_floating_point() or t.dim() < 3 or t.shape[-1] != t.shape[-2] or t.shape[-1] > 4:
+        return False
+    square = t.detach().float() @ t.detach().float().mT
+    return bool(((square - torch.eye(t.shape[-1], device=t.device)).abs() < 1e-2).all())
 
 
 def _is_distribution(t: Tensor) -> bool:

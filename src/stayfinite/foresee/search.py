@@ -10,7 +10,8 @@ from .candidates import Candidate, Seen
 from .parts import parts_of
 from .search_classes import float_classes
 from .search_ids import ids, tokens
-from .search_rows import blank, constant, inner, pairs, repeated
+from .search_numbers import numbers
+from .search_rows import blank, constant, inner, pairs, repeated, rest
 from .search_structure import empties, labels, lengths, masks, sizes, widths
 from .search_values import certainties, ends, outliers, tiny, zeros
 
@@ -18,7 +19,7 @@ __all__ = ["FAMILIES", "candidates"]
 
 FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
     masks, labels, tokens, ids, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
-    outliers, tiny, float_classes, lengths, empties, widths, sizes,
+    outliers, rest, tiny, float_classes, lengths, empties, numbers, widths, sizes,
 )  # fmt: skip
 """Those that code may refuse come last: a script that raises has to be started again."""
 
@@ -27,12 +28,15 @@ def candidates(
     batches: Sequence[Any],
     can_change_rows: bool = True,
     is_half: bool = False,
+    is_costly: bool = False,
     num_ids: Sequence[int] = (),
     num_last: int | None = None,
 ) -> list[Candidate]:
     """All of them; those that need data nobody would feed behind the others."""
     parts = parts_of(batches)
     total = num_rows(batches[0])
-    seen = Seen(batches, parts, total, can_change_rows, is_half, tuple(num_ids), num_last)
+    seen = Seen(
+        batches, parts, total, can_change_rows, is_half, is_costly, tuple(num_ids), num_last
+    )
     found = [c for family in FAMILIES for c in family(seen)]
     return sorted(found, key=lambda c: (c.may_raise, c.level == "far"))

@@ -15,6 +15,9 @@ from .parts import Part
 
 __all__ = ["float_classes", "one_class"]
 
+_ARRANGED = 3.0
+"""So many of the batches seen should have lacked a class by chance, and none did."""
+
 
 def float_classes(seen: Seen) -> Iterator[Candidate]:
     """Class numbers that are kept as floats: a binary target, a rating."""
@@ -47,11 +50,20 @@ def one_class(seen: Seen, p: Part, word: str) -> Iterator[Candidate]:
         _gathered(seen, p, value, most), "possible",
     )  # fmt: skip
     if len(counts) > 2:
-        rare = min(counts, key=lambda v: counts[v])
-        yield Candidate(
-            "absent", f"a batch without any {p.name} {rare}", _without(seen, p, rare), "likely",
-            f"{counts[rare]} of {sum(counts.values()):,} samples seen have it",
-        )  # fmt: skip
+        yield from _absent(seen, p, counts, total)
+
+
+def _absent(seen: Seen, p: Part, counts: dict[int, int], total: int) -> Iterator[Candidate]:
+    """A batch without the rarest class, unless a sampler sees to it that each has them all."""
+    rare = min(counts, key=lambda v: counts[v])
+    share = counts[rare] / sum(counts.values())
+    chance = (1 - share) ** total
+    is_arranged = chance * len(seen.batches) > _ARRANGED
+    yield Candidate(
+        "absent", f"a batch without any {p.name} {rare}", _without(seen, p, rare),
+        "possible" if chance > 1e-4 and not is_arranged else "far",
+        f"{counts[rare]} of {sum(counts.values()):,} samples seen have it", probability=chance,
+    )  # fmt: skip
 
 
 def _gathered(seen: Seen, p: Part, value: int, number: int) -> Callable[[], Any]:

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from ..runtime.rows import take_rows
 from .candidates import Candidate, Seen, all_rows, first_row
-from .parts import Part
+from .parts import Part, is_rotation, is_unit
 
-__all__ = ["blank", "constant", "inner", "pairs", "repeated"]
+__all__ = ["blank", "constant", "inner", "pairs", "repeated", "rest"]
 
 _MOST_PARTS = 6
+_SMALL = 8
+"""Batches of so few samples may well be all alike."""
 
 
 def _sets(seen: Seen, *kinds: str) -> Iterator[tuple[str, list[Part]]]:
@@ -70,13 +72,16 @@ def constant(seen: Seen) -> Iterator[Candidate]:
             level = "far" if p.is_distribution else "possible"
             what = f"one feature of {p.name} the same in a whole batch"
             yield Candidate("column", what, seen.changed([p], _same_column), level)
+    for p in seen.of_kind("input"):
+        if p.tensor.dim() >= 3 and p.has_rows and p.is_float and p.tensor.shape[1] > 1:
+            level = "possible" if p.may_be_zero and not p.is_code else "far"
+            what = f"the first channel of {p.name} dead (0) in a whole batch"
+            yield Candidate("column", what, seen.changed([p], _zero_entry), level)
     for p in seen.of_kind("input", "target"):
         if p.tensor.dim() == 1 and p.has_rows and p.is_float:
             how = _flat(lambda t: t[:1])
             what = f"the same {p.name} in a whole batch"
-            yield Candidate(
-                "equal", what, seen.changed([p], how), "possible" if p.is_whole else "far"
-            )
+            yield Candidate("equal", what, seen.changed([p], how))
 
 
 def _same_column(t: Tensor) -> Tensor:
@@ -110,7 +115,7 @@ def repeated(seen: Seen) -> Iterator[Candidate]:
     yield Candidate("repeated", "the same sample twice", lambda: take_rows(batch, rows, total))
     yield Candidate(
         "repeated-batch", "the same sample all over",
-        lambda: take_rows(batch, [0] * total, total), "far" if total > 2 else "possible",
+        lambda: take_rows(batch, [0] * total, total), "far" if total > _SMALL else "possible",
     )  # fmt: skip
     for p in seen.of_kind("input", "target"):
         if p.has_rows and p.is_float and p.tensor.dim() > 1:
@@ -144,6 +149,43 @@ def _from(other: Tensor, total: int | None) -> Callable[[Tensor], Tensor]:
         return new
 
     return changed
+
+
+def rest(seen: Seen) -> Iterator[Candidate]:
+    """At rest: nothing comes in, unit vectors and rotations are the identity."""
+    total = seen.num_rows
+    floats = [p for p in seen.of_kind("input", "target") if p.is_float and p.tensor.dim() > 1]
+    special = [p for p in floats if p.is_unit or p.is_rotation]
+    for p in special:
+        how = first_row(_identity, total)
+        yield Candidate(
+            "rest", f"one sample of {p.name} that is the identity", seen.changed([p], how)
+        )
+    blanks = [p for p in floats if p not in special and p.kind == "input" and p.may_be_zero]
+    if special and blanks:
+        make = seen.changed([*special, *blanks], _resting(total))
+        yield Candidate("rest", "one sample at rest: no input, and the identity", make)
+
+
+def _resting(total: int | None) -> Callable[[Tensor], Tensor]:
+    def changed(t: Tensor) -> Tensor:
+        how = _identity if _unit_like(t) else torch.zeros_like
+        return first_row(how, total)(t)
+
+    return changed
+
+
+def _unit_like(t: Tensor) -> bool:
+    return is_unit(t) or is_rotation(t)
+
+
+def _identity(t: Tensor) -> Tensor:
+    new = torch.zeros_like(t)
+    if is_rotation(t):
+        new.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    else:
+        new[..., 0] = 1.0
+    return new
 
 
 def inner(seen: Seen) -> Iterator[Candidate]:

@@ -17,6 +17,8 @@ from .search_classes import one_class
 __all__ = ["empties", "labels", "lengths", "masks", "sizes", "widths"]
 
 
+_SMALL = 8
+"""Batches of so few samples may well be all alike."""
 _SHORT = 4
 """Where sequences as short as this were seen, one of length 1 may come."""
 
@@ -46,7 +48,10 @@ def masks(seen: Seen) -> Iterator[Candidate]:
         for value in (0, 1):
             words = "all 1" if value else "all 0"
             what = f"{p.name} {words} in a whole batch"
-            yield Candidate("mask-batch", what, seen.changed([p], _filled(value)), "far")
+            is_seen = p.low <= value <= p.high
+            is_small = seen.num_rows is not None and seen.num_rows <= _SMALL
+            level = "possible" if is_seen and is_small else "far"
+            yield Candidate("mask-batch", what, seen.changed([p], _filled(value)), level)
 
 
 def _one_line(value: int) -> Callable[[Tensor], Tensor]:
@@ -96,6 +101,12 @@ def labels(seen: Seen) -> Iterator[Candidate]:
                 why = f"{share:.0%} of the samples seen have no label" if share else ""
                 yield Candidate("no-label", what, seen.changed([p], how), level, why)
         yield from one_class(seen, p, "class")
+        if p.tensor.dim() > 1 and p.low >= 0:
+            usual = int(p.tensor.mode().values.reshape(-1)[0])
+            for value in dict.fromkeys((int(p.low), usual)):
+                what = f"every label of a whole batch {value}"
+                level = "possible" if total <= _SMALL else "far"
+                yield Candidate("one-label", what, seen.changed([p], _filled(value)), level)
 
 
 def _ignored(p: Part) -> int | None:
@@ -169,7 +180,10 @@ def widths(seen: Seen) -> Iterator[Candidate]:
     """Where sequences have different lengths: one of length 1, and much longer ones."""
     sizes = {_width(b) for b in seen.batches} - {None}
     width = _width(seen.batch)
-    if len(sizes) < 2 or not seen.can_change_rows or width is None:
+    if not seen.can_change_rows or width is None:
+        return
+    if len(sizes) < 2:
+        yield from _longer_ones(seen, width)
         return
     shortest = min(w for w in sizes if w is not None)
     yield Candidate(
@@ -186,6 +200,22 @@ def widths(seen: Seen) -> Iterator[Candidate]:
             ),
             "possible", f"lengths from {min(sizes)} to {max(sizes)} were seen", may_raise=True,
         )  # fmt: skip
+
+
+def _longer_ones(seen: Seen, width: int) -> Iterator[Candidate]:
+    """All sequences were equally long; a model that takes any length may be given a longer one."""
+    first = next(p for p in seen.parts if p.tensor.dim() > 1)
+    if first.kind != "input" or first.tensor.dim() != 3 or not first.has_rows or seen.is_costly:
+        return
+    for times in (4, 10):
+        yield Candidate(
+            "long", f"sequences {times} times as long", _stretched(seen, width, times),
+            "possible" if times == 4 else "far", f"all were {width} long", may_raise=True,
+        )  # fmt: skip
+
+
+def _stretched(seen: Seen, width: int, times: int) -> Callable[[], Any]:
+    return lambda: map_tensors(seen.batch, lambda t: _longer(t, times) if _is_wide(t, width) else t)
 
 
 def _is_wide(t: Tensor, width: int) -> bool:

@@ -19,7 +19,6 @@ from .ahead import Ahead, run_on
 from .edges_data import num_last, own_batches
 from .edges_draws import Draw, draws, unwritten_memory
 from .layers import ask, has_scaler
-from .precision import used_dtype
 from .predict import Prediction, capsule_path, discard, finding_of, new_id
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, passed, skipped
@@ -37,6 +36,8 @@ LONG_STEPS = 160
 _BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
 _HALVINGS = 4
+_DRAWS_SHARE = 0.25
+_FEWEST_DRAWS = 4
 _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 
 
@@ -44,12 +45,14 @@ def edges(subject: Subject) -> Checks:
     """The training's own batches, then batches that real data will bring one day."""
     if not subject.batches:
         return [skipped(GROUP, "edges/any", "no batch was seen")]
-    plain = yield from ask(subject, Probe(batch=subject.batches[0], name="the batch as it is"))
+    plain = yield from ask(
+        subject, Probe(batch=subject.batches[0], name="the batch as it is", note_half=True)
+    )
     if plain.error is not None or not plain.is_finite:
         return [skipped(GROUP, "edges/any", "the training's own first batch breaks: see forward")]
     batches = own_batches(subject)
     ahead = yield from run_on(subject, batches, min(AHEAD_STEPS, len(batches)), AHEAD_S, mark=True)
-    search = Search(subject, batches, is_later=ahead.is_marked)
+    search = Search(subject, batches, is_later=ahead.is_marked, is_half=plain.is_half)
     search.add(ahead.broke)
     yield from search.run(_budget(subject, plain.seconds))
     if ahead.is_marked:
@@ -77,6 +80,8 @@ class Search:
     is_later: bool
     """Candidates meet the weights behind the first steps: what breaks only an untrained model is gone
     after a step."""
+    is_half: bool = False
+    """Something is computed in half precision."""
     tried: Counter[str] = field(default_factory=Counter)
     raised: dict[str, str] = field(default_factory=dict)
     num_left: int = 0
@@ -91,10 +96,9 @@ class Search:
     def run(self, seconds: float, is_again: bool = False) -> Generator[Probe, Seen, None]:
         """Every candidate; again, on other weights, only those that may come."""
         end = self.spent + seconds
-        is_half = used_dtype(self.subject) is not None
         wanted = candidates(
-            self.batches, self.subject.can_change_rows, is_half, _tables(self.subject),
-            num_last(self.subject),
+            self.batches, self.subject.can_change_rows, self.is_half,
+            self.subject.vehicle != "build", _tables(self.subject), num_last(self.subject),
         )  # fmt: skip
         if is_again:
             wanted = [c for c in wanted if c.level != "far" and not (c.may_raise or c.is_wild)]
@@ -107,7 +111,9 @@ class Search:
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
                 continue  # this batch cannot be changed so
             yield from self.try_one(candidate, batch)
-        for draw in draws(self.batches) if not is_again else ():
+        for number, draw in enumerate(draws(self.batches) if not is_again else ()):
+            if self.spent > end + _DRAWS_SHARE * seconds and number >= _FEWEST_DRAWS:
+                break
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
     def try_one(

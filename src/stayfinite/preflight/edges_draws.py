@@ -18,6 +18,8 @@ from .probes import Seen
 __all__ = ["Draw", "UnluckyRandom", "draws", "unwritten_memory"]
 
 SEEDS = 6
+_OWN = 12
+"""So many of the training's own batches meet memory that is full of NaN."""
 ENDS = (
     (
         "one of the largest numbers that torch.rand gives (bfloat16 rounds it to 1)",
@@ -112,11 +114,6 @@ class Draw:
 def draws(batches: Sequence[Any]) -> Iterator[Draw]:
     """The same batch with other random numbers, with unlucky ones, with memory full of NaN."""
     batch = batches[0]
-    memory = Candidate(
-        "memory", "memory that is used and was never written", lambda: batch, "likely",
-        "fresh memory holds whatever was there before: NaN and Inf now and then",
-    )  # fmt: skip
-    yield Draw(memory, unwritten_memory)
     for what, value, each in ENDS:
         mode = UnluckyRandom(value)
         candidate = Candidate("random", what, lambda: batch, "possible")
@@ -128,10 +125,16 @@ def draws(batches: Sequence[Any]) -> Iterator[Draw]:
             probability=1 / seed,
         )  # fmt: skip
         yield Draw(candidate, _later(seed))
+    for own in batches[:_OWN]:
+        memory = Candidate(
+            "memory", "memory that is used and was never written", _given(own), "likely",
+            "fresh memory holds whatever was there before: NaN and Inf now and then",
+        )  # fmt: skip
+        yield Draw(memory, unwritten_memory)
 
 
-def _given(mode: UnluckyRandom) -> Around:
-    return lambda: mode
+def _given(value: Any) -> Callable[[], Any]:
+    return lambda: value
 
 
 def _later(seed: int) -> Around:

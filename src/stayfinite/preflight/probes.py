@@ -72,6 +72,8 @@ class Probe:
     """Measure how large weights and moments are behind an applied step."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
     """What the step runs inside of."""
+    note_half: bool = False
+    """Note whether anything is computed in half precision."""
     save_to: str = ""
     """A file that keeps everything as it is before this step, for `stayfinite replay`."""
     lr_factor: float = 1.0
@@ -167,6 +169,8 @@ class Seen:
     """The autograd nodes from the loss backwards, nearest first: "NllLossBackward0", ..."""
     loss_calls: list[LossCall] = field(default_factory=list)
     """The loss functions that were called, as `LossWatch` saw them; with `watch`."""
+    is_half: bool = False
+    """An operator gave float16 or bfloat16; with `note_half`."""
     peaks: dict[str, float] = field(default_factory=dict)
     """The largest magnitude of the weights and of each kind of moment; with `measure`."""
     seconds: float = 0.0

@@ -24,7 +24,7 @@ from ..runtime.rng import RngState
 from ..runtime.state import TrainState
 from .flow_losses import LossWatch
 from .probes import Probe, Seen
-from .runner_casts import in_precision
+from .runner_casts import HalfWatch, in_precision
 from .runner_save import save_step
 from .runner_sizes import peaks
 from .runner_watch import LayerWatch
@@ -116,6 +116,7 @@ class Attempt:
         self._trace: OpTrace | None = None
         self._watch: LayerWatch | None = None
         self._losses: LossWatch | None = None
+        self._half: HalfWatch | None = None
         self._norms: dict[int, float] = {}
         self._frozen: set[int] = set()
         self._weights: list[tuple[str, Tensor, Tensor]] = []
@@ -141,6 +142,8 @@ class Attempt:
         if probe.scale is not None:
             self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))
         self._stack.enter_context(in_precision(probe.precision, self.state, self.bench.device))
+        if probe.note_half:
+            self._half = self._stack.enter_context(HalfWatch())
         if probe.watch:
             self._watch = LayerWatch(names)
             self._stack.enter_context(self._watch)
@@ -159,6 +162,8 @@ class Attempt:
             seen.loss_calls = self._losses.calls if self._losses is not None else []
             known = dict(self.state.parameters())
             seen.param_grads = {n: self._norms.get(id(p)) for n, p in known.items()}
+        if self._half is not None:
+            seen.is_half = self._half.is_half
         if self._norms:
             seen.grad_norm = math.sqrt(sum(v * v for v in self._norms.values()))
         if self.probe.apply and seen.error is None:
