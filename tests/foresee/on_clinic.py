@@ -29,7 +29,11 @@ from stayfinite.runtime.batches import named_tensors
 
 def judged(case: Case, num_batches: int) -> tuple[Verdict, ...]:
     """Verdicts from the first step of a case and the ranges of its first batches."""
-    batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(case.loader, case.epochs)), num_batches))
+    batches = list(
+        itertools.islice(
+            itertools.chain.from_iterable(itertools.repeat(case.loader, case.epochs)), num_batches
+        )
+    )
     parameters = dict(case.model.named_parameters())
     sources = [SourceRef("batch", n, t) for n, t in named_tensors(batches[0])]
     sources += [SourceRef("parameter", n, p) for n, p in parameters.items()]
@@ -85,7 +89,11 @@ def score(entry: Entry, is_fixed: bool, num_batches: int) -> Score:
     case = build()
     rng = torch.get_rng_state()
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stderr(io.StringIO()),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             found = judged(case, num_batches)
     except Exception as e:
@@ -95,7 +103,11 @@ def score(entry: Entry, is_fixed: bool, num_batches: int) -> Score:
         torch.set_rng_state(rng)
     can = [v for v in found if v.status == "can_fail"]
     truth = entry.truth
-    here = [v for v in found if truth and v.operation.line == truth.line and _is_same(v.operation.file, entry)]
+    here = [
+        v
+        for v in found
+        if truth and v.operation.line == truth.line and _is_same(v.operation.file, entry)
+    ]
     lines = {(v.operation.file, v.operation.line) for v in can}
     return Score(
         entry.name,
@@ -105,7 +117,14 @@ def score(entry: Entry, is_fixed: bool, num_batches: int) -> Score:
         Counter(v.status for v in found),
         time.process_time() - start,
         error,
-        tuple(sorted({f"{v.operation.line}: {v.operation.name} {v.condition} [{v.low}, {v.high}]" for v in can})),
+        tuple(
+            sorted(
+                {
+                    f"{v.operation.line}: {v.operation.name} {v.condition} [{v.low}, {v.high}]"
+                    for v in can
+                }
+            )
+        ),
         "; ".join(sorted({f"{v.operation.name} {v.status} {v.condition}" for v in here}))[:300],
     )
 
@@ -129,7 +148,9 @@ def main(arguments: list[str]) -> int:
         s = score(entry, False, entry.truth.step)
         late.append(s)
         mark = "line" if s.is_line else "." if entry in with_line else "no line to find"
-        print(f"{entry.name:<42} {entry.truth.cause:<24} {mark:<16} {s.num_flagged:>3} lines {s.seconds:5.2f} s {s.error}")
+        print(
+            f"{entry.name:<42} {entry.truth.cause:<24} {mark:<16} {s.num_flagged:>3} lines {s.seconds:5.2f} s {s.error}"
+        )
         if given.show:
             print(f"      truth line {entry.truth.line}: {s.at_line}")
             for flag in s.flags:
@@ -138,11 +159,15 @@ def main(arguments: list[str]) -> int:
     controls = [] if given.names else [score(e, False, 3) for e in all_controls()]
     names = {e.name for e in with_line}
     hits = sum(s.is_line for s in late if s.name in names)
-    print(f"\n{given.split}: the true line can fail in {hits} of {len(with_line)} late failures that have one")
+    print(
+        f"\n{given.split}: the true line can fail in {hits} of {len(with_line)} late failures that have one"
+    )
     for what, group in (("fixed twins", twins), ("controls", controls)):
         flagged = [s for s in group if s.num_flagged]
         lines = sum(s.num_flagged for s in group)
-        print(f"{what}: {len(flagged)} of {len(group)} have a line that can fail, {lines} lines in all")
+        print(
+            f"{what}: {len(flagged)} of {len(group)} have a line that can fail, {lines} lines in all"
+        )
         for s in flagged if given.show else []:
             print("   ", s.name, *[f"\n         {f[:150]}" for f in s.flags])
         for s in group:

@@ -107,6 +107,23 @@ Save = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The random seed that the target is started with.")]
+Prove = Annotated[
+    bool,
+    typer.Option(
+        "--prove",
+        help="Also say of every line whether it can give NaN or Inf for any input in a box: safe, can "
+        "fail (and when), or unknown. Only this: --only proof.",
+    ),
+]
+BoxFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--box",
+        metavar="FILE",
+        help="The box to prove it for, as JSON: data ranges, weights, batch_sizes. Without it: what was "
+        "seen in the first batches.",
+    ),
+]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a page.")]
 
 
@@ -127,6 +144,8 @@ def check(
     ] = False,
     save: Save = Path("stayfinite-check"),
     seed: Seed = 0,
+    prove: Prove = False,
+    box: BoxFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Do not show what passed.")] = False,
@@ -146,6 +165,9 @@ def check(
         target = words[1:] if module else words
         only, skip = [*(only or []), *late.only], [*(skip or []), *late.skip]
         as_json, html, preset = as_json or late.json, html or late.html, preset or late.preset
+        prove, box = prove or late.prove or (box or late.box) is not None, box or late.box
+        if prove:
+            only = _with_proof(only)
         config = config or late.config
         budget, pedantic = (
             late.budget if late.budget is not None else budget,
@@ -160,7 +182,7 @@ def check(
             target, module, config, data, only, skip, seed,
             {
                 "steps": steps, "data_samples": _num_samples(data_samples), "budget_s": budget,
-                "pedantic": pedantic, "save_dir": save,
+                "pedantic": pedantic, "save_dir": save, "box_path": _box_path(box),
             },
         )  # fmt: skip
         if html is not None:
@@ -196,6 +218,8 @@ def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--preset")
     parser.add_argument("--budget", type=float)
     parser.add_argument("--pedantic", action="store_true")
+    parser.add_argument("--prove", action="store_true")
+    parser.add_argument("--box", type=Path)
     end = words.index("--") if "--" in words else len(words)
     late, rest = parser.parse_known_args(words[1:end])
     seen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -206,6 +230,20 @@ def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if words and ":" in words[0] and is_file:
         rest, late.config = others, given.config  # a build function takes no arguments
     return late, [*words[:1], *rest, *words[end + 1 :]]
+
+
+def _with_proof(only: list[str]) -> list[str]:
+    from ..preflight.records import GROUPS
+
+    return [*(only or GROUPS), "proof"]
+
+
+def _box_path(box: Path | None) -> str:
+    from ..errors import UsageError
+
+    if box is not None and not box.is_file():
+        raise UsageError(f"`--box` must be a file, got {str(box)!r}")
+    return str(box.resolve()) if box is not None else ""
 
 
 def _validate(steps: int, seed: int, budget: float | None) -> None:

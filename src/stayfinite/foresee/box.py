@@ -14,7 +14,7 @@ import torch
 from ..errors import UsageError
 from .tape import Capture
 
-__all__ = ["Box", "batch_sizes_of", "box_around", "reach_of", "read_box"]
+__all__ = ["Box", "batch_sizes_of", "box_around", "reach_of", "read_box", "widened_by"]
 
 NUM_STEPS = 100
 """Weights are those that so many steps at the present rate can reach."""
@@ -45,15 +45,10 @@ def box_around(
         source = capture.sources.get(part.ref.storage)
         if part.kind != "batch" or source is None or source.values is None:
             continue
-        values = source.values.as_strided(part.ref.shape, part.ref.stride, part.ref.offset)
-        if values.is_complex() or not values.numel():
+        found = _range(source.values.as_strided(part.ref.shape, part.ref.stride, part.ref.offset))
+        if found is None:
             continue
-        finite = values.double()[values.double().isfinite()]
-        if not finite.numel():
-            continue
-        lo, hi = float(finite.min()), float(finite.max())
-        if lo > 0 and bool((finite == finite.round()).all()):
-            lo = 0.0  # counts, lengths, labels: there may be none
+        lo, hi = found
         known = data.get(part.name, (lo, hi))
         data[part.name] = (min(lo, known[0]), max(hi, known[1]))
     return Box(
@@ -61,13 +56,41 @@ def box_around(
     )
 
 
+def widened_by(box: Box, named: Iterable[tuple[str, torch.Tensor]]) -> Box:
+    """The box with what another batch holds."""
+    data = dict(box.data)
+    for name, values in named:
+        found = _range(values)
+        if found is not None and name in data:
+            data[name] = (min(found[0], data[name][0]), max(found[1], data[name][1]))
+    return replace(box, data=data)
+
+
+def _range(values: torch.Tensor) -> tuple[float, float] | None:
+    """From the smallest to the largest; whole numbers above 0 (counts, lengths) from 0 on."""
+    if values.layout != torch.strided or values.is_complex() or not values.numel():
+        return None
+    wide = values.detach().double().cpu()
+    finite = wide[wide.isfinite()]
+    if not finite.numel():
+        return None
+    lo, hi = float(finite.min()), float(finite.max())
+    if lo > 0 and bool((finite == finite.round()).all()):
+        lo = 0.0
+    return lo, hi
+
+
 def batch_sizes_of(loaders: Iterable[Any], seen: Iterable[int]) -> tuple[int, ...]:
     """The sizes of batches that will come: those seen, and the last one of an epoch."""
     sizes = {n for n in seen if n}
     for loader in loaders:
         size = getattr(loader, "batch_size", None)
-        data = getattr(loader, "dataset", None)
-        if isinstance(size, int) and not getattr(loader, "drop_last", False) and hasattr(data, "__len__"):
+        data: Any = getattr(loader, "dataset", None)
+        if (
+            isinstance(size, int)
+            and not getattr(loader, "drop_last", False)
+            and hasattr(data, "__len__")
+        ):
             sizes |= {len(data) % size} - {0}
     return tuple(sorted(sizes))
 
@@ -77,11 +100,13 @@ def reach_of(
     names: Mapping[int, str],
     num_steps: int = NUM_STEPS,
     clip_norm: float | None = None,
+    gradients: Mapping[int, float] | None = None,
 ) -> dict[str, float]:
     """How far `num_steps` steps at the present rate can move each parameter (`names` by identity).
 
     Adam and its kin move an element by at most about the rate. SGD moves it by the rate times the
-    gradient: the clipped norm where the loop clips, else the largest gradient at hand.
+    gradient: the clipped norm where the loop clips, else the size of the gradient that was seen
+    (`gradients`, by the parameter's identity).
     """
     found: dict[str, float] = {}
     for optimizer in optimizers:
@@ -90,14 +115,14 @@ def reach_of(
             for p in group["params"]:
                 name = names.get(id(p))
                 if name is not None:
-                    found[name] = num_steps * rate * _per_step(optimizer, group, p, clip_norm)
+                    size = clip_norm if clip_norm is not None else (gradients or {}).get(id(p))
+                    found[name] = num_steps * rate * _per_step(optimizer, group, p, size)
     return found
 
 
-def _per_step(optimizer: Any, group: Any, p: Any, clip_norm: float | None) -> float:
+def _per_step(optimizer: Any, group: Any, p: Any, size: float | None) -> float:
     if "betas" in group or "adam" in type(optimizer).__name__.lower():
         return 1.0
-    size = clip_norm
     if size is None:
         grad = getattr(p, "grad", None)
         size = float(grad.detach().abs().max()) if grad is not None and _is_plain(grad) else 1.0

@@ -13,14 +13,26 @@ from .intervals_at import At, Failure, NotModeled, model, scalar_span
 from .rounding import tiny_of
 from .shadow import Span
 
-__all__ = ["as_span", "difference", "hull", "product", "quotient", "same"]
+__all__ = [
+    "as_span",
+    "both_spans",
+    "difference",
+    "extreme",
+    "hull",
+    "product",
+    "quotient",
+    "reduces",
+    "same",
+    "scaled",
+    "square",
+]
 
 
 def as_span(value: Any, like: Span) -> Span:
     return value if isinstance(value, Span) else scalar_span(value, like)
 
 
-def _pair(x: Any, y: Any) -> tuple[Span, Span]:
+def both_spans(x: Any, y: Any) -> tuple[Span, Span]:
     like = x if isinstance(x, Span) else y
     return as_span(x, like), as_span(y, like)
 
@@ -34,7 +46,7 @@ def hull(x: Span, y: Span) -> Span:
     return Span(torch.minimum(x.lo, y.lo), torch.maximum(x.hi, y.hi), x.dtype)
 
 
-def _scaled(y: Span, alpha: Any) -> Span:
+def scaled(y: Span, alpha: Any) -> Span:
     if alpha == 1:
         return y
     a = float(alpha)
@@ -44,8 +56,8 @@ def _scaled(y: Span, alpha: Any) -> Span:
 
 @model("add", inf=True)
 def add(at: At, x: Any, y: Any, alpha: Any = 1) -> Span:
-    x, y = _pair(x, y)
-    z = _scaled(y, alpha)
+    x, y = both_spans(x, y)
+    z = scaled(y, alpha)
     _check_opposite(at, x, z)
     made = Span(x.lo + z.lo, x.hi + z.hi, at.dtype)
     for a, b in ((x, z), (z, x)):
@@ -78,36 +90,36 @@ def _no_nan(s: Span) -> Span:
 
 @model("sub", inf=True)
 def sub(at: At, x: Any, y: Any, alpha: Any = 1) -> Span:
-    x, y = _pair(x, y)
+    x, y = both_spans(x, y)
     return difference(at, x, y, alpha)
 
 
 @model("rsub", inf=True)
 def rsub(at: At, x: Any, y: Any, alpha: Any = 1) -> Span:
-    x, y = _pair(x, y)
+    x, y = both_spans(x, y)
     return difference(at, y, x, alpha)
 
 
 def difference(at: At, x: Span, y: Span, alpha: Any = 1) -> Span:
     if same(x, y) and alpha == 1 and bool(x.mag.isfinite().all()):
         return x.like(torch.zeros_like(x.lo), torch.zeros_like(x.lo))
-    z = _scaled(y, alpha)
+    z = scaled(y, alpha)
     _check_opposite(at, x, Span(-z.hi, -z.lo, z.dtype))
     made = _no_nan(Span(x.lo - z.hi, x.hi - z.lo, at.dtype))
-    if alpha == 1 and _reduces(y.facts.get("amax") or y.facts.get("lse"), x, y):
+    if alpha == 1 and reduces(y.facts.get("amax") or y.facts.get("lse"), x, y):
         made.hi = made.hi.clamp(max=0.0)
         if "amax" in y.facts:
             made.facts["zero_max"] = y.facts["amax"][2]
         else:  # the logarithm of a sum is rounded: it may be a little below the largest term
             made.hi = made.hi + 1e-3
-    if alpha == 1 and _reduces(x.facts.get("amax"), y, x):
+    if alpha == 1 and reduces(x.facts.get("amax"), y, x):
         made.lo = made.lo.clamp(min=0.0)
     if x.words and y.words:
         at.words = f"{x.words} - {y.words}"
     return made
 
 
-def _reduces(fact: Any, x: Span, m: Span) -> bool:
+def reduces(fact: Any, x: Span, m: Span) -> bool:
     """Whether m is a reduction of x, laid beside it along the very dimensions that it reduced."""
     if fact is None or x.key is None:
         return False
@@ -125,7 +137,7 @@ def _reduces(fact: Any, x: Span, m: Span) -> bool:
 
 @model("mul", inf=True)
 def mul(at: At, x: Any, y: Any) -> Span:
-    x, y = _pair(x, y)
+    x, y = both_spans(x, y)
     return product(at, x, y)
 
 
@@ -138,7 +150,7 @@ def product(at: At, x: Span, y: Span) -> Span:
     ends = torch.where(ends.isnan(), torch.zeros_like(ends), ends)
     made = Span(ends.amin(0), ends.amax(0), at.dtype)
     for a, b in ((x, y), (y, x)):
-        if _reduces(b.facts.get("inv_norm_of"), a, b):
+        if reduces(b.facts.get("inv_norm_of"), a, b):
             bound = b.facts["inv_norm_of"][3] * 1.0001
             made = Span(made.lo.clamp(min=-bound), made.hi.clamp(max=bound), at.dtype)
         if b.lo.numel() == 1 and b.is_point and float(b.lo) != 0:
@@ -170,9 +182,8 @@ def square_model(at: At, x: Span) -> Span:
 
 
 @model("div", "true_divide", "divide")
-def div(at: At, x: Any, y: Any, rounding_mode: Any = None) -> Span:
-    x, y = _pair(x, y)
-    made = quotient(at, x, y)
+def div(at: At, a: Any, b: Any, rounding_mode: Any = None) -> Span:
+    made = quotient(at, *both_spans(a, b))
     if rounding_mode is not None:
         f = torch.floor if rounding_mode == "floor" else torch.trunc
         made = Span(f(made.lo), f(made.hi), at.dtype)
@@ -180,8 +191,9 @@ def div(at: At, x: Any, y: Any, rounding_mode: Any = None) -> Span:
 
 
 @model("floor_divide")
-def floor_divide(at: At, x: Any, y: Any) -> Span:
-    return div(at, x, y, rounding_mode="floor")
+def floor_divide(at: At, a: Any, b: Any) -> Span:
+    made = quotient(at, *both_spans(a, b))
+    return Span(torch.floor(made.lo), torch.floor(made.hi), at.dtype)
 
 
 def quotient(at: At, x: Span, y: Span) -> Span:
@@ -199,14 +211,14 @@ def quotient(at: At, x: Span, y: Span) -> Span:
     lo, hi = ends.amin(0), ends.amax(0)
     bad = holds_zero.expand(lo.shape)
     made = Span(torch.where(bad, nan, lo), torch.where(bad, nan, hi), at.dtype)
-    if _reduces(y.facts.get("norm_of"), x, y):
+    if reduces(y.facts.get("norm_of"), x, y):
         # Squares that underflow make a norm too small by a factor, never more, or zero.
         bound = torch.tensor(y.facts["norm_of"][3] * 2.0, dtype=torch.float64)
         low = torch.where(made.lo.isnan(), -bound, torch.maximum(made.lo, -bound))
         high = torch.where(made.hi.isnan(), bound, torch.minimum(made.hi, bound))
         made = Span(low, high, at.dtype)
         at.failures = [replace(f, is_bounded=True) for f in at.failures if f.kind != "overflow"]
-    if _reduces(y.facts.get("sum_of"), x, y) and bool((x.lo >= 0).all()):
+    if reduces(y.facts.get("sum_of"), x, y) and bool((x.lo >= 0).all()):
         made = Span(made.lo.clamp(min=0.0), made.hi.clamp(max=1.0 + 1e-3), at.dtype)
     return made
 
@@ -224,7 +236,7 @@ def power(at: At, x: Any, y: Any) -> Span:
         return power_scalar(at, x, float(y))
     if isinstance(x, Span) and y.lo.numel() == 1 and y.is_point:
         return power_scalar(at, x, float(y.lo))
-    x, y = _pair(x, y)
+    x, y = both_spans(x, y)
     name = x.words or "the base"
     at.fail("domain_error", x.lo < 0, f"{name} is negative", x)
     at.fail("zero_denominator", (x.lo <= 0) & (y.lo < 0), f"{name} is 0 under a negative power", x)
@@ -282,12 +294,12 @@ def extreme(at: At, x: Span, y: Any = None, keepdim: bool = False, dim: Any = No
 
 @model("addcmul")
 def addcmul(at: At, x: Span, a: Span, b: Span, value: Any = 1) -> Span:
-    return add(at, x, _scaled(product(at, a, b), value))
+    return add(at, x, scaled(product(at, a, b), value))
 
 
 @model("addcdiv")
 def addcdiv(at: At, x: Span, a: Span, b: Span, value: Any = 1) -> Span:
-    return add(at, x, _scaled(quotient(at, a, b), value))
+    return add(at, x, scaled(quotient(at, a, b), value))
 
 
 @model("lerp")
@@ -296,14 +308,15 @@ def lerp(at: At, x: Span, end: Span, weight: Any) -> Span:
     if bool((w.lo >= 0).all()) and bool((w.hi <= 1).all()):
         made = hull(x, end)
         slack = 1e-6 * made.mag
-        return Span(made.lo - slack, made.hi + slack, at.dtype)
+        low = torch.where(made.lo >= 0, (made.lo - slack).clamp(min=0.0), made.lo - slack)
+        return Span(low, made.hi + slack, at.dtype)
     gap = product(at, difference(at, end, x), w)
     return Span(x.lo + gap.lo, x.hi + gap.hi, at.dtype)
 
 
 @model("atan2", "hypot", "logaddexp", "xlogy", "fmod", "remainder")
 def others(at: At, x: Any, y: Any) -> Span:
-    x, y = _pair(x, y)
+    x, y = both_spans(x, y)
     if at.name == "atan2":
         shape = torch.broadcast_shapes(x.shape, y.shape)
         return Span(torch.full(shape, -3.1416), torch.full(shape, 3.1416), at.dtype)
@@ -325,111 +338,3 @@ def others(at: At, x: Any, y: Any) -> Span:
     at.fail("zero_denominator", (y.lo <= 0) & (y.hi >= 0), "the divisor is 0", y, "other")
     top = y.mag
     return Span(torch.where(x.lo >= 0, torch.zeros_like(top), -top), top, at.dtype)
-
-
-_NEGATED = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt", "eq": "ne", "ne": "eq"}
-
-
-@model("gt", "ge", "lt", "le", "eq", "ne", "greater", "less", inf=True)
-def compare(at: At, x: Span, y: Any) -> Span:
-    name = {"greater": "gt", "less": "lt"}.get(at.name, at.name)
-    y = as_span(y, x)
-    sure, can = _compared(name, x, y)
-    made = Span(sure.double(), can.double(), at.dtype)
-    made.facts["cmp"] = (
-        name,
-        x.key,
-        y.key,
-        float(y.lo) if y.lo.numel() == 1 and y.is_point else None,
-    )
-    for a, b in ((x, y), (y, x)):
-        extreme_of = b.facts.get("amax") or b.facts.get("amin")
-        if name == "eq" and _reduces(extreme_of, a, b):
-            made.facts["has_one"] = extreme_of[2]
-    return made
-
-
-def _compared(name: str, x: Span, y: Span) -> tuple[Tensor, Tensor]:
-    if name in ("lt", "le"):
-        return _compared({"lt": "gt", "le": "ge"}[name], y, x)
-    if name == "gt":
-        return x.lo > y.hi, x.hi > y.lo
-    if name == "ge":
-        return x.lo >= y.hi, x.hi >= y.lo
-    can_be_equal = (x.lo <= y.hi) & (y.lo <= x.hi)
-    is_equal = (x.lo == x.hi) & (y.lo == y.hi) & (x.lo == y.lo)
-    if same(x, y):
-        is_equal = torch.ones_like(can_be_equal)
-    return (is_equal, can_be_equal) if name == "eq" else (~can_be_equal, ~is_equal)
-
-
-@model(
-    "logical_and",
-    "logical_or",
-    "logical_not",
-    "logical_xor",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_not",
-)
-def logic(at: At, x: Span, y: Any = None) -> Span:
-    if at.dtype is not torch.bool:
-        raise NotModeled("bits of whole numbers")
-    if "not" in at.name:
-        made = x.like(1 - x.hi.clamp(0, 1), 1 - x.lo.clamp(0, 1))
-        if "cmp" in x.facts:
-            name, *rest = x.facts["cmp"]
-            made.facts["cmp"] = (_NEGATED[name], *rest)
-        return made
-    y = as_span(y, x)
-    if "and" in at.name:
-        return x.like(torch.minimum(x.lo, y.lo), torch.minimum(x.hi, y.hi))
-    if "xor" in at.name:
-        shape = torch.broadcast_shapes(x.shape, y.shape)
-        return x.like(torch.zeros(shape), torch.ones(shape))
-    return x.like(torch.maximum(x.lo, y.lo), torch.maximum(x.hi, y.hi))
-
-
-def refined(x: Span, cond: Span, is_true: bool) -> Span:
-    """What x is where the condition holds (or does not), if the condition is about x."""
-    fact = cond.facts.get("cmp")
-    if fact is None or x.key is None:
-        return x
-    name, left, _, number = fact
-    if left != x.key or number is None or cond.shape != x.shape:
-        return x
-    name = name if is_true else _NEGATED[name]
-    step = tiny_of(x.dtype) if x.dtype.is_floating_point and number == 0 else 0.0
-    smallest = (
-        float(torch.finfo(x.dtype).smallest_normal) * float(torch.finfo(x.dtype).eps)
-        if step
-        else 0.0
-    )
-    lo, hi = x.lo, x.hi
-    if name in ("gt", "ge"):
-        lo = lo.clamp(min=number + (smallest if name == "gt" else 0.0))
-    elif name in ("lt", "le"):
-        hi = hi.clamp(max=number - (smallest if name == "lt" else 0.0))
-    elif name == "ne" and smallest:
-        lo = torch.where(lo == number, torch.full_like(lo, number + smallest), lo)
-        hi = torch.where(hi == number, torch.full_like(hi, number - smallest), hi)
-    return Span(lo, hi, x.dtype)
-
-
-@model("where", inf=True)
-def where(at: At, cond: Span, x: Any = None, y: Any = None) -> Span:
-    if x is None or y is None:
-        raise NotModeled("the number of results changes with the data")
-    x, y = _pair(x, y)
-    x, y = refined(x, cond, True), refined(y, cond, False)
-    lo = torch.where(cond.lo >= 1, x.lo, torch.where(cond.hi < 1, y.lo, torch.minimum(x.lo, y.lo)))
-    hi = torch.where(cond.lo >= 1, x.hi, torch.where(cond.hi < 1, y.hi, torch.maximum(x.hi, y.hi)))
-    return Span(lo, hi, at.dtype)
-
-
-@model("masked_fill", inf=True)
-def masked_fill(at: At, x: Span, mask: Span, value: Any) -> Span:
-    fact = mask.facts.get("cmp")
-    if fact is not None and fact[0] == "eq" and fact[3] == 0:
-        at.cancels = fact[1]
-    return where(at, mask, as_span(value, x), x)

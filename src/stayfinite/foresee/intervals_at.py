@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -115,15 +115,16 @@ def scalar_span(value: Any, like: Span) -> Span:
 
 
 Model = Callable[..., Any]
+_M = TypeVar("_M", bound=Model)
 MODELS: dict[str, Model] = {}
 HANDLES_INF: set[str] = set()
 """Operators whose models know what an infinite number that was written on purpose does."""
 
 
-def model(*names: str, inf: bool = False) -> Callable[[Model], Model]:
+def model(*names: str, inf: bool = False) -> Callable[[_M], _M]:
     """Registers the model of these operators (without "aten." and a closing underscore)."""
 
-    def register(function: Model) -> Model:
+    def register(function: _M) -> _M:
         for name in names:
             if name in MODELS:
                 raise ValueError(f"two models for {name}")

@@ -7,17 +7,12 @@ from typing import Any
 
 import torch
 
-from .intervals_arithmetic import difference, hull, product, square
-from .intervals_at import At, NotModeled, model
+from .intervals_arithmetic import difference, product, square
+from .intervals_at import At, model
 from .intervals_pointwise import monotone
-from .rounding import limit_of
 from .shadow import Span
-from .tape import refs_in
 
 __all__ = ["normalized"]
-
-_NORMAL = 8.7
-"""No draw of a normal number is further out: the uniform number below it has at most 53 bits."""
 
 
 def normalized(at: At, x: Span, dims: tuple[int, ...], eps: float) -> tuple[Span, Span, Span]:
@@ -227,72 +222,6 @@ def _picked(x: Span, target: Span, ignore_index: int) -> Span:
     return Span(part.lo.amin(dim), part.hi.amax(dim), x.dtype)
 
 
-@model("rand", "rand_like", "uniform", "randn", "randn_like", "normal", "bernoulli", "exponential", "randint",
-       "randint_like", "random", "multinomial", "randperm", "log_normal", "native_dropout", "cauchy",
-       "geometric", "empty_permuted")  # fmt: skip
-def draw(at: At, *args: Any, **named: Any) -> Any:
-    """What is drawn at random: all that can be drawn."""
-    refs = list(refs_in(at.call.results)) or list(refs_in(at.call.args))
-    shape = refs[0].shape
-
-    def between(low: float, high: float) -> Span:
-        return Span(
-            torch.full(shape, low, dtype=torch.float64),
-            torch.full(shape, high, dtype=torch.float64),
-            at.dtype,
-        )
-
-    at.words = "the random number"
-    numbers = [float(a) for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)]
-    if at.name in ("rand", "rand_like", "uniform"):
-        low, high = (
-            (float(v) for v in (*numbers, *named.values())[:2])
-            if at.name == "uniform" and len(numbers) + len(named) >= 2
-            else (0.0, 1.0)
-        )
-        top = (
-            high - (high - low) * float(torch.finfo(at.dtype).eps) / 2
-            if at.name != "uniform"
-            else high
-        )
-        return between(low, top)
-    if at.name in ("randn", "randn_like"):
-        return between(-_NORMAL, _NORMAL)
-    if at.name == "normal":
-        spans = [a for a in args[: 1 + (len(args) > 1)] if isinstance(a, Span)]
-        if at.call.is_written and len(numbers) == 2:
-            return between(numbers[0] - _NORMAL * numbers[1], numbers[0] + _NORMAL * numbers[1])
-        if at.call.is_written and not numbers:
-            return between(-_NORMAL, _NORMAL)
-        raise NotModeled(f"normal with {len(spans)} tensors")
-    if at.name == "bernoulli":
-        return between(0.0, 1.0)
-    if at.name == "exponential":
-        rate = numbers[0] if numbers else 1.0
-        return between(float(torch.finfo(torch.float32).eps) / 4 / rate, 104.0 / rate)
-    if at.name == "native_dropout":
-        x, p = args[0], float(args[1])
-        scale = 1 / (1 - p) if p < 1 else 0.0
-        both = Span(x.lo * scale, x.hi * scale, at.dtype)
-        zero = Span(torch.zeros_like(x.lo), torch.zeros_like(x.lo), at.dtype)
-        keep = Span(torch.zeros_like(x.lo), torch.ones_like(x.lo), torch.bool)
-        return hull(both, zero), keep
-    if at.dtype.is_floating_point and at.name != "randint":
-        raise NotModeled("the random numbers are not bounded")
-    top = limit_of(torch.float32) if not refs[0].length else _int_top(at, numbers, args)
-    return between(0.0, top)
-
-
-def _int_top(at: At, numbers: list[float], args: Any) -> float:
-    if at.name == "multinomial":
-        return float(args[0].shape[-1] - 1)
-    if at.name in ("randint", "random", "randint_like") and numbers:
-        return max(numbers) - 1
-    if at.name == "randperm":
-        return float(numbers[0] - 1) if numbers else 0.0
-    raise NotModeled("whole random numbers")
-
-
 @model("cosine_similarity")
 def cosine(at: At, x: Span, y: Span, dim: int = 1, eps: float = 1e-8) -> Span:
     shape = torch.broadcast_shapes(x.shape, y.shape)
@@ -302,64 +231,6 @@ def cosine(at: At, x: Span, y: Span, dim: int = 1, eps: float = 1e-8) -> Span:
 
 @model("glu")
 def glu(at: At, x: Span, dim: int = -1) -> Span:
-    a, b = (Span(*(t.chunk(2, dim)[i] for t in (x.lo, x.hi)), x.dtype) for i in (0, 1))
+    a, b = (Span(x.lo.chunk(2, dim)[i], x.hi.chunk(2, dim)[i], x.dtype) for i in (0, 1))
     gate = monotone(at, b, torch.sigmoid, 0.0, 1.0)
     return product(at, a, gate)
-
-
-@model("mkldnn_rnn_layer")
-def recurrent(at: At, x: Span, w_in: Span, w_hidden: Span, b1: Span, b2: Span, hidden: Span, cell: Span,
-              *more: Any) -> tuple[Span, ...]:  # fmt: skip
-    """A layer of an LSTM: its output is a tanh times a sigmoid, its cell grows by at most 1 a time."""
-    refs = list(refs_in(at.call.results))
-    if len(refs) < 3 or cell.lo.numel() == 0 or w_in.shape[0] != 4 * hidden.shape[-1]:
-        raise NotModeled("a recurrent layer that is no LSTM")
-    reach = torch.maximum(hidden.mag.max(), torch.ones((), dtype=torch.float64))
-    at.check_sum(x.mag.max() * w_in.mag.sum(1) + reach * w_hidden.mag.sum(1) + b1.mag + b2.mag)
-    one = torch.ones(refs[0].shape, dtype=torch.float64)
-    top = (cell.mag.max() + x.shape[0] + x.shape[1]).expand(refs[2].shape)
-    last = torch.ones(refs[1].shape, dtype=torch.float64)
-    made = [Span(-one, one, at.dtype), Span(-last, last, at.dtype), Span(-top, top, at.dtype)]
-    for ref in refs[3:]:  # what it keeps for its backward
-        size = torch.full(
-            ref.shape,
-            255.0 if not ref.dtype.is_floating_point else float(top.max()),
-            dtype=torch.float64,
-        )
-        made.append(Span(-size, size, ref.dtype))
-    return tuple(made)
-
-
-@model("_embedding_bag", "_embedding_bag_forward_only")
-def embedding_bag(at: At, weight: Span, index: Span, offsets: Span, scale: bool = False, mode: int = 0,
-                  sparse: bool = False, each: Span | None = None, *_: Any) -> tuple[Span, ...]:  # fmt: skip
-    """Sums (mode 0), means or largest of rows of the table; a bag may hold any number of them."""
-    refs = list(refs_in(at.call.results))
-    shape = refs[0].shape
-    low, high = weight.lo.amin(0), weight.hi.amax(0)
-    if mode == 0:
-        many = index.lo.numel() * (float(each.mag.max()) if each is not None and each.lo.numel() else 1.0)
-        top = torch.maximum(low.abs(), high.abs()) * many * 1.001
-        low, high = (-top if each is not None or bool((low < 0).any()) else torch.zeros_like(top)), top
-    zero = torch.zeros_like(low)  # a bag of nothing
-    made = [Span(torch.minimum(low, zero).expand(shape), torch.maximum(high, zero).expand(shape), at.dtype)]
-    for ref in refs[1:]:
-        top = torch.full(ref.shape, float(max(1, index.lo.numel(), weight.shape[0])), dtype=torch.float64)
-        made.append(Span(torch.zeros_like(top) - 1, top, ref.dtype))
-    return tuple(made)
-
-
-@model("_ctc_loss", inf=True)
-def ctc_loss(at: At, x: Span, target: Span, lengths: Any, target_lengths: Any, blank: int = 0,
-             zero_infinity: bool = False) -> tuple[Span, ...]:  # fmt: skip
-    """A target needs a step for each label and one more between two that are the same."""
-    if not isinstance(lengths, (list, tuple)) or not isinstance(target_lengths, (list, tuple)):
-        raise NotModeled("lengths that are tensors")
-    tight = any(2 * t - 1 > n for n, t in zip(lengths, target_lengths))
-    at.fail("infeasible_target", tight and not zero_infinity, "a target does not fit into the length of its input")
-    at.fail("infeasible_target", bool((x.lo == -math.inf).any()), "a label has probability 0 (-inf)", x)
-    refs = list(refs_in(at.call.results))
-    top = x.mag.clamp(max=1e30).sum((0, 2)) if x.lo.dim() == 3 else x.mag.sum()
-    size = (top + 100.0).expand(refs[0].shape)
-    spread = torch.full(refs[1].shape, float(size.max()), dtype=torch.float64)
-    return Span(torch.zeros_like(size), size, at.dtype), Span(-spread, spread, at.dtype)

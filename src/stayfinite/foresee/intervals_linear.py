@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .intervals_arithmetic import _scaled, add
+from .intervals_arithmetic import add, scaled
 from .intervals_at import At, NotModeled, model
 from .rounding import eps_of
 from .shadow import Span
@@ -81,8 +81,8 @@ def outer(at: At, x: Span, y: Span) -> Span:
 def addmm(at: At, bias: Span, x: Span, y: Span, beta: Any = 1, alpha: Any = 1) -> Span:
     if at.name == "addbmm":
         raise NotModeled("addbmm")
-    made = _scaled(mm(at, x, y), alpha)
-    return add(at, _scaled(bias, beta), made) if beta != 0 else made
+    made = scaled(mm(at, x, y), alpha)
+    return add(at, scaled(bias, beta), made) if beta != 0 else made
 
 
 @model("linear")

@@ -29,7 +29,8 @@ def clone(at: At, x: Span, *more: Any, **_: Any) -> Span:
             words=more[0].words,
         )
     elif at.name == "copy":
-        x = Span(*(t.expand(x.shape) for t in (as_span(more[0], x).lo,) * 2), x.dtype)
+        value = as_span(more[0], x).lo.expand(x.shape)
+        x = Span(value, value, x.dtype)
     at.words = x.words
     lo, hi = x.lo, x.hi
     if not at.dtype.is_floating_point and x.dtype.is_floating_point:

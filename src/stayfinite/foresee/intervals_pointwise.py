@@ -42,7 +42,7 @@ for _name, _f, _low, _high in (
     ("special_ndtr", torch.special.ndtr, 0.0, 1.0),
     ("hardsigmoid", torch.nn.functional.hardsigmoid, 0.0, 1.0),
 ):
-    _register(_name, _f, _low, _high)  # type: ignore[arg-type]
+    _register(_name, _f, _low, _high)
 
 
 @model("neg", inf=True)

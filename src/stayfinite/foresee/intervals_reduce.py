@@ -134,7 +134,7 @@ def _max(at: At, x: Span, *more: Any, **named: Any) -> Any:
     other = named.get("other", more[0] if more else None)
     if isinstance(other, Span):
         return extreme(at, x, other)
-    dim = named.get("dim", other)
+    dim: Any = named.get("dim", other)
     keepdim = bool(named.get("keepdim", more[1] if len(more) > 1 else False))
     values = _extreme(at, x, dims_of(x, dim), keepdim, is_max)
     return values, _index_span(values.lo, x.shape[dim] if x.lo.dim() else 1)

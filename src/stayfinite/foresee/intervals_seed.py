@@ -48,7 +48,7 @@ class Seeds:
         finite = values[values.isfinite()]
         if finite.numel():
             memory.seen = (float(finite.min()), float(finite.max()))
-        memory.is_exact = True
+        memory.is_exact, memory.has_inf = True, finite.numel() < values.numel()
         self._apply(ref.storage, step)
 
     def begin_step(self, step: int) -> None:

@@ -35,6 +35,7 @@ class Span:
     """What it is, for a sentence: "the sum of batch['mask']"."""
     seen: tuple[float, float] | None = None
     """Smallest and largest value that was there in the captured step."""
+    has_inf: bool = False
 
     @property
     def shape(self) -> torch.Size:
@@ -71,6 +72,8 @@ class _Memory:
     """A size that changes with the data: what it was, what is said when it is 0, its largest."""
     unwritten: int | None = None
     """Who allocated it, where some of it was never written: those elements have no range (NaN)."""
+    has_inf: bool = False
+    """Some of it can be an infinite number that was written on purpose."""
     is_exact: bool = False
     """Every element is one point, and that is its very value."""
 
@@ -117,6 +120,7 @@ class Shadows:
             self._facts.get(key_of(ref, memory.version), {}),
             memory.words,
             memory.seen,
+            memory.has_inf,
         )
 
     def write(self, ref: Ref, span: Span) -> None:

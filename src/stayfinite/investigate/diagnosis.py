@@ -95,7 +95,7 @@ def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
     if len(about.window.batches) != 1 or not rows:
         return ()
     ref = about.window.batches[0]
-    is_listed = bool(ref.items) and isinstance(ref.items[0][0], (list, tuple))
+    is_listed = isinstance(ref.loader, (list, tuple))
     known = ref.indices
     if is_listed or provenance.iterator is None or not known or len(known) != num_rows(ref.value):
         return ()

@@ -23,7 +23,7 @@ from ..private import make_folder
 from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
 from .capture_worker import PREDICTED, read_groups
 from .probes import Seen
-from .records import CheckReport, SkippedGroup
+from .records import GROUPS, CheckReport, SkippedGroup
 from .runner_groups import MEND, NO_INPUT, Book, report_of, selected
 from .target import ScriptTarget
 
@@ -63,6 +63,8 @@ def check_script(
     seed: int = 0,
     config: dict[str, Any] | None = None,
     config_path: str = "",
+    prove: bool = False,
+    box_path: str = "",
     data_samples: int | None = None,
     budget_s: float | None = None,
     pedantic: bool = False,
@@ -72,12 +74,13 @@ def check_script(
 ) -> CheckReport:
     """Check a script as it is. Its output is muted and its files are held back."""
     start = time.perf_counter()
-    names = list(selected(only, skip))
+    names = list(selected([*(only or GROUPS), "proof"] if prove else only, skip))
     with tempfile.TemporaryDirectory(prefix="stayfinite-check-") as folder:
         job = {
             "name": target.name, "args": list(target.args), "is_module": target.is_module,
             "label": target.label, "groups": names, "steps": steps, "seed": seed,
             "config": config, "config_path": config_path, "data_samples": data_samples,
+            "box_path": box_path,
             "num_first": _FIRST_STEPS, "budget_s": budget_s, "pedantic": pedantic,
             "saved_as": str(save_dir) if save_dir is not None else None,
         }  # fmt: skip

@@ -199,6 +199,7 @@ def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
     subject.num_steps, subject.data_samples = job["steps"], job["data_samples"]
     subject.config, subject.config_path = job["config"], job["config_path"]
     subject.budget_s, subject.is_pedantic = job["budget_s"], job["pedantic"]
+    subject.box_path = job["box_path"]
     subject.on_samples = lambda done, total: ledger.say("data", "", share=[done, total])
 
 

@@ -22,6 +22,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..foresee.box import Box
+from ..foresee.records import Verdict
+from ..foresee.tape import Capture
 from ..records import Location
 from .records import Finding
 
@@ -32,6 +35,7 @@ __all__ = [
     "LayerSeen",
     "LossCall",
     "Probe",
+    "Proof",
     "Seen",
     "Step",
     "Subject",
@@ -79,6 +83,9 @@ class Probe:
     lr_factor: float = 1.0
     scale: float | None = None
     """The loss scale of this step; None: what the training's GradScaler has, 1 without one."""
+    prove: Callable[[Capture, dict[int, float]], Box] | None = None
+    """Capture the step, and judge its operators for the box that this gives; it is handed the
+    capture and the size of each parameter's gradient by the parameter's identity."""
 
 
 @dataclass
@@ -145,6 +152,17 @@ class LossCall:
 
 
 @dataclass
+class Proof:
+    """What was proved of a captured step, and for which box."""
+
+    verdicts: tuple[Verdict, ...]
+    box: Box
+    peak_bytes: int
+    """The most memory that the ranges took."""
+    seconds: float
+
+
+@dataclass
 class Seen:
     """What one probe showed."""
 
@@ -175,6 +193,10 @@ class Seen:
     """The largest magnitude of the weights and of each kind of moment; with `measure`."""
     seconds: float = 0.0
     """Of computing; of waiting, where the device is not the CPU."""
+    proof: Proof | None = None
+    """With `prove`."""
+    proof_error: str = ""
+    """Why there is no proof."""
 
 
 @dataclass
@@ -224,6 +246,8 @@ class Subject:
     config: dict[str, Any] | None = None
     """The config file's values by dotted key, where one was given."""
     config_path: str = ""
+    box_path: str = ""
+    """A file with the box to prove things for (`--box`); "" for the box of what was seen."""
     seed: int = 0
     num_steps: int = 10
     """How many real steps the stability group may take (`--steps`)."""

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from .. import __version__
 from ..report.html import templates
-from .records import GROUPS, CheckReport, Finding
+from .records import ALL_GROUPS, CheckReport, Finding
 
 __all__ = ["describe", "page"]
 
 _TITLES = {
     "forward": "forward, loss, gradients",
     "edges": "edge cases",
+    "proof": "proof, by line",
 }
 _VERDICTS = {
     "ready": "ready: nothing stands against starting",
@@ -26,7 +27,7 @@ def describe(report: CheckReport, is_quiet: bool = False) -> Iterator[str]:
     """The report line by line; quiet: without what passed."""
     yield f"stayfinite check {report.target}"
     reasons = {s.group: s.reason for s in report.skipped}
-    for group in GROUPS:
+    for group in ALL_GROUPS:
         findings = report.of_group(group)
         if not findings:
             continue
@@ -130,7 +131,7 @@ def page(report: CheckReport) -> str:
             "reason": reasons.get(group),
             "seconds": report.seconds.get(group),
         }
-        for group in GROUPS
+        for group in ALL_GROUPS
         if report.of_group(group) or group in reasons
     ]
     template = templates().get_template("check.html.jinja")

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..errors import UsageError
+from ..foresee.capture import StepCapture
+from ..foresee.intervals import judge_fully
 from ..investigate import changes
 from ..investigate.tracing import eager_stance, symptom_origin
 from ..locate.modules import name_modules
@@ -23,7 +26,7 @@ from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.state import TrainState
 from .flow_losses import LossWatch
-from .probes import Probe, Seen
+from .probes import Probe, Proof, Seen
 from .runner_casts import HalfWatch, in_precision
 from .runner_save import save_step
 from .runner_sizes import peaks
@@ -114,6 +117,7 @@ class Attempt:
         self.seen = Seen(probe.name)
         self._stack = contextlib.ExitStack()
         self._trace: OpTrace | None = None
+        self._capture: StepCapture | None = None
         self._watch: LayerWatch | None = None
         self._losses: LossWatch | None = None
         self._half: HalfWatch | None = None
@@ -137,7 +141,7 @@ class Attempt:
             self._weights = [(n, p, p.detach().clone()) for n, p in self.state.parameters()]
         if probe.lr_factor != 1.0:
             self._stack.enter_context(changes.scaled_lr(probe.lr_factor))
-        if probe.trace or probe.watch:
+        if probe.trace or probe.watch or probe.prove:
             self._stack.enter_context(eager_stance())
         if probe.scale is not None:
             self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))
@@ -152,6 +156,10 @@ class Attempt:
             batch = [SourceRef("batch", n, t) for n, t in named_tensors(probe.batch)]
             self._trace = OpTrace([*batch, *self.state.sources()], names)
             self._stack.enter_context(self._trace)
+        if probe.prove is not None:
+            batch = [SourceRef("batch", n, t) for n, t in named_tensors(probe.batch)]
+            self._capture = StepCapture([*batch, *self.state.sources()], names)
+            self._stack.enter_context(self._capture)
 
     def finish(self) -> Seen:
         """The step is over, or has raised: what was seen."""
@@ -172,8 +180,25 @@ class Attempt:
             if self.probe.measure:
                 seen.peaks = peaks(self.state)
         self._stack.close()
+        if self._capture is not None and seen.error is None:
+            self._prove(self._capture)
         seen.seconds = _clock(self.bench.device) - self._start
         return seen
+
+    def _prove(self, captured: StepCapture) -> None:
+        assert self.probe.prove is not None
+        start = time.perf_counter()
+        capture = captured.capture
+        try:
+            box = self.probe.prove(capture, self._norms)
+            judgment = judge_fully(capture, box)
+        except UsageError:
+            raise
+        except Exception as e:
+            self.seen.proof_error = f"the proof stopped with {type(e).__name__}: {e}"
+            return
+        took = time.perf_counter() - start
+        self.seen.proof = Proof(judgment.verdicts, box, judgment.peak_bytes, took)
 
     def raised(self, error: BaseException, where: str = "") -> None:
         """The training did not survive this batch."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..runtime.rng import RngState
 from .probes import Subject
-from .records import CheckReport
+from .records import GROUPS, CheckReport
 from .runner_build import BuildRunner
 from .runner_groups import (
     Book,
@@ -36,6 +36,8 @@ def check(
     seed: int = 0,
     config: dict[str, Any] | None = None,
     config_path: str = "",
+    prove: bool = False,
+    box_path: str = "",
     data_samples: int | None = None,
     label: str = "",
     budget_s: float | None = None,
@@ -56,7 +58,7 @@ def check(
         print(report.verdict, report.first_things())
     """
     start = time.perf_counter()
-    names = selected(only, skip)
+    names = selected([*(only or GROUPS), "proof"] if prove else only, skip)
     label = label or getattr(build, "__name__", "build")
     built = understand(build() if callable(build) else build, label)
     before = RngState.now()
@@ -67,6 +69,7 @@ def check(
     subject.config, subject.config_path = config, config_path
     subject.budget_s, subject.is_pedantic = budget_s, pedantic
     subject.save_dir = str(save_dir) if save_dir is not None else None
+    subject.box_path = box_path
     if on_samples is not None:
         subject.on_samples = on_samples
     book = Book(progress=progress)

@@ -25,7 +25,7 @@ from .rows import map_tensors, num_rows, take_rows
 from .samples import bad_rows, zeroed
 from .state import TrainState
 from .undo import modes
-from .window import BatchRef, Failure, Verdict, Window
+from .window import BatchRef, Failure, Item, Verdict, Window
 
 __all__ = ["DEEP", "SPIKE_NAMES", "Recovery", "is_number"]
 
@@ -218,7 +218,7 @@ class Recovery:
     def _drop_next(self, window: Window | None, count: int) -> None:
         if not count:
             return
-        owners = [o for b in window.batches for o, _ in b.items] if window is not None else []
+        owners = [o() for b in window.batches for o, _ in b.items] if window is not None else []
         for key in {id(o) if o is not None else 0 for o in owners} or {0}:
             self.drops[key] = self.drops.get(key, 0) + count
 
@@ -270,7 +270,7 @@ class Recovery:
         self._sanitized.add(self._key(window))
         return Window(batches=refs, rng=window.rng, lrs=window.lrs)
 
-    def _cut(self, ref: BatchRef, rows: list[int], total: int | None) -> list[tuple[object, object]] | None:  # fmt: skip
+    def _cut(self, ref: BatchRef, rows: list[int], total: int | None) -> list[Item] | None:
         if self.policy.sanitizer == "replace":
             return [(o, map_tensors(item, zeroed)) for o, item in ref.items]
         if total is None or len(rows) >= total or -1 in rows:

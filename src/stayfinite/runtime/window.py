@@ -20,7 +20,20 @@ from ..locate.trace import OpTrace
 from .probes import Reading
 from .rng import RngState
 
-__all__ = ["BatchRef", "Failure", "Replay", "ReplayResult", "RunningReplay", "Verdict", "Window"]
+__all__ = [
+    "BatchRef",
+    "Failure",
+    "Item",
+    "Replay",
+    "ReplayResult",
+    "RunningReplay",
+    "Verdict",
+    "Window",
+]
+
+
+Item = tuple[Callable[[], Any], Any]
+"""What gives the loader for as long as the training holds it, and its batch."""
 
 
 class BatchRef:
@@ -36,19 +49,28 @@ class BatchRef:
     """Where its samples are in the data set, if the sampler said so."""
 
     def __init__(
-        self, step: int, epoch: int, items: list[tuple[Any, Any]], rng: RngState | None = None
+        self, step: int, epoch: int, items: list[Item], rng: RngState | None = None
     ) -> None:
         self.step = step
         self.epoch = epoch
         self.items = items
-        """(loader, batch): one per loader that took part (two under `zip`)."""
+        """One per loader that took part (two under `zip`)."""
         self.rng = rng
 
     @property
     def value(self) -> Any:
         return self.items[0][1] if len(self.items) == 1 else tuple(i for _, i in self.items)
 
-    def again(self, items: list[tuple[Any, Any]] | None = None) -> BatchRef:
+    @property
+    def loader(self) -> Any:
+        """The (first) loader that gave it; None where it is gone, or there was none."""
+        return self.items[0][0]() if self.items else None
+
+    def is_from(self, loader: Any) -> bool:
+        """Whether this loader gave a part of it."""
+        return any(source() is loader for source, _ in self.items)
+
+    def again(self, items: list[Item] | None = None) -> BatchRef:
         """The same batch as if it were new, perhaps with other items."""
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
         ref.loss_fn, ref.indices = self.loss_fn, self.indices
