@@ -91,6 +91,21 @@ DataSamples = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(help="How many real steps the stability group takes.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long the search for batches that break it and the steps ahead may take. Default: about "
+        "two seconds of computing, or 40 steps' time.",
+    ),
+]
+Save = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        help="Where batches that break the training are kept, for `stayfinite replay`.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="The random seed that the target is started with.")]
 Prove = Annotated[
     bool,
@@ -122,6 +137,12 @@ def check(
     data: Data = None,
     data_samples: DataSamples = None,
     steps: Steps = 10,
+    budget: Budget = None,
+    pedantic: Annotated[
+        bool,
+        typer.Option("--pedantic", help="Also what breaks only with data that nobody would feed."),
+    ] = False,
+    save: Save = Path("stayfinite-check"),
     seed: Seed = 0,
     prove: Prove = False,
     box: BoxFile = None,
@@ -148,23 +169,22 @@ def check(
         if prove:
             only = _with_proof(only)
         config = config or late.config
-        _validate(steps, seed)
+        budget, pedantic = (
+            late.budget if late.budget is not None else budget,
+            pedantic or late.pedantic,
+        )
+        _validate(steps, seed, budget)
         if preset is not None:
             _write_preset(config, preset, quiet=as_json)
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
-            target,
-            module,
-            config,
-            data,
-            only,
-            skip,
-            steps,
-            seed,
-            _num_samples(data_samples),
-            _box_path(box),
-        )
+            target, module, config, data, only, skip, seed,
+            {
+                "steps": steps, "data_samples": _num_samples(data_samples), "budget_s": budget,
+                "pedantic": pedantic, "save_dir": save, "box_path": _box_path(box),
+            },
+        )  # fmt: skip
         if html is not None:
             _write_page(report, html)
         _print(report, as_json, quiet)
@@ -196,6 +216,8 @@ def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--html", type=Path)
     parser.add_argument("--preset")
+    parser.add_argument("--budget", type=float)
+    parser.add_argument("--pedantic", action="store_true")
     parser.add_argument("--prove", action="store_true")
     parser.add_argument("--box", type=Path)
     end = words.index("--") if "--" in words else len(words)
@@ -224,8 +246,11 @@ def _box_path(box: Path | None) -> str:
     return str(box.resolve()) if box is not None else ""
 
 
-def _validate(steps: int, seed: int) -> None:
+def _validate(steps: int, seed: int, budget: float | None) -> None:
     from ..errors import UsageError
+
+    if budget is not None and not 0 < budget < float("inf"):
+        raise UsageError(f"`--budget` must be a number of seconds above 0, got {budget:g}")
 
     if steps < 1:
         raise UsageError(f"`--steps` must be at least 1, got {steps}")
@@ -247,8 +272,7 @@ def _num_samples(text: str | None) -> int | None:
 
 def _report(
     words: list[str], module: str | None, config: Path | None, data: Path | None,
-    only: list[str], skip: list[str], steps: int, seed: int, data_samples: int | None,
-    box_path: str = "",
+    only: list[str], skip: list[str], seed: int, how: dict[str, Any],
 ) -> CheckReport:  # fmt: skip
     from ..preflight.config_read import read_config
     from ..preflight.runner_groups import selected
@@ -259,14 +283,14 @@ def _report(
         settings = {"config": read_config(config).values(), "config_path": str(config)}
     with _progress(only, skip) as (progress, on_samples):
         more: dict[str, Any] = {
-            "only": only, "skip": skip, "steps": steps, "seed": seed, "progress": progress,
-            "on_samples": on_samples, "data_samples": data_samples, "box_path": box_path, **settings,
+            "only": only, "skip": skip, "seed": seed, "progress": progress,
+            "on_samples": on_samples, **how, **settings,
         }  # fmt: skip
         if not words and module is None and (config is not None or data is not None):
             return _without_target(data, more)
         report = _of_target(words, module, more)
         if data is not None:
-            report = _with_file(report, data, data_samples, on_samples)
+            report = _with_file(report, data, how["data_samples"], on_samples)
         return report
 
 

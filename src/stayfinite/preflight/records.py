@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from ..records import from_plain, to_plain
+from ..records import Location, from_plain, to_plain
 
 __all__ = [
     "ALL_GROUPS",
@@ -55,6 +55,10 @@ class Finding:
     """The figures for programs; only what JSON can hold."""
     weight: float = 1.0
     """How urgent, among findings of the same status, for "three things to do first"."""
+    location: Location | None = None
+    """Where it breaks, of what was seen to break: file, line, operator, module, as an incident has it."""
+    cause: str = ""
+    """Why, as a code of the catalogue; "" where nothing was seen to break."""
 
     def __post_init__(self) -> None:
         if self.group not in ALL_GROUPS:

@@ -137,6 +137,7 @@ def _asked(
     index = 0
     seen: Seen | None = None
     chain: list[Probe] = []
+    marking: list[Probe] = []
     is_live = False
     while True:
         try:
@@ -147,16 +148,24 @@ def _asked(
         chain = [] if probe.fresh else chain
         seen = ledger.answer(name, index)
         if seen is None:
-            if chain and not is_live:
-                chain[0].fresh = True
-                for again in chain:  # noqa: UP028 - the answers are sent in, and not needed
-                    yield again
+            if not is_live:
+                yield from _taken_again(marking, chain)
             is_live = True
             ledger.about_to_ask(name, index, probe)
             seen = yield probe
             ledger.note_answer(name, index, seen)
         chain = [*chain, probe] if probe.keep and seen.error is None else []
+        marking = list(chain) if chain and probe.mark else marking
         index += 1
+
+
+def _taken_again(marking: list[Probe], chain: list[Probe]) -> Generator[Probe, Seen, None]:
+    """The steps that a new process has not taken: those up to the mark, then those since."""
+    for steps in (marking, chain if chain != marking else []):
+        if steps:
+            steps[0].fresh = True
+        for again in steps:  # noqa: UP028 - the answers are sent in, and not needed
+            yield again
 
 
 def _place(error: BaseException) -> str:
