@@ -23,7 +23,7 @@ ALLOWED = {
     "patches": {"errors"},
     "sandbox": {"patches"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
-    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime"},
+    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "lint"},
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {
@@ -32,6 +32,7 @@ ALLOWED = {
         "runtime",
         "investigate",
         "guard",
+        "lint",
         "checkpoint",
         "locate",
         "recover",
