@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stayfinite.checkpoint import parallel as parallel_module
+from stayfinite.checkpoint import pool as pool_module
 from stayfinite.checkpoint import scan, scan_file
 from stayfinite.checkpoint.ordinary import is_all_ordinary, range_of_non_negative
 
@@ -95,3 +96,16 @@ def test_the_bits_of_what_is_not_plainly_positive_are_not_trusted(bad):
     assert range_of_non_negative(values) == (float(values.min()), float(values.max()))
     values[500] = bad
     assert range_of_non_negative(values) is None
+
+
+def test_each_thread_of_the_pool_uses_one_core_and_the_caller_keeps_its_own_number(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(pool_module, "_pools", {})
+    torch.set_num_threads(2)
+    try:
+        pool = pool_module.shared_pool()
+        assert set(pool.map(lambda _: torch.get_num_threads(), range(4))) == {1}
+        assert torch.get_num_threads() == 2
+        pool.shutdown()
+    finally:
+        torch.set_num_threads(before)
