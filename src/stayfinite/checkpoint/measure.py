@@ -227,7 +227,7 @@ def _dense_extremes(
         if not has_range and end - start >= _LARGE and is_all_ordinary(flat, elements.tiny):
             return NO_RANGE
         known = range_of_non_negative(flat)
-        low, high = known or (v.item() for v in torch.aminmax(flat))
+        low, high = known or (float(v) for v in torch.aminmax(flat))
         if low != low or high != high:
             return math.nan, math.nan, False
         return low, high, bool(tiny) and sample_is_flooded(flat, tiny)
