@@ -24,7 +24,7 @@ ALLOWED = {
     "sandbox": {"patches"},
     "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
-    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies"},
+    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies", "lint"},
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {
@@ -34,6 +34,7 @@ ALLOWED = {
         "investigate",
         "foresee",
         "guard",
+        "lint",
         "checkpoint",
         "diagnose",
         "locate",

@@ -191,6 +191,7 @@ class LoopDriver:
             window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
             window.losses.append((self.tracker.note_used(window), self._unscaled(loss)))
+            window.live_loss = weakref.ref(loss)
         window.num_backward += 1
 
     def _are_grads_gone(self) -> bool:

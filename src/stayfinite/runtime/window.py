@@ -7,6 +7,7 @@ a replay (its backward, its optimizer step) to whoever runs it.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -115,6 +116,8 @@ class Window:
     """What computes the loss, where the loop has given it to its optimizer."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
+    live_loss: weakref.ref[Tensor] | None = None
+    """The last loss with its graph, as long as the loop keeps it."""
     is_seen = False
     """Its loss and norm have been compared with the usual."""
     is_moved = False
