@@ -41,7 +41,7 @@ ALLOWED = {
     | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "remedies": {"records", "errors", "codes"},
     "lint": {"records", "errors", "codes", "remedies"},
-    "integrations": BASE | {"guard", "runtime"},
+    "integrations": BASE | {"patches", "recover", "runtime", "investigate"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,

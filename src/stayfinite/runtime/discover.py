@@ -19,7 +19,14 @@ from ..patches.provenance import provenance
 from .frames import calling_frames, variables
 from .rng import is_generator
 
-__all__ = ["find_averages", "find_generators", "find_models", "find_stateful", "reachable_modules"]
+__all__ = [
+    "find_averages",
+    "find_generators",
+    "find_models",
+    "find_optimizers",
+    "find_stateful",
+    "reachable_modules",
+]
 
 _MAX_OBJECTS = 4000
 _MAX_DEPTH = 4
@@ -33,6 +40,11 @@ def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
     """(what it is called, the module): the outermost modules within reach, nearest first."""
     found = [(n, v) for n, v in _reachable(frame) if issubclass(type(v), nn.Module)]
     return _outermost([(n, m) for n, m in found if _is_whole(m)])
+
+
+def find_optimizers(frame: FrameType | None) -> list[Any]:
+    """Optimizers that were made before anybody watched, within reach of the running functions."""
+    return [v for _, v in _reachable(frame) if issubclass(type(v), torch.optim.Optimizer)]
 
 
 def find_generators(frame: FrameType | None) -> list[Any]:
