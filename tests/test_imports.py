@@ -41,7 +41,7 @@ ALLOWED = {
     | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "remedies": {"records", "errors", "codes"},
     "lint": {"records", "errors", "codes", "remedies"},
-    "integrations": BASE | {"patches", "recover", "runtime", "investigate"},
+    "integrations": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
@@ -104,6 +104,7 @@ def test_records_report_and_lint_do_not_know_torch():
         ("import stayfinite", ["torch", "rich", "typer", "libcst", "jinja2"]),
         ("import stayfinite.records, stayfinite.codes", ["torch", "rich"]),
         ("import stayfinite.cli", ["torch"]),
+        ("import stayfinite.integrations.pytest_plugin", ["torch", "rich"]),
         ("import stayfinite.lint, stayfinite.lint.render", ["torch", "rich", "libcst"]),
     ],
 )

@@ -8,6 +8,8 @@ from stayfinite.patches.manager import table
 from stayfinite.report import terminal
 from stayfinite.runtime import script
 
+collect_ignore_glob = ["scripts/*"]
+
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():

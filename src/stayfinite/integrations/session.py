@@ -83,6 +83,16 @@ class Session:
         self._block, self._engine, self._num_before = block, block.engine, 0
         self._at_end = weakref.finalize(self, block.close)
 
+    def adopt(self, names: Mapping[str, Any]) -> None:
+        """Optimizers within reach of these variables, made before this session was opened."""
+        if self._block is not None:
+            self._block.adopt(None, names)
+
+    @property
+    def block(self) -> WatchedBlock | None:
+        """What watches, if it is this session that does."""
+        return self._block
+
     def close(self, error: BaseException | None = None) -> None:
         """A last look, then every patch is out; `error`: what has ended the training."""
         block, self._block = self._block, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -45,11 +45,19 @@ class WatchedBlock(ScriptRun):
             self.folder = RunFolder(self.folder.path, say=self._say)
         self._is_open = True
         self._listen()
-        known = [*optimizers, *(find_optimizers(frame) if frame is not None else ())]
-        self.driver.firewall.call(self._adopt, {id(o): o for o in known}.values())
+        self.driver.firewall.call(self._adopt, optimizers)
+        if frame is not None:
+            self.adopt(frame)
+
+    def adopt(self, frame: FrameType | None, names: Mapping[str, Any] | None = None) -> None:
+        """Optimizers within reach that were made before anybody watched."""
+        call = self.driver.firewall.call
+        call(self._adopt, call(find_optimizers, frame, names, fallback=()))
 
     def _adopt(self, optimizers: Iterable[Any]) -> None:
-        for each in optimizers:
+        for each in {id(o): o for o in optimizers}.values():
+            if self.driver.owns(each):
+                continue
             if self._training is not None:
                 self._training.watch_optimizer(each)
             self.driver.on_optimizer(each)
