@@ -12,7 +12,8 @@ SRC = ROOT / "stayfinite"
 BASE = {"records", "errors", "config", "codes", "numerics", "private"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
-    "records": {"errors"},
+    "records": {"errors", "incident_html"},
+    "incident_html": set(),
     "errors": set(),
     "config": {"errors"},
     "codes": {"errors"},
