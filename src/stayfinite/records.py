@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from .errors import UsageError
+from .incident_html import incident_html
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -292,6 +293,10 @@ class Incident:
         True
         """
         return json.dumps({"kind": self.KIND, **to_plain(self)}, indent=indent, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        """In a notebook an incident shows itself."""
+        return incident_html(self)
 
     @classmethod
     def from_json(cls, text: str) -> Incident:

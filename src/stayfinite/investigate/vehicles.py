@@ -26,7 +26,7 @@ from ..sandbox.compute import computing_only
 from .body.body import Body
 from .body.scene import Scene
 from .changed_source import NotRunnable
-from .frameworks import unlogged
+from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace
 from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
@@ -34,7 +34,7 @@ from .tracing import eager_stance, symptom_origin
 __all__ = [
     "BodyVehicle",
     "ClosureVehicle",
-    "LossVehicle",
+    "FrameworkVehicle",
     "NoVehicle",
     "StepVehicle",
     "Vehicle",
@@ -85,7 +85,13 @@ class Vehicle:
         self.engine.replay = active
         try:
             quiet = hushed() if is_quiet else contextlib.nullcontext()
-            with quiet, computing_only() as report, eager_stance(), torch.enable_grad():
+            with (
+                quiet,
+                computing_only() as report,
+                self._unlogged(),
+                eager_stance(),
+                torch.enable_grad(),
+            ):
                 try:
                     change = wanted.change
                     with change.installed() if change else contextlib.nullcontext(), active:
@@ -105,6 +111,10 @@ class Vehicle:
             self.engine.replay = None
             state.put_grads(grads)
         return active.result
+
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        """What a framework logs and counts meanwhile."""
+        return unlogged()
 
     def _compute(self, active: ActiveReplay) -> None:
         raise NotImplementedError
@@ -149,6 +159,9 @@ class StepVehicle(Vehicle):
     @property
     def is_cheap(self) -> bool:
         return True
+
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # no framework drives this loop
 
     def can_run(self, window: Window) -> bool:
         return all(b.loss_fn is not None for b in window.batches)
@@ -211,32 +224,34 @@ class ClosureVehicle(Vehicle):
         if active.wanted.is_applied:
             active.result.is_complete = False
             return
-        with unlogged():
-            self._closure()
+        self._closure()
         active.look_at_gradients()
 
 
-class LossVehicle(Vehicle):
+class FrameworkVehicle(Vehicle):
     """The function by which a framework computes the loss of a batch: it is meant to be called."""
 
-    def __init__(self, engine: Engine, loss_of: Callable[[Any], Tensor]) -> None:
+    def __init__(self, engine: Engine, step: FrameworkStep) -> None:
         super().__init__(engine)
-        self._loss_of = loss_of
+        self._step = step
 
     def can_run(self, window: Window) -> bool:
         return all(len(b.items) == 1 for b in window.batches)
 
     def _compute(self, active: ActiveReplay) -> None:
         refs = active.wanted.window.batches
-        if active.wanted.is_applied:
+        if active.wanted.is_applied and not self._step.makes_backward:
             active.result.is_complete = False
             return
-        with unlogged():
+        with self._step.kept():
             for i, ref in enumerate(refs):
                 active.step = ref.step
                 if i and ref.rng is not None:
                     ref.rng.restore()
-                loss = self._loss_of(ref.value) / len(refs)
+                loss = self._step.compute(ref.value)
+                if loss is None or self._step.makes_backward:
+                    continue  # a `training_step` may leave a batch out
+                loss = loss / len(refs) if len(refs) > 1 else loss
                 active.on_backward(loss, loss.detach(), loss.backward)
         active.look_at_gradients()
 

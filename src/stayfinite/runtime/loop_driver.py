@@ -225,9 +225,11 @@ class LoopDriver:
     def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
         if self.tracker.window is None and not self.num_steps:
-            self._loaderless_rng = (
-                self.engine.rng.capture()
-            )  # a loop without a loader may begin here
+            self.may_begin()
+
+    def may_begin(self) -> None:
+        """A loop without a loader may begin here."""
+        self._loaderless_rng = self.engine.rng.capture()
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
