@@ -22,6 +22,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Action",
     "Candidate",
+    "Culprit",
     "Diagnosis",
     "Event",
     "Experiment",
@@ -157,6 +158,18 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """The line that set what is to blame, where that is a setting and not the line of the birth."""
+
+    file: str
+    line: int
+    what: str
+    """What happens in that line: "SGD is made here", "the learning rate is set here"."""
+    source: str | None = None
+    function: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Location:
     """Where the first non-finite value was born."""
 
@@ -174,6 +187,8 @@ class Location:
     method: str = "replay"
     """replay | time_travel | rerun | none"""
     note: str = ""
+    culprit: Culprit | None = None
+    """For a setting, a schedule, a load, a pipeline, an initialization: the line that set it."""
 
 
 @dataclass(frozen=True, kw_only=True)

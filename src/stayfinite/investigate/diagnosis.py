@@ -8,12 +8,14 @@ from dataclasses import replace
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..locate.slice import Origin
+from ..locate.trace import OpTrace
 from ..patches.provenance import provenance
-from ..records import Diagnosis, Fix, Incident, Link, Location
+from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
+from .culprit import culprit_of
 from .gather import gather
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
@@ -52,7 +54,19 @@ def diagnose(
         diagnosis = _with_other_lines(diagnosis, lab.also)
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
-    return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+    location = _place(incident.location, evidence)
+    location = replace(location, culprit=_culprit(about, evidence, diagnosis.cause))
+    return replace(incident, diagnosis=diagnosis, location=location)
+
+
+def _culprit(about: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
+    """To name the line is worth a try, and no reason for an investigation to fail."""
+    try:
+        return culprit_of(about, evidence, cause)
+    except Exception:
+        if OpTrace.is_strict:
+            raise
+        return None
 
 
 def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis:
@@ -77,7 +91,10 @@ def diagnose_plain(about: Investigation, incident: Incident, **results: str) -> 
     evidence = gather(about, incident, None, 0.0)
     for name, outcome in results.items():
         evidence = evidence.with_result(name, outcome)
-    return replace(incident, diagnosis=conclude(consider(evidence), evidence, []))
+    diagnosis = conclude(consider(evidence), evidence, [])
+    culprit = _culprit(about, evidence, diagnosis.cause)
+    location = replace(incident.location, culprit=culprit)
+    return replace(incident, diagnosis=diagnosis, location=location)
 
 
 def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:

@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from ..runtime.window import BatchRef
 from .data_facts import look_at_data
 from .investigation import Investigation
 
-__all__ = ["gather"]
+__all__ = ["gather", "owner_of", "source_files"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _USUAL_BATCHES = 8
@@ -276,14 +275,14 @@ def _memory(about: Investigation, origin: Origin | None) -> Memory | None:
 
 
 def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) -> Memory:
-    owner, attribute = _owner(about, name)
+    owner, attribute = owner_of(about, name)
     memory = Memory(
         name=name,
         is_garbage=(s.abs_max or 0) > 1e20 or s.num_subnormal > max(4, s.num_elements // 10),
         is_constant_nan=_is_fill_nan(tensor),
         is_all_nan=s.num_nan == s.num_elements,
     )
-    for file in _files(about, owner):
+    for file in source_files(_classes(about, owner)):
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -295,7 +294,8 @@ def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) ->
     return memory
 
 
-def _owner(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
+def owner_of(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
+    """The module that holds a parameter or buffer, and what it is called there."""
     path, _, attribute = name.rpartition(".")
     for prefix, root in about.state.roots.items():
         inner = path.removeprefix(prefix).removeprefix(".") if prefix else path
@@ -306,10 +306,14 @@ def _owner(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
     return None, attribute
 
 
-def _files(about: Investigation, owner: nn.Module | None) -> list[str]:
-    """The source files of the owner's class, then of the models that hold it."""
-    classes: list[Any] = list(type(owner).__mro__) if owner is not None else []
-    classes += [type(r) for r in about.state.roots.values()]
+def _classes(about: Investigation, owner: nn.Module | None) -> list[type]:
+    """The owner's class and its bases, then those of the models that hold it."""
+    classes = list(type(owner).__mro__) if owner is not None else []
+    return classes + [type(r) for r in about.state.roots.values()]
+
+
+def source_files(classes: list[type]) -> list[str]:
+    """The files in which these classes are written; torch's own are left out."""
     found: list[str] = []
     for cls in classes:
         if cls.__module__.partition(".")[0] in ("torch", "builtins"):

@@ -23,6 +23,7 @@ __all__ = [
     "backward_place",
     "current_place",
     "is_user_file",
+    "place_from_traceback",
     "place_of",
 ]
 

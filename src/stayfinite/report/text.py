@@ -202,7 +202,16 @@ def _why(incident: Incident) -> str:
         lines.append(
             f"  their indices in the data set: {', '.join(map(str, d.dataset_indices[:12]))}"
         )
-    return "\n".join([*lines, *_proof(incident), *_try(incident)])
+    return "\n".join([*lines, *_set_at(incident.location), *_proof(incident), *_try(incident)])
+
+
+def _set_at(location: Location) -> list[str]:
+    """The line that set what is to blame."""
+    c = location.culprit
+    if c is None:
+        return []
+    place = f"  set at: {short_path(c.file)}:{c.line}  ({c.what})"
+    return [place, f"          {c.source}"] if c.source else [place]
 
 
 _OUTCOME = {"finite": "the step is finite", "nonfinite": "still not finite", "not_run": "not tried"}

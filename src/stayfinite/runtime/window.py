@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..locate.frames import Frame
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from .probes import Reading
@@ -146,6 +147,8 @@ class ReplayResult:
     losses: list[float] = field(default_factory=list)
     loss_factor: float | None = None
     """A constant by which the loss was multiplied last of all."""
+    loss_factor_line: Frame | None = None
+    """The script's line that did so."""
     probes: list[Reading] = field(default_factory=list)
     """What the probes inside the model saw, in their order."""
 
