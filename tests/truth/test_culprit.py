@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from clinic.culprits import CULPRITS
 from torch import nn
 
 from clinic import form, measure
-from clinic.culprits import CULPRITS
 from stayfinite import Guard, Incident
 
 LOOP = """

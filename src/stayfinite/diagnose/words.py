@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from ..records import Fix, TensorStats
 from .evidence import Evidence
@@ -18,6 +19,7 @@ __all__ = [
     "part",
     "safe_fixes",
     "span",
+    "written_in_source",
 ]
 
 _LOG_WHY = "the logarithm of a tiny probability is an ordinary number; its detour over the probability is not"
@@ -79,6 +81,22 @@ def operator(evidence: Evidence) -> str:
     if birth is None:
         return "it"
     return (birth.kernel if evidence.is_own_backward else birth.op) or birth.op or "it"
+
+
+_LITERAL = re.compile(r"""(?i)float\(\s*['"]([-+]?(?:nan|inf(?:inity)?))['"]|\.(nan|inf|NaN)\b""")
+
+
+def written_in_source(evidence: Evidence) -> str:
+    """Where no operator made the value: whether the line writes it itself; else ""."""
+    location = evidence.location
+    found = _LITERAL.search(location.source or "")
+    if found is None or evidence.birth is not None or location.op is None:
+        return ""
+    value = (found[1] or found[2]).lower()
+    return (
+        f"The script itself writes {value} {here(evidence)}. No operator made it, so there is nothing "
+        "to explain but that line: the value reaches the loss or a gradient from there."
+    )
 
 
 def line_fix(

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from ..diagnose.evidence import Evidence
-from ..locate.frames import Frame, is_user_file, place_of
-from ..patches.made_at import CallStack, made_at
+from ..locate.frames import Frame, culprit, is_user_file, place_of
+from ..patches.made_at import CallStack, call_stack, made_at
 from ..patches.provenance import provenance
 from ..records import Culprit
 from ..sandbox.compute import computing_only
@@ -40,14 +40,6 @@ def culprit_of(about: Investigation, evidence: Evidence, cause: str | None) -> C
     return finder(about, evidence) if finder is not None else None
 
 
-def _record(frame: Frame | None, what: str) -> Culprit | None:
-    if frame is None:
-        return None
-    return Culprit(
-        file=frame.file, line=frame.line, source=frame.source, function=frame.function, what=what
-    )
-
-
 def _user(stack: CallStack) -> Frame | None:
     """The script's own line in a stack, if code of its own has made the call."""
     frames = [Frame(*place) for place in stack]
@@ -65,12 +57,21 @@ def _files(about: Investigation) -> list[str]:
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     known = [
         place[0].co_filename if place is not None else None,
+        *(file for file, _, _ in call_stack(sys._getframe(1))),
         about.engine.script,
         *(f for o in about.state.optimizers for f, _, _ in made_at(o)),
         *(f for root in about.state.roots.values() for f in source_files([type(root)])),
         main,
     ]
     return [f for f in dict.fromkeys(known) if f is not None and is_user_file(f)]
+
+
+def _called(about: Investigation, name: str) -> Frame | None:
+    """The line that makes something of this class, in a function that is running if there are more."""
+    running = {(file, function) for file, _, function in call_stack(sys._getframe(1))}
+    found = called(_files(about), name)
+    near = [f for f in found if (f.file, f.function) in running]
+    return next((only[0] for only in (found, near) if len(only) == 1), None)
 
 
 def _optimizer(about: Investigation, e: Evidence, names: tuple[str, ...]) -> Culprit | None:
@@ -84,9 +85,9 @@ def _optimizer(about: Investigation, e: Evidence, names: tuple[str, ...]) -> Cul
         mine = max(optimizers, key=_rate) if names is _RATE_NAMES else mine
     stack, kind = made_at(mine), type(mine).__name__
     if _is_framework(stack) and (line := given_keyword(_files(about), *names)) is not None:
-        return _record(line, f"{names[0]} is given to {kind} here")
-    frame = _user(stack) or called(_files(about), kind)
-    return _record(frame, f"{kind} is made here")
+        return culprit(line, f"{names[0]} is given to {kind} here")
+    frame = _user(stack) or _called(about, kind)
+    return culprit(frame, f"{kind} is made here")
 
 
 def _rate(optimizer: Any) -> float:
@@ -126,15 +127,15 @@ def _schedule(about: Investigation, optimizer: Any) -> Culprit | None:
     for function in getattr(scheduler, "lr_lambdas", ()):
         line = _line_of_formula(function, (getattr(scheduler, "last_epoch", 0),))
         if line is not None:
-            return _record(line, "the schedule's formula")
+            return culprit(line, "the schedule's formula")
     own = (
         getattr(type(scheduler).get_lr, "__code__", None) if hasattr(scheduler, "get_lr") else None
     )
     if own is not None and is_user_file(own.co_filename):
         line = _line_of_formula(type(scheduler).get_lr, (scheduler,))
-        return _record(line, f"the formula of {kind}")
-    frame = _user(made_at(scheduler)) or called(_files(about), kind)
-    return _record(frame, f"{kind} is made here")
+        return culprit(line, f"the formula of {kind}")
+    frame = _user(made_at(scheduler)) or _called(about, kind)
+    return culprit(frame, f"{kind} is made here")
 
 
 def _schedule_of(schedulers: list[Any], optimizer: Any) -> Any:
@@ -208,8 +209,8 @@ def _assigned_rate(about: Investigation) -> Culprit | None:
         args = _arguments(about, made[1].args)
         formula = _line_of_formula(function, args) if args is not None else None
         if formula is not None:
-            return _record(formula, "the schedule's formula")
-    return _record(line, "the learning rate is set here")
+            return culprit(formula, "the schedule's formula")
+    return culprit(line, "the learning rate is set here")
 
 
 def _function_named(about: Investigation, file: str, name: str) -> Any:
@@ -233,10 +234,10 @@ def _epsilon(about: Investigation, e: Evidence) -> Culprit | None:
 def _scaling(about: Investigation, e: Evidence) -> Culprit | None:
     traced = about.traced
     if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:
-        return _record(traced.loss_factor_line, "the loss is multiplied here")
+        return culprit(traced.loss_factor_line, "the loss is multiplied here")
     for scaler in about.state.scalers:
-        frame = _user(made_at(scaler)) or called(_files(about), type(scaler).__name__)
-        return _record(frame, f"{type(scaler).__name__} is made here")
+        frame = _user(made_at(scaler)) or _called(about, type(scaler).__name__)
+        return culprit(frame, f"{type(scaler).__name__} is made here")
     return None
 
 
@@ -252,7 +253,7 @@ def _resume(about: Investigation, e: Evidence) -> Culprit | None:
         # The schedule that was made anew has replaced what the optimizer brought back.
         for scheduler in reversed(list(about.state.schedulers)):
             if (frame := _user(made_at(scheduler))) is not None:
-                return _record(frame, f"{type(scheduler).__name__} begins anew here")
+                return culprit(frame, f"{type(scheduler).__name__} begins anew here")
     return _restored(about, "optimizer" if r.optimizer and r.saved_lr else "model")
 
 
@@ -263,7 +264,7 @@ def _restored(about: Investigation, what: str) -> Culprit | None:
         targets: list[Any] = modules if name == "model" else list(state.optimizers)
         note = provenance.restore_of(*targets)
         if note is not None and (frame := _user(note.stack)) is not None:
-            return _record(frame, f"the {name} is restored here")
+            return culprit(frame, f"the {name} is restored here")
     return None
 
 
@@ -272,20 +273,20 @@ def _data(about: Investigation, e: Evidence) -> Culprit | None:
     if d is None or d.file is None or d.line is None:
         return None
     what = "the batch is made bad here" if d.origin == "pipeline" else "the sample is read here"
-    return _record(Frame(d.file, d.line, d.function or "?"), what)
+    return culprit(Frame(d.file, d.line, d.function or "?"), what)
 
 
 def _initialization(about: Investigation, e: Evidence) -> Culprit | None:
     m = e.memory
     if m is not None and m.file is not None and m.line is not None and m.filling != "filled":
-        return _record(Frame(m.file, m.line, "?"), "it is allocated here")
+        return culprit(Frame(m.file, m.line, "?"), "it is allocated here")
     if e.event.phase != "parameter" or e.source is None or not e.source.label:
         return None
     path = e.source.label.split(" ", 1)[-1]
     owner, _ = owner_of(about, path)
     homes = source_files(list(type(owner).__mro__)) if owner is not None else []
     frame = made_attribute(homes, path) or made_attribute(_files(about), path)
-    return _record(frame, f"{path.rpartition('.')[2]} is made here")
+    return culprit(frame, f"{path.rpartition('.')[2]} is made here")
 
 
 _FINDERS: dict[str, Finder] = {

@@ -124,7 +124,7 @@ def _unharmed(about: Investigation) -> Verdict:
         replays = course(about)
         if about.engine.ranks.is_on:
             replays = together(about, replays)
-        verdict: Verdict = drive(replays, about.vehicle.run)
+        verdict: Verdict = drive(replays, lambda wanted: about.vehicle.run(wanted))
         return verdict
     except StayfiniteError:
         raise

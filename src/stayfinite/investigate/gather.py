@@ -64,6 +64,10 @@ def gather(
         gradient_peaks=tuple(p for _, p in about.trace.gradients.peaks) if about.trace else (),
         is_half=_is_half(about, incident),
         is_complete=traced is not None and traced.is_complete,
+        is_clipped=about.window.norm is not None
+        or any(w.norm is not None for w in about.engine.log[-4:]),
+        num_finite_replays=about.num_finite,
+        own_counts=about.counts.changed() if about.num_finite else (),
         is_discarded=_is_discarded(about, origin),
     )
 
@@ -278,7 +282,7 @@ def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) ->
     owner, attribute = owner_of(about, name)
     memory = Memory(
         name=name,
-        is_garbage=(s.abs_max or 0) > 1e20 or s.num_subnormal > max(4, s.num_elements // 10),
+        is_garbage=_looks_like_old_memory(s, tensor),
         is_constant_nan=_is_fill_nan(tensor),
         is_all_nan=s.num_nan == s.num_elements,
     )
@@ -292,6 +296,14 @@ def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) ->
             continue
         return replace(memory, filling=read.state, file=file, line=read.line, source=read.source)
     return memory
+
+
+def _looks_like_old_memory(s: TensorStats, tensor: Tensor) -> bool:
+    """Numbers of all sizes side by side. Weights that have run away are large together."""
+    if s.num_subnormal > max(4, s.num_elements // 10):
+        return True
+    middle = _median(tensor)
+    return (s.abs_max or 0) > 1e20 and middle is not None and middle < 1e-20 * (s.abs_max or 0)
 
 
 def owner_of(about: Investigation, name: str) -> tuple[nn.Module | None, str]:

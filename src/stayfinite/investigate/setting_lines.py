@@ -56,8 +56,8 @@ def _users(files: Iterable[str | None]) -> list[str]:
     return [f for f in dict.fromkeys(files) if f and is_user_file(f)]
 
 
-def called(files: Iterable[str | None], name: str) -> Frame | None:
-    """The only line that calls something of this name: `optim.SGD(...)` for "SGD"."""
+def called(files: Iterable[str | None], name: str) -> list[Frame]:
+    """The lines that call something of this name: `optim.SGD(...)` for "SGD"."""
     found = []
     for file in _users(files):
         for function, statements in _functions(file):
@@ -66,7 +66,7 @@ def called(files: Iterable[str | None], name: str) -> Frame | None:
                 for node in _own_nodes(statements)
                 if isinstance(node, ast.Call) and _name(node.func) == name
             ]
-    return _only(found)
+    return list(dict.fromkeys(found))
 
 
 def given_keyword(files: Iterable[str | None], *names: str) -> Frame | None:

@@ -65,6 +65,10 @@ class Vehicle:
         """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
         return False
 
+    def wider(self) -> Vehicle | None:
+        """One that computes more of the same iteration; None where there is none."""
+        return None
+
     def run(self, wanted: Replay) -> ReplayResult:
         active = ActiveReplay(self.engine, wanted)
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
@@ -79,7 +83,7 @@ class Vehicle:
             quiet = hushed() if is_quiet else contextlib.nullcontext()
             with quiet, computing_only() as report, eager_stance(), torch.enable_grad():
                 try:
-                    with active:
+                    with _where_it_failed(wanted), active:
                         self._compute(active)
                 except Enough:
                     pass
@@ -110,6 +114,14 @@ class Vehicle:
         bad = self.engine.state.bad_state()
         if bad:
             active.raised(bad)
+
+
+def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
+    """At the weights of the evaluation that failed, where the optimizer was searching."""
+    point = wanted.window.search_point
+    return (
+        point.visited() if point is not None and not wanted.is_applied else contextlib.nullcontext()
+    )
 
 
 def _is_our_own(error: Exception) -> bool:
@@ -242,6 +254,10 @@ class BodyVehicle(Vehicle):
     @property
     def has_effects(self) -> bool:
         return self.body.has_effects
+
+    def wider(self) -> Vehicle | None:
+        body = self.body.wider()
+        return None if body is None else BodyVehicle(self.engine, body, self._own)
 
     def can_run(self, window: Window) -> bool:
         is_own = _same_batches(window.batches, self._own.batches)

@@ -189,9 +189,9 @@ def _figures(incident: Incident) -> str:
 
 def _why(incident: Incident) -> str:
     d = incident.diagnosis
-    if not d.cause:
+    if not d.cause and not d.summary:
         return ""
-    lines = [f"why: {d.cause} (confidence {d.confidence:.0%})"]
+    lines = [f"why: {d.cause} (confidence {d.confidence:.0%})" if d.cause else "why"]
     lines += _wrapped(d.summary, "  ")
     for e in d.evidence:
         lines += _wrapped(e, "  - ")

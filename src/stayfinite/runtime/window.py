@@ -90,6 +90,8 @@ class Window:
     """What the step raised, where a NaN made it raise before there was a loss."""
     closure: Callable[[], Any] | None = None
     """What computes the loss, where the loop has given it to its optimizer."""
+    search_point: Any = None
+    """The weights at which that failed, where an optimizer that searches had gone there."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
     is_seen = False

@@ -12,6 +12,8 @@ from ..words import num
 def runs_away(e: Evidence) -> Finding | None:
     if not can_diverge(e):
         return None
+    if e.falls_without_bound:
+        return _nothing_bounds_the_loss(e)
     score = e.has_diverged
     if score == 0.0:
         if not e.is_overflow or e.is_first_step or e.is_half_birth:
@@ -31,6 +33,24 @@ def runs_away(e: Evidence) -> Finding | None:
         facts=_other_batches(before),
         fixes=divergence_fixes(e),
         wants=("previous_batch", "smaller_lr") if is_open else ("smaller_lr",),
+    )
+
+
+def _nothing_bounds_the_loss(e: Evidence) -> Finding:
+    """Every update did what it was asked to: it is the objective that has no end."""
+    shown = " -> ".join(num(r.loss) for r in e.history[-4:])
+    return Finding(
+        confidence=0.5,
+        sentence=f"The loss itself falls without end ({shown}), and the weights grow with it: the "
+        f"largest is {num(e.weights.largest)} where it was {num(e.weights.first)} at the start. The "
+        f"learning rate of {rates(e)} sets how soon that overflows, not whether.",
+        fixes=(
+            Fix(
+                title="bound what is minimized: look for a lost sign, a missing square, or a term that "
+                "can be made as negative as one likes; a penalty or a clamp on the weights bounds it",
+                why="no learning rate helps where the minimum is at minus infinity",
+            ),
+        ),
     )
 
 
@@ -74,6 +94,8 @@ def divergence_fixes(e: Evidence) -> tuple[Fix, ...]:
     fixes = [_rate_fix(e, 10, "a tenth", "smaller_lr")]
     if e.results.get("smaller_lr") == "nonfinite":
         fixes.append(_rate_fix(e, 1000, "a thousandth", "much_smaller_lr"))
+    if e.is_clipped:
+        return tuple(fixes)
     fixes.append(
         Fix(
             title="clip the gradient norm (clip_norm=1.0, or torch.nn.utils.clip_grad_norm_ before "

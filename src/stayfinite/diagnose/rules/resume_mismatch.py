@@ -14,7 +14,7 @@ _APART = 1.5
 @rule("resume_mismatch")
 def only_a_part_was_restored(e: Evidence) -> Finding | None:
     r = e.resume
-    if not r.is_resumed or not can_diverge(e):
+    if not r.is_resumed or not can_diverge(e) or e.falls_without_bound:
         return None
     score = e.has_diverged or (0.4 if e.is_overflow else 0.0)
     mismatch = what_differs(e)

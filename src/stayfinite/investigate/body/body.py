@@ -81,6 +81,19 @@ class Body:
             found.append(body)
         return found[0] if found else None
 
+    def wider(self) -> Body | None:
+        """The body of the next loop around this one: what it has computed before, in the same iteration."""
+        mine = self.functions
+        is_outside = False
+        for home in homes_of(self.scene):
+            if is_outside and home.is_loop:
+                functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer)
+                body = Body(self.scene, home, functions, self._outer)
+                if body.plan().code is not None and body.plan().has_backward:
+                    return body
+            is_outside = is_outside or home.node is self.home.node
+        return None
+
     def plan(self, is_fed: bool = False, is_new: bool = False, is_part: bool = False) -> Plan:
         """What is run, with a batch given or not; `is_new`: one that the loop has not worked on."""
         key = (is_fed, is_new, is_part)
