@@ -155,6 +155,8 @@ class Event:
     scale: float | None = None
     rank: int = 0
     message: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+    """By which the script counts its own loops, as they stood: {"epoch": 1, "it": 76}."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +244,8 @@ class Diagnosis:
     samples: tuple[int, ...] = ()
     """Rows of the batch that are enough to fail."""
     dataset_indices: tuple[int, ...] = ()
+    observed: dict[str, float] = field(default_factory=dict)
+    """Figures that were measured beside the links: weights, batches, rates, replays."""
 
 
 @dataclass(frozen=True, kw_only=True)

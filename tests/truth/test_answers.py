@@ -1,9 +1,13 @@
 """Answers that were once given and were not true: each one is gone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from clinic.backing import unbacked
 from torch import nn
 
+from clinic import form, measure
 from stayfinite import Guard
 from stayfinite.diagnose.evidence import Evidence
 from stayfinite.diagnose.rank import conclude, consider
@@ -264,3 +268,57 @@ def test_a_line_that_was_kept_finite_proves_the_place_and_not_the_cause():
     assert (
         conclude(consider(evidence, [finding(0.97, fixes=(fix,))]), evidence, []).confidence == 0.9
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["house_prices_plain_sgd", "half_dice_smooth", "implicit_image_default_init"]
+)
+def test_every_number_that_an_incident_speaks_of_is_in_its_fields(name):
+    entry = next(e for e in form.all_cases() if e.name == name)
+    incident = measure.run(entry, "step").incident
+    assert unbacked(incident) == []
+    told = replace(incident.diagnosis, summary=f"{incident.diagnosis.summary} It was 123.4567.")
+    assert unbacked(replace(incident, diagnosis=told)) != []
+
+
+def test_nan_in_validation_alone_is_told_in_one_line(watch):
+    script = (
+        DATA
+        + """
+net = nn.Linear(8, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+held = torch.randn(16, 8)
+held[9, 1] = {value}
+check = DataLoader(TensorDataset(held), batch_size=8)
+best = float("inf")
+for epoch in range(2):
+    for x, y in loader:
+        loss = ((net(x) - y) ** 2).mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+    total = 0.0
+    with torch.no_grad():
+        for (v,) in check:  # HERE
+            total += net(v).square().mean().item()
+    best = min(best, total)
+"""
+    )
+    watched = watch(script.format(value="float('nan')"))
+    assert not watched.incidents
+    (told,) = [t for t in watched.done.err.splitlines() if "warning" in t]
+    assert f"total is nan behind the loop at train.py:{watched.line('# HERE')}" in told
+    assert watch(script.format(value="0.0")).done.err == ""
+
+
+def test_the_scripts_own_count_stands_beside_ours(watch):
+    script = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(5):
+    x = torch.randn(8, 4) * (0.0 if it == 3 else 1.0)
+    for k in range(2):
+        loss = (net(x) / x.norm(dim=1, keepdim=True)).mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+"""
+    watched = watch(script)
+    assert watched.first.event.counters == {"it": 3, "k": 0}
+    assert "step 6 (epoch 0; in the script it = 3, k = 0)" in watched.done.err

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..records import Candidate, Diagnosis, Experiment, Fix
 from .evidence import Evidence
+from .figures import figures
 from .registry import Finding, Rule, all_rules, check_finding
 from .words import written_in_source
 
@@ -90,7 +91,8 @@ def conclude(
     """The record of it all."""
     tried = tuple(experiments)
     if not ranked:
-        return Diagnosis(summary=written_in_source(evidence), experiments=tried)
+        summary = written_in_source(evidence)
+        return Diagnosis(summary=summary, experiments=tried, observed=figures(evidence))
     first = ranked[0]
     fixes = _only_what_was_tried([_judged(f, evidence) for f in first.finding.fixes])
     fixes.sort(key=lambda f: _ORDER[f.status])
@@ -114,6 +116,7 @@ def conclude(
         ),
         samples=samples,
         dataset_indices=dataset_indices,
+        observed=figures(evidence),
     )
 
 

@@ -25,7 +25,7 @@ from .gather import owner_of, source_files
 from .investigation import Investigation
 from .setting_lines import assigned_key, called, given_keyword, made_attribute, returned_by
 
-__all__ = ["culprit_of"]
+__all__ = ["CULPRITS", "culprit_of"]
 
 _RATE_NAMES = ("lr", "learning_rate", "base_lr", "max_lr")
 _EPS_NAMES = ("eps", "epsilon", "adam_epsilon")
@@ -164,30 +164,52 @@ def _line_of_formula(function: Any, args: tuple[Any, ...]) -> Frame | None:
             function(*args)
         finally:
             sys.settrace(before)
-    return Frame(code.co_filename, watch.line or code.co_firstlineno, code.co_name)
+    return Frame(*(watch.place or (code.co_filename, code.co_firstlineno, code.co_name)))
 
 
 class _FormulaWatch:
-    """The first line that left something non-finite behind, else the line that returned."""
+    """The first line that left something non-finite behind, else the line that returned.
+
+    Where that line only hands on what another function of the script returned, the line is there.
+    """
 
     def __init__(self, code: CodeType) -> None:
         self._code = code
-        self._is_found = False
-        self._given: set[str] = set()
-        self.line: int | None = None
+        self._lines: dict[FrameType, int] = {}
+        self._found: set[FrameType] = set()
+        self._given: dict[FrameType, set[str]] = {}
+        self._returned: list[tuple[FrameType, Any]] = []
+        self.place: tuple[str, int, str] | None = None
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code is not self._code:
+        if not is_user_file(frame.f_code.co_filename):
             return None
         bad = {name for name, value in frame.f_locals.items() if _is_bad(value)}
         if event == "call":
-            self._given = bad
-        if event == "line" and not self._is_found:
-            if self.line is not None and bad - self._given:
-                self._is_found = True
+            self._given[frame] = bad
+        elif event == "line" and frame not in self._found:
+            if frame in self._lines and bad - self._given[frame]:
+                self._found.add(frame)
             else:
-                self.line = frame.f_lineno
+                self._lines[frame] = frame.f_lineno
+        elif event == "return":
+            self._returned.append((frame, arg))
+            if frame.f_code is self._code:
+                self._settle(arg)
         return self
+
+    def _settle(self, value: Any) -> None:
+        """The innermost function that returned what the formula returned."""
+        for frame, returned in self._returned:
+            if frame in self._lines and (returned is value or _are_alike(returned, value)):
+                code = frame.f_code
+                self.place = (code.co_filename, self._lines[frame], code.co_name)
+                break
+        self._returned.clear()
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    return (_is_bad(one) and _is_bad(other)) or (isinstance(one, float) and one == other)
 
 
 def _is_bad(value: Any) -> bool:
@@ -301,3 +323,5 @@ _FINDERS: dict[str, Finder] = {
     "bad_initialization": _initialization,
     "uninitialized_memory": _initialization,
 }
+CULPRITS = frozenset(_FINDERS)
+"""The causes that are settings."""

@@ -15,7 +15,7 @@ from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
-from .culprit import culprit_of
+from .culprit import CULPRITS, culprit_of
 from .gather import gather
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
@@ -61,6 +61,8 @@ def diagnose(
 
 def _culprit(about: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
     """To name the line is worth a try, and no reason for an investigation to fail."""
+    if cause not in CULPRITS:
+        return None
     try:
         return culprit_of(about, evidence, cause)
     except Exception:

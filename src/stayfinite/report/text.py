@@ -99,7 +99,9 @@ def render(incident: Incident) -> str:
 
 def _title(incident: Incident) -> str:
     event = incident.event
-    lines = [f"stayfinite: step {event.step} (epoch {event.epoch}): {_what(incident)}"]
+    own = ", ".join(f"{name} = {value}" for name, value in event.counters.items())
+    when = f"epoch {event.epoch}" + (f"; in the script {own}" if own else "")
+    lines = [f"stayfinite: step {event.step} ({when}): {_what(incident)}"]
     if event.noticed_at_step is not None and event.noticed_at_step != event.step:
         lines.append(f"  noticed at step {event.noticed_at_step}, traced back to step {event.step}")
     lines.append(f"  phase: {event.phase}")

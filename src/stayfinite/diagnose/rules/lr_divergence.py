@@ -28,11 +28,23 @@ def runs_away(e: Evidence) -> Finding | None:
         score *= 0.6  # it runs away at any rate
     return Finding(
         confidence=min(score, 0.92),
-        sentence=f"The training had run away before this step: {story(e)}. The learning rate of "
-        f"{rates(e)} makes each update overshoot the one before, until something overflows.",
+        sentence=_sentence(e),
         facts=_other_batches(before),
         fixes=divergence_fixes(e),
         wants=("previous_batch", "smaller_lr") if is_open else ("smaller_lr",),
+    )
+
+
+def _sentence(e: Evidence) -> str:
+    told = story(e)
+    if not told:
+        return (
+            f"Inputs of {num(e.largest_input)} reach this operator and overflow. Neither the loss nor the "
+            f"weights had run away; a learning rate of {rates(e)} may still be too high."
+        )
+    return (
+        f"The training had run away before this step: {told}. The learning rate of {rates(e)} makes "
+        "each update overshoot the one before, until something overflows."
     )
 
 
@@ -70,7 +82,7 @@ def can_diverge(e: Evidence) -> bool:
 
 
 def story(e: Evidence) -> str:
-    """The course of the loss and the weights in a few numbers."""
+    """The course of the loss and the weights in a few numbers; "" where neither went anywhere."""
     parts = []
     losses = e.losses
     if len(losses) >= 2 and e.loss_growth > 10:
@@ -81,7 +93,7 @@ def story(e: Evidence) -> str:
         parts.append(
             f"the largest weight is {num(w.largest)} where it was {num(w.first)} at the start"
         )
-    return " and ".join(parts) or f"inputs of {num(e.largest_input)} reach this operator"
+    return " and ".join(parts)
 
 
 def rates(e: Evidence) -> str:
