@@ -29,7 +29,7 @@ def figures(e: Evidence) -> dict[str, float]:
             found["smallest_of_float16"] = _TINIEST
         number = e.number("other", "eps", "exponent")
         found |= {"argument": number, "zeros_divided_by": e.fact("weight_sum")}
-    found |= _of_data(e) | _of_resume(e)
+    found |= _of_data(e) | _of_resume(e) | _of_searches(e)
     peaks = [p for p in e.gradient_peaks if 0 < p < math.inf]
     if peaks:
         found |= {"gradient.first": peaks[0], "gradient.largest": max(peaks)}
@@ -63,3 +63,14 @@ def _of_resume(e: Evidence) -> dict[str, float | None]:
         "configured": r.configured_lr, "saved": r.saved_lr, "first": r.first_lr, "in_file": r.file_lr,
     }  # fmt: skip
     return {f"rate.{name}": max(rates) for name, rates in named.items() if rates}
+
+
+def _of_searches(e: Evidence) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for name, searched in (("rate", e.rate), ("clip", e.clip)):
+        if searched is not None:
+            found[f"{name}.passed"] = searched.passed
+            found[f"{name}.failed"] = searched.failed
+            found[f"{name}.steps_passed"] = searched.num_steps
+            found[f"{name}.batches"] = searched.num_batches
+    return found
