@@ -322,3 +322,20 @@ for it in range(5):
     watched = watch(script)
     assert watched.first.event.counters == {"it": 3, "k": 0}
     assert "step 6 (epoch 0; in the script it = 3, k = 0)" in watched.done.err
+
+
+def test_a_loss_that_raises_on_a_nan_is_no_hardware_failure(watch):
+    script = """
+data = torch.randn(32, 4)
+data[19] = 0
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for x, in DataLoader(TensorDataset(data), batch_size=8):
+    z = x / x.norm(dim=1, keepdim=True)  # HERE
+    loss = nn.BCELoss()(torch.sigmoid(net(z)), torch.ones(len(x), 1))
+    opt.zero_grad(); loss.backward(); opt.step()
+"""
+    watched = watch(script)
+    assert watched.done.code == 1
+    assert watched.first.location.line == watched.line("# HERE")
+    assert watched.first.diagnosis.cause == "zero_denominator"
