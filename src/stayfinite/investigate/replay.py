@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..locate.frames import Frame, place_from_traceback
 from ..locate.slice import Origin, last_origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
@@ -141,7 +142,8 @@ class ActiveReplay:
             bad = badness(loss)
             value = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else None
             if self.wanted.trace is not None:
-                self.result.loss_factor = loss_factor(scaled if scaled is not None else loss)
+                found = loss_factor(scaled if scaled is not None else loss)
+                self.result.loss_factor, self.result.loss_factor_line = found
         if value is not None:
             self.result.losses.append(value)
         if bad:
@@ -248,8 +250,8 @@ class ActiveReplay:
             trace.is_paused = True
 
 
-def loss_factor(loss: Tensor) -> float | None:
-    """The constant that the loss was multiplied with just before the backward, if there is one."""
+def loss_factor(loss: Tensor) -> tuple[float | None, Frame | None]:
+    """The constant that the loss was multiplied with just before the backward, and its line."""
     factor = 1.0
     todo: list[Any] = [loss.grad_fn]
     for _ in range(_LAST_NODES):
@@ -260,13 +262,14 @@ def loss_factor(loss: Tensor) -> float | None:
         if name == "MulBackward":
             found = _constant(node)
             if found is not None:
-                return found * factor
+                recorded = node.metadata.get("traceback_")
+                return found * factor, place_from_traceback(recorded).user if recorded else None
         elif name == "DivBackward" and (divisor := _constant(node)):
             factor /= divisor
         elif name not in _PASS_ON:
             continue
         todo += [n for n, _ in node.next_functions]
-    return None
+    return None, None
 
 
 def _constant(product: Any) -> float | None:

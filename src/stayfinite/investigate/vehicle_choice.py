@@ -120,6 +120,10 @@ class FirstThatShows(Vehicle):
     def has_effects(self) -> bool:
         return self._now.has_effects
 
+    def wider(self) -> Vehicle | None:
+        wider = self._now.wider() or next(self._others, None)
+        return None if wider is None else FirstThatShows(self.engine, wider, self._others)
+
     @property
     def scene(self) -> Scene | None:
         return self._now.scene

@@ -73,6 +73,10 @@ class Vehicle:
         """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
         return False
 
+    def wider(self) -> Vehicle | None:
+        """One that computes more of the same iteration; None where there is none."""
+        return None
+
     def run(self, wanted: Replay) -> ReplayResult:
         active = ActiveReplay(self.engine, wanted)
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
@@ -94,7 +98,8 @@ class Vehicle:
             ):
                 try:
                     change = wanted.change
-                    with change.installed() if change else contextlib.nullcontext(), active:
+                    installed = change.installed() if change else contextlib.nullcontext()
+                    with installed, _where_it_failed(wanted), active:
                         self._compute(active)
                 except Enough:
                     pass
@@ -131,6 +136,14 @@ class Vehicle:
             active.raised(bad)
         elif active.wanted.window.error is not None:
             active.raised_on(bad_tensors(error.__traceback__))
+
+
+def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
+    """At the weights of the evaluation that failed, where the optimizer was searching."""
+    point = wanted.window.search_point
+    return (
+        point.visited() if point is not None and not wanted.is_applied else contextlib.nullcontext()
+    )
 
 
 def _is_our_own(error: Exception) -> bool:
@@ -269,6 +282,10 @@ class BodyVehicle(Vehicle):
     @property
     def has_effects(self) -> bool:
         return self.body.has_effects
+
+    def wider(self) -> Vehicle | None:
+        body = self.body.wider()
+        return None if body is None else BodyVehicle(self.engine, body, self._own)
 
     @property
     def scene(self) -> Scene | None:
