@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import hashlib
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from .body.scene import Scene
 from .changed_source import text_of_file
 from .laboratory import Laboratory
 
-__all__ = ["SettingChange", "memory_change", "optimizer_change"]
+__all__ = ["SettingChange", "loss_change", "memory_change", "optimizer_change"]
 
 _MAX_FILES = 200
 
@@ -104,6 +105,32 @@ def _calls(text: str, kind: str) -> list[tuple[Source, ast.Call]]:
             if name == kind:
                 found.append((source, node))
     return found
+
+
+def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """`nn.CTCLoss` with zero_infinity, where one call in the user's files builds it."""
+    if e.kernel != "_ctc_loss":
+        return None
+    calls = [(f, t, c) for f, t in _user_files() if "CTCLoss(" in t for c in _calls(t, "CTCLoss")]
+    live = [m for m in gc.get_objects() if type(m) is torch.nn.CTCLoss]
+    if len(calls) != 1 or not live:
+        return None
+    file, before, (source, call) = calls[0]
+    made = with_keyword(source, call, "zero_infinity", "True")
+    after, done = apply(before, [made])
+    return SettingChange(file, before, after, Candidate(done, after), lambda: _zero_infinity(live))
+
+
+@contextlib.contextmanager
+def _zero_infinity(losses: list[torch.nn.CTCLoss]) -> Iterator[None]:
+    kept = [m.zero_infinity for m in losses]
+    for m in losses:
+        m.zero_infinity = True
+    try:
+        yield
+    finally:
+        for m, value in zip(losses, kept):
+            m.zero_infinity = value
 
 
 def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
