@@ -48,7 +48,7 @@ def test_a_guarded_step_gets_a_diff_with_its_proof():
     fix = incident_of(entropy, batches()).diagnosis.fixes[0]
     assert (fix.status, fix.remedy) == ("proved", "log_space")
     assert "+    logits = model(x)\n" in fix.diff and fix.diff.startswith("--- a/")
-    assert fix.proof.is_step_finite and fix.proof.num_healthy == 3 and fix.proof.num_after == 3
+    assert fix.proof.is_step_finite and fix.proof.num_healthy == 3 and fix.proof.num_after == 4
     assert fix.proof.largest_change < 1e-5
 
 

@@ -48,7 +48,7 @@ class SettingChange:
     def installed(self) -> AbstractContextManager[None]:
         return self.apply()
 
-    def scene(self, scene: Scene) -> Scene:
+    def scene(self, scene: Scene, is_caller: bool = False) -> Scene:
         """The loop's own statements are as they were."""
         return scene
 
