@@ -22,8 +22,9 @@ ALLOWED = {
     "report": BASE - {"numerics"},
     "patches": {"errors"},
     "sandbox": {"patches"},
+    "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
-    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies"},
+    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies", "lint"},
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {
@@ -31,8 +32,11 @@ ALLOWED = {
         "patches",
         "runtime",
         "investigate",
+        "foresee",
         "guard",
+        "lint",
         "checkpoint",
+        "diagnose",
         "locate",
         "recover",
         "report",

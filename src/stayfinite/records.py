@@ -260,7 +260,7 @@ class Action:
     """What was done about it."""
 
     kind: str
-    """skipped | raised | rolled_back | stopped | none"""
+    """skipped | sanitized | raised | rolled_back | put_back | stopped | none"""
     detail: str = ""
     restored_step: int | None = None
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
+from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
 from ..patches.provenance import provenance
 from ..records import Diagnosis, Fix, Incident, Link, Location
@@ -19,6 +20,7 @@ from .gather import gather
 from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
+from .outlook import look_ahead
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -44,12 +46,17 @@ def diagnose(
         if name is None or _is_settled(ranked, evidence):
             break
         outcome = yield from lab.run(name, evidence)
-        evidence = evidence.with_result(name, outcome)
+        evidence = replace(evidence.with_result(name, outcome), rate=lab.rate, clip=lab.clip)
         ranked = consider(evidence)
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
+    if about.engine.policy.is_thoughtful and not about.engine.ranks.has_others:
+        evidence = yield from look_ahead(about, lab, evidence)
+        ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    if about.outlook is not None:
+        diagnosis = _with_what_passed(diagnosis, evidence)
     if lab.also:
         diagnosis = _with_other_lines(diagnosis, lab.also)
     diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
@@ -68,6 +75,19 @@ def _with_diffs(
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
     return replace(diagnosis, fixes=(*first, *diagnosis.fixes, *rest))
+
+
+def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """The state has run away: the rate that was seen to pass is the first advice, whatever the cause."""
+    if any(f.experiment in ("smaller_lr", "clipped") for f in diagnosis.fixes):
+        return diagnosis
+    passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
+    found = [
+        replace(fix, status="verified")
+        for searched, fix in passed
+        if searched is not None and searched.passed is not None and fix is not None
+    ]
+    return replace(diagnosis, fixes=(*found, *diagnosis.fixes))
 
 
 def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis:
@@ -109,7 +129,7 @@ def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
     if len(about.window.batches) != 1 or not rows:
         return ()
     ref = about.window.batches[0]
-    is_listed = bool(ref.items) and isinstance(ref.items[0][0], (list, tuple))
+    is_listed = isinstance(ref.loader, (list, tuple))
     known = ref.indices
     if is_listed or provenance.iterator is None or not known or len(known) != num_rows(ref.value):
         return ()

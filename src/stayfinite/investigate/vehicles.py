@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..numerics.health import badness
 from ..runtime.engine import Engine
+from ..runtime.frames import bad_tensors
 from ..runtime.ranks import hushed
 from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
@@ -118,6 +119,8 @@ class Vehicle:
         bad = self.engine.state.bad_state()
         if bad:
             active.raised(bad)
+        elif active.wanted.window.error is not None:
+            active.raised_on(bad_tensors(error.__traceback__))
 
 
 def _is_our_own(error: Exception) -> bool:

@@ -48,6 +48,7 @@ _MAX_LOG_BYTES = 1 << 26
 _NUM_RECENT = 4
 _SMALL_LOG_BYTES = 1 << 24
 _WARY = 32
+_LEAP = 10.0
 
 
 class Engine:
@@ -176,12 +177,24 @@ class Engine:
         if self._due is not None and not self.ranks.is_on:
             start = time.perf_counter()
             (tag, versions), self._due = self._due, None
-            if self.state.is_still_finite(versions) and self._has_room:
+            is_finite = self.state.is_still_finite(versions)
+            if is_finite and self._has_room and (self._is_log_full() or not self._runs_away()):
                 self.state.take_snapshot(tag)
                 self._drop_log()
             self._cost += time.perf_counter() - start
         self.state.shadow_buffers(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
+
+    def _runs_away(self) -> bool:
+        """Whether the loss leaps: then the state before is the one to go back to, while it can be.
+
+        Only figures that have been read already count; nothing waits for the device here.
+        """
+        losses = [w.loss for w in self.log if w.loss is not None]
+        if len(losses) < 2:
+            return False
+        first = abs(losses[0])
+        return losses[-1] - losses[0] > _LEAP * max(first, 1e-3)
 
     def prime_again(self, is_opening: bool = False) -> None:
         """A model turned up: before the first step, all of it counts as the start.
@@ -227,6 +240,10 @@ class Engine:
         self._log_bytes = 0
         self._unseen.clear()
         self._stale.clear()
+
+    def forget_known(self) -> None:
+        """The training is another one from here on: what fails now is looked into anew."""
+        self.known = KnownIncidents()
 
     def check(
         self, window: Window, optimizer: Optimizer, is_compared: bool = True

@@ -53,8 +53,10 @@ class Functions:
         is_training_object: Callable[[object], bool],
         is_full: bool = False,
         is_buffer: Callable[[object, str], bool] = lambda module, name: False,
+        is_loose: bool = False,
     ) -> None:
         self.is_full = is_full
+        self.is_loose = is_loose
         self.is_buffer = is_buffer
         self.judge = Judge(is_training_object, self.summarize)
         self._summaries: dict[_Key, FunctionSummary] = {}
