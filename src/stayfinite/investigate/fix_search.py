@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,13 @@ from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, text_of_file
 from .laboratory import Laboratory
-from .setting_change import SettingChange, loss_change, memory_change, optimizer_change
+from .setting_change import (
+    SettingChange,
+    loss_change,
+    memory_change,
+    optimizer_change,
+    shown_path,
+)
 from .trial import Trial
 
 __all__ = ["proved_fixes"]
@@ -195,12 +200,6 @@ def _is_same(place: _Place, tried: _Place, change: ChangedSource) -> bool:
     """The same operator of the same line: what was changed there did not help."""
     lines = (tried.line, change.line_after(tried.line))
     return place.line in lines and place.symptom.operator == tried.symptom.operator
-
-
-def shown_path(file: str) -> str:
-    """The path as people write it: below the working directory where it is there."""
-    relative = os.path.relpath(file)
-    return file.lstrip(os.sep) if relative.startswith("..") else relative
 
 
 def _place_of(e: Evidence) -> _Place | None:

@@ -10,22 +10,32 @@ import ast
 import contextlib
 import gc
 import hashlib
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
-from ..remedies import Candidate, Source, apply, find, with_keyword
+from ..records import Fix
+from ..remedies import Candidate, Source, apply, find, unified_diff, with_keyword
 from . import changes
 from .body.scene import Scene
 from .changed_source import text_of_file
 from .laboratory import Laboratory
 
-__all__ = ["SettingChange", "loss_change", "memory_change", "optimizer_change"]
+__all__ = [
+    "SettingChange",
+    "loss_change",
+    "memory_change",
+    "optimizer_change",
+    "shown_path",
+    "with_diff",
+]
 
 _MAX_FILES = 200
 
@@ -105,6 +115,39 @@ def _calls(text: str, kind: str) -> list[tuple[Source, ast.Call]]:
             if name == kind:
                 found.append((source, node))
     return found
+
+
+def with_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Fix:
+    """A learning rate that was proved, as a diff of the line that sets it."""
+    rate = e.rate
+    kind = e.optimizer.get("type")
+    if fix.experiment != "smaller_lr" or fix.status != "proved" or rate is None or kind is None:
+        return fix
+    if rate.passed is None or rate.before is None:
+        return fix
+    calls = [(f, t, c) for f, t in _user_files() if f"{kind}(" in t for c in _calls(t, kind)]
+    if len(calls) != 1:
+        return fix
+    file, before, (source, call) = calls[0]
+    given = next((k.value for k in call.keywords if k.arg == "lr"), None)
+    built = [o.defaults.get("lr") for o in lab.state.optimizers if type(o).__name__ == kind]
+    value = given.value if isinstance(given, ast.Constant) else next(iter(built), None)
+    if given is None:
+        return fix
+    if not isinstance(value, (int, float)) or not math.isclose(value, rate.before, rel_tol=1e-6):
+        return fix
+    after, _ = apply(before, [with_keyword(source, call, "lr", f"{rate.passed:.4g}")])
+    return replace(
+        fix, file=file, line=call.lineno, remedy="set_lr",
+        diff=unified_diff(shown_path(file), before, after),
+        file_sha256=hashlib.sha256(before.encode()).hexdigest(),
+    )  # fmt: skip
+
+
+def shown_path(file: str) -> str:
+    """The path as people write it: below the working directory where it is there."""
+    relative = os.path.relpath(file)
+    return file.lstrip(os.sep) if relative.startswith("..") else relative
 
 
 def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
