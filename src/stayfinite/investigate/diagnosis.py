@@ -75,7 +75,12 @@ def _with_diffs(
     made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
-    known = [with_diff(lab, evidence, f) for f in diagnosis.fixes]
+    is_set = any(f.remedy == "set_eps" for f in first)  # then it is said, and as a diff
+    known = [
+        with_diff(lab, evidence, f)
+        for f in diagnosis.fixes
+        if not (is_set and f.experiment == "larger_eps")
+    ]
     return replace(diagnosis, fixes=(*first, *known, *rest))
 
 

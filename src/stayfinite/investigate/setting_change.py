@@ -73,10 +73,10 @@ def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     if kind is None or found is None:
         return None
     key, text, value = found
-    calls = [(f, t, c) for f, t in _user_files() if f"{kind}(" in t for c in _calls(t, kind)]
-    if len(calls) != 1:
+    built = _only_call(lab, kind)
+    if built is None:
         return None
-    file, before, (source, call) = calls[0]
+    file, before, source, call = built
     made = with_keyword(source, call, key, text)
     after, done = apply(before, [made])
     return SettingChange(
@@ -92,6 +92,34 @@ def _setting(e: Evidence) -> tuple[str, str, float] | None:
     if "eps" not in e.optimizer:
         return None
     return ("eps", "1e-4", 1e-4) if is_half else ("eps", "1e-8", 1e-8)
+
+
+def _only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] | None:
+    """The one call in the user's files that builds such an object; first in those of this training."""
+    calls = [
+        (file, text, source, call)
+        for file, text in _user_files()
+        if f"{kind}(" in text
+        for source, call in _calls(text, kind)
+    ]
+    near = [c for c in calls if c[0] in _own_files(lab)]
+    for found in (near, calls):
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _own_files(lab: Laboratory) -> set[str]:
+    """Where the loop stands, its loss function and its models are written."""
+    scene = lab.about.vehicle.scene
+    files = {scene.file} if scene is not None else set()
+    function = lab.window.batches[0].loss_fn if lab.window.batches else None
+    homes = [function, *(type(m) for m in lab.state.roots.values())]
+    for home in homes:
+        module = sys.modules.get(getattr(home, "__module__", None) or "")
+        file = getattr(module, "__file__", None)
+        files |= {file} if isinstance(file, str) else set()
+    return files
 
 
 def _user_files() -> Iterator[tuple[str, str]]:
@@ -125,10 +153,10 @@ def with_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Fix:
         return fix
     if rate.passed is None or rate.before is None:
         return fix
-    calls = [(f, t, c) for f, t in _user_files() if f"{kind}(" in t for c in _calls(t, kind)]
-    if len(calls) != 1:
+    found = _only_call(lab, kind)
+    if found is None:
         return fix
-    file, before, (source, call) = calls[0]
+    file, before, source, call = found
     given = next((k.value for k in call.keywords if k.arg == "lr"), None)
     built = [o.defaults.get("lr") for o in lab.state.optimizers if type(o).__name__ == kind]
     value = given.value if isinstance(given, ast.Constant) else next(iter(built), None)
@@ -154,11 +182,11 @@ def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     """`nn.CTCLoss` with zero_infinity, where one call in the user's files builds it."""
     if e.kernel != "_ctc_loss":
         return None
-    calls = [(f, t, c) for f, t in _user_files() if "CTCLoss(" in t for c in _calls(t, "CTCLoss")]
+    built = _only_call(lab, "CTCLoss")
     live = [m for m in gc.get_objects() if type(m) is torch.nn.CTCLoss]
-    if len(calls) != 1 or not live:
+    if built is None or not live:
         return None
-    file, before, (source, call) = calls[0]
+    file, before, source, call = built
     made = with_keyword(source, call, "zero_infinity", "True")
     after, done = apply(before, [made])
     return SettingChange(file, before, after, Candidate(done, after), lambda: _zero_infinity(live))
