@@ -110,11 +110,16 @@ def _show(
 ) -> None:
     from ..report.text import headline
 
+    shown: set[str | None] = set()
     for incident in incidents:
         mine = [f for i, f in chosen if i is incident]
         typer.echo(printable(headline(incident)))
+        if mine and all(f.diff in shown for f in mine):
+            typer.echo("  the same change as above\n")
+            continue
         for fix in mine:
             _show_one(incident, fix)
+        shown |= {f.diff for f in mine}
         if not any(f.status == "proved" for f in mine):
             typer.echo("  no change of the source was proved for it")
             _show_words(incident)

@@ -9,6 +9,7 @@ from ..records import Candidate, Diagnosis, Experiment, Fix
 from .evidence import Evidence
 from .figures import figures
 from .registry import Finding, Rule, all_rules, check_finding
+from .searched import proved_by_search
 from .words import written_in_source
 
 __all__ = ["Ranked", "conclude", "consider", "wanted_experiments"]
@@ -124,7 +125,10 @@ _ORDER = {"proved": 0, "untried": 1, "refuted": 2}
 
 
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
-    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words."""
+    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words. Only
+    a setting that was searched was run exactly as it is offered."""
     outcome = evidence.results.get(fix.experiment or "", "not_run")
     is_refuted = outcome == "nonfinite" and fix.experiment != "patched_operator"
-    return replace(fix, status="refuted" if is_refuted else "untried")
+    if is_refuted:
+        return replace(fix, status="refuted")
+    return proved_by_search(replace(fix, status="untried"), evidence)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from ..records import Fix
+from dataclasses import replace
+
+from ..records import Fix, Proof
 from .evidence import Evidence, Searched
 from .words import num
 
-__all__ = ["clip_fix", "describe_search", "rate_fix"]
+__all__ = ["clip_fix", "describe_search", "proved_by_search", "rate_fix"]
 
 
 def describe_search(found: Searched | None) -> str:
@@ -22,6 +24,17 @@ def describe_search(found: Searched | None) -> str:
     over = f" over {found.num_batches} batch{'es' * (found.num_batches != 1)}"
     text = f"{num(found.passed)} passes {found.num_steps} steps{over}"
     return f"{text}, {num(found.failed)} does not" if found.failed is not None else text
+
+
+def proved_by_search(fix: Fix, e: Evidence) -> Fix:
+    """A setting whose very value was run, with what that showed; any other fix as it is."""
+    found = {"smaller_lr": e.rate, "clipped": e.clip}.get(fix.experiment or "")
+    if found is None or found.passed is None or not found.num_steps:
+        return fix
+    proof = Proof(
+        is_step_finite=True, num_after=found.num_steps, note="from the last healthy state on"
+    )
+    return replace(fix, status="proved", proof=proof)
 
 
 def rate_fix(e: Evidence) -> Fix | None:

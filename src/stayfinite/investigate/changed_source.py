@@ -98,15 +98,27 @@ class ChangedSource:
     def line_before(self, line: int) -> int:
         return _moved(self.after, self.before, line)
 
-    def scene(self, scene: Scene) -> Scene:
+    def scene(self, scene: Scene, is_caller: bool = False) -> Scene:
         """The same place of a program whose file has the changed text."""
         if scene.file != self.file:
             return scene
-        code = self._twins.get(scene.code)
+        code = self._twin_of(scene.code)
+        if code is None and is_caller:
+            return scene
         if code is None:
             raise NotRunnable("the file is not the one that runs")
         line = self.line_after(scene.line)
         return replace(scene, file=self.name, line=line, first_line=code.co_firstlineno, code=code)
+
+    def _twin_of(self, code: types.CodeType) -> types.CodeType | None:
+        """The changed code of a running one; None where it was not compiled from this text."""
+        if code in self._twins:
+            return self._twins[code]
+        place = (code.co_name, code.co_firstlineno)
+        for old, new in self._twins.items():
+            if (old.co_name, old.co_firstlineno) == place and _is_same(old, code):
+                return new
+        return None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -122,7 +134,9 @@ class ChangedSource:
                 made = self._redirect(function)
                 if made is not None:
                     undo.append(made)
-                    codes[function.__code__] = self._twins[_original(function)]
+                    new = self._twin_of(_original(function))
+                    assert new is not None
+                    codes[function.__code__] = codes[_original(function)] = new
             with substituted(codes):
                 yield
         finally:
@@ -132,7 +146,7 @@ class ChangedSource:
 
     def _redirect(self, function: types.FunctionType) -> Callable[[], None] | None:
         old = function.__code__
-        new = self._twins.get(old)
+        new = self._twin_of(old)
         if new is None or _is_same(old, new):
             return None
         cells = dict(zip(old.co_freevars, function.__closure__ or ()))

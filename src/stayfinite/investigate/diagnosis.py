@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
-from ..diagnose.searched import clip_fix, rate_fix
+from ..diagnose.searched import clip_fix, proved_by_search, rate_fix
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..patches.provenance import provenance
@@ -23,6 +23,7 @@ from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 from .outlook import look_ahead
+from .setting_change import with_diff
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -89,7 +90,13 @@ def _with_diffs(
     made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
-    return replace(diagnosis, fixes=(*first, *diagnosis.fixes, *rest))
+    is_set = any(f.remedy == "set_eps" for f in first)  # then it is said, and as a diff
+    known = [
+        with_diff(lab, evidence, f)
+        for f in diagnosis.fixes
+        if not (is_set and f.experiment == "larger_eps")
+    ]
+    return replace(diagnosis, fixes=(*first, *known, *rest))
 
 
 def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
@@ -98,7 +105,7 @@ def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
         return diagnosis
     passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
     found = [
-        replace(fix, status="verified")
+        proved_by_search(fix, evidence)
         for searched, fix in passed
         if searched is not None and searched.passed is not None and fix is not None
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,13 @@ from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, text_of_file
 from .laboratory import Laboratory
-from .setting_change import SettingChange, memory_change, optimizer_change
+from .setting_change import (
+    SettingChange,
+    loss_change,
+    memory_change,
+    optimizer_change,
+    shown_path,
+)
 from .trial import Trial
 
 __all__ = ["proved_fixes"]
@@ -75,7 +80,7 @@ def _setting(lab: Laboratory, e: Evidence, cause: str | None) -> SettingChange |
         return optimizer_change(lab, e)
     if cause == "uninitialized_memory" and e.memory is not None:
         return memory_change(lab, e)
-    return None
+    return loss_change(lab, e)
 
 
 class _Search:
@@ -110,11 +115,11 @@ class _Search:
             if candidate.text in self._seen or self._is_over:
                 continue
             self._seen.add(candidate.text)
-            yield from self._try((*before, candidate), depth)
+            yield from self._try((*before, candidate), depth, place)
 
     def try_one(self, candidate: Candidate) -> Generator[Replay, ReplayResult, None]:
         """One change, and no other line."""
-        yield from self._try((candidate,), _MAX_LINES)
+        yield from self._try((candidate,), _MAX_LINES, None)
 
     def try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
         """What a line sets, in place of what it has set."""
@@ -130,7 +135,7 @@ class _Search:
         return self.num_trials >= _MAX_TRIALS or not self.trial.has_time
 
     def _try(
-        self, made: tuple[Candidate, ...], depth: int
+        self, made: tuple[Candidate, ...], depth: int, tried: _Place | None
     ) -> Generator[Replay, ReplayResult, None]:
         text = made[-1].text
         try:
@@ -149,7 +154,7 @@ class _Search:
             self.refuted.append(fix)
             return
         place = yield from self._next_place(change)
-        if place is None or place.line == change.line_after(made[-1].remedies[0].line):
+        if place is None or tried is None or _is_same(place, tried, change):
             self.refuted.append(fix)
             return
         yield from self.run(text, place, made, depth + 1)
@@ -191,10 +196,10 @@ class _Search:
         )
 
 
-def shown_path(file: str) -> str:
-    """The path as people write it: below the working directory where it is there."""
-    relative = os.path.relpath(file)
-    return file.lstrip(os.sep) if relative.startswith("..") else relative
+def _is_same(place: _Place, tried: _Place, change: ChangedSource) -> bool:
+    """The same operator of the same line: what was changed there did not help."""
+    lines = (tried.line, change.line_after(tried.line))
+    return place.line in lines and place.symptom.operator == tried.symptom.operator
 
 
 def _place_of(e: Evidence) -> _Place | None:

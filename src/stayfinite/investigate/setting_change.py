@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import hashlib
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
-from ..remedies import Candidate, Source, apply, find, with_keyword
+from ..records import Fix
+from ..remedies import Candidate, Source, apply, find, unified_diff, with_keyword
 from . import changes
 from .body.scene import Scene
 from .changed_source import text_of_file
 from .laboratory import Laboratory
 
-__all__ = ["SettingChange", "memory_change", "optimizer_change"]
+__all__ = [
+    "SettingChange",
+    "loss_change",
+    "memory_change",
+    "optimizer_change",
+    "shown_path",
+    "with_diff",
+]
 
 _MAX_FILES = 200
 
@@ -47,7 +58,7 @@ class SettingChange:
     def installed(self) -> AbstractContextManager[None]:
         return self.apply()
 
-    def scene(self, scene: Scene) -> Scene:
+    def scene(self, scene: Scene, is_caller: bool = False) -> Scene:
         """The loop's own statements are as they were."""
         return scene
 
@@ -62,10 +73,10 @@ def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     if kind is None or found is None:
         return None
     key, text, value = found
-    calls = [(f, t, c) for f, t in _user_files() if f"{kind}(" in t for c in _calls(t, kind)]
-    if len(calls) != 1:
+    built = _only_call(lab, kind)
+    if built is None:
         return None
-    file, before, (source, call) = calls[0]
+    file, before, source, call = built
     made = with_keyword(source, call, key, text)
     after, done = apply(before, [made])
     return SettingChange(
@@ -81,6 +92,34 @@ def _setting(e: Evidence) -> tuple[str, str, float] | None:
     if "eps" not in e.optimizer:
         return None
     return ("eps", "1e-4", 1e-4) if is_half else ("eps", "1e-8", 1e-8)
+
+
+def _only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] | None:
+    """The one call in the user's files that builds such an object; first in those of this training."""
+    calls = [
+        (file, text, source, call)
+        for file, text in _user_files()
+        if f"{kind}(" in text
+        for source, call in _calls(text, kind)
+    ]
+    near = [c for c in calls if c[0] in _own_files(lab)]
+    for found in (near, calls):
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _own_files(lab: Laboratory) -> set[str]:
+    """Where the loop stands, its loss function and its models are written."""
+    scene = lab.about.vehicle.scene
+    files = {scene.file} if scene is not None else set()
+    function = lab.window.batches[0].loss_fn if lab.window.batches else None
+    homes = [function, *(type(m) for m in lab.state.roots.values())]
+    for home in homes:
+        module = sys.modules.get(getattr(home, "__module__", None) or "")
+        file = getattr(module, "__file__", None)
+        files |= {file} if isinstance(file, str) else set()
+    return files
 
 
 def _user_files() -> Iterator[tuple[str, str]]:
@@ -104,6 +143,65 @@ def _calls(text: str, kind: str) -> list[tuple[Source, ast.Call]]:
             if name == kind:
                 found.append((source, node))
     return found
+
+
+def with_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Fix:
+    """A learning rate that was proved, as a diff of the line that sets it."""
+    rate = e.rate
+    kind = e.optimizer.get("type")
+    if fix.experiment != "smaller_lr" or fix.status != "proved" or rate is None or kind is None:
+        return fix
+    if rate.passed is None or rate.before is None:
+        return fix
+    found = _only_call(lab, kind)
+    if found is None:
+        return fix
+    file, before, source, call = found
+    given = next((k.value for k in call.keywords if k.arg == "lr"), None)
+    built = [o.defaults.get("lr") for o in lab.state.optimizers if type(o).__name__ == kind]
+    value = given.value if isinstance(given, ast.Constant) else next(iter(built), None)
+    if given is None:
+        return fix
+    if not isinstance(value, (int, float)) or not math.isclose(value, rate.before, rel_tol=1e-6):
+        return fix
+    after, _ = apply(before, [with_keyword(source, call, "lr", f"{rate.passed:.4g}")])
+    return replace(
+        fix, file=file, line=call.lineno, remedy="set_lr",
+        diff=unified_diff(shown_path(file), before, after),
+        file_sha256=hashlib.sha256(before.encode()).hexdigest(),
+    )  # fmt: skip
+
+
+def shown_path(file: str) -> str:
+    """The path as people write it: below the working directory where it is there."""
+    relative = os.path.relpath(file)
+    return file.lstrip(os.sep) if relative.startswith("..") else relative
+
+
+def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """`nn.CTCLoss` with zero_infinity, where one call in the user's files builds it."""
+    if e.kernel != "_ctc_loss":
+        return None
+    built = _only_call(lab, "CTCLoss")
+    live = [m for m in gc.get_objects() if type(m) is torch.nn.CTCLoss]
+    if built is None or not live:
+        return None
+    file, before, source, call = built
+    made = with_keyword(source, call, "zero_infinity", "True")
+    after, done = apply(before, [made])
+    return SettingChange(file, before, after, Candidate(done, after), lambda: _zero_infinity(live))
+
+
+@contextlib.contextmanager
+def _zero_infinity(losses: list[torch.nn.CTCLoss]) -> Iterator[None]:
+    kept = [m.zero_infinity for m in losses]
+    for m in losses:
+        m.zero_infinity = True
+    try:
+        yield
+    finally:
+        for m, value in zip(losses, kept):
+            m.zero_infinity = value
 
 
 def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:

@@ -184,12 +184,12 @@ class Trial:
     def _after(self, change: Change) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
         """The failing step applied with the change, then batches that were seen before, on what came of it."""
         lab = self.lab
-        others = self._windows[:_NUM_AFTER][::-1]
+        others = self._windows[: _NUM_AFTER - 1][::-1]
         if not others:
             return 0, "no other batch was at hand to go on with", False
         number = 0
         with lab.unharmed():
-            for window in [lab.window, *others]:
+            for window in [lab.window, *others, lab.window]:
                 if not self.has_time:
                     return number, "time was up before more steps behind it were run", False
                 lab.state.clear_grads()
@@ -201,9 +201,9 @@ class Trial:
                     return number, f"a step behind it is not finite ({number + 1} steps on)", True
                 if not result.is_complete:
                     return number, "the steps behind it could not be run here", False
-                number += window is not lab.window
+                number += 1
                 lab.state.shadow_buffers()
-        return number, "", False
+        return number - 1, "", False  # the first of them is the step itself
 
 
 def _relative(one: Sequence[float], other: Sequence[float]) -> float:

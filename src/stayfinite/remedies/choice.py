@@ -14,7 +14,7 @@ __all__ = ["Candidate", "Symptom", "candidates"]
 
 _HALF = ("float16", "bfloat16")
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
-                "finite_mask", "eps_for_dtype", "with_logits", "float32_function",
+                "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
                 "normalize"}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
@@ -41,11 +41,12 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),
     **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided"), ("zeros", "zeroed")),
     "_ctc_loss": ("zero_infinity",),
+    **dict.fromkeys(("atan2", "arctan2"), ("atan2_off_origin",)),
     "linalg_eigh": ("spread_eigenvalues",),
 }  # fmt: skip
-_MASKED = ["finite_mask"]
+_MASKED = ["finite_mask", "open_rows", "open_padding"]
 _EMPTY = ["mean_or_zero", "loss_or_zero", "nan_to_zero"]
-_WIDER = ["float32_line", "float32_block", "float32_function"]
+_WIDER = ["float32_line", "float32_line_back", "float32_block", "float32_function", "float32_body"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,14 +7,10 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, floored, grouped, limit_of, name_of, twice
+from .matching import call, floored, grouped, limit_of, name_of, twice, with_method
 from .source import Source
 
 __all__: list[str] = []
-
-
-def _operand(source: Source, node: ast.expr, text: str) -> list[Edit]:
-    return [Edit(*source.span(node), text)]
 
 
 def _power(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
@@ -39,8 +35,7 @@ def floor_power(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     is_negative = isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub)
     if isinstance(exponent, ast.Constant) and isinstance(exponent.value, int):
         return None
-    made = floored(source, found[0], "eps" if is_negative else "tiny")
-    return None if made is None else _operand(source, found[0], made)
+    return floored(source, found[0], "eps" if is_negative else "tiny")
 
 
 @pattern(
@@ -52,8 +47,7 @@ def floor_power_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = _power(node)
     if found is None or (isinstance(found[1], ast.Constant) and isinstance(found[1].value, int)):
         return None
-    made = floored(source, found[0], "eps")
-    return None if made is None else _operand(source, found[0], made)
+    return floored(source, found[0], "eps")
 
 
 @pattern(
@@ -63,8 +57,7 @@ def floor_power_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def floor_root_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "sqrt", "rsqrt")
-    made = floored(source, found[1], "eps") if found else None
-    return None if found is None or made is None else _operand(source, found[1], made)
+    return floored(source, found[1], "eps") if found else None
 
 
 @pattern(
@@ -77,7 +70,7 @@ def above_minus_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found is None:
         return None
     limit = "0.01" if source.dtype in ("float16", "bfloat16") else "1e-6"
-    return _operand(source, found[1], f"{grouped(source, found[1])}.clamp(min=-1 + {limit})")
+    return with_method(source, found[1], f".clamp(min=-1 + {limit})")
 
 
 @pattern(
@@ -89,7 +82,7 @@ def log1p_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log1p")
     if found is None:
         return None
-    return _operand(source, found[1], f"{grouped(source, found[1])}.clamp(min=0)")
+    return with_method(source, found[1], ".clamp(min=0)")
 
 
 @pattern(
@@ -102,8 +95,7 @@ def inside_unit(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     limit = limit_of(source, found[1], "eps") if found else None
     if found is None or limit is None:
         return None
-    text = f"{grouped(source, found[1])}.clamp(-1 + {limit}, 1 - {limit})"
-    return _operand(source, found[1], text)
+    return with_method(source, found[1], f".clamp(-1 + {limit}, 1 - {limit})")
 
 
 @pattern(
@@ -180,3 +172,21 @@ def spread_eigenvalues(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     rising = f"{torch}.arange({again}.shape[-1], dtype={again}.dtype, device={again}.device)"
     text = f"{first} + 1e-4 * {torch}.diag({rising})"
     return [*edits, Edit(*source.span(found[1]), text)]
+
+
+@pattern(
+    "atan2_off_origin",
+    "keep atan2 off the origin",
+    "at (0, 0) the angle has no derivative; anywhere else nothing changes",
+)
+def atan2_off_origin(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "atan2", "arctan2")
+    torch = name_of(source, "torch")
+    if found is None or torch is None or not found[2]:
+        return None
+    y, y_again, edits = twice(source, found[1], "rise")
+    x, x_again, more = twice(source, found[2][0], "run")
+    if y != y_again or x != x_again:
+        return None
+    moved = f"{torch}.where(({x} == 0) & ({y} == 0), {torch}.ones_like({x}), {x})"
+    return [*edits, *more, Edit(*source.span(node), f"{torch}.atan2({y}, {moved})")]

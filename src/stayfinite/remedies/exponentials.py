@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, functional, grouped, twice
+from .matching import call, functional, twice, with_method
 from .source import Source
 
 __all__: list[str] = []
@@ -45,7 +45,7 @@ def _bounded(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:
     found = call(node, *_EXPS)
     if found is None or found[2] or found[3]:
         return None
-    return [Edit(*source.span(found[1]), f"{grouped(source, found[1])}.clamp(max={limit})")]
+    return with_method(source, found[1], f".clamp(max={limit})")
 
 
 @pattern(

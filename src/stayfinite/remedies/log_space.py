@@ -276,5 +276,4 @@ def with_logits(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def floor_log(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log", "log2", "log10")
-    made = floored(source, found[1], "tiny") if found else None
-    return None if found is None or made is None else _whole(source, found[1], made)
+    return floored(source, found[1], "tiny") if found else None

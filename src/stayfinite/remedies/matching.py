@@ -109,10 +109,28 @@ def some_tensor(source: Source, node: ast.expr) -> str | None:
     return some_tensor(source, found[1])
 
 
-def floored(source: Source, node: ast.expr, floor: str) -> str | None:
+def floored(source: Source, node: ast.expr, floor: str) -> list[Edit] | None:
     """The expression with a lower limit of its own dtype: `x.clamp(min=torch.finfo(x.dtype).tiny)`."""
     limit = limit_of(source, node, floor)
-    return None if limit is None else f"{grouped(source, node)}.clamp(min={limit})"
+    return None if limit is None else with_method(source, node, f".clamp(min={limit})")
+
+
+def with_method(source: Source, node: ast.expr, text: str) -> list[Edit]:
+    """A method called on an expression; what is inside of it can be changed by others as well."""
+    start, end = source.span(node)
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+        return [Edit(end, end, text)]
+    if is_in_parentheses(source.text, start, end):
+        return [Edit(end + 1, end + 1, text)]
+    return [Edit(start, start, "("), Edit(end, end, f"){text}")]
+
+
+def is_in_parentheses(text: str, start: int, end: int) -> bool:
+    """Parentheses of a group, not those of a call."""
+    if text[start - 1 : start] != "(" or text[end : end + 1] != ")":
+        return False
+    before = text[: start - 1][-1:]
+    return not (before.isalnum() or before in ("_", ")", "]"))
 
 
 _LIMITS = {

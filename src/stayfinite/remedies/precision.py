@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import dotted, name_of, stands_alone
+from .matching import dotted, name_of, stands_alone, with_method
 from .source import Source
 
 __all__: list[str] = []
@@ -141,3 +141,62 @@ def float32_function(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 def _statements(statement: ast.stmt) -> list[ast.stmt]:
     return [n for n in ast.walk(statement)
             if isinstance(n, (ast.Assign, ast.Return, ast.Expr, ast.AugAssign))]  # fmt: skip
+
+
+def _back(source: Source, node: ast.stmt) -> list[Edit] | None:
+    """The result in the dtype that the first tensor of the line had."""
+    value = getattr(node, "value", None)
+    tensors = _tensors(source, node)
+    if not tensors or not isinstance(value, ast.expr) or isinstance(value, ast.Tuple):
+        return None
+    return with_method(source, value, f".to({tensors[0].id}.dtype)")
+
+
+@pattern(
+    "float32_line_back",
+    "compute this line in float32 and go back afterwards",
+    "what lies between overflows or rounds away in half precision; the result fits",
+)
+def float32_line_back(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, (ast.Assign, ast.Return)):
+        return None
+    back = _back(source, node)
+    return None if back is None else _joined([*_widened(source, node), *back])
+
+
+def _joined(edits: list[Edit]) -> list[Edit]:
+    """Two texts that are put in at one place, as one: the later goes behind."""
+    by_place: dict[tuple[int, int], str] = {}
+    for edit in edits:
+        key = (edit.start, edit.end)
+        by_place[key] = by_place.get(key, "") + edit.text
+    return [Edit(*key, text) for key, text in by_place.items()]
+
+
+@pattern(
+    "float32_body",
+    "compute this function in float32, with autocast off",
+    "under autocast its products are computed in half precision whatever they are given",
+)
+def float32_body(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    torch = name_of(source, "torch")
+    if not isinstance(node, ast.FunctionDef) or torch is None:
+        return None
+    made = list(float32_function(source, node) or ())
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    has_text = any(
+        isinstance(n, (ast.Constant, ast.JoinedStr)) and n.lineno != n.end_lineno
+        for s in body
+        for n in ast.walk(s)
+    )
+    if not made or has_text:
+        return None
+    name = made[0].text.split("=")[0].split(",")[0].strip()
+    indent = source.indent(body[0])
+    head = f"{indent}with {torch}.autocast({name}.device.type, enabled=False):{source.newline}"
+    edits = [Edit(made[0].start, made[0].end, f"{head}    {made[0].text}    ")]
+    for line in range(body[0].lineno + 1, (node.end_lineno or 0) + 1):
+        start = source.line_start(line)
+        if source.lines[line - 1].strip():
+            edits.append(Edit(start, start, "    "))
+    return edits

@@ -172,6 +172,52 @@ def _masked(source: Source, holder: ast.AST | None, node: ast.AST) -> str | None
     return None
 
 
+_OVER_ROWS = ("softmax", "log_softmax", "logsumexp", "cross_entropy", "nll_loss", "Categorical")
+
+
+@pattern(
+    "open_rows",
+    "open rows in which everything is masked",
+    "a row of nothing but -inf has nothing to normalize; every other row is as before",
+)
+def open_rows(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, *_OVER_ROWS)
+    if found is None or isinstance(found[1], ast.Constant):
+        return None
+    given = {k.arg: k.value for k in found[3]}
+    dim = given.get("dim") or (found[2][0] if found[2] and "loss" not in found[0] else None)
+    axis = source.text_of(dim) if dim is not None and "entropy" not in found[0] else "-1"
+    first, again, edits = twice(source, found[1], "scores")
+    shut = f'({first} == float("-inf")).all(dim={axis}, keepdim=True)'
+    if first != again:
+        return None  # the name would be used before it is given
+    return [*edits, Edit(*source.span(found[1]), f"{again}.masked_fill({shut}, 0.0)")]
+
+
+@pattern(
+    "open_padding",
+    "do not mask a row of attention from end to end",
+    "a sample without a valid entry then attends to its padding; every other one is as before",
+)
+def open_padding(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call):
+        return None
+    for keyword in node.keywords:
+        if keyword.arg not in ("key_padding_mask", "src_key_padding_mask", "attn_mask"):
+            continue
+        if isinstance(keyword.value, ast.Constant):
+            continue
+        first, again, edits = twice(source, keyword.value, "mask")
+        if first != again:
+            return None
+        is_kept = keyword.arg == "attn_mask" and "scaled_dot" in dotted(node.func)
+        text = f"{first} & ~{again}.all(dim=-1, keepdim=True)"
+        if is_kept:
+            text = f"{first} | ~{again}.any(dim=-1, keepdim=True)"
+        return [*edits, Edit(*source.span(keyword.value), text)]
+    return None
+
+
 @pattern(
     "zeros",
     "allocate zeros instead of memory that nobody has written",

@@ -26,6 +26,7 @@ def with_keyword(source: Source, call: ast.Call, key: str, value: str) -> Remedy
 
 _WHY = {
     "eps": "a parameter whose gradient is zero has moments of zero, and 0 / 0 is NaN",
+    "zero_infinity": "a sample without an alignment counts as 0 instead of making the whole loss inf",
     "centered": "the centered form subtracts two numbers that are nearly equal, and rounding decides "
     "the sign under its root",
 }

@@ -33,6 +33,8 @@ def proof_words(proof: Proof, step: int) -> str:
     """
     if not proof.is_step_finite:
         return proof.note
+    if not proof.num_healthy and proof.note.startswith("from "):
+        return f"{proof.num_after} steps {proof.note} stay finite"
     parts = [f"step {step} is finite"]
     if proof.note.startswith(("it ", "step ")):
         return f"{parts[0]}, but {proof.note}"

@@ -126,7 +126,7 @@ def _first(incident: Incident) -> str:
         lines += _wrapped(f"{fix.title}  [proved]", "  fix    ")
         lines += [f"    {line}".rstrip() for line in (fix.diff or "").splitlines()]
         lines += _wrapped(
-            f"exactly this diff was run: {proof_words(fix.proof, incident.event.step)}",
+            f"exactly this {'diff' if fix.diff else 'value'} was run: {proof_words(fix.proof, incident.event.step)}",
             "  proof  ",
         )
         if incident.path:

@@ -96,10 +96,10 @@ class Body:
             is_outside = is_outside or home.node is self.home.node
         return None
 
-    def with_source(self, changed: Callable[[Scene], Scene]) -> Body | None:
+    def with_source(self, changed: Callable[..., Scene]) -> Body | None:
         """The same body as another version of its source has it; `changed` finds a scene's place there."""
         mine = self.functions
-        outer = [changed(s) for s in self._outer]
+        outer = [changed(s, is_caller=True) for s in self._outer]
         return Body.of(
             changed(self.scene), outer, mine.judge.is_training_object, mine.is_full, mine.is_buffer
         )
