@@ -18,6 +18,7 @@ from ..runtime.window import Failure, Window
 
 __all__ = [
     "WENT_BACK",
+    "done_of",
     "event_of",
     "not_applied",
     "on_rank",
@@ -53,7 +54,15 @@ def event_of(
         lr=engine.state.lrs(),
         scale=engine.state.scale(),
         rank=engine.ranks.rank,
+        message=_raised(window, failure),
     )
+
+
+def _raised(window: Window, failure: Failure) -> str:
+    """In a few words, where the step raised before it had a loss; "" else."""
+    if window.error is None or failure.symptom != "loss" or failure.value is not None:
+        return ""
+    return f"{type(window.error).__name__} was raised on values that are not finite"
 
 
 def on_rank(event: Event) -> Event:
@@ -73,6 +82,8 @@ def seen_by_lint(location: Location) -> Location:
 
 def not_applied(engine: Engine, window: Window) -> str:
     """What is as before the step; said only where it is so."""
+    if window.own_update:
+        return window.own_update
     if window.is_moved:
         return (
             "the step was not applied; another optimizer's step on the same batch had been applied "
@@ -84,6 +95,13 @@ def not_applied(engine: Engine, window: Window) -> str:
             "buffers and scheduler" if engine.state.is_scaled else "buffers, scheduler and scaler"
         )
     return f"the step was not applied: parameters, optimizer state, {kept} are as before it"
+
+
+def done_of(window: Window) -> str:
+    """The kind of action that a window that is left out has met with."""
+    if not window.own_update:
+        return "skipped"
+    return "put_back" if window.is_put_back else "none"
 
 
 def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..locate.slice import Origin
+from ..locate.slice import Origin, last_origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
 from ..recover.snapshot import Snapshot
 from ..runtime import probes
 from ..runtime.engine import Engine
+from ..runtime.graph import leaves_of
 from ..runtime.undo import scaler_step
 from ..runtime.window import Failure, Replay, ReplayResult
 from .tracing import symptom_origin
@@ -124,7 +125,7 @@ class ActiveReplay:
         self._end_if_decided()
         result = call()
         if not self.engine.state.is_scaled:
-            self.look_at_gradients()
+            self.look_at_gradients(loss)
             self._end_if_decided()
         return result
 
@@ -147,16 +148,31 @@ class ActiveReplay:
             self.result.failure = Failure("loss", self.step, value=value)
             self._trace_back([loss])
 
-    def look_at_gradients(self) -> None:
-        """The gradients are known: are they finite?"""
+    def look_at_gradients(self, loss: Tensor | None = None) -> None:
+        """The gradients are known: are they finite?
+
+        `loss`: a function that makes its model anew gives gradients to nobody whom we know.
+        """
         if self.is_decided:
             return
         with _unwatched():
-            bad = [(p, g) for p, g in self.engine.state.grads() if not is_finite(g)]
+            grads = list(self.engine.state.grads())
+            if not grads and loss is not None:
+                grads = [(p, p.grad) for p in leaves_of([loss]) if p.grad is not None]
+            bad = [(p, g) for p, g in grads if not is_finite(g)]
         if bad:
             name = self.engine.state.name_of(bad[0][0])
             self.result.failure = Failure("gradient", self.step, name=name)
             self._trace_back([g for _, g in bad])
+
+    def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None:
+        """Gradients that a training without a torch optimizer was given as values."""
+        self.num_backward += 1
+        self.look_at_loss(loss)
+        if not self.is_decided and (bad := [g for g in grads if not is_finite(g)]):
+            self.result.failure = Failure("gradient", self.step)
+            self._trace_back(bad)
+        self._end_if_decided()
 
     def agree(self) -> None:
         """Between ranks a replay is decided for all of them or for none."""
@@ -214,6 +230,16 @@ class ActiveReplay:
         kind, name, tensor = bad[0]
         self.result.failure = Failure(kind, self.step, name=name)
         self.result.origin = Origin(None, SourceRef(kind, name, tensor), ())
+
+    def raised_on(self, symptoms: list[Tensor]) -> None:
+        """The step raised as it did in the training, given these; or on what was computed last."""
+        trace = self.wanted.trace
+        origin = symptom_origin(trace, symptoms) if trace is not None else None
+        if origin is None and trace is not None:
+            origin = last_origin(trace)
+        if origin is not None or symptoms:
+            self.result.failure = Failure("loss", self.step)
+            self.result.origin = origin
 
     def _trace_back(self, symptoms: list[Tensor]) -> None:
         trace = self.wanted.trace
