@@ -116,7 +116,7 @@ def difference(at: At, x: Span, y: Span, alpha: Any = 1) -> Span:
         if "amax" in y.facts:
             made.facts["zero_max"] = y.facts["amax"][2]
         else:  # the logarithm of a sum is rounded: it may be a little below the largest term
-            made.hi = made.hi + 1e-3
+            made.hi = made.hi + 1e-5 * (1 + x.mag)
     if alpha == 1 and reduces(x.facts.get("amax"), y, x):
         made.lo = made.lo.clamp(min=0.0)
     if x.words and y.words:
