@@ -35,6 +35,7 @@ ALLOWED = {
         "foresee",
         "guard",
         "checkpoint",
+        "detect",
         "diagnose",
         "locate",
         "recover",
