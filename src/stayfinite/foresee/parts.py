@@ -59,6 +59,15 @@ class Part:
         )
 
     @property
+    def is_permutation(self) -> bool:
+        """Every row has the same numbers, each once, in an order of its own: a tour, a ranking."""
+        t = self.tensor
+        if self.is_float or t.dtype == torch.bool or t.dim() != 2 or min(t.shape) < 2:
+            return False
+        rows = t.sort(1).values
+        return bool((rows == rows[:1]).all()) and bool((rows[0].diff() > 0).all())
+
+    @property
     def is_unit(self) -> bool:
         return is_unit(self.tensor)
 

@@ -101,7 +101,7 @@ def labels(seen: Seen) -> Iterator[Candidate]:
                 why = f"{share:.0%} of the samples seen have no label" if share else ""
                 yield Candidate("no-label", what, seen.changed([p], how), level, why)
         yield from one_class(seen, p, "class")
-        if p.tensor.dim() > 1 and p.low >= 0 and not seen.of_kind("mask"):
+        if p.tensor.dim() > 1 and p.low >= 0 and not (p.is_permutation or seen.of_kind("mask")):
             usual = int(p.tensor.mode().values.reshape(-1)[0])
             for value in dict.fromkeys((int(p.low), usual)):
                 what = f"every label of a whole batch {value}"
