@@ -46,6 +46,8 @@ class Part:
     """How many different values were seen; counted up to 32."""
     is_distribution: bool = False
     """Every row adds up to 1: a distribution, a one-hot code."""
+    middle: float = 0.0
+    """The median."""
 
     @property
     def is_float(self) -> bool:
@@ -57,6 +59,11 @@ class Part:
         return (0 <= self.low < 0.1 and 0.9 < self.high <= 1) or (
             -1 <= self.low < -0.9 and 0.9 < self.high <= 1
         )
+
+    @property
+    def is_narrow(self) -> bool:
+        """Strictly positive, and none far above the usual one: a quantity of a known size."""
+        return self.low > 0 and self.high <= 3 * self.middle
 
     @property
     def is_permutation(self) -> bool:
@@ -126,7 +133,7 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
         found.append(
             Part(
                 name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
-                _is_distribution(t),
+                _is_distribution(t), float(values.median()) if values.numel() else 0.0,
             )
         )  # fmt: skip
     return found

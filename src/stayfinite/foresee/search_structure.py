@@ -180,7 +180,7 @@ def widths(seen: Seen) -> Iterator[Candidate]:
     """Where sequences have different lengths: one of length 1, and much longer ones."""
     sizes = {w for b in seen.batches if (w := _width(b)) is not None}
     width = _width(seen.batch)
-    if not seen.can_change_rows or width is None:
+    if not seen.can_change_rows or width is None or any(p.is_permutation for p in seen.parts):
         return
     if len(sizes) < 2:
         yield from _longer_ones(seen, width)
