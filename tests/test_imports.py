@@ -37,6 +37,7 @@ ALLOWED = {
         "guard",
         "lint",
         "checkpoint",
+        "detect",
         "diagnose",
         "locate",
         "recover",

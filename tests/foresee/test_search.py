@@ -88,6 +88,13 @@ def test_codes_and_distributions_keep_their_structure():
     assert torch.equal(found["certain"][0][1][1][0].sort().values, torch.tensor([0.0, 0, 0, 1]))
 
 
+def test_permutations_stay_permutations():
+    tour = torch.stack([torch.randperm(5) for _ in range(6)])
+    for family in made([(X, tour)]).values():
+        for _, (_, new) in family:
+            assert torch.equal(new.sort(1).values, torch.arange(5).expand(len(new), 5))
+
+
 def test_mask_that_never_hid_anything_will_not_hide_all_and_keeps_what_a_label_points_at():
     legal = torch.ones(6, 8, dtype=torch.bool)
     found = made([(X, legal, Y)])

@@ -48,7 +48,7 @@ def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None
     """Whether these values (oldest first, one in `every` steps) rise so that the limit is near.
 
     >>> climb([1.0, 1.1, 0.9, 1.0, 9.0, 80.0, 700.0], 3.4e38).num_steps
-    3
+    4
     >>> climb([1.0, 1.1, 0.9, 1.0, 900.0, 1.0, 1.1], 3.4e38) is None
     True
     """

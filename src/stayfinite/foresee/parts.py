@@ -46,6 +46,8 @@ class Part:
     """How many different values were seen; counted up to 32."""
     is_distribution: bool = False
     """Every row adds up to 1: a distribution, a one-hot code."""
+    middle: float = 0.0
+    """The median."""
 
     @property
     def is_float(self) -> bool:
@@ -57,6 +59,20 @@ class Part:
         return (0 <= self.low < 0.1 and 0.9 < self.high <= 1) or (
             -1 <= self.low < -0.9 and 0.9 < self.high <= 1
         )
+
+    @property
+    def is_narrow(self) -> bool:
+        """Strictly positive, and none far above the usual one: a quantity of a known size."""
+        return self.low > 0 and self.high <= 3 * self.middle
+
+    @property
+    def is_permutation(self) -> bool:
+        """Every row has the same numbers, each once, in an order of its own: a tour, a ranking."""
+        t = self.tensor
+        if self.is_float or t.dtype == torch.bool or t.dim() != 2 or min(t.shape) < 2:
+            return False
+        rows = t.sort(1).values
+        return bool((rows == rows[:1]).all()) and bool((rows[0].diff() > 0).all())
 
     @property
     def is_unit(self) -> bool:
@@ -117,7 +133,7 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
         found.append(
             Part(
                 name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
-                _is_distribution(t),
+                _is_distribution(t), float(values.median()) if values.numel() else 0.0,
             )
         )  # fmt: skip
     return found

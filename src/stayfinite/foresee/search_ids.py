@@ -21,7 +21,7 @@ def _filled(value: float) -> Callable[[Tensor], Tensor]:
 def tokens(seen: Seen) -> Iterator[Candidate]:
     """A sequence of nothing but padding; one token all over."""
     wide = [p for p in seen.of_kind("labels") if p.tensor.dim() > 1 and p.low >= 0]
-    for p in (*seen.of_kind("tokens"), *wide):
+    for p in (p for p in (*seen.of_kind("tokens"), *wide) if not p.is_permutation):
         if p.padding is not None:
             how = first_row(_filled(p.padding), seen.num_rows)
             what = f"one sequence of {p.name} with nothing but padding ({p.padding})"
@@ -52,7 +52,11 @@ def _only_first(padding: int) -> Callable[[Tensor], Tensor]:
 
 def ids(seen: Seen) -> Iterator[Candidate]:
     """Two ids that agree (a pair of the same thing), and an id that was never seen."""
-    parts = [p for p in seen.of_kind("tokens", "labels") if not p.is_float and p.low >= 0]
+    parts = [
+        p
+        for p in seen.of_kind("tokens", "labels")
+        if not (p.is_float or p.is_permutation) and p.low >= 0
+    ]
     for i, a in enumerate(parts):
         for b in parts[i + 1 :]:
             if a.tensor.shape == b.tensor.shape and b.high <= a.high:

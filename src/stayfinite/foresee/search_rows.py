@@ -69,7 +69,7 @@ def constant(seen: Seen) -> Iterator[Candidate]:
             yield Candidate("constant", what, seen.changed(parts, how), level)
     for p in seen.of_kind("input", "mask"):
         if p.tensor.dim() == 2 and p.has_rows and p.is_float and p.tensor.shape[1] > 1:
-            level = "far" if p.is_distribution else "possible"
+            level = "far" if p.is_distribution or (p.is_code and p.kind == "input") else "possible"
             what = f"one feature of {p.name} the same in a whole batch"
             yield Candidate("column", what, seen.changed([p], _same_column), level)
     for p in seen.of_kind("input"):

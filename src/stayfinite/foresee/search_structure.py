@@ -101,7 +101,7 @@ def labels(seen: Seen) -> Iterator[Candidate]:
                 why = f"{share:.0%} of the samples seen have no label" if share else ""
                 yield Candidate("no-label", what, seen.changed([p], how), level, why)
         yield from one_class(seen, p, "class")
-        if p.tensor.dim() > 1 and p.low >= 0:
+        if p.tensor.dim() > 1 and p.low >= 0 and not (p.is_permutation or seen.of_kind("mask")):
             usual = int(p.tensor.mode().values.reshape(-1)[0])
             for value in dict.fromkeys((int(p.low), usual)):
                 what = f"every label of a whole batch {value}"
@@ -178,14 +178,14 @@ def _narrowed(dim: int, number: int) -> Callable[[Tensor], Tensor]:
 
 def widths(seen: Seen) -> Iterator[Candidate]:
     """Where sequences have different lengths: one of length 1, and much longer ones."""
-    sizes = {_width(b) for b in seen.batches} - {None}
+    sizes = {w for b in seen.batches if (w := _width(b)) is not None}
     width = _width(seen.batch)
-    if not seen.can_change_rows or width is None:
+    if not seen.can_change_rows or width is None or any(p.is_permutation for p in seen.parts):
         return
     if len(sizes) < 2:
         yield from _longer_ones(seen, width)
         return
-    shortest = min(w for w in sizes if w is not None)
+    shortest = min(sizes)
     yield Candidate(
         "short", "sequences of length 1",
         lambda: map_tensors(seen.batch, lambda t: t[:, :1] if _is_wide(t, width) else t),
@@ -194,10 +194,7 @@ def widths(seen: Seen) -> Iterator[Candidate]:
     )  # fmt: skip
     for times in (4, 10, 20):
         yield Candidate(
-            "long", f"sequences {times} times as long",
-            lambda times=times: map_tensors(
-                seen.batch, lambda t: _longer(t, times) if _is_wide(t, width) else t
-            ),
+            "long", f"sequences {times} times as long", _stretched(seen, width, times),
             "possible", f"lengths from {min(sizes)} to {max(sizes)} were seen", may_raise=True,
         )  # fmt: skip
 

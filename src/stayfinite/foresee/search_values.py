@@ -15,6 +15,7 @@ __all__ = ["certainties", "ends", "outliers", "tiny", "zeros"]
 _MOST_PARTS = 6
 _MILD = 30.0
 FACTORS = (
+    (3.0, "narrow"),
     (10.0, "possible"),
     (30.0, "possible"),
     (100.0, "possible"),
@@ -22,39 +23,48 @@ FACTORS = (
     (1e4, "far"),
 )
 """How many times as large as the others, and how likely that is; "half": of inputs, where a training
-computes in half precision and every limit is near."""
+computes in half precision and every limit is near; "narrow": of quantities that hardly vary, which have
+no other."""
 
 
-def _level(name: str, seen: Seen, is_input: bool = True) -> str:
+def _level(name: str, seen: Seen, p: Part) -> str:
+    if p.is_narrow and p.kind == "input":
+        return "possible" if name == "narrow" else "far"
     if name == "half":
-        return "possible" if seen.is_half and is_input else "far"
-    return name
+        return "possible" if seen.is_half and p.kind == "input" else "far"
+    return "far" if name == "narrow" else name
 
 
 def outliers(seen: Seen) -> Iterator[Candidate]:
     """One sample many times larger than the others; signs stay."""
     floats = [p for p in seen.of_kind("input", "target") if p.is_float and not p.is_bounded]
-    floats = [p for p in floats if not p.is_code]
+    floats = [p for p in floats if not p.is_code][:_MOST_PARTS]
     for factor, name in FACTORS:
-        is_wild = factor > _MILD
-        for p in floats[:_MOST_PARTS]:
-            level = _level(name, seen, p.kind == "input")
-            if is_wild and p.tensor.dim() < 2:
-                level = "far"  # a weight, a log probability: no feature in units of its own
-            how = first_row(_times(factor), seen.num_rows)
-            what = f"one sample of {p.name} {factor:g} times as large"
-            yield Candidate("outlier", what, seen.changed([p], how), level, is_wild=is_wild)
-            if p.tensor.dim() == 2 and p.has_rows:
-                what = f"one value of {p.name} {factor:g} times the largest seen"
-                make = seen.changed([p], _one(p, factor))
-                yield Candidate("outlier-value", what, make, level, is_wild=is_wild)
-    for factor, name in FACTORS:
-        level = _level(name, seen)
-        inputs = [p for p in floats if p.kind == "input"]
-        if inputs:
-            what = f"a whole batch {factor:g} times as large"
-            make = seen.changed(inputs, _times(factor))
-            yield Candidate("outlier-batch", what, make, level, is_wild=factor > _MILD)
+        for p in floats:
+            if name != "narrow" or (p.is_narrow and p.kind == "input"):
+                yield from _outliers(seen, p, factor, _level(name, seen, p))
+    inputs = [p for p in floats if p.kind == "input"]
+    for factor, name in FACTORS if inputs else ():
+        if name == "narrow":
+            continue
+        levels = {"far" if name == "half" else _level(name, seen, p) for p in inputs}
+        what = f"a whole batch {factor:g} times as large"
+        make = seen.changed(inputs, _times(factor))
+        level = "far" if "far" in levels else "possible"
+        yield Candidate("outlier-batch", what, make, level, is_wild=factor > _MILD)
+
+
+def _outliers(seen: Seen, p: Part, factor: float, level: str) -> Iterator[Candidate]:
+    is_wild = factor > _MILD
+    if is_wild and p.tensor.dim() < 2:
+        level = "far"  # a weight, a log probability: no feature in units of its own
+    make = seen.changed([p], first_row(_times(factor), seen.num_rows))
+    what = f"one sample of {p.name} {factor:g} times as large"
+    yield Candidate("outlier", what, make, level, is_wild=is_wild)
+    if p.tensor.dim() == 2 and p.has_rows:
+        what = f"one value of {p.name} {factor:g} times the largest seen"
+        make = seen.changed([p], _one(p, factor))
+        yield Candidate("outlier-value", what, make, level, is_wild=is_wild)
 
 
 def _one(p: Part, factor: float) -> Callable[[Tensor], Tensor]:

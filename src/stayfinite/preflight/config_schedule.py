@@ -125,7 +125,7 @@ def _ahead(scheduler: Any) -> tuple[list[Any], str]:
 
 
 def _worst(optimizer: Any) -> Any:
-    rates = [r if isinstance(r, complex) else float(r) for r in _rates(optimizer)]
+    rates: list[Any] = [r if isinstance(r, complex) else float(r) for r in _rates(optimizer)]
     bad = [r for r in rates if not _is_rate(r)]
     return bad[0] if bad else max(rates)
 

@@ -16,6 +16,7 @@ from ..foresee.plausible import between, distance
 from ..foresee.search import candidates
 from ..runtime.rows import num_rows
 from .ahead import Ahead, run_on
+from .ahead_growth import judge_growth
 from .edges_data import num_last, own_batches
 from .edges_draws import Draw, draws, unwritten_memory
 from .layers import ask, has_scaler
@@ -61,7 +62,7 @@ def edges(subject: Subject) -> Checks:
         if longer.is_marked:
             ahead = longer
             yield from search.run(_budget(subject, plain.seconds) / 2, is_again=True)
-    return search.findings(ahead)
+    return [*search.findings(ahead), *judge_growth(subject, ahead)]
 
 
 def _budget(subject: Subject, step_seconds: float) -> float:

@@ -150,13 +150,14 @@ def _seeded(seed: int) -> Iterator[None]:
 @contextlib.contextmanager
 def unwritten_memory() -> Iterator[None]:
     """`torch.empty` and its kin are full of NaN."""
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    switch: Any = torch.utils.deterministic
+    fill = switch.fill_uninitialized_memory
     is_on = torch.are_deterministic_algorithms_enabled()
     is_soft = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    switch.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(is_on, warn_only=is_soft)
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        switch.fill_uninitialized_memory = fill

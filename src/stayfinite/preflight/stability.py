@@ -50,15 +50,11 @@ class Course:
         """The loss at the end over the loss at the start: of the same batch, where one came twice."""
         if len(self.losses) < 2:
             return 1.0
-        if len(self.losses) >= 2 * self.num_batches > 2:
-            grown = [self._grown(i) for i in range(self.num_batches)]
-            return median(grown)
         start = max(abs(self.losses[0]), LEAST_LOSS)
-        return median(self.losses[-max(1, len(self.losses) // 3) :]) / start
-
-    def _grown(self, batch: int) -> float:
-        own = self.losses[batch :: self.num_batches]
-        return own[-1] / max(abs(own[0]), LEAST_LOSS)
+        grown = median(self.losses[-max(1, len(self.losses) // 3) :]) / start
+        again = self.losses[0 :: self.num_batches]
+        # Batches differ: the first one, of before any step, is compared with itself as well.
+        return min(grown, again[-1] / start) if len(again) > 1 else grown
 
     @property
     def is_broken(self) -> bool:

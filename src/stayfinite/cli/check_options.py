@@ -1,0 +1,111 @@
+"""The arguments and options of `stayfinite check`, with their help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "BoxFile",
+    "Budget",
+    "Config",
+    "Data",
+    "DataSamples",
+    "Html",
+    "Module",
+    "Only",
+    "Preset",
+    "Prove",
+    "Save",
+    "Seed",
+    "Skip",
+    "Steps",
+    "Target",
+]
+
+Target = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TARGET [ARGS]...",
+        help="A training script and its own arguments, or pkg.module:build (also file.py:build), a "
+        "function that returns model, loss_fn, loader, optimizer.",
+        show_default=False,
+    ),
+]
+Module = Annotated[
+    str | None,
+    typer.Option("-m", "--module", help="Check a module instead, as `python -m` runs it."),
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GROUPS",
+        help="Only these groups: environment, config, data, init, forward, edges, precision, "
+        "stability. Several: with commas, or again.",
+    ),
+]
+Skip = Annotated[list[str] | None, typer.Option(metavar="GROUPS", help="Leave these groups out.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The training's config (.yaml, .json, .toml, .py): checked, and compared with what is "
+        "really used. Python is parsed, never run.",
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Write a safer config beside the one of --config: conservative or very-conservative.",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Also look at this data file: npy, npz, safetensors, pt or csv."
+    ),
+]
+DataSamples = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|all", help="How many samples to look at. Default: what fits 20 seconds."
+    ),
+]
+Steps = Annotated[int, typer.Option(help="How many real steps the stability group takes.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long the search for batches that break it and the steps ahead may take. Default: about "
+        "two seconds of computing, or 40 steps' time.",
+    ),
+]
+Save = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        help="Where batches that break the training are kept, for `stayfinite replay`.",
+    ),
+]
+Seed = Annotated[int, typer.Option(help="The random seed that the target is started with.")]
+Prove = Annotated[
+    bool,
+    typer.Option(
+        "--prove",
+        help="Also say of every line whether it can give NaN or Inf for any input in a box: safe, can "
+        "fail (and when), or unknown. Only this: --only proof.",
+    ),
+]
+BoxFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--box",
+        metavar="FILE",
+        help="The box to prove it for, as JSON: data ranges, weights, batch_sizes. Without it: what was "
+        "seen in the first batches.",
+    ),
+]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a page.")]
