@@ -36,7 +36,7 @@ DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 _LOUD = 3.0
 """A spike is printed when it is an alarm and this many times the usual; small batches have heavy tails."""
-_NEARLY = 32
+_NEARLY = 25
 """So many batches before the end of an epoch, a run that is lost is let come to it."""
 _PATIENCE = 12
 """Bad steps in a row after which a policy that thinks stops, where nothing is known of their state."""
@@ -236,7 +236,7 @@ class Recovery:
         if window is None or found is None:
             return False
         done, length = found
-        if length - done > _NEARLY or 3 * done < length:
+        if length - done > _NEARLY:
             return False
         self._lost_epoch = window.epoch if self._lost_epoch is None else self._lost_epoch
         return window.epoch == self._lost_epoch
