@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,18 @@ from ..runtime.batches import batch_bytes
 from ..runtime.plain_values import NOT_PLAIN, copied, plain, plain_part
 from ..runtime.rows import map_tensors
 from ..runtime.save_gate import ungated
+from ..runtime.state import TrainState
 from .investigation import Investigation
 
-__all__ = ["CAPSULE", "MAX_BYTES", "load_capsule", "load_into", "save_capsule", "told_command"]
+__all__ = [
+    "CAPSULE",
+    "MAX_BYTES",
+    "contents_of",
+    "load_capsule",
+    "load_into",
+    "save_capsule",
+    "told_command",
+]
 
 VERSION = 1
 
@@ -64,27 +74,41 @@ def _store(run: Path) -> CapsuleStore:
 
 
 def _contents(about: Investigation) -> dict[str, Any] | None:
-    state, window = about.state, about.window
-    batches = [plain(map_tensors(b.value, copied)) for b in window.batches]
+    window, rng = about.window, about.window.rng
+    contents = contents_of(about.state, [b.value for b in window.batches], window.step)
+    if contents is None:
+        return None
+    return {
+        **contents,
+        "lrs": list(window.lrs),
+        "rng": rng.torch if rng is not None else torch.get_rng_state(),
+        "indices": plain_part({"indices": window.batches[0].indices}),
+        "script": about.engine.script,
+        "args": _arguments(about.engine.settings.store_args),
+    }
+
+
+def contents_of(state: TrainState, values: Sequence[Any], step: int) -> dict[str, Any] | None:
+    """A training as it is now and the batches of its next step; None where these are not plain."""
+    batches = [plain(map_tensors(b, copied)) for b in values]
     if any(b is NOT_PLAIN for b in batches):
         return None
-    rng = window.rng
     return {
         "version": VERSION,
-        "step": window.step,
+        "step": step,
         "models": {name: plain(root.state_dict()) for name, root in state.roots.items()},
         "training": {name: root.training for name, root in state.roots.items()},
         "optimizers": [plain(o.state_dict()) for o in state.optimizers if hasattr(o, "state_dict")],
         "schedulers": [plain_part(s.state_dict()) for s in state.schedulers],
         "scalers": [plain(s.state_dict()) for s in state.scalers if s.is_enabled()],
         "batches": batches,
-        "lrs": list(window.lrs),
-        "rng": rng.torch if rng is not None else torch.get_rng_state(),
+        "lrs": list(state.lrs()),
+        "rng": torch.get_rng_state(),
         "first_sizes": {k: list(v) for k, v in state.first_sizes.items()},
         "first_lrs": list(state.first_lrs),
-        "indices": plain_part({"indices": window.batches[0].indices}),
-        "script": about.engine.script,
-        "args": _arguments(about.engine.settings.store_args),
+        "indices": {},
+        "script": None,
+        "args": [],
     }
 
 

@@ -11,7 +11,7 @@ from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .across_ranks import by_rules
-from .describe import scale_collapse
+from .describe import scale_collapse, seen_by_lint
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
 from .random_numbers import move_on
@@ -144,6 +144,7 @@ def _finish(
             incident = by_rules(diagnose(about, incident, origin), incident)
     elif engine.settings.diagnose:
         incident = yield from diagnose(about, incident, origin)
+    incident = replace(incident, location=seen_by_lint(incident.location))
     is_unlucky = about.method == "replay" and (yield from move_on(about, origin))
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))

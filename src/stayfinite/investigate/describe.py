@@ -24,6 +24,7 @@ __all__ = [
     "on_rank",
     "phase_of",
     "scale_collapse",
+    "seen_by_lint",
 ]
 
 WENT_BACK = (
@@ -68,6 +69,15 @@ def on_rank(event: Event) -> Event:
     """The event with its rank in the words that every report shows."""
     text = headline(Incident(id="", event=event)).partition(": ")[2]
     return replace(event, message=f"{text} on rank {event.rank}")
+
+
+def seen_by_lint(location: Location) -> Location:
+    """The location with a word about what could have been known before the run."""
+    from ..lint import sentence_at  # only a failure needs it
+
+    said = sentence_at(location.file, location.line)
+    note = "; ".join(n for n in (location.note, said) if n)
+    return replace(location, note=note) if said else location
 
 
 def not_applied(engine: Engine, window: Window) -> str:

@@ -15,7 +15,9 @@ from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
+from .fix_search import proved_fixes
 from .gather import gather
+from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 from .outlook import look_ahead
@@ -57,9 +59,22 @@ def diagnose(
         diagnosis = _with_what_passed(diagnosis, evidence)
     if lab.also:
         diagnosis = _with_other_lines(diagnosis, lab.also)
+    diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
-    return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+    location = _place(incident.location, evidence)
+    location = replace(location, first_bad=first_bad(location, about.window))
+    return replace(incident, diagnosis=diagnosis, location=location)
+
+
+def _with_diffs(
+    lab: Laboratory, evidence: Evidence, diagnosis: Diagnosis, seconds: float
+) -> Generator[Replay, ReplayResult, Diagnosis]:
+    """Changes of the source that were run come first; what the rules advise besides is what it is."""
+    made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
+    first = [f for f in made if f.status == "proved"]
+    rest = [f for f in made if f.status != "proved"]
+    return replace(diagnosis, fixes=(*first, *diagnosis.fixes, *rest))
 
 
 def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
@@ -68,7 +83,7 @@ def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
         return diagnosis
     passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
     found = [
-        replace(fix, status="verified")
+        replace(fix, status="proved")
         for searched, fix in passed
         if searched is not None and searched.passed is not None and fix is not None
     ]
@@ -84,7 +99,6 @@ def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis
             file=link.file,
             line=link.line,
             experiment="patched_operator",
-            status="verified",
         )
         for link in also
     )

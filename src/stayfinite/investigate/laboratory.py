@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,7 +19,7 @@ from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.rows import num_rows, take_rows
 from ..runtime.saved_state import Before
-from ..runtime.window import BatchRef, Replay, ReplayResult, Window
+from ..runtime.window import BatchRef, Change, Replay, ReplayResult, Window
 from .investigation import Investigation
 from .tracing import module_names
 from .vehicles import Vehicle
@@ -114,6 +115,15 @@ class Laboratory:
             return ""
         return ", and " + ", ".join(short_place(link) for link in self.also)
 
+    @contextlib.contextmanager
+    def unharmed(self) -> Iterator[None]:
+        """Whatever is replayed inside, the training is as before afterwards."""
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+
     def _begin(self) -> None:
         self._rng = RngState.now()
         self.state.clear_grads()
@@ -138,9 +148,9 @@ class Laboratory:
         window = window or self.window
         if batch is not None:
             window = window.with_batches([_with(b, batch(b.value)) for b in window.batches])
-        applied = self._needs_step if is_applied is None else is_applied
+        applied = self.needs_step if is_applied is None else is_applied
         self._num_replays += 1
-        self._start_of(window)
+        self.start_of(window)
         result = yield Replay(
             window=window,
             contexts=list(contexts),
@@ -153,6 +163,7 @@ class Laboratory:
         self,
         contexts: Iterable[AbstractContextManager[Any]] = (),
         window: Window | None = None,
+        change: Change | None = None,
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
         """This window once more, and where it fails now."""
         window = window or self.window
@@ -161,11 +172,11 @@ class Laboratory:
         ]
         trace = OpTrace([*sources, *self.state.sources()], module_names(self.state.roots))
         self._num_replays += 1
-        self._start_of(window)
+        self.start_of(window)
         return (
             yield Replay(
                 window=window, contexts=list(contexts), trace=trace,
-                is_applied=self._needs_step,
+                is_applied=self.needs_step, change=change,
             )
         )  # fmt: skip
 
@@ -184,14 +195,16 @@ class Laboratory:
         finally:
             self._end()
 
-    def _start_of(self, window: Window) -> None:
+    def start_of(self, window: Window) -> None:
+        """Gradients, buffers and random numbers as they were before this window."""
         self.state.clear_grads()
         self.state.restore_buffers()
         if window.rng is not None:
             window.rng.restore()
 
     @property
-    def _needs_step(self) -> bool:
+    def needs_step(self) -> bool:
+        """Whether the failure shows only when the optimizer has stepped."""
         birth = self.origin.birth if self.origin is not None else None
         is_late = birth is not None and birth.direction == "optimizer"
         return is_late or self.window.is_moved

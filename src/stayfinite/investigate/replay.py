@@ -16,6 +16,7 @@ from ..numerics.health import badness, is_finite
 from ..recover.snapshot import Snapshot
 from ..runtime import probes
 from ..runtime.engine import Engine
+from ..runtime.graph import leaves_of
 from ..runtime.undo import scaler_step
 from ..runtime.window import Failure, Replay, ReplayResult
 from .tracing import symptom_origin
@@ -124,7 +125,7 @@ class ActiveReplay:
         self._end_if_decided()
         result = call()
         if not self.engine.state.is_scaled:
-            self.look_at_gradients()
+            self.look_at_gradients(loss)
             self._end_if_decided()
         return result
 
@@ -147,12 +148,18 @@ class ActiveReplay:
             self.result.failure = Failure("loss", self.step, value=value)
             self._trace_back([loss])
 
-    def look_at_gradients(self) -> None:
-        """The gradients are known: are they finite?"""
+    def look_at_gradients(self, loss: Tensor | None = None) -> None:
+        """The gradients are known: are they finite?
+
+        `loss`: a function that makes its model anew gives gradients to nobody whom we know.
+        """
         if self.is_decided:
             return
         with _unwatched():
-            bad = [(p, g) for p, g in self.engine.state.grads() if not is_finite(g)]
+            grads = list(self.engine.state.grads())
+            if not grads and loss is not None:
+                grads = [(p, p.grad) for p in leaves_of([loss]) if p.grad is not None]
+            bad = [(p, g) for p, g in grads if not is_finite(g)]
         if bad:
             name = self.engine.state.name_of(bad[0][0])
             self.result.failure = Failure("gradient", self.step, name=name)

@@ -68,6 +68,7 @@ class ClosureSteps:
         copy = driver.firewall.call(self._copy, optimizer)
         found: list[Failure] = []
         last: list[Any] = []
+        num_backward = window.num_backward
 
         def watched() -> Any:
             loss = closure()
@@ -87,7 +88,8 @@ class ClosureSteps:
         if found:
             if copy is not None:
                 driver.firewall.call(copy.restore)
-            window.closure = closure
+            if window.num_backward != num_backward:
+                window.closure = closure  # else it computes nothing: the loop has done so before
             driver.firewall.call(driver.refuse, window, found[0])
             window.closure = None
             driver.firewall.call(driver.end_refused, window)

@@ -45,6 +45,7 @@ Investigate = Callable[["Engine", Window, Failure], Verdict]
 
 _INF = float("inf")
 _MAX_LOG_BYTES = 1 << 26
+_NUM_RECENT = 4
 _SMALL_LOG_BYTES = 1 << 24
 _WARY = 32
 _LEAP = 10.0
@@ -66,6 +67,8 @@ class Engine:
         self.rng = RngMemory()
         self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
         self.log: list[Window] = []
+        self.recent: list[Window] = []
+        """The last steps before the snapshot, to compare a change of the source with."""
         """Windows applied since the snapshot, for going back."""
         self.incidents: list[Incident] = []
         self.known = KnownIncidents()
@@ -219,6 +222,8 @@ class Engine:
     def _drop_log(self) -> None:
         """Small ones are let go one by one as new ones come: Python looks for garbage whenever more
         has been made than let go, and with torch loaded such a look takes milliseconds."""
+        if self.log and self._log_bytes < _SMALL_LOG_BYTES:
+            self.recent = self.log[-_NUM_RECENT:]
         self._stale = self.log if self._log_bytes < _SMALL_LOG_BYTES else []
         self.log = []
         self._log_bytes = 0

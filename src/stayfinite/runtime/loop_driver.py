@@ -192,6 +192,7 @@ class LoopDriver:
             window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
             window.losses.append((self.tracker.note_used(window), self._unscaled(loss)))
+            window.live_loss = weakref.ref(loss)
         window.num_backward += 1
 
     def _are_grads_gone(self) -> bool:
@@ -225,9 +226,11 @@ class LoopDriver:
     def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
         if self.tracker.window is None and not self.num_steps:
-            self._loaderless_rng = (
-                self.engine.rng.capture()
-            )  # a loop without a loader may begin here
+            self.may_begin()
+
+    def may_begin(self) -> None:
+        """A loop without a loader may begin here."""
+        self._loaderless_rng = self.engine.rng.capture()
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)

@@ -19,6 +19,7 @@ from ..recover.policy import Decision, Outlook, Policy, Tally
 from ..recover.ramp import PrecisionRamp, RampMove
 from ..report.terminal import say_warning
 from ..report.text import headline, short_path
+from .headroom import Headroom
 from .healing import Healing
 from .host import Host
 from .last_state import save_last_healthy
@@ -59,6 +60,7 @@ class Recovery:
         self.warnings: deque[Event] = deque(maxlen=1000)
         self._num_warnings: Counter[tuple[str, str | None]] = Counter()
         self.limits: list[Limit] = []
+        self.headroom = Headroom()
         self.loss_watches: defaultdict[int, SpikeWatch] = defaultdict(lambda: SpikeWatch(ratio=1.5))
         """By the optimizer whose step it is."""
         self._norm_watches: defaultdict[int, SpikeWatch] = defaultdict(
@@ -319,6 +321,7 @@ class Recovery:
         self.tally.num_rollbacks += 1
         for watch in (*self.loss_watches.values(), *self._norm_watches.values()):
             watch.forget_after(tag)
+        self.headroom.forget_after(tag)
         assert verdict.incident is not None
         for window in since:
             is_bad = window is verdict.window
@@ -448,6 +451,7 @@ class Recovery:
     ) -> Failure | None:  # fmt: skip
         ranks = self._host.ranks
         spike = watch.note(window.step, value)
+        self.headroom.look_at_figure(self, window, name, watch)
         if watch.tell(spike):
             assert spike is not None
             text = spike.describe(SPIKE_NAMES[name])
@@ -467,6 +471,7 @@ class Recovery:
         spikes = [f for w in unseen if (f := self.see(w, *known[id(w)])) is not None]
         for limit in (*self.limits, *everywhere):
             limit.check(self, step)
+        self.headroom.look_at_weights(self, step)
         # These steps are applied already: leaving them out now means going back.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
 

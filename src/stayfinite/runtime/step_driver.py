@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,6 +216,7 @@ class StepDriver:
         parts.check_loss(loss)
         window.losses = [(batch.step, loss.detach())]
         window.num_backward = 1
+        window.live_loss = weakref.ref(loss)
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
         plain.is_theirs = True

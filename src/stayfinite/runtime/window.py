@@ -7,6 +7,7 @@ a replay (its backward, its optimizer step) to whoever runs it.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from .rng import RngState
 
 __all__ = [
     "BatchRef",
+    "Change",
     "Failure",
     "Item",
     "Replay",
@@ -114,6 +116,8 @@ class Window:
     """What computes the loss, where the loop has given it to its optimizer."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
+    live_loss: weakref.ref[Tensor] | None = None
+    """The last loss with its graph, as long as the loop keeps it."""
     is_seen = False
     """Its loss and norm have been compared with the usual."""
     is_moved = False
@@ -148,6 +152,13 @@ class Window:
         return self.batches[-1].epoch if self.batches else 0
 
 
+class Change(Protocol):
+    """A changed source of the user's."""
+
+    def installed(self) -> AbstractContextManager[None]:
+        """For one replay."""
+
+
 @dataclass
 class Replay:
     """One more computation of some batches, asked for by an investigation."""
@@ -163,6 +174,8 @@ class Replay:
     """Who computes it, where it is not the vehicle of the investigation."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
+    change: Change | None = None
+    """The user's source with a change, which is run in place of the source as it is."""
 
 
 @dataclass

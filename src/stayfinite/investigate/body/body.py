@@ -83,6 +83,14 @@ class Body:
             found.append(body)
         return found[0] if found else None
 
+    def with_source(self, changed: Callable[[Scene], Scene]) -> Body | None:
+        """The same body as another version of its source has it; `changed` finds a scene's place there."""
+        mine = self.functions
+        outer = [changed(s) for s in self._outer]
+        return Body.of(
+            changed(self.scene), outer, mine.judge.is_training_object, mine.is_full, mine.is_buffer
+        )
+
     def plan(self, is_fed: bool = False, is_new: bool = False, is_part: bool = False) -> Plan:
         """What is run, with a batch given or not; `is_new`: one that the loop has not worked on."""
         key = (is_fed, is_new, is_part)
