@@ -215,7 +215,8 @@ class Laboratory:
         about = self.about
         if self.window.own_update or not self.state.snapshot.is_taken or self.has_others:
             return about.vehicle, []
-        log = [w for w in about.engine.log if w is not self.window][-_MAX_STEPS_BACK:]
+        log = [w for w in about.engine.log if w is not self.window and not w.is_loaderless]
+        log = log[-_MAX_STEPS_BACK:]
         is_shown = about.traced is not None and about.traced.failure is not None
         is_shown = is_shown and not about.is_on_another_batch
         if is_shown and about.vehicle.can_run(self.window):

@@ -179,6 +179,17 @@ class BatchTracker:
         except TypeError:
             return 0
 
+    def position(self, window: Window) -> tuple[int, int] | None:
+        """(batches drawn, batches in all) of the epoch that this window is in, where its loader knows."""
+        owner = next((o for ref, _ in window.batches[-1].items if (o := ref()) is not None), None)
+        began = self._began.get(id(owner))
+        if began is None or owner is None:
+            return None
+        try:
+            return window.step + 1 - began, len(owner)
+        except TypeError:
+            return None
+
     def begin_epoch(self, loader: Any) -> None:
         """The loader starts anew; its last epoch is over if all of its batches were drawn."""
         began = self._began.get(id(loader))

@@ -63,6 +63,7 @@ class LoopDriver:
         self.thread_id = threading.get_ident()
         self.firewall = Firewall("the protection of this training", self._give_up)
         self._looks = Firewall("a look into a bad step")
+        engine.recovery.position = self.tracker.position
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
         self.num_iterations = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
@@ -36,6 +37,8 @@ DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 _LOUD = 3.0
 """A spike is printed when it is an alarm and this many times the usual; small batches have heavy tails."""
+_NEARLY = 25
+"""So many batches before the end of an epoch, a run that is lost is let come to it."""
 _PATIENCE = 12
 """Bad steps in a row after which a policy that thinks stops, where nothing is known of their state."""
 SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
@@ -67,6 +70,11 @@ class Recovery:
         self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
         self.incidents_so_far: deque[Incident] = deque(maxlen=8)
+        self.position: Callable[[Window], tuple[int, int] | None] = lambda window: None
+        """(batches drawn, batches in all) of the epoch that a window is in; None where nobody knows."""
+        self._lost: Outlook | None = None
+        """The state has run away, and the end of the epoch is waited for."""
+        self._lost_epoch: int | None = None
         self.healing = Healing()
         self.folder: Path | None = None
         """The run folder; None where there is none."""
@@ -86,6 +94,7 @@ class Recovery:
         incident, window = verdict.incident, verdict.window
         self.tally.num_consecutive += 1
         self.tally.num_total += 1
+        verdict.outlook = verdict.outlook or self._lost
         decision = self._decide(incident, window, verdict.outlook)
         is_own = window is not None and bool(window.own_update)
         if is_own and decision.kind not in ("raise", "stop"):
@@ -216,10 +225,23 @@ class Recovery:
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
         decision = self.policy.decide(self.tally, tuple(cannot), outlook)
         if decision.kind == "heal" and window is not None and window.error is not None:
-            return Decision(
-                "stop", decision.reason
-            )  # the script has ended: nobody is left to go on
+            return Decision("stop", decision.reason)  # nobody is left to go on
+        if decision.kind == "stop" and outlook is not None and self._is_nearly_through(window):
+            self._lost = outlook
+            return Decision("skip")
         return decision
+
+    def _is_nearly_through(self, window: Window | None) -> bool:
+        """Whether the epoch is about to end, and with it perhaps the script, as it would by itself: that
+        is waited for once. The few steps until then are left out."""
+        found = self.position(window) if window is not None else None
+        if window is None or found is None:
+            return False
+        done, length = found
+        if length - done > _NEARLY:
+            return False
+        self._lost_epoch = window.epoch if self._lost_epoch is None else self._lost_epoch
+        return window.epoch == self._lost_epoch
 
     def _plain_action(self, incident: Incident, decision: Decision) -> Action:
         if decision.kind == "raise":
@@ -233,6 +255,7 @@ class Recovery:
 
     def note_applied(self) -> None:
         self.tally.num_consecutive = 0
+        self._lost = self._lost_epoch = None
         if self._ramp is not None:
             self._ramp.note_applied()
 

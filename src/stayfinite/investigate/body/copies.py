@@ -36,6 +36,9 @@ _ATOMS = (
 )  # fmt: skip
 
 
+_PLAIN = (list, dict, tuple, set, frozenset, OrderedDict, deque)
+"""Nothing but their items is in them."""
+
 clones: dict[int, int] = {}
 """The identity of each module that a copy stands for, by that of the copy; of the run under way."""
 
@@ -54,6 +57,8 @@ class Copier:
         self._memo: dict[int, Any] = {id(g): g for g in _global_generators()}
         self._alive: list[Any] = []
         self._depth = 0
+        self._slots: dict[type, list[types.MemberDescriptorType]] = {}
+        self._methods: dict[type, list[tuple[str, types.FunctionType]]] = {}
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any], set[str]]] = {}
 
     def copy(self, value: Any) -> Any:
@@ -87,7 +92,9 @@ class Copier:
         return new
 
     def _is_shared(self, value: Any) -> bool:
-        return is_shared(value) or self._is_training_object(value)
+        if is_shared(value):
+            return True
+        return type(value) not in _PLAIN and self._is_training_object(value)
 
     def _copy(self, value: Any) -> Any:
         kind = type(value)
@@ -232,15 +239,25 @@ class Copier:
         return new
 
     def _attributes(self, value: Any, new: Any) -> Any:
+        if type(value) in _PLAIN:
+            return new
         own = getattr(value, "__dict__", None) if hasattr(type(value), "__dict__") else None
         if type(own) is dict and type(getattr(new, "__dict__", None)) is dict:
             for name, part in list(own.items()):
                 new.__dict__[name] = self.copy(part)
-        for base in type(value).__mro__:
-            for slot in list(base.__dict__.values()):
-                if isinstance(slot, types.MemberDescriptorType) and base is not object:
-                    self._slot(slot, value, new)
+        for slot in self._slots_of(type(value)):
+            self._slot(slot, value, new)
         return new
+
+    def _slots_of(self, kind: type) -> list[types.MemberDescriptorType]:
+        if kind not in self._slots:
+            self._slots[kind] = [
+                slot
+                for base in kind.__mro__
+                for slot in list(base.__dict__.values())
+                if isinstance(slot, types.MemberDescriptorType) and base is not object
+            ]
+        return self._slots[kind]
 
     def _slot(self, slot: types.MemberDescriptorType, value: Any, new: Any) -> None:
         with contextlib.suppress(AttributeError, TypeError):  # empty, or read-only
@@ -251,14 +268,26 @@ class Copier:
         own = getattr(new, "__dict__", None)
         if type(own) is not dict:
             return
-        for base in type(value).__mro__:
-            for name, method in list(base.__dict__.items()):
-                if name in own or not isinstance(method, types.FunctionType):
-                    continue
-                if name.startswith("__") and name.endswith("__"):
-                    continue
-                if type(value).__mro__.index(base) == _home_index(type(value), name):
-                    self._protect(name, method, new)
+        for name, method in self._methods_of(type(value)):
+            if name not in own:
+                self._protect(name, method, new)
+
+    def _methods_of(self, kind: type) -> list[tuple[str, types.FunctionType]]:
+        """What an object of this class calls by its name, and might see globals."""
+        if kind not in self._methods:
+            self._methods[kind] = [
+                (name, method)
+                for i, base in enumerate(kind.__mro__)
+                for name, method in list(base.__dict__.items())
+                if isinstance(method, types.FunctionType)
+                and not (name.startswith("__") and name.endswith("__"))
+                and i == _home_index(kind, name)
+                and (
+                    file_kind(method.__code__.co_filename) == "user"
+                    or "__wrapped__" in vars(method)
+                )
+            ]
+        return self._methods[kind]
 
     def _protect(self, name: str, method: types.FunctionType, new: Any) -> None:
         code = method.__code__
