@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import TorchFunctionMode
 
+from ..devices import autocast_devices, widest
 from ..runtime.state import TrainState
 
 __all__ = [
@@ -106,7 +107,7 @@ def _no_autocast() -> Iterator[None]:
         finally:
             self._enabled = was
 
-    active = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    active = [d for d in autocast_devices() if torch.is_autocast_enabled(d)]
     for device in active:
         torch.set_autocast_enabled(device, False)
     cls.__enter__ = __enter__
@@ -181,7 +182,7 @@ def clipped(limit: float) -> contextlib.AbstractContextManager[None]:
     def change(optimizer: Optimizer) -> Callable[[], None]:
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         dense = [g for g in grads if g.layout == torch.strided]
-        total = math.sqrt(sum(float(g.double().square().sum()) for g in dense))
+        total = math.sqrt(sum(float(g.to(widest(g.device)).square().sum()) for g in dense))
         if total > limit:
             for g in dense:
                 g.mul_(limit / total)
