@@ -83,10 +83,25 @@ def counted(kind, num_layers, form, deferred):
 @pytest.mark.parametrize("form", ["step", "loop"])
 @pytest.mark.parametrize("kind", ["fused AdamW", "fused SGD"])
 def test_a_deferred_step_costs_three_kernels_and_no_read(kind, form, num_layers):
+    """One of them is the optimizer's own: Adam takes a step that was skipped out of its count."""
     plain, plain_reads = counted(kind, num_layers, "none", True)
     kernels, reads = counted(kind, num_layers, form, True)
     assert kernels - plain <= 3
     assert reads == plain_reads == 0
+
+
+def test_the_loss_counts_no_change():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    with Guard(model, optimizer, settings=Settings(deferred=True)) as guard:
+        for x in guard([torch.ones(2, 4)] * 3):
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward(retain_graph=True)
+            before, version = loss.item(), loss._version
+            optimizer.step()
+            assert (loss.item(), loss._version) == (before, version)
 
 
 @pytest.mark.parametrize("form", ["step", "loop"])
@@ -98,4 +113,5 @@ def test_an_ordinary_step_costs_the_same_whatever_the_number_of_tensors(kind, fo
         kernels, reads = counted(kind, num_layers, form, False)
         extra.append((kernels - plain, reads - plain_reads))
     assert extra[0] == extra[1]
-    assert extra[0][0] <= 3 and extra[0][1] <= 2
+    # Of the four, two widen flag and loss to float64, which is done in the host's memory only.
+    assert extra[0][0] <= 4 and extra[0][1] <= 1

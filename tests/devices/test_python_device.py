@@ -16,16 +16,34 @@ SCRIPT = Path(__file__).parent / "scripts" / "train_there.py"
 SRC = Path(devices.__file__).parent
 
 
-@pytest.mark.parametrize("form", ["step", "loop"])
-@pytest.mark.parametrize("when", ["now", "deferred"])
-def test_a_bad_step_is_found_and_left_out_there(form, when):
+CASES = [
+    ("step", "sgd", False),
+    ("loop", "foreach", False),
+    ("step", "capturable", False),
+    ("step", "fused", True),
+    ("loop", "fused", True),
+]
+
+
+def name_of(case):
+    return " ".join(map(str, case))
+
+
+@pytest.fixture(scope="module")
+def trained():
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), form, when],
+        [sys.executable, str(SCRIPT), json.dumps(CASES)],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_a_bad_step_is_found_and_left_out_there(trained, case):
     lines = SCRIPT.read_text(encoding="utf-8").splitlines()
-    assert json.loads(done.stdout) == {
+    assert trained[name_of(case)] == {
         "steps": [3],
         "op": "aten.log",
         "line": next(i for i, t in enumerate(lines, 1) if t.endswith("# HERE")),
@@ -33,7 +51,6 @@ def test_a_bad_step_is_found_and_left_out_there(form, when):
         "device": "pydev:0",
         "finite": True,
     }
-    assert "failed" not in done.stderr
 
 
 def test_nothing_names_cuda_alone():

@@ -1,4 +1,4 @@
-"""One bad batch on the device made in Python, under each form of the guard."""
+"""One bad batch on the device made in Python, under each form of the guard and each kind of optimizer."""
 import json
 import sys
 from pathlib import Path
@@ -10,18 +10,12 @@ from torch import nn
 
 from stayfinite import Guard, Settings
 
-form, deferred = sys.argv[1], sys.argv[2] == "deferred"
-here.Factories().__enter__()
-assert torch.accelerator.current_accelerator().type == "pydev"
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-for module in model.modules():
-    for name, p in list(module._parameters.items()):
-        if p is not None:
-            setattr(module, name, nn.Parameter(here.OnDevice(p.detach().clone())))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=deferred)
-batches = [here.OnDevice(torch.rand(4, 3) + 0.5) for _ in range(6)]
-batches[3].host[1, 1] = -1.0
+KINDS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "foreach": lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
+    "capturable": lambda p: torch.optim.Adam(p, lr=0.1, capturable=True, foreach=False),
+    "fused": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+}
 
 
 def loss_of(model, x):
@@ -29,24 +23,47 @@ def loss_of(model, x):
     return (model(torch.log(x)) * (1 + noise)).pow(2).mean()  # HERE
 
 
-# To the judge of the loop's body the device is a program of the user's, which may do anything.
-settings = Settings(deferred=deferred, replay="full" if form == "loop" else "auto")
-guard = Guard(model, optimizer, settings=settings)
-if form == "step":
-    for x in batches:
-        guard.step(loss_of, x)
-else:
-    for x in guard(batches):
-        optimizer.zero_grad()
-        loss = loss_of(model, x)
-        loss.backward()
-        optimizer.step()
-guard.close()
-print(json.dumps({
-    "steps": [i.event.step for i in guard.incidents],
-    "op": guard.incidents[0].location.op,
-    "line": guard.incidents[0].location.line,
-    "cause": guard.incidents[0].diagnosis.cause,
-    "device": guard.incidents[0].location.chain[0].inputs[0].stats.device,
-    "finite": all(bool(torch.isfinite(p.detach().host).all()) for p in model.parameters()),
-}))
+def make():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    for module in model.modules():
+        for name, p in list(module._parameters.items()):
+            setattr(module, name, nn.Parameter(here.OnDevice(p.detach().clone())))
+    batches = [here.OnDevice(torch.rand(4, 3) + 0.5) for _ in range(6)]
+    batches[3].host[1, 1] = -1.0
+    return model, batches
+
+
+def train(form, kind, deferred):
+    model, batches = make()
+    optimizer = KINDS[kind](model.parameters())
+    # To the judge of the loop's body the device is a program of the user's, which may do anything.
+    settings = Settings(deferred=deferred, replay="full" if form == "loop" else "auto")
+    guard = Guard(model, optimizer, settings=settings)
+    if form == "step":
+        for x in batches:
+            guard.step(loss_of, x)
+    else:
+        for x in guard(batches):
+            optimizer.zero_grad()
+            loss = loss_of(model, x)
+            loss.backward()
+            optimizer.step()
+    guard.close()
+    found = guard.incidents[0]
+    return {
+        "steps": [i.event.step for i in guard.incidents],
+        "op": found.location.op,
+        "line": found.location.line,
+        "cause": found.diagnosis.cause,
+        "device": found.location.chain[0].inputs[0].stats.device,
+        "finite": all(bool(torch.isfinite(p.detach().host).all()) for p in model.parameters()),
+    }
+
+
+with here.Factories():
+    assert torch.accelerator.current_accelerator().type == "pydev"
+    done = {}
+    for case in json.loads(sys.argv[1]):
+        done[" ".join(map(str, case))] = train(*case)
+    print(json.dumps(done))
