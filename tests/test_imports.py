@@ -24,8 +24,9 @@ ALLOWED = {
     "report": BASE - {"numerics", "devices"},
     "patches": {"errors"},
     "sandbox": {"patches"},
+    "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
-    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime"},
+    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies", "lint"},
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {
@@ -33,8 +34,11 @@ ALLOWED = {
         "patches",
         "runtime",
         "investigate",
+        "foresee",
         "guard",
+        "lint",
         "checkpoint",
+        "diagnose",
         "locate",
         "recover",
         "report",

@@ -21,6 +21,7 @@ from stayfinite.records import (
     Link,
     Location,
     Operand,
+    Proof,
     StepRecord,
     TensorStats,
     from_plain,
@@ -48,7 +49,9 @@ RECORDS = [
     Event(step=2, phase="loss", value=-INF, loss=INF, lr=(1e-3,), name="w", noticed_at_step=4),
     Location(op="aten.log", chain=(LINK, LINK), note="n"),
     Experiment(name="fp32", changed="precision", outcome="finite", duration_ms=INF),
-    Fix(title="t", why="w", status="verified", file="f", line=1, before="a", after="b"),
+    Fix(title="t", why="w", status="proved", file="f", line=1, before="a", after="b",
+        diff="d", proof=Proof(is_step_finite=True, largest_change=INF), remedy="r", file_sha256="0"),
+    Proof(is_step_finite=True, num_healthy=3, largest_change=1e-7, num_after=6, note="n"),
     Candidate(cause="log_of_zero", confidence=0.5, reason="r"),
     Diagnosis(
         cause="log_of_zero", confidence=0.9, evidence=("a",), fixes=(Fix(title="t", why="w"),),
@@ -59,7 +62,7 @@ RECORDS = [
     Action(kind="rolled_back", detail="d", restored_step=3),
 ]  # fmt: skip
 INCIDENT = Incident(
-    id="i", event=RECORDS[4], location=RECORDS[5], diagnosis=RECORDS[9], action=RECORDS[10],
+    id="i", event=RECORDS[4], location=RECORDS[5], diagnosis=RECORDS[10], action=RECORDS[11],
     history=(RECORDS[3],), environment={"torch": "2"}, created="now", path="/p",
 )  # fmt: skip
 
@@ -134,7 +137,7 @@ def test_missing_keys_have_defaults():
         ('{"kind": "x"}', "not an incident: expected an object with kind 'stayfinite.incident'"),
         (
             '{"kind": "stayfinite.incident", "schema": 99}',
-            "incident has schema 99, this version reads up to 1; upgrade stayfinite",
+            "incident has schema 99, this version reads up to 2; upgrade stayfinite",
         ),
         (
             '{"kind": "stayfinite.incident", "id": "a", "event": {}, "zeta": 1, "alpha": 2}',
@@ -195,3 +198,16 @@ def test_stats_count_what_is_not_finite():
     assert STATS.num_nonfinite == 6
     assert not STATS.is_finite
     assert TensorStats(shape=(), dtype="float32").is_finite
+
+
+def test_an_incident_of_the_first_schema_is_read_and_its_verified_fixes_are_untried():
+    old = Incident(id="i", event=Event(step=1, phase="loss"), diagnosis=Diagnosis(cause="c"))
+    data = json.loads(old.to_json())
+    data["schema"] = 1
+    data["diagnosis"]["fixes"] = [
+        {"title": "t", "why": "w", "status": "verified"},
+        {"title": "t", "why": "w", "status": "refuted"},
+    ]
+    found = Incident.from_json(json.dumps(data))
+    assert [f.status for f in found.diagnosis.fixes] == ["untried", "refuted"]
+    assert found.schema == SCHEMA_VERSION

@@ -99,6 +99,7 @@ class Guard:
         self.engine.on_incident = self.folder.save
         if run_dir is not None:
             self.engine.snapshot_folder = Path(run_dir) / "snapshots"
+            self.engine.recovery.folder = Path(run_dir)
             self.engine.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
             self.engine.journal = RunJournal(run_dir, self.state, environment())
         self._steps = StepDriver(
@@ -278,6 +279,7 @@ class _Open:
         if self._has_provenance:
             yield lambda: _provenance.remove(is_last_user=True)
         yield lambda: part_listeners.discard(self._engine.recovery)
+        yield self._engine.recovery.healing.close
         yield self._engine.ranks.forget
         if self._engine.journal is not None:
             yield self._engine.journal.close

@@ -31,13 +31,14 @@ __all__ = [
     "Link",
     "Location",
     "Operand",
+    "Proof",
     "StepRecord",
     "TensorStats",
     "from_plain",
     "to_plain",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 PHASES = ("data", "forward", "loss", "backward", "parameter", "optimizer", "checkpoint", "resume")
 
@@ -175,6 +176,8 @@ class Location:
     method: str = "replay"
     """replay | time_travel | rerun | none"""
     note: str = ""
+    first_bad: str = ""
+    """The index of the first bad value, with its meaning where the shape tells: "sample 3, feature 8"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,18 +193,41 @@ class Experiment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What was seen when a change was run in place of the source as it is."""
+
+    is_step_finite: bool = False
+    """Whether the step that failed is finite with the change."""
+    num_healthy: int = 0
+    """Healthy steps before it that were computed both ways."""
+    largest_change: float | None = None
+    """The largest relative change of their losses; None where there were none."""
+    num_after: int = 0
+    """Steps behind it that were run with the change, all finite."""
+    note: str = ""
+    """What could not be run, or why it was refuted."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fix:
     """One concrete change."""
 
     title: str
     why: str
     status: str = "untried"
-    """verified | refuted | untried"""
+    """proved (exactly this diff was run, see `proof`) | refuted | untried"""
     file: str | None = None
     line: int | None = None
     before: str | None = None
     after: str | None = None
     experiment: str | None = None
+    diff: str | None = None
+    """The change as a patch of the user's own file; None where it is only described."""
+    proof: Proof | None = None
+    remedy: str | None = None
+    """Its name in the catalogue of remedies."""
+    file_sha256: str | None = None
+    """The file that the diff was made of: it is applied to no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +261,7 @@ class Action:
     """What was done about it."""
 
     kind: str
-    """skipped | raised | rolled_back | stopped | none"""
+    """skipped | sanitized | raised | rolled_back | put_back | stopped | none"""
     detail: str = ""
     restored_step: int | None = None
 
@@ -289,7 +315,25 @@ class Incident:
                 "upgrade stayfinite"
             )
         data.pop("kind")
+        if data.get("schema", 0) < SCHEMA_VERSION:
+            data = _upgraded(data)
         return from_plain(cls, data)
+
+
+def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """An incident of schema 1: its fixes were called verified when a line was kept finite, not when
+    the change itself was run."""
+    diagnosis = data.get("diagnosis")
+    fixes = diagnosis.get("fixes") if isinstance(diagnosis, dict) else None
+    if isinstance(diagnosis, dict) and isinstance(fixes, list):
+        new = [
+            {**f, "status": "untried"}
+            if isinstance(f, dict) and f.get("status") == "verified"
+            else f
+            for f in fixes
+        ]
+        data = {**data, "diagnosis": {**diagnosis, "fixes": new}}
+    return {**data, "schema": SCHEMA_VERSION}
 
 
 def to_plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -89,3 +90,14 @@ def test_fifty_folds_of_one_script_leave_nothing_behind(tmp_path):
     # What the last fold trained with may still be there, or not.
     assert max(found) - min(found) < 3 * NUM_OF_A_FOLD
     assert len(run.engine.incidents) == 25
+
+
+def test_a_loader_that_the_script_lets_go_of_is_gone_at_once(tmp_path):
+    def draw_one():
+        loader = batches(False)
+        held = iter(loader)
+        next(held)
+        return weakref.ref(loader)
+
+    run = ScriptRun(QUICK, Policy(), tmp_path / "run", investigate)
+    assert run.run_call(lambda: draw_one()()) is None

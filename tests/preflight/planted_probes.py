@@ -528,36 +528,36 @@ def steps_that_round_away() -> Target:
     return training(net(), lr=1e-12)
 
 
-@planted("edges", "edges/batch-of-1", "Expected more than 1 value", "fail")
+@planted("edges", "edges/size", "Expected more than 1 value", "fail")
 def batchnorm_and_a_last_sample() -> Target:
     model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     return training(model, data=loader(*clusters(65)))
 
 
-@planted("edges", "edges/last-batch", "planted_probes.py", "fail")
+@planted("edges", "edges/size", "planted_probes.py", "fail")
 def fixed_batch_size() -> Target:
     model = Wrapped(lambda x: x.view(16, 16))
     return training(model, data=loader(*clusters(100)))
 
 
-@planted("edges", "edges/zero", "x / x.norm")
+@planted("edges", "edges/blank", "x / x.norm")
 def norm_of_a_blank_sample() -> Target:
     return training(Wrapped(lambda x: x / x.norm(dim=1, keepdim=True)))
 
 
-@planted("edges", "edges/constant", "x.std")
+@planted("edges", "edges/blank", "x.std")
 def deviation_of_a_constant_sample() -> Target:
     return training(
         Wrapped(lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True, correction=0))
     )
 
 
-@planted("edges", "edges/huge", "torch.exp")
+@planted("edges", "edges/outlier-value", "torch.exp")
 def unbounded_exponential() -> Target:
     return training(Wrapped(lambda x: torch.exp(x)))
 
 
-@planted("edges", "edges/tiny", "pow(12)")
+@planted("edges", "edges/blank", "pow(12)")
 def power_that_underflows() -> Target:
     return training(Wrapped(lambda x: x / x.pow(12).sum(1, keepdim=True)))
 
@@ -576,7 +576,7 @@ def distance_of_twins() -> Target:
     return training(net(), loss_fn)
 
 
-@planted("edges", "edges/one-class", "planted_probes.py")
+@planted("edges", "edges/ahead", "planted_probes.py", "fail")
 def no_negative_pair() -> Target:
     def loss_fn(m: nn.Module, batch: Any) -> Tensor:
         out, y = m(batch[0]), batch[1]
@@ -617,12 +617,12 @@ def masked_loss(m: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(m(batch[0], batch[1]), batch[2])
 
 
-@planted("edges", "edges/empty-mask", "mask.sum(1)")
+@planted("edges", "edges/mask", "mask.sum(1)")
 def mean_over_no_token() -> Target:
     return training(Pooled(), masked_loss, data=loader(*sequences()))
 
 
-@planted("edges", "edges/empty-mask", "mask.sum(1)")
+@planted("edges", "edges/mask", "mask.sum(1)")
 def float_mask() -> Target:
     x, mask, y = sequences()
     return training(Pooled(), masked_loss, data=loader(x, mask.float(), y))
@@ -639,13 +639,13 @@ class Attends(nn.Module):
         return self.head((score.softmax(-1).unsqueeze(-1) * x).sum(1))
 
 
-@planted("edges", "edges/full-mask", "softmax")
+@planted("edges", "edges/mask", "softmax")
 def attention_to_nothing() -> Target:
     x, mask, y = sequences()
     return training(Attends(), masked_loss, data=loader(x, ~mask, y))
 
 
-@planted("edges", "edges/shortest", "ctc_loss")
+@planted("edges", "edges/length", "ctc_loss")
 def target_longer_than_the_input() -> Target:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 11))
     targets = (torch.arange(7) + torch.randint(1, 4, (64, 1))) % 10 + 1
@@ -660,7 +660,7 @@ def target_longer_than_the_input() -> Target:
     return training(model, loss_fn, data=loader(torch.randn(64, 30, 8), frames, targets, lengths))
 
 
-@planted("edges", "edges/shortest", "x.std(1)")
+@planted("edges", "edges/short", "x.std(1)")
 def deviation_over_one_step() -> Target:
     def collate(items: list[Any]) -> tuple[Tensor, Tensor]:
         length = 4 + int(items[0][1])
@@ -688,7 +688,7 @@ def logarithm_of_a_random_zero() -> Target:
     return training(net(), loss_fn)
 
 
-@planted("edges", "edges/random", "1 / (1 - t)", "warn")
+@planted("edges", "edges/ahead", "1 / (1 - t)", "fail")
 def time_that_rounds_to_one() -> Target:
     def loss_fn(m: nn.Module, batch: Any) -> Tensor:
         t = torch.rand(len(batch[0])).bfloat16()
@@ -862,7 +862,7 @@ def an_optimizer_that_divides_by_zero() -> Target:
     return model, lambda m, b: m(b[0]).relu().mean() * 0.0, data, optimizer
 
 
-@planted("edges", "edges/only-padding", "softmax")
+@planted("edges", "edges/padding", "softmax")
 def attention_over_an_empty_document() -> Target:
     class Reads(nn.Module):
         def __init__(self) -> None:

@@ -1,13 +1,19 @@
-"""The edges group: planted defects, which batches are made, and how hard a break is judged."""
+"""The edges group: planted defects, how hard a break is judged, and what a finding says."""
+
+import json
+from pathlib import Path
 
 import pytest
 import torch
 from tests.preflight.healthy import loader
 from tests.preflight.planted_probes import assert_found, of_group
+from torch import nn
 
+from stayfinite.preflight import CheckReport, check
 from stayfinite.preflight.edges import edges
-from stayfinite.preflight.edges_batches import edges_of, parts_of
+from stayfinite.preflight.edges_draws import UnluckyRandom, unwritten_memory
 from stayfinite.preflight.probes import Seen, Subject
+from stayfinite.report.reading import read_incident
 
 
 @pytest.mark.slow
@@ -18,64 +24,6 @@ def test_planted_defect_is_named(defect):
 
 X = torch.randn(6, 8, 3)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
-LENGTHS = torch.tensor([3, 8, 5, 4, 8, 7])
-MASK = torch.arange(8) < LENGTHS[:, None]
-TOKENS = torch.randint(2, 50, (6, 8))
-
-
-@pytest.mark.parametrize(
-    ("batch", "kinds"),
-    [
-        ((X, Y), ["input", "labels"]),
-        ((X, X.sum(1)), ["input", "target"]),
-        (X, ["input"]),
-        ({"x": X, "mask": MASK, "label": Y}, ["input", "mask", "labels"]),
-        ({"ids": TOKENS, "attention_mask": MASK.long()}, ["tokens", "mask"]),
-        ((X, LENGTHS, TOKENS, Y), ["input", "lengths", "tokens", "labels"]),
-        ((X, MASK.float()), ["input", "mask"]),
-    ],
-)
-def test_parts_of_a_batch_are_recognized(batch, kinds):
-    assert [p.kind for p in parts_of([batch])] == kinds
-
-
-def made(batch, **more):
-    return {e.check: e for e in edges_of(Subject(models={}, batches=[batch], **more))}
-
-
-def test_only_float_inputs_are_scaled_and_the_batch_stays_as_it_was():
-    before = X.clone()
-    found = made((X, Y))
-    assert torch.equal(found["edges/huge"].batch[0], X * 1e4)
-    assert found["edges/huge"].batch[1] is Y
-    assert not found["edges/zero"].batch[0].any()
-    assert not found["edges/zero"].milder.batch[0][0].any()
-    assert torch.equal(found["edges/zero"].milder.batch[0][1:], X[1:])
-    assert torch.equal(X, before)
-
-
-def test_integers_stay_in_range():
-    for edge in edges_of(Subject(models={}, batches=[(TOKENS, LENGTHS, Y)])):
-        tokens, lengths, labels = edge.batch
-        assert set(tokens.unique().tolist()) <= set(TOKENS.unique().tolist())
-        assert int(lengths.min()) >= 3 and int(lengths.max()) <= 8
-        assert set(labels.unique().tolist()) <= {0, 1, 2}
-
-
-def test_batch_of_one_is_certain_only_where_the_loader_makes_one():
-    odd, even = (
-        loader(X[:5].repeat(5, 1, 1), Y[:5].repeat(5), batch_size=6),
-        loader(X, Y, batch_size=6),
-    )
-    assert made((X, Y), loaders=[odd])["edges/batch-of-1"].is_certain
-    assert not made((X, Y), loaders=[even])["edges/batch-of-1"].is_certain
-    assert "edges/last-batch" not in made((X, Y), loaders=[even])
-
-
-def test_arguments_of_a_call_keep_their_rows():
-    found = made(((X,), {}), vehicle="call")
-    assert "edges/batch-of-1" not in found and "edges/repeated" not in found
-    assert "edges/zero" in found
 
 
 def answer(subject, breaks):
@@ -92,39 +40,111 @@ def answer(subject, breaks):
         return {f.check: f for f in stop.value}
 
 
-def test_break_on_the_whole_batch_only_is_mentioned_on_the_pass_line():
-    found = answer(Subject(models={}, batches=[(X, Y)]), ["a whole batch that is all zero"])
-    assert found["edges/zero"].status == "pass"
-    assert "a whole batch that is all zero breaks it (loss nan)" in found["edges/zero"].value
+def test_break_of_one_sample_is_a_warning_that_says_how_far_it_is():
+    found = answer(Subject(models={}, batches=[(X, Y)]), ["one sample of batch[0] all zero"])
+    blank = found["edges/blank"]
+    assert blank.status == "warn" and blank.action and blank.data["is_executed"]
+    assert blank.why == "a real batch with 1 of 6 samples changed, every value within what was seen"
 
 
-def test_break_on_one_sample_is_a_warning():
-    found = answer(Subject(models={}, batches=[(X, Y)]), ["all zero"])
-    assert found["edges/zero"].status == "warn"
-    assert found["edges/zero"].action
+def test_break_with_data_that_nobody_would_feed_is_shown_with_pedantic_only():
+    breaks = ["batch[0] all zero in a whole batch"]
+    found = answer(Subject(models={}, batches=[(X, Y)]), breaks)
+    assert "edges/blank-batch" not in found
+    assert "--pedantic" in found["edges/far"].value and found["edges/far"].status == "pass"
+    found = answer(Subject(models={}, batches=[(X, Y)], is_pedantic=True), breaks)
+    assert found["edges/blank-batch"].status == "warn"
 
 
-def test_batch_of_one_that_never_comes_is_no_warning():
-    full = loader(X, Y, batch_size=6)
-    found = answer(Subject(models={}, batches=[(X, Y)], loaders=[full]), ["a batch of one sample"])
-    assert found["edges/batch-of-1"].status == "pass"
-    assert "but the loader makes none" in found["edges/batch-of-1"].value
-    found = answer(Subject(models={}, batches=[(X, Y)]), ["a batch of one sample"])
-    assert "mind the last one" in found["edges/batch-of-1"].value
-
-
-def test_batch_that_chance_will_not_bring_is_no_warning():
-    x, y = torch.randn(64, 3), torch.arange(64) % 4
-    found = answer(Subject(models={}, batches=[(x, y)]), ["one class only"])
-    assert found["edges/one-class"].status == "pass"
-    found = answer(Subject(models={}, batches=[(x[:3], y[:3])]), ["one class only"])
-    assert found["edges/one-class"].status == "warn"
-    y = torch.full((64, 5), -100)
-    y[:, 0] = 1
-    found = answer(Subject(models={}, batches=[(x, y)]), ["every label is ignored"])
-    assert found["edges/no-label"].status == "pass"
+def test_last_batch_of_one_sample_is_certain_only_where_the_loader_makes_one():
+    odd = loader(X[:5].repeat(5, 1, 1), Y[:5].repeat(5), batch_size=6)
+    even = loader(X, Y, batch_size=6)
+    found = answer(Subject(models={}, batches=[(X, Y)], loaders=[odd]), ["(1 sample)"])
+    assert found["edges/size"].status == "fail"
+    found = answer(Subject(models={}, batches=[(X, Y)], loaders=[even]), ["a batch of 1 sample"])
+    assert "edges/size" not in found
 
 
 def test_training_that_breaks_by_itself_is_not_asked_further():
     found = answer(Subject(models={}, batches=[(X, Y)]), ["the batch as it is"])
     assert [f.status for f in found.values()] == ["skip"]
+
+
+def test_step_of_its_own_that_breaks_is_a_fail():
+    batches = [(X, Y)] * 4
+    found = answer(Subject(models={}, batches=batches), ["step 3, run ahead", "step 3, traced"])
+    assert found["edges/ahead"].status == "fail"
+    assert found["edges/ahead"].value.startswith("step 2 of a copy of the training")
+
+
+def divides(is_safe=False):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+
+    def loss_fn(model, batch):
+        x, mask = batch
+        kept = mask.sum(1).clamp(min=1) if is_safe else mask.sum(1)
+        return ((model(x).squeeze(-1) * mask).sum(1) / kept).square().mean()
+
+    masks = [torch.rand(4, 6) > 0.4 for _ in range(5)]
+    for mask in masks:
+        mask[:, 0] = True
+    loads = [(torch.randn(4, 6, 5), mask) for mask in masks]
+    return model, loss_fn, loads, torch.optim.Adam(model.parameters())
+
+
+def test_finding_has_the_place_and_the_cause_of_an_incident_and_its_batch_is_kept(tmp_path):
+    report = check(divides, only=["edges"], save_dir=tmp_path)
+    (found,) = (f for f in report.findings if f.is_problem)
+    assert found.location.op == "aten.div" and found.location.source.endswith(".square().mean()")
+    assert found.location.module is None and found.location.file == __file__
+    assert found.cause == "zero_denominator"
+    assert CheckReport.from_json(report.to_json()) == report
+    assert json.loads(report.to_json())["findings"][0]["cause"] == "zero_denominator"
+    incident, folder = read_incident(Path(found.data["saved"]))
+    assert incident.diagnosis.cause == "zero_denominator"
+    assert sorted(p.name for p in (tmp_path / "incidents").iterdir()) == [folder.name]
+
+
+def test_safe_twin_is_ready():
+    report = check(lambda: divides(is_safe=True), only=["edges"])
+    assert [f for f in report.findings if f.is_problem] == []
+
+
+def test_training_is_afterwards_what_it_was():
+    parts = divides()
+    before = {k: v.clone() for k, v in parts[0].state_dict().items()}
+    check(parts, only=["edges"])
+    assert all(torch.equal(v, before[k]) for k, v in parts[0].state_dict().items())
+    assert not parts[3].state
+
+
+def rounds_to_one():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+
+    def loss_fn(model, x):
+        u = torch.rand(1).bfloat16()
+        return model(x).square().mean() / (1 - u).float().squeeze()
+
+    return (
+        model,
+        loss_fn,
+        [torch.randn(4, 4) for _ in range(4)],
+        torch.optim.SGD(model.parameters(), lr=0.01),
+    )
+
+
+def test_unlucky_draw_says_at_which_step_it_is_to_be_expected():
+    found = {f.check: f for f in check(rounds_to_one, only=["edges"]).findings}["edges/random"]
+    assert found.status == "fail" and "expected at step ~512" in found.why
+    assert found.data["probability"] == pytest.approx(1 / 512)
+
+
+def test_memory_that_nobody_wrote_is_full_of_nan_and_only_inside():
+    with unwritten_memory():
+        assert torch.empty(3).isnan().all()
+    assert not torch.are_deterministic_algorithms_enabled()
+    with UnluckyRandom(0.0) as mode:
+        torch.rand(4, 2)
+    assert mode.chance(2.0**-24) == 8 * 2.0**-24

@@ -52,5 +52,5 @@ def test_leaves_in_a_list_of_a_running_script_are_named(tmp_path, monkeypatch):
     assert found == {
         ("init/unregistered", "tables[0]"),
         ("init/unregistered", "tables[1]"),
-        ("edges/batch-of-1", "broken_leaves.py:20"),
+        ("edges/size", "broken_leaves.py:20"),
     }

@@ -91,7 +91,39 @@ DataSamples = Annotated[
     ),
 ]
 Steps = Annotated[int, typer.Option(help="How many real steps the stability group takes.")]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="How long the search for batches that break it and the steps ahead may take. Default: about "
+        "two seconds of computing, or 40 steps' time.",
+    ),
+]
+Save = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        help="Where batches that break the training are kept, for `stayfinite replay`.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="The random seed that the target is started with.")]
+Prove = Annotated[
+    bool,
+    typer.Option(
+        "--prove",
+        help="Also say of every line whether it can give NaN or Inf for any input in a box: safe, can "
+        "fail (and when), or unknown. Only this: --only proof.",
+    ),
+]
+BoxFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--box",
+        metavar="FILE",
+        help="The box to prove it for, as JSON: data ranges, weights, batch_sizes. Without it: what was "
+        "seen in the first batches.",
+    ),
+]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a page.")]
 
 
@@ -105,7 +137,15 @@ def check(
     data: Data = None,
     data_samples: DataSamples = None,
     steps: Steps = 10,
+    budget: Budget = None,
+    pedantic: Annotated[
+        bool,
+        typer.Option("--pedantic", help="Also what breaks only with data that nobody would feed."),
+    ] = False,
+    save: Save = Path("stayfinite-check"),
     seed: Seed = 0,
+    prove: Prove = False,
+    box: BoxFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Do not show what passed.")] = False,
@@ -125,15 +165,26 @@ def check(
         target = words[1:] if module else words
         only, skip = [*(only or []), *late.only], [*(skip or []), *late.skip]
         as_json, html, preset = as_json or late.json, html or late.html, preset or late.preset
+        prove, box = prove or late.prove or (box or late.box) is not None, box or late.box
+        if prove:
+            only = _with_proof(only)
         config = config or late.config
-        _validate(steps, seed)
+        budget, pedantic = (
+            late.budget if late.budget is not None else budget,
+            pedantic or late.pedantic,
+        )
+        _validate(steps, seed, budget)
         if preset is not None:
             _write_preset(config, preset, quiet=as_json)
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
-            target, module, config, data, only, skip, steps, seed, _num_samples(data_samples)
-        )
+            target, module, config, data, only, skip, seed,
+            {
+                "steps": steps, "data_samples": _num_samples(data_samples), "budget_s": budget,
+                "pedantic": pedantic, "save_dir": save, "box_path": _box_path(box),
+            },
+        )  # fmt: skip
         if html is not None:
             _write_page(report, html)
         _print(report, as_json, quiet)
@@ -165,6 +216,10 @@ def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--html", type=Path)
     parser.add_argument("--preset")
+    parser.add_argument("--budget", type=float)
+    parser.add_argument("--pedantic", action="store_true")
+    parser.add_argument("--prove", action="store_true")
+    parser.add_argument("--box", type=Path)
     end = words.index("--") if "--" in words else len(words)
     late, rest = parser.parse_known_args(words[1:end])
     seen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -177,8 +232,25 @@ def late_options(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return late, [*words[:1], *rest, *words[end + 1 :]]
 
 
-def _validate(steps: int, seed: int) -> None:
+def _with_proof(only: list[str]) -> list[str]:
+    from ..preflight.records import GROUPS
+
+    return [*(only or GROUPS), "proof"]
+
+
+def _box_path(box: Path | None) -> str:
     from ..errors import UsageError
+
+    if box is not None and not box.is_file():
+        raise UsageError(f"`--box` must be a file, got {str(box)!r}")
+    return str(box.resolve()) if box is not None else ""
+
+
+def _validate(steps: int, seed: int, budget: float | None) -> None:
+    from ..errors import UsageError
+
+    if budget is not None and not 0 < budget < float("inf"):
+        raise UsageError(f"`--budget` must be a number of seconds above 0, got {budget:g}")
 
     if steps < 1:
         raise UsageError(f"`--steps` must be at least 1, got {steps}")
@@ -200,7 +272,7 @@ def _num_samples(text: str | None) -> int | None:
 
 def _report(
     words: list[str], module: str | None, config: Path | None, data: Path | None,
-    only: list[str], skip: list[str], steps: int, seed: int, data_samples: int | None,
+    only: list[str], skip: list[str], seed: int, how: dict[str, Any],
 ) -> CheckReport:  # fmt: skip
     from ..preflight.config_read import read_config
     from ..preflight.runner_groups import selected
@@ -211,14 +283,14 @@ def _report(
         settings = {"config": read_config(config).values(), "config_path": str(config)}
     with _progress(only, skip) as (progress, on_samples):
         more: dict[str, Any] = {
-            "only": only, "skip": skip, "steps": steps, "seed": seed, "progress": progress,
-            "on_samples": on_samples, "data_samples": data_samples, **settings,
+            "only": only, "skip": skip, "seed": seed, "progress": progress,
+            "on_samples": on_samples, **how, **settings,
         }  # fmt: skip
         if not words and module is None and (config is not None or data is not None):
             return _without_target(data, more)
         report = _of_target(words, module, more)
         if data is not None:
-            report = _with_file(report, data, data_samples, on_samples)
+            report = _with_file(report, data, how["data_samples"], on_samples)
         return report
 
 

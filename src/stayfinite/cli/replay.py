@@ -154,11 +154,20 @@ def _function(build: str) -> Callable[[], Any]:
 
 
 def _parts(built: Any, build: str) -> tuple[Any, Any, Any, Any, Any]:
+    from torch.optim import Optimizer
+
+    if isinstance(built, dict):  # what `check` takes
+        built = (
+            built.get("model"), built.get("loss_fn"), built.get("optimizer"),
+            built.get("scheduler"), built.get("scaler"),
+        )  # fmt: skip
     parts = tuple(built) if isinstance(built, (tuple, list)) else ()
+    if len(parts) == 4 and isinstance(parts[3], Optimizer):
+        parts = (parts[0], parts[1], parts[3])
     if not 3 <= len(parts) <= 5:
         raise UsageError(
-            f"{build} must return (model, loss_fn, optimizer) or with a scheduler and a scaler behind "
-            f"them, got {type(built).__name__}{f' of {len(parts)}' if parts else ''}"
+            f"{build} must return (model, loss_fn, optimizer), with a scheduler and a scaler behind "
+            f"them, or what `stayfinite check` takes, got {type(built).__name__}{f' of {len(parts)}' if parts else ''}"
         )
     model, loss_fn, optimizer, scheduler, scaler = (*parts, None, None)[:5]
     return model, loss_fn, optimizer, scheduler, scaler

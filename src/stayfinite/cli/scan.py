@@ -76,7 +76,9 @@ def scan_command(
         limits = _limits(max_seconds, max_memory)
         if watch or on_bad is not None or last_good is not None:
             raise typer.Exit(_watch(paths, watch, interval, on_bad, last_good, limits))
-        report = _scan_with_bar(paths, wanted, source, full, checksums, jobs, limits, ray)
+        report = _scan_with_bar(
+            paths, wanted, source, as_json or verbose, full, checksums, jobs, limits, ray
+        )
         _print_report(report, as_json, verbose)
         if report.num_unseen:
             raise typer.Exit(_INTERRUPTED)
@@ -166,6 +168,7 @@ def _scan_with_bar(
     paths: list[str],
     lr: float | None,
     source: str,
+    ranges: bool,
     full: bool,
     verify: bool,
     jobs: int | None,
@@ -181,6 +184,7 @@ def _scan_with_bar(
             list(paths),
             lr=lr,
             lr_source=source,
+            ranges=ranges,
             full=full,
             verify=verify,
             jobs=jobs,

@@ -113,6 +113,10 @@ class SpikeWatch:
         self._enter(step, value)
         return spike
 
+    def recent(self, number: int = 24) -> list[float]:
+        """The last values, oldest first."""
+        return [v for _, v in list(self._values)[-number:]]
+
     def tell(self, spike: Spike | None) -> bool:
         """Whether this one is news: the first of its episode."""
         was, self._is_inside = self._is_inside, spike is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..records import Event, Incident, Link, Location, Operand, StepRecord, TensorStats
 
-__all__ = ["BatchPart", "Data", "Evidence", "Memory", "Resume", "Scale", "Weights"]
+__all__ = ["BatchPart", "Data", "Evidence", "Memory", "Resume", "Scale", "Searched", "Weights"]
 
 _HALF = ("float16", "bfloat16")
 _LIMIT = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
@@ -138,6 +138,22 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Searched:
+    """A setting for which a value was searched with which the training survives."""
+
+    before: float | None = None
+    """The value in use; None where the setting is not made."""
+    passed: float | None = None
+    """The value that was run last; None where none was found."""
+    failed: float | None = None
+    """The smallest value that was seen to fail."""
+    num_steps: int = 0
+    """So many steps from the last healthy snapshot on stayed finite with the value that passed."""
+    num_batches: int = 0
+    """They were made on so many different batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All of it."""
 
@@ -159,6 +175,10 @@ class Evidence:
     is_complete: bool = True
     is_discarded: bool = False
     """A non-finite value of the forward was thrown away by a mask, `where`, clamp or selection."""
+    is_clipped: bool = False
+    """The loop clips its gradients by itself."""
+    rate: Searched | None = None
+    clip: Searched | None = None
     results: Mapping[str, str] = field(default_factory=dict)
     """Outcomes of experiments so far, by name: finite | nonfinite | not_run."""
 

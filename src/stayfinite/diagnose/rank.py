@@ -77,7 +77,7 @@ def conclude(
     if not ranked:
         return Diagnosis(experiments=tried)
     first = ranked[0]
-    fixes = _only_what_was_tried([_judged(f, evidence) for f in first.finding.fixes])
+    fixes = [_judged(f, evidence) for f in first.finding.fixes]
     fixes.sort(key=lambda f: _ORDER[f.status])
     if fixes:  # an "or" needs something before it, whatever the experiments have sorted there
         fixes[0] = replace(fixes[0], title=fixes[0].title.removeprefix("or "))
@@ -102,19 +102,11 @@ def conclude(
     )
 
 
-def _only_what_was_tried(fixes: list[Fix]) -> list[Fix]:
-    """Keeping a line finite proves one change to it, the one that does so; its alternatives stay untried."""
-    proven = [f for f in fixes if f.experiment == "patched_operator" and f.status == "verified"]
-    tried = next((f for f in proven if f.after is not None), proven[0] if proven else None)
-    return [replace(f, status="untried") if f in proven and f is not tried else f for f in fixes]
-
-
-_ORDER = {"verified": 0, "untried": 1, "refuted": 2}
+_ORDER = {"proved": 0, "untried": 1, "refuted": 2}
 
 
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
+    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words."""
     outcome = evidence.results.get(fix.experiment or "", "not_run")
-    status = {"finite": "verified", "nonfinite": "refuted"}.get(outcome, "untried")
-    if status == "refuted" and fix.experiment == "patched_operator" and fix.after is None:
-        status = "untried"  # the line was kept finite in another way than this advice would
-    return replace(fix, status=status)
+    is_refuted = outcome == "nonfinite" and fix.experiment != "patched_operator"
+    return replace(fix, status="refuted" if is_refuted else "untried")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 
 from ..records import Fix, TensorStats
 from .evidence import Evidence
-from .rewrite import SAFE, holds, log_space_form, safe_form
 
 __all__ = [
     "count",
     "here",
+    "holds",
+    "is_log_of_probability",
     "line_fix",
     "log_fixes",
     "num",
@@ -20,6 +22,28 @@ __all__ = [
     "span",
 ]
 
+SAFE = {
+    "log": "safe_log",
+    "sqrt": "safe_sqrt",
+    "exp": "safe_exp",
+    "div": "safe_div",
+    "pow": "safe_pow",
+    "acos": "safe_acos",
+    "asin": "safe_asin",
+    "atanh": "safe_atanh",
+    "norm": "safe_norm",
+    "std": "safe_std",
+    "var": "safe_var",
+}
+"""Operators with a replacement in `stayfinite.numerics`."""
+_ALIASES = {
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctanh": "atanh",
+    "vector_norm": "norm",
+    "divide": "div",
+    "true_divide": "div",
+}
 _LOG_WHY = "the logarithm of a tiny probability is an ordinary number; its detour over the probability is not"
 
 
@@ -86,7 +110,6 @@ def line_fix(
     title: str,
     why: str,
     *,
-    after: str | None = None,
     experiment: str | None = "patched_operator",
 ) -> Fix:
     """A change of the line where the value was born."""
@@ -96,10 +119,31 @@ def line_fix(
         why=why,
         file=location.file,
         line=location.line,
-        before=location.source if after else None,
-        after=after,
         experiment=experiment,
     )
+
+
+def holds(source: str | None, op: str) -> bool:
+    """Whether this line has a call of `op`, as a function, a method or an operator.
+
+    >>> holds("y = x ** 1.5", "pow"), holds("loss = grad(u, x)", "pow"), holds("+ torch.log(", "log")
+    (True, False, True)
+    """
+    if not source:
+        return False
+    names = [op, *(alias for alias, name in _ALIASES.items() if name == op)]
+    signs = {"div": r"(?<!/)/(?!/)", "pow": r"\*\*"}
+    patterns = [rf"\b{name}\s*\(" for name in names] + ([signs[op]] if op in signs else [])
+    return any(re.search(pattern, source) for pattern in patterns)
+
+
+def is_log_of_probability(source: str | None) -> bool:
+    """Whether this line takes the logarithm of a sigmoid or softmax that it computes itself.
+
+    >>> is_log_of_probability("loss = -torch.log(torch.sigmoid(score) + 1e-8).mean()")
+    True
+    """
+    return holds(source, "log") and (holds(source, "sigmoid") or holds(source, "softmax"))
 
 
 def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
@@ -108,18 +152,17 @@ def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
     if op not in SAFE or not holds(source, op):
         return ()
     title = f"use stayfinite.numerics.{SAFE[op]} instead of {op} {here(evidence)}"
-    return (line_fix(evidence, title, why, after=safe_form(source, op)),)
+    return (line_fix(evidence, title, why),)
 
 
 def log_fixes(evidence: Evidence) -> tuple[Fix, ...]:
     """Take the logarithm before the probability is rounded; else keep the logarithm finite."""
-    after = log_space_form(evidence.location.source)
     safe = safe_fixes(
         evidence, "log", "it never goes below the logarithm of the smallest normal number"
     )
-    if after is not None:
+    if is_log_of_probability(evidence.location.source):
         title = f"stay in log space {here(evidence)}: the logarithm of a probability in one call"
-        return (line_fix(evidence, title, _LOG_WHY, after=after), *safe)
+        return (line_fix(evidence, title, _LOG_WHY), *safe)
     title = (
         f"{'or, ' if safe else ''}if it is a probability, stay in log space: logsigmoid instead of "
         "log(sigmoid), log_softmax instead of log(softmax), logsumexp instead of log(sum(exp)), "

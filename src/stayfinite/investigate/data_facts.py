@@ -47,7 +47,7 @@ def look_at_data(window: Window, seconds: float) -> Data:
     ref = next((b for b in window.batches if _bad(b.value)), None)
     if ref is None:
         return Data()
-    owner = ref.items[0][0] if ref.items else None
+    owner = ref.loader
     if isinstance(owner, (list, tuple)):
         return Data(origin="stored", detail="It is in the list of batches as it was handed over.")
     loader = _loader(owner)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
+from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
 from ..patches.provenance import provenance
 from ..records import Diagnosis, Fix, Incident, Link, Location
@@ -14,9 +15,12 @@ from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
+from .fix_search import proved_fixes
 from .gather import gather
+from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
+from .outlook import look_ahead
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -42,17 +46,48 @@ def diagnose(
         if name is None or _is_settled(ranked, evidence):
             break
         outcome = yield from lab.run(name, evidence)
-        evidence = evidence.with_result(name, outcome)
+        evidence = replace(evidence.with_result(name, outcome), rate=lab.rate, clip=lab.clip)
         ranked = consider(evidence)
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
+    if about.engine.policy.is_thoughtful and not about.engine.ranks.has_others:
+        evidence = yield from look_ahead(about, lab, evidence)
+        ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    if about.outlook is not None:
+        diagnosis = _with_what_passed(diagnosis, evidence)
     if lab.also:
         diagnosis = _with_other_lines(diagnosis, lab.also)
+    diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
-    return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+    location = _place(incident.location, evidence)
+    location = replace(location, first_bad=first_bad(location, about.window))
+    return replace(incident, diagnosis=diagnosis, location=location)
+
+
+def _with_diffs(
+    lab: Laboratory, evidence: Evidence, diagnosis: Diagnosis, seconds: float
+) -> Generator[Replay, ReplayResult, Diagnosis]:
+    """Changes of the source that were run come first; what the rules advise besides is what it is."""
+    made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
+    first = [f for f in made if f.status == "proved"]
+    rest = [f for f in made if f.status != "proved"]
+    return replace(diagnosis, fixes=(*first, *diagnosis.fixes, *rest))
+
+
+def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """The state has run away: the rate that was seen to pass is the first advice, whatever the cause."""
+    if any(f.experiment in ("smaller_lr", "clipped") for f in diagnosis.fixes):
+        return diagnosis
+    passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
+    found = [
+        replace(fix, status="verified")
+        for searched, fix in passed
+        if searched is not None and searched.passed is not None and fix is not None
+    ]
+    return replace(diagnosis, fixes=(*found, *diagnosis.fixes))
 
 
 def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis:
@@ -64,7 +99,6 @@ def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis
             file=link.file,
             line=link.line,
             experiment="patched_operator",
-            status="verified",
         )
         for link in also
     )
@@ -95,7 +129,7 @@ def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
     if len(about.window.batches) != 1 or not rows:
         return ()
     ref = about.window.batches[0]
-    is_listed = bool(ref.items) and isinstance(ref.items[0][0], (list, tuple))
+    is_listed = isinstance(ref.loader, (list, tuple))
     known = ref.indices
     if is_listed or provenance.iterator is None or not known or len(known) != num_rows(ref.value):
         return ()

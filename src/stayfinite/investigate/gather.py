@@ -65,6 +65,7 @@ def gather(
         optimizer=_optimizer(about, incident.event.name),
         gradient_peaks=tuple(p for _, p in about.trace.gradients.peaks) if about.trace else (),
         is_half=_is_half(about, incident),
+        is_clipped=about.window.norm is not None,
         is_complete=traced is not None and traced.is_complete,
         is_discarded=_is_discarded(about, origin),
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..locate.slice import Origin
+from ..locate.slice import Origin, last_origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
 from ..recover.snapshot import Snapshot
@@ -165,6 +165,15 @@ class ActiveReplay:
             self.result.failure = Failure("gradient", self.step, name=name)
             self._trace_back([g for _, g in bad])
 
+    def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None:
+        """Gradients that a training without a torch optimizer was given as values."""
+        self.num_backward += 1
+        self.look_at_loss(loss)
+        if not self.is_decided and (bad := [g for g in grads if not is_finite(g)]):
+            self.result.failure = Failure("gradient", self.step)
+            self._trace_back(bad)
+        self._end_if_decided()
+
     def agree(self) -> None:
         """Between ranks a replay is decided for all of them or for none."""
         failure = self.engine.ranks.agree(self.result.failure)
@@ -221,6 +230,16 @@ class ActiveReplay:
         kind, name, tensor = bad[0]
         self.result.failure = Failure(kind, self.step, name=name)
         self.result.origin = Origin(None, SourceRef(kind, name, tensor), ())
+
+    def raised_on(self, symptoms: list[Tensor]) -> None:
+        """The step raised as it did in the training, given these; or on what was computed last."""
+        trace = self.wanted.trace
+        origin = symptom_origin(trace, symptoms) if trace is not None else None
+        if origin is None and trace is not None:
+            origin = last_origin(trace)
+        if origin is not None or symptoms:
+            self.result.failure = Failure("loss", self.step)
+            self.result.origin = origin
 
     def _trace_back(self, symptoms: list[Tensor]) -> None:
         trace = self.wanted.trace

@@ -18,11 +18,14 @@ from torch import Tensor
 from ..errors import UsageError
 from ..numerics.health import badness
 from ..runtime.engine import Engine
+from ..runtime.frames import bad_tensors
 from ..runtime.ranks import hushed
 from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .body.body import Body
+from .body.scene import Scene
+from .changed_source import NotRunnable
 from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace
 from .replay import ActiveReplay, Enough
@@ -61,6 +64,11 @@ class Vehicle:
         return False
 
     @property
+    def scene(self) -> Scene | None:
+        """Where the loop stands whose statements are run."""
+        return None
+
+    @property
     def is_cheap(self) -> bool:
         """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
         return False
@@ -85,11 +93,12 @@ class Vehicle:
                 torch.enable_grad(),
             ):
                 try:
-                    with active:
+                    change = wanted.change
+                    with change.installed() if change else contextlib.nullcontext(), active:
                         self._compute(active)
                 except Enough:
                     pass
-                except NeedsOthers:
+                except (NeedsOthers, NotRunnable):
                     active.result.is_complete = False
                 except UsageError:
                     raise
@@ -120,6 +129,8 @@ class Vehicle:
         bad = self.engine.state.bad_state()
         if bad:
             active.raised(bad)
+        elif active.wanted.window.error is not None:
+            active.raised_on(bad_tensors(error.__traceback__))
 
 
 def _is_our_own(error: Exception) -> bool:
@@ -251,12 +262,17 @@ class BodyVehicle(Vehicle):
     def __init__(self, engine: Engine, body: Body, own: Window) -> None:
         super().__init__(engine)
         self.body = body
+        self._changed: tuple[Any, Body] | None = None
         self._own = own
         """The window that the variables of the body belong to."""
 
     @property
     def has_effects(self) -> bool:
         return self.body.has_effects
+
+    @property
+    def scene(self) -> Scene | None:
+        return self.body.scene
 
     def can_run(self, window: Window) -> bool:
         is_own = _same_batches(window.batches, self._own.batches)
@@ -267,30 +283,42 @@ class BodyVehicle(Vehicle):
             return self.body.can_bind(sum(len(b.items) for b in refs))
         return all(b.items and self.body.can_bind(len(b.items)) for b in refs)
 
+    def _body_with(self, change: Any) -> Body:
+        """The body as the changed source has it, if there is a change."""
+        if change is None or not change.name:
+            return self.body
+        if self._changed is None or self._changed[0] is not change:
+            body = self.body.with_source(change.scene)
+            if body is None:
+                raise NotRunnable("nothing in the changed body can be run again")
+            self._changed = (change, body)
+        return self._changed[1]
+
     def _compute(self, active: ActiveReplay) -> None:
         wanted = active.wanted
+        body = self._body_with(wanted.change)
         refs = wanted.window.batches
         is_whole = len(refs) > 1 and not self._can_bind(refs)
-        if len(refs) > 1 and (is_whole or self.body.takes_several):
+        if len(refs) > 1 and (is_whole or body.takes_several):
             active.steps = [ref.step for ref in refs]
             refs = [_joined(refs)]
         for i, ref in enumerate(refs):
             active.step = ref.step
             if i and ref.rng is not None and not wanted.is_applied:
                 ref.rng.restore()
-            namespace = self._run(ref, is_part=ref is not refs[-1])
+            namespace = self._run(body, ref, is_part=ref is not refs[-1])
             if wanted.is_applied and not wanted.is_current:
-                self.body.run_following(namespace)
+                body.run_following(namespace)
             if not active.num_backward:
-                self._look_at_made(active, self.body.made(namespace))
+                self._look_at_made(active, body.made(namespace))
         if is_whole and active.num_backward != wanted.window.num_backward:
             # The batches that the variables do not hold any more were computed by earlier iterations.
             active.result.is_complete = False
 
-    def _run(self, ref: BatchRef, is_part: bool) -> dict[str, Any]:
-        if ref.items and self.body.can_bind(len(ref.items)):
-            return self.body.run(ref.value, is_part)
-        return self.body.run()
+    def _run(self, body: Body, ref: BatchRef, is_part: bool) -> dict[str, Any]:
+        if ref.items and body.can_bind(len(ref.items)):
+            return body.run(ref.value, is_part)
+        return body.run()
 
     def _look_at_made(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
         """A loop that gives up before its backward: the numbers that it has computed until then."""

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..private import make_folder
 from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
-from .capture_worker import read_groups
+from .capture_worker import PREDICTED, read_groups
 from .probes import Seen
-from .records import CheckReport, SkippedGroup
+from .records import GROUPS, CheckReport, SkippedGroup
 from .runner_groups import MEND, NO_INPUT, Book, report_of, selected
 from .target import ScriptTarget
 
@@ -62,28 +63,45 @@ def check_script(
     seed: int = 0,
     config: dict[str, Any] | None = None,
     config_path: str = "",
+    prove: bool = False,
+    box_path: str = "",
     data_samples: int | None = None,
+    budget_s: float | None = None,
+    pedantic: bool = False,
+    save_dir: str | Path | None = None,
     progress: Callable[[str, str], None] | None = None,
     on_samples: Callable[[int, int | None], None] | None = None,
 ) -> CheckReport:
     """Check a script as it is. Its output is muted and its files are held back."""
     start = time.perf_counter()
-    names = list(selected(only, skip))
+    names = list(selected([*(only or GROUPS), "proof"] if prove else only, skip))
     with tempfile.TemporaryDirectory(prefix="stayfinite-check-") as folder:
         job = {
             "name": target.name, "args": list(target.args), "is_module": target.is_module,
             "label": target.label, "groups": names, "steps": steps, "seed": seed,
             "config": config, "config_path": config_path, "data_samples": data_samples,
-            "num_first": _FIRST_STEPS,
+            "box_path": box_path,
+            "num_first": _FIRST_STEPS, "budget_s": budget_s, "pedantic": pedantic,
+            "saved_as": str(save_dir) if save_dir is not None else None,
         }  # fmt: skip
         session = _Session(Path(folder), job, progress, on_samples)
         notes = session.run()
         book = Book()
         read_groups(Path(folder), names, book)
+        if save_dir is not None:
+            _keep(Path(folder) / PREDICTED, Path(save_dir))
     for name in names:
         if not book.is_done(name):
             book.skipped.append(SkippedGroup(group=name, reason=session.reason))
     return report_of(target.label, book, start, notes)
+
+
+def _keep(found: Path, home: Path) -> None:
+    """What the script's process has left for `stayfinite replay`, where the user wants it."""
+    for folder in sorted((found / "incidents").glob("*")):
+        if (folder / "incident.json").is_file():
+            target = make_folder(home / "incidents") / folder.name
+            shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
 @dataclass

@@ -33,9 +33,11 @@ from .runner_build import error_place
 from .runner_casts import noting_autocast
 from .runner_groups import Book, conduct, drive, load_groups, runs_finding, without_steps
 
-__all__ = ["FolderLedger", "Job", "main", "read_groups"]
+__all__ = ["PREDICTED", "FolderLedger", "Job", "main", "read_groups"]
 
 Job = dict[str, Any]
+PREDICTED = "predicted"
+"""The folder with the steps that break the training."""
 
 
 class FolderLedger:
@@ -108,6 +110,8 @@ def main(folder: Path) -> None:
 
     def begin(subject: Subject) -> Generator[Probe, Seen, None]:
         _fill(subject, job, ledger)
+        subject.save_dir = str(folder / PREDICTED) if job["saved_as"] is not None else None
+        subject.saved_as = job["saved_as"]
         return conduct(subject, load_groups(job["groups"]), ledger)
 
     captor = Captor(job["num_first"], begin)
@@ -194,6 +198,8 @@ def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
     subject.source, subject.seed = job["label"], job["seed"]
     subject.num_steps, subject.data_samples = job["steps"], job["data_samples"]
     subject.config, subject.config_path = job["config"], job["config_path"]
+    subject.budget_s, subject.is_pedantic = job["budget_s"], job["pedantic"]
+    subject.box_path = job["box_path"]
     subject.on_samples = lambda done, total: ledger.say("data", "", share=[done, total])
 
 

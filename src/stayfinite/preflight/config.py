@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import warnings
 from collections.abc import Iterable
-from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..runtime.undo import attributes, entries
 from .config_gather import Reading, held, in_file, tags_of
+from .config_schedule import judge_schedule, num_batches
 from .probes import Checks, Subject
 from .records import Finding, failed, passed, skipped, warned
 from .rules import RULES, broken, expected_range
@@ -20,7 +17,6 @@ __all__ = ["config"]
 
 _GROUP = "config"
 _COMPARED = ("lr", "weight_decay", "momentum", "beta1", "beta2", "adam_eps", "clip", "batch_size")
-_SCHEDULE_STEPS = 2000
 _CLIP_RATIO = 1000.0
 _CHECKS = {rule.quantity: rule.name for rule in RULES}
 
@@ -199,82 +195,8 @@ def _clip(subject: Subject) -> list[Finding]:
 
 def _schedules(subject: Subject) -> list[Finding]:
     """Each schedule followed ahead: does it ever hand out a rate that is no rate?"""
-    found = []
-    for scheduler in subject.schedulers:
-        if not isinstance(scheduler, LRScheduler):
-            continue
-        rates, error = _ahead(scheduler)
-        kind = type(scheduler).__name__
-        bad = next((i for i, r in enumerate(rates) if not (math.isfinite(r) and r >= 0)), None)
-        if bad is not None:
-            found.append(
-                failed(
-                    _GROUP,
-                    "config/schedule",
-                    f"the learning rate is {rates[bad]:g} after {bad} steps",
-                    "mend the schedule's formula at this step",
-                    subject=kind,
-                    weight=9,
-                    data={"step": bad},
-                )
-            )
-        elif error:
-            found.append(
-                failed(
-                    _GROUP,
-                    "config/schedule",
-                    f"it raises {error} after {len(rates) - 1} steps",
-                    "mend the schedule's formula at this step",
-                    subject=kind,
-                    weight=9,
-                    data={"step": len(rates) - 1},
-                )
-            )
-        elif not any(rates):
-            found.append(
-                failed(
-                    _GROUP,
-                    "config/schedule",
-                    f"the learning rate is 0 for {len(rates)} steps",
-                    "let the schedule start above 0, or warm up",
-                    subject=kind,
-                    weight=8,
-                )
-            )
-        else:
-            shown = f"{rates[0]:g}, at most {max(rates):g} in {len(rates)} steps"
-            found.append(passed(_GROUP, "config/schedule", shown, subject=kind))
-    return found
-
-
-def _ahead(scheduler: Any) -> tuple[list[float], str]:
-    """The rates of the next steps (the worst over the groups), and what ended it early."""
-    optimizer = scheduler.optimizer
-    undos = [attributes(scheduler)()]
-    undos += [entries(g, skip=("params",))() for g in optimizer.param_groups]
-    count = getattr(optimizer, "_step_count", None)
-    rates = [_worst(optimizer)]
-    error = ""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for _ in range(_SCHEDULE_STEPS):
-                scheduler.step()
-                rates.append(_worst(optimizer))
-    except (ArithmeticError, IndexError, KeyError) as e:
-        error = f"{type(e).__name__}: {e}"
-    except ValueError:
-        pass  # a schedule of fixed length (OneCycleLR) is through
-    finally:
-        for undo in undos:
-            with contextlib.suppress(Exception):
-                undo()
-        if count is not None:
-            optimizer._step_count = count
-    return rates, error
-
-
-def _worst(optimizer: Any) -> float:
-    rates = [float(g["lr"]) for g in optimizer.param_groups]
-    bad = [r for r in rates if not math.isfinite(r) or r < 0]
-    return bad[0] if bad else max(rates)
+    return [
+        judge_schedule(scheduler, num_batches(subject))
+        for scheduler in subject.schedulers
+        if isinstance(scheduler, LRScheduler)
+    ]

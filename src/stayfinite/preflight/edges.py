@@ -1,117 +1,258 @@
-"""The edges group: which unusual but possible batch breaks the training, and where."""
+"""The edges group: which batch that may come breaks the training, where, why and how likely it is."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator
+import math
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from .edges_batches import Edge, edges_of
-from .edges_random import ENDS, try_end
-from .flow import at_location
+from torch import nn
+
+from ..foresee.candidates import LEVELS, Candidate
+from ..foresee.parts import Part, parts_of
+from ..foresee.plausible import between, distance
+from ..foresee.search import candidates
+from ..runtime.rows import num_rows
+from .ahead import Ahead, run_on
+from .edges_data import num_last, own_batches
+from .edges_draws import Draw, draws, unwritten_memory
 from .layers import ask, has_scaler
+from .predict import Prediction, capsule_path, discard, finding_of, new_id
 from .probes import Checks, Probe, Seen, Subject
-from .records import Finding, failed, passed, skipped, warned
+from .records import Finding, passed, skipped
 
 __all__ = ["edges"]
 
 GROUP = "edges"
-_REMEDY = {
-    "edges/zero": "guard this operation against a blank sample (clamp the denominator or the argument)",
-    "edges/constant": "guard this operation against a variance of zero (add an epsilon inside the root)",
-    "edges/huge": "bound this operation's argument (clamp it, or work in log space)",
-    "edges/tiny": "guard this operation against values that underflow to zero",
-    "edges/repeated": "guard this operation against a distance or variance of zero",
-    "edges/one-class": "guard this reduction against having nothing to reduce",
-    "edges/no-label": "skip batches without any label, or divide by max(count, 1)",
-    "edges/empty-mask": "guard this operation against a mask that keeps nothing",
-    "edges/full-mask": "guard this operation against a mask that hides everything",
-    "edges/random": "keep the random number off its ends, in float32: clamp it to 1e-6 and 1 - 1e-6",
-    "edges/shortest": "guard this operation against short sequences, or filter them out",
-    "edges/only-padding": "guard this operation against an empty sequence, or filter empty ones out",
-    "edges/longest": "guard this operation against long sequences, or filter them out",
-}
+SEARCH_S = 1.0
+SEARCH_STEPS = 12
+"""The search ends after so many seconds, or so many steps' time where that is more."""
+AHEAD_S = 0.4
+AHEAD_STEPS = 40
+LONG_S = 0.5
+LONG_STEPS = 160
+_BUDGET_SHARE = 0.3
+_MOST_TRACES = 24
+_HALVINGS = 4
+_DRAWS_SHARE = 0.25
+_FEWEST_DRAWS = 4
+_SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 
 
 def edges(subject: Subject) -> Checks:
-    """Batch of one, blank, constant, huge, tiny, repeated, masked and short samples."""
+    """The training's own batches, then batches that real data will bring one day."""
     if not subject.batches:
         return [skipped(GROUP, "edges/any", "no batch was seen")]
-    plain = yield from ask(subject, Probe(batch=subject.batches[0], name="the batch as it is"))
+    plain = yield from ask(
+        subject, Probe(batch=subject.batches[0], name="the batch as it is", note_half=True)
+    )
     if plain.error is not None or not plain.is_finite:
         return [skipped(GROUP, "edges/any", "the training's own first batch breaks: see forward")]
-    found: list[Finding] = []
-    for edge in edges_of(subject):
-        found.append((yield from _try(subject, edge)))
-    for end in ENDS:
-        seen, num_calls = yield from try_end(subject, end)
-        what = f"the {end} random number (torch.rand)"
-        if _broke(seen):
-            found.append(_finding(Edge("edges/random", what, None), seen))
-        elif num_calls:
-            found.append(_survived(Edge("edges/random", what, None), seen))
-    if not found:
-        return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]
-    return found
+    batches = own_batches(subject)
+    ahead = yield from run_on(subject, batches, min(AHEAD_STEPS, len(batches)), AHEAD_S, mark=True)
+    search = Search(subject, batches, is_later=ahead.is_marked, is_half=plain.is_half)
+    search.add(ahead.broke)
+    yield from search.run(_budget(subject, plain.seconds))
+    if ahead.is_marked:
+        longer = yield from run_on(subject, batches, LONG_STEPS, LONG_S, mark=True)
+        search.add(longer.broke)
+        if longer.is_marked:
+            ahead = longer
+            yield from search.run(_budget(subject, plain.seconds) / 2, is_again=True)
+    return search.findings(ahead)
 
 
-def _try(subject: Subject, edge: Edge) -> Generator[Probe, Seen, Finding]:
-    seen = yield from ask(subject, Probe(batch=edge.batch, name=edge.what))
-    if not _broke(seen):
-        return _survived(edge, seen)
-    if edge.milder is not None:
-        probe = Probe(batch=edge.milder.batch, name=edge.milder.what)
-        milder = yield from ask(subject, probe)
-        if not _broke(milder):
-            note = f"{edge.milder.what}; {edge.what} breaks it ({_short(seen)})"
-            return passed(GROUP, edge.check, note, data=_data(seen))
-        edge, seen = edge.milder, milder
-    if not edge.is_certain and not edge.is_likely:
-        note = f"{edge.what} breaks it ({_short(seen)}), {edge.note}"
-        return passed(GROUP, edge.check, note, data=_data(seen))
-    if seen.error is None:
-        scale = 1.0 if has_scaler(subject) else None
-        name = f"{edge.what}, traced"
-        seen = yield Probe(batch=edge.batch, name=name, trace=True, scale=scale)
-    return _finding(edge, seen)
+def _budget(subject: Subject, step_seconds: float) -> float:
+    """Seconds for one round of the search."""
+    if subject.budget_s is not None:
+        return _BUDGET_SHARE * subject.budget_s
+    return max(SEARCH_S, SEARCH_STEPS * step_seconds)
 
 
-def _survived(edge: Edge, seen: Seen) -> Finding:
-    loss = f": loss {seen.loss:.4g}" if seen.loss is not None else ""
-    return passed(GROUP, edge.check, f"{edge.what}{loss}", data=_data(seen))
+@dataclass
+class Search:
+    """Tries one candidate after another, and remembers what broke."""
+
+    subject: Subject
+    batches: Sequence[Any]
+    is_later: bool
+    """Candidates meet the weights behind the first steps: what breaks only an untrained model is gone
+    after a step."""
+    is_half: bool = False
+    """Something is computed in half precision."""
+    tried: Counter[str] = field(default_factory=Counter)
+    raised: dict[str, str] = field(default_factory=dict)
+    num_left: int = 0
+    spent: float = 0.0
+    num_traces: int = 0
+    parts: list[Part] = field(default_factory=list)
+    _found: dict[tuple[Any, ...], Prediction] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.parts = parts_of(self.batches)
+
+    def run(self, seconds: float, is_again: bool = False) -> Generator[Probe, Seen, None]:
+        """Every candidate; again, on other weights, only those that may come."""
+        end = self.spent + seconds
+        wanted = candidates(
+            self.batches, self.subject.can_change_rows, self.is_half,
+            self.subject.vehicle != "build", _tables(self.subject), num_last(self.subject),
+        )  # fmt: skip
+        if is_again:
+            wanted = [c for c in wanted if c.level != "far" and not (c.may_raise or c.is_wild)]
+        for i, candidate in enumerate(wanted):
+            if self.spent > end:
+                self.num_left = max(self.num_left, len(wanted) - i)
+                break
+            try:
+                batch = candidate.make()
+            except (RuntimeError, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
+                continue  # this batch cannot be changed so
+            yield from self.try_one(candidate, batch)
+        for number, draw in enumerate(draws(self.batches) if not is_again else ()):
+            if self.spent > end + _DRAWS_SHARE * seconds and number >= _FEWEST_DRAWS:
+                break
+            yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
+
+    def try_one(
+        self, candidate: Candidate, batch: Any, draw: Draw | None = None
+    ) -> Generator[Probe, Seen, None]:
+        """One batch; memory that nobody writes is full of NaN meanwhile."""
+        around = draw.around if draw is not None else unwritten_memory
+        probe = Probe(
+            batch=batch, name=candidate.what, apply=True, weigh=False, is_later=self.is_later,
+            around=around,
+        )  # fmt: skip
+        seen = yield from ask(self.subject, probe)
+        self.spent += seen.seconds
+        if draw is not None:
+            if not draw.is_used(seen):
+                return
+            candidate = draw.judged()
+        self.tried[candidate.family] += 1
+        if seen.error is not None:
+            self._note_error(candidate, seen)
+            return
+        if seen.is_finite or self.num_traces >= _MOST_TRACES:
+            return
+        self.num_traces += 1
+        name = new_id()
+        probe = replace(
+            probe, name=f"{candidate.what}, traced", trace=True,
+            scale=1.0 if has_scaler(self.subject) else None,
+            save_to=capsule_path(self.subject, name),
+        )  # fmt: skip
+        if candidate.family in _SHRINKING and candidate.level != "far":
+            probe.batch = yield from self._shrunk(probe, seen)
+        for inside in (None, unwritten_memory) if draw is None else (around,):
+            traced = yield replace(probe, around=inside)
+            self.spent += traced.seconds
+            if not traced.is_finite and traced.error is None:
+                self.add(self._prediction(candidate, probe.batch, traced, name))
+                return
+
+    def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, Any]:
+        """The smallest change of the real batch that still breaks it in this way, by halving."""
+        real, far = self.batches[0], probe.batch
+        low, high = 0.0, 1.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            tried = replace(probe, batch=between(real, far, middle), trace=False, save_to="")
+            seen = yield replace(tried, name=f"{middle:.0%} of the way")
+            self.spent += seen.seconds
+            if seen.error is None and not seen.is_finite and _is_bad(seen) == _is_bad(broke):
+                high = middle
+            else:
+                low = middle
+        return between(real, far, high) if high < 1.0 else far
+
+    def _note_error(self, candidate: Candidate, seen: Seen) -> None:
+        if candidate.level == "certain":
+            self.add(self._prediction(candidate, None, seen, ""))
+        else:
+            self.raised.setdefault(candidate.family, f"{candidate.what} raises {seen.error}")
+
+    def _prediction(self, c: Candidate, batch: Any, seen: Seen, name: str) -> Prediction:
+        why = c.why
+        if batch is not None and c.family not in ("memory", "random", "draw"):
+            far = distance(self.batches[0], batch, self.parts, num_rows(self.batches[0]))
+            why = "; ".join(w for w in (far.words() if far else "", c.why) if w)
+        return Prediction(
+            group=GROUP,
+            check=f"{GROUP}/{c.family}",
+            what=c.what,
+            level=c.level,
+            why=why,
+            seen=seen,
+            batch=batch,
+            probability=c.probability,
+            id=name,
+        )
+
+    def add(self, new: Prediction | None) -> None:
+        """One for each line: the likeliest."""
+        if new is None:
+            return
+        old = self._found.get(new.key)
+        if old is None:
+            self._found[new.key] = new
+        elif LEVELS.index(new.level) < LEVELS.index(old.level):
+            new.also = [old.what, *old.also]
+            self._found[new.key] = new
+            discard(self.subject, old)
+        else:
+            old.also.append(new.what)
+            discard(self.subject, new)
+
+    def findings(self, ahead: Ahead) -> list[Finding]:
+        usual = self.batches
+        if not self.subject.is_pedantic:
+            for p in self._found.values():
+                if p.level == "far":
+                    discard(self.subject, p)
+        found = [finding_of(self.subject, p, usual) for p in self._found.values()]
+        is_shown = self.subject.is_pedantic
+        far = [f for f in found if f.status == "pass"]
+        shown = [f for f in found if f.status != "pass" or is_shown]
+        broken = {f.check.partition("/")[2] for f in found}
+        shown += [
+            passed(GROUP, f"edges/{family}", self._survived(family, number))
+            for family, number in self.tried.items()
+            if family not in broken
+        ]
+        if ahead.broke is None and ahead.steps:
+            text = f"{len(ahead.steps)} real steps, each on its own batch: finite"
+            shown.append(passed(GROUP, "edges/ahead", text))
+        if far:
+            lines = ", ".join(dict.fromkeys(f.subject for f in far if f.subject))
+            text = (
+                f"{lines or len(far)} break with data that nobody would feed: --pedantic shows it"
+            )
+            shown.append(passed(GROUP, "edges/far", text))
+        if self.num_left:
+            text = (
+                f"{self.num_left} more batches did not fit the time: a larger --budget tries them"
+            )
+            shown.append(skipped(GROUP, "edges/budget", text))
+        if not found and not self.tried:
+            return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]
+        return shown
+
+    def _survived(self, family: str, number: int) -> str:
+        tried = f"{number} batch{'es' if number != 1 else ''} tried"
+        if family in self.raised:
+            return f"{tried}; {self.raised[family]}"
+        return f"{tried}: finite"
 
 
-def _broke(seen: Seen) -> bool:
-    return seen.error is not None or not seen.is_finite
+def _is_bad(seen: Seen) -> bool:
+    """The loss itself is not finite."""
+    return seen.loss is not None and not math.isfinite(seen.loss)
 
 
-def _data(seen: Seen) -> dict[str, object]:
-    return {"loss": seen.loss, "error": seen.error}
-
-
-def _short(seen: Seen) -> str:
-    return (
-        seen.error or f"loss {seen.loss}" if seen.error or _is_bad(seen.loss) else "NaN gradients"
-    )
-
-
-def _is_bad(loss: float | None) -> bool:
-    return loss is not None and not abs(loss) < float("inf")
-
-
-def _finding(edge: Edge, seen: Seen) -> Finding:
-    where, words = at_location(seen.location)
-    if seen.error is not None:
-        where, _, source = seen.error_at.partition(" ")
-        where = os.path.basename(where)
-        words = f": {source}" if source else ""
-    report = failed if edge.is_certain else warned
-    return report(
-        GROUP,
-        edge.check,
-        f"{edge.what} gives {_short(seen)}{words}",
-        edge.action or _REMEDY[edge.check],
-        subject=where,
-        # A NaN that was seen outranks a rule of thumb.
-        weight=6 if edge.is_certain else 5.5,
-        data={**_data(seen), "op": seen.location.op if seen.location else None},
-    )
+def _tables(subject: Subject) -> list[int]:
+    """The sizes of the embedding tables."""
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return [m.num_embeddings for _, m in subject.modules() if isinstance(m, kinds)]

@@ -14,6 +14,7 @@ ends a script, which is then started again): given the same answers it must ask 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..foresee.box import Box
+from ..foresee.records import Verdict
+from ..foresee.tape import Capture
 from ..records import Location
 from .records import Finding
 
@@ -31,6 +35,7 @@ __all__ = [
     "LayerSeen",
     "LossCall",
     "Probe",
+    "Proof",
     "Seen",
     "Step",
     "Subject",
@@ -61,9 +66,26 @@ class Probe:
     keep: bool = False
     fresh: bool = False
     """Begin from before the first step, whatever the probe before this one kept."""
+    mark: bool = False
+    """Of a kept step: remember the state behind it."""
+    is_later: bool = False
+    """Begin from the marked state instead."""
+    weigh: bool = True
+    """Measure how much each weight moves, where the step is applied."""
+    measure: bool = False
+    """Measure how large weights and moments are behind an applied step."""
+    around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
+    """What the step runs inside of."""
+    note_half: bool = False
+    """Note whether anything is computed in half precision."""
+    save_to: str = ""
+    """A file that keeps everything as it is before this step, for `stayfinite replay`."""
     lr_factor: float = 1.0
     scale: float | None = None
     """The loss scale of this step; None: what the training's GradScaler has, 1 without one."""
+    prove: Callable[[Capture, dict[int, float]], Box] | None = None
+    """Capture the step, and judge its operators for the box that this gives; it is handed the
+    capture and the size of each parameter's gradient by the parameter's identity."""
 
 
 @dataclass
@@ -130,6 +152,17 @@ class LossCall:
 
 
 @dataclass
+class Proof:
+    """What was proved of a captured step, and for which box."""
+
+    verdicts: tuple[Verdict, ...]
+    box: Box
+    peak_bytes: int
+    """The most memory that the ranges took."""
+    seconds: float
+
+
+@dataclass
 class Seen:
     """What one probe showed."""
 
@@ -154,7 +187,16 @@ class Seen:
     """The autograd nodes from the loss backwards, nearest first: "NllLossBackward0", ..."""
     loss_calls: list[LossCall] = field(default_factory=list)
     """The loss functions that were called, as `LossWatch` saw them; with `watch`."""
+    is_half: bool = False
+    """An operator gave float16 or bfloat16; with `note_half`."""
+    peaks: dict[str, float] = field(default_factory=dict)
+    """The largest magnitude of the weights and of each kind of moment; with `measure`."""
     seconds: float = 0.0
+    """Of computing; of waiting, where the device is not the CPU."""
+    proof: Proof | None = None
+    """With `prove`."""
+    proof_error: str = ""
+    """Why there is no proof."""
 
 
 @dataclass
@@ -204,9 +246,19 @@ class Subject:
     config: dict[str, Any] | None = None
     """The config file's values by dotted key, where one was given."""
     config_path: str = ""
+    box_path: str = ""
+    """A file with the box to prove things for (`--box`); "" for the box of what was seen."""
     seed: int = 0
     num_steps: int = 10
     """How many real steps the stability group may take (`--steps`)."""
+    budget_s: float | None = None
+    """How long the whole check may take (`--budget`); None: what fits a small training."""
+    is_pedantic: bool = False
+    """Also tell what breaks only with data that nobody would feed (`--pedantic`)."""
+    save_dir: str | None = None
+    """Where batches that break the training are kept, for `stayfinite replay`; None: they are not."""
+    saved_as: str | None = None
+    """What that folder is called in the end, where it is moved."""
     data_samples: int | None = None
     """How many samples the data group looks at; None: what fits its time, -1: all."""
     on_samples: Callable[[int, int | None], None] = lambda done, total: None

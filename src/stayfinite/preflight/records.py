@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from ..records import from_plain, to_plain
+from ..records import Location, from_plain, to_plain
 
 __all__ = [
+    "ALL_GROUPS",
     "GROUPS",
     "STATUSES",
     "CheckReport",
@@ -26,6 +27,8 @@ GROUPS = (
     "environment", "config", "data", "init", "forward", "edges", "precision", "stability",
 )  # fmt: skip
 """The groups in the order in which they run and are shown."""
+ALL_GROUPS = (*GROUPS, "proof")
+"""With those that run only when they are asked for."""
 
 STATUSES = ("pass", "warn", "fail", "skip")
 _RANK = {"fail": 0, "warn": 1, "skip": 2, "pass": 3}
@@ -52,10 +55,14 @@ class Finding:
     """The figures for programs; only what JSON can hold."""
     weight: float = 1.0
     """How urgent, among findings of the same status, for "three things to do first"."""
+    location: Location | None = None
+    """Where it breaks, of what was seen to break: file, line, operator, module, as an incident has it."""
+    cause: str = ""
+    """Why, as a code of the catalogue; "" where nothing was seen to break."""
 
     def __post_init__(self) -> None:
-        if self.group not in GROUPS:
-            raise UsageError(f"`group` must be one of {', '.join(GROUPS)}, got {self.group!r}")
+        if self.group not in ALL_GROUPS:
+            raise UsageError(f"`group` must be one of {', '.join(ALL_GROUPS)}, got {self.group!r}")
         if self.status not in STATUSES:
             raise UsageError(f"`status` must be one of {', '.join(STATUSES)}, got {self.status!r}")
         if self.status in ("warn", "fail") and not self.action:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from .. import __version__
 from ..report.html import templates
-from .records import GROUPS, CheckReport, Finding
+from .records import ALL_GROUPS, CheckReport, Finding
 
 __all__ = ["describe", "page"]
 
 _TITLES = {
     "forward": "forward, loss, gradients",
     "edges": "edge cases",
+    "proof": "proof, by line",
 }
 _VERDICTS = {
     "ready": "ready: nothing stands against starting",
@@ -26,7 +27,7 @@ def describe(report: CheckReport, is_quiet: bool = False) -> Iterator[str]:
     """The report line by line; quiet: without what passed."""
     yield f"stayfinite check {report.target}"
     reasons = {s.group: s.reason for s in report.skipped}
-    for group in GROUPS:
+    for group in ALL_GROUPS:
         findings = report.of_group(group)
         if not findings:
             continue
@@ -36,7 +37,7 @@ def describe(report: CheckReport, is_quiet: bool = False) -> Iterator[str]:
         shown = [f for f in findings if f.is_problem or not is_quiet]
         width = max((len(_name(f)) for f in shown), default=0)
         for f in shown:
-            yield from _rows(f, width)
+            yield from _rows(f, width, report.target)
         if group in reasons:
             yield f"  skip  the rest: {reasons[group]}"
     yield from _left_out(report)
@@ -74,13 +75,25 @@ def _name(f: Finding) -> str:
     return f.check.partition("/")[2] if f.check.startswith(f"{f.group}/") else f.check
 
 
-def _rows(f: Finding, width: int) -> Iterator[str]:
+def _rows(f: Finding, width: int, target: str = "") -> Iterator[str]:
     about = f"{f.subject}: {f.value}" if f.subject and f.value else f.subject or f.value
     yield f"  {f.status}  {_name(f):<{width}}  {about}".rstrip()
     if f.is_problem:
         yield f"  {'':<{width + 6}}  do: {f.action}"
         if f.why:
             yield f"  {'':<{width + 6}}  why: {f.why}"
+        if f.data.get("saved"):
+            how = f"--build {target}" if _is_build(target) else f"-- {target}"
+            yield f"  {'':<{width + 6}}  run it: stayfinite replay {f.data['saved']} {how}"
+
+
+def _is_build(target: str) -> bool:
+    """`pkg.module:build`, and no script with arguments.
+
+    >>> _is_build("train.py:build"), _is_build("train.py --name a:b")
+    (True, False)
+    """
+    return ":" in target.split(" ")[0]
 
 
 def _verdict(report: CheckReport) -> Iterator[str]:
@@ -118,7 +131,7 @@ def page(report: CheckReport) -> str:
             "reason": reasons.get(group),
             "seconds": report.seconds.get(group),
         }
-        for group in GROUPS
+        for group in ALL_GROUPS
         if report.of_group(group) or group in reasons
     ]
     template = templates().get_template("check.html.jinja")

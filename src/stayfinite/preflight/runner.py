@@ -13,6 +13,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..devices import widest
+from ..errors import UsageError
+from ..foresee.capture import StepCapture
+from ..foresee.intervals import judge_fully
 from ..investigate import changes
 from ..investigate.tracing import eager_stance, symptom_origin
 from ..locate.modules import name_modules
@@ -23,9 +26,12 @@ from ..recover.snapshot import Snapshot
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.state import TrainState
+from ..runtime.step_changes import scaled_lr
 from .flow_losses import LossWatch
-from .probes import Probe, Seen
-from .runner_casts import in_precision
+from .probes import Probe, Proof, Seen
+from .runner_casts import HalfWatch, in_precision
+from .runner_save import save_step
+from .runner_sizes import peaks
 from .runner_watch import LayerWatch
 
 __all__ = ["Attempt", "Bench", "loss_nodes", "step_schedule"]
@@ -43,16 +49,21 @@ class Bench:
         """Probes that came to a loss."""
         self._baseline = Snapshot()
         self._rng: RngState | None = None
+        self._mark = Snapshot()
+        self._mark_rng: RngState | None = None
         self._is_chained = False
 
     def take_baseline(self) -> None:
         """Everything that a probe moves is put back to what it is now."""
-        own, self.state.snapshot = self.state.snapshot, self._baseline
+        self._copy_into(self._baseline)
+        self._rng = RngState.now()
+
+    def _copy_into(self, snapshot: Snapshot) -> None:
+        own, self.state.snapshot = self.state.snapshot, snapshot
         try:
             self.state.take_snapshot(0)
         finally:
             self.state.snapshot = own
-        self._rng = RngState.now()
 
     @property
     def has_baseline(self) -> bool:
@@ -68,9 +79,18 @@ class Bench:
             self._rng.restore()
         self._is_chained = False
 
+    def _reset_to_mark(self) -> None:
+        """Back to the step that was marked; to the first one where none was."""
+        self.reset()
+        if self._mark_rng is not None:
+            self._mark.restore()
+            self._mark_rng.restore()
+
     def begin(self, probe: Probe, *around: contextlib.AbstractContextManager[Any]) -> Attempt:
         """Ready for the step, inside of `around`; call `Attempt.finish` when it is over."""
-        if probe.fresh or not self._is_chained:
+        if probe.is_later:
+            self._reset_to_mark()
+        elif probe.fresh or not self._is_chained:
             self.reset()
         attempt = Attempt(self, probe)
         attempt.enter(around)
@@ -80,6 +100,10 @@ class Bench:
         seen = attempt.finish()
         if attempt.probe.keep and seen.error is None:
             self._is_chained = True
+            if attempt.probe.mark:
+                self.state.clear_grads()
+                self._copy_into(self._mark)
+                self._mark_rng = RngState.now()
         else:
             self.reset()
         return seen
@@ -95,29 +119,37 @@ class Attempt:
         self.seen = Seen(probe.name)
         self._stack = contextlib.ExitStack()
         self._trace: OpTrace | None = None
+        self._capture: StepCapture | None = None
         self._watch: LayerWatch | None = None
         self._losses: LossWatch | None = None
+        self._half: HalfWatch | None = None
         self._norms: dict[int, float] = {}
         self._frozen: set[int] = set()
         self._weights: list[tuple[str, Tensor, Tensor]] = []
-        self._start = time.perf_counter()
+        self._start = _clock(bench.device)
 
     def enter(self, around: Iterable[contextlib.AbstractContextManager[Any]] = ()) -> None:
         """Everything that holds for the length of the step begins."""
         probe = self.probe
+        if probe.save_to:
+            save_step(probe.save_to, self.state, probe.batch)
         for context in around:
             self._stack.enter_context(context)
+        if probe.around is not None:
+            self._stack.enter_context(probe.around())
         names = name_modules(self.state.roots)
         self.seen.lrs = tuple(rate * probe.lr_factor for rate in self.state.lrs())
-        if probe.apply:
+        if probe.apply and probe.weigh:
             self._weights = [(n, p, p.detach().clone()) for n, p in self.state.parameters()]
         if probe.lr_factor != 1.0:
-            self._stack.enter_context(changes.scaled_lr(probe.lr_factor))
-        if probe.trace or probe.watch:
+            self._stack.enter_context(scaled_lr(probe.lr_factor))
+        if probe.trace or probe.watch or probe.prove:
             self._stack.enter_context(eager_stance())
         if probe.scale is not None:
             self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))
         self._stack.enter_context(in_precision(probe.precision, self.state, self.bench.device))
+        if probe.note_half:
+            self._half = self._stack.enter_context(HalfWatch())
         if probe.watch:
             self._watch = LayerWatch(names)
             self._stack.enter_context(self._watch)
@@ -126,6 +158,10 @@ class Attempt:
             batch = [SourceRef("batch", n, t) for n, t in named_tensors(probe.batch)]
             self._trace = OpTrace([*batch, *self.state.sources()], names)
             self._stack.enter_context(self._trace)
+        if probe.prove is not None:
+            batch = [SourceRef("batch", n, t) for n, t in named_tensors(probe.batch)]
+            self._capture = StepCapture([*batch, *self.state.sources()], names)
+            self._stack.enter_context(self._capture)
 
     def finish(self) -> Seen:
         """The step is over, or has raised: what was seen."""
@@ -136,14 +172,35 @@ class Attempt:
             seen.loss_calls = self._losses.calls if self._losses is not None else []
             known = dict(self.state.parameters())
             seen.param_grads = {n: self._norms.get(id(p)) for n, p in known.items()}
+        if self._half is not None:
+            seen.is_half = self._half.is_half
         if self._norms:
             seen.grad_norm = math.sqrt(sum(v * v for v in self._norms.values()))
         if self.probe.apply and seen.error is None:
             seen.updates = self._updates()
             self._look_at_state()
+            if self.probe.measure:
+                seen.peaks = peaks(self.state)
         self._stack.close()
-        seen.seconds = time.perf_counter() - self._start
+        if self._capture is not None and seen.error is None:
+            self._prove(self._capture)
+        seen.seconds = _clock(self.bench.device) - self._start
         return seen
+
+    def _prove(self, captured: StepCapture) -> None:
+        assert self.probe.prove is not None
+        start = time.perf_counter()
+        capture = captured.capture
+        try:
+            box = self.probe.prove(capture, self._norms)
+            judgment = judge_fully(capture, box)
+        except UsageError:
+            raise
+        except Exception as e:
+            self.seen.proof_error = f"the proof stopped with {type(e).__name__}: {e}"
+            return
+        took = time.perf_counter() - start
+        self.seen.proof = Proof(judgment.verdicts, box, judgment.peak_bytes, took)
 
     def raised(self, error: BaseException, where: str = "") -> None:
         """The training did not survive this batch."""
@@ -255,6 +312,11 @@ def loss_nodes(loss: Tensor) -> tuple[str, ...]:
         found.append(node.name())
         todo += [n for n, _ in node.next_functions]
     return tuple(found)
+
+
+def _clock(device: str) -> float:
+    """What a step costs: other programs' work on a busy machine is not its own."""
+    return time.process_time() if device == "cpu" else time.perf_counter()
 
 
 def _norm(t: Tensor) -> float:

@@ -153,3 +153,29 @@ def _note_dtype(original: Any, subscribers: Subscribers) -> Any:
         return original(context)
 
     return __enter__
+
+
+class HalfWatch(TorchDispatchMode):
+    """Notes whether an operator gives half precision.
+
+    >>> with HalfWatch() as watch:
+    ...     x = torch.ones(2).half() * 2
+    >>> watch.is_half
+    True
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_half = False
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype in (torch.float16, torch.bfloat16):
+            self.is_half = True
+        return out

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from ..runtime.rng import RngState
 from .probes import Subject
-from .records import CheckReport
+from .records import GROUPS, CheckReport
 from .runner_build import BuildRunner
 from .runner_groups import (
     Book,
@@ -35,15 +36,21 @@ def check(
     seed: int = 0,
     config: dict[str, Any] | None = None,
     config_path: str = "",
+    prove: bool = False,
+    box_path: str = "",
     data_samples: int | None = None,
     label: str = "",
+    budget_s: float | None = None,
+    pedantic: bool = False,
+    save_dir: str | Path | None = None,
     progress: Callable[[str, str], None] | None = None,
     on_samples: Callable[[int, int | None], None] | None = None,
 ) -> CheckReport:
     """Check a training before it runs: `build` is a function (or what it returns).
 
     It gives model, loss_fn, loader and optimizer; `loss_fn(model, batch)` returns the loss. The
-    training's state is afterwards what it was.
+    training's state is afterwards what it was. Batches that break it are kept in `save_dir`, if that is
+    given, for `stayfinite replay`.
 
         from stayfinite.preflight import check
 
@@ -51,7 +58,7 @@ def check(
         print(report.verdict, report.first_things())
     """
     start = time.perf_counter()
-    names = selected(only, skip)
+    names = selected([*(only or GROUPS), "proof"] if prove else only, skip)
     label = label or getattr(build, "__name__", "build")
     built = understand(build() if callable(build) else build, label)
     before = RngState.now()
@@ -60,6 +67,9 @@ def check(
     subject = runner.prepare()
     subject.num_steps, subject.data_samples = steps, data_samples
     subject.config, subject.config_path = config, config_path
+    subject.budget_s, subject.is_pedantic = budget_s, pedantic
+    subject.save_dir = str(save_dir) if save_dir is not None else None
+    subject.box_path = box_path
     if on_samples is not None:
         subject.on_samples = on_samples
     book = Book(progress=progress)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from ..errors import UsageError
 from .probes import Group, Probe, Seen, Subject
-from .records import GROUPS, CheckReport, Finding, SkippedGroup, failed
+from .records import ALL_GROUPS, GROUPS, CheckReport, Finding, SkippedGroup, failed
 
 __all__ = [
     "Book", "Ledger", "conduct", "drive", "load_groups", "loader_finding", "report_of", "runs_finding", "selected",
@@ -28,6 +28,7 @@ _HOMES = {
     "edges": "edges",
     "precision": "precision",
     "stability": "stability",
+    "proof": "proof",
 }
 """The module of each group; the function in it has the group's name."""
 
@@ -39,13 +40,14 @@ def selected(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[str, .
     ('data', 'init')
     >>> selected(skip=["dat"])
     Traceback (most recent call last):
-    stayfinite.errors.UsageError: there is no group 'dat'; groups: environment, config, data, init, forward, edges, precision, stability
+    stayfinite.errors.UsageError: there is no group 'dat'; groups: environment, config, data, init, forward, edges, precision, stability, proof
     """
     wanted, unwanted = _names(only), _names(skip)
     for name in (*wanted, *unwanted):
-        if name not in GROUPS:
-            raise UsageError(f"there is no group {name!r}; groups: {', '.join(GROUPS)}")
-    return tuple(g for g in GROUPS if (not wanted or g in wanted) and g not in unwanted)
+        if name not in ALL_GROUPS:
+            raise UsageError(f"there is no group {name!r}; groups: {', '.join(ALL_GROUPS)}")
+    asked = wanted or list(GROUPS)
+    return tuple(g for g in ALL_GROUPS if g in asked and g not in unwanted)
 
 
 def _names(words: Iterable[str]) -> list[str]:
@@ -135,6 +137,7 @@ def _asked(
     index = 0
     seen: Seen | None = None
     chain: list[Probe] = []
+    marking: list[Probe] = []
     is_live = False
     while True:
         try:
@@ -145,16 +148,24 @@ def _asked(
         chain = [] if probe.fresh else chain
         seen = ledger.answer(name, index)
         if seen is None:
-            if chain and not is_live:
-                chain[0].fresh = True
-                for again in chain:  # noqa: UP028 - the answers are sent in, and not needed
-                    yield again
+            if not is_live:
+                yield from _taken_again(marking, chain)
             is_live = True
             ledger.about_to_ask(name, index, probe)
             seen = yield probe
             ledger.note_answer(name, index, seen)
         chain = [*chain, probe] if probe.keep and seen.error is None else []
+        marking = list(chain) if chain and probe.mark else marking
         index += 1
+
+
+def _taken_again(marking: list[Probe], chain: list[Probe]) -> Generator[Probe, Seen, None]:
+    """The steps that a new process has not taken: those up to the mark, then those since."""
+    for steps in (marking, chain if chain != marking else []):
+        if steps:
+            steps[0].fresh = True
+        for again in steps:  # noqa: UP028 - the answers are sent in, and not needed
+            yield again
 
 
 def _place(error: BaseException) -> str:
@@ -224,7 +235,7 @@ def loader_finding(seen: Seen, num_batches: int) -> Finding:
 
 def report_of(target: str, book: Book, start: float, notes: Iterable[str] = ()) -> CheckReport:
     """Everything in one record, the groups in their order."""
-    order = {name: i for i, name in enumerate(GROUPS)}
+    order = {name: i for i, name in enumerate(ALL_GROUPS)}
     findings = sorted(book.findings, key=lambda f: order[f.group])
     return CheckReport(
         target=target,

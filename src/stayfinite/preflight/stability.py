@@ -42,14 +42,23 @@ class Course:
     """The step, from 0, that raised or was not finite."""
     seen: Seen | None = field(default=None, repr=False, compare=False)
     """What that step showed."""
+    num_batches: int = 1
+    """The steps went over so many batches again and again."""
 
     @property
     def growth(self) -> float:
-        """The loss at the end over the loss at the start."""
+        """The loss at the end over the loss at the start: of the same batch, where one came twice."""
         if len(self.losses) < 2:
             return 1.0
+        if len(self.losses) >= 2 * self.num_batches > 2:
+            grown = [self._grown(i) for i in range(self.num_batches)]
+            return median(grown)
         start = max(abs(self.losses[0]), LEAST_LOSS)
         return median(self.losses[-max(1, len(self.losses) // 3) :]) / start
+
+    def _grown(self, batch: int) -> float:
+        own = self.losses[batch :: self.num_batches]
+        return own[-1] / max(abs(own[0]), LEAST_LOSS)
 
     @property
     def is_broken(self) -> bool:
@@ -161,10 +170,10 @@ def _course(
         lr = max(seen.lrs, default=lr)
         if seen.error is not None or is_lost(subject, seen):
             is_finite = seen.error is not None
-            return Course(factor, tuple(losses), is_finite, seen.error, lr, i, seen)
+            return Course(factor, tuple(losses), is_finite, seen.error, lr, i, seen, len(batches))
         if seen.loss is not None:
             losses.append(seen.loss)
-    return Course(factor, tuple(losses), lr=lr)
+    return Course(factor, tuple(losses), lr=lr, num_batches=len(batches))
 
 
 def judge_stability(courses: list[Course], num_steps: int) -> list[Finding]:

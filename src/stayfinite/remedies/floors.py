@@ -11,10 +11,10 @@ from .matching import call, dotted, floored, grouped, name_of, some_tensor
 from .source import Source
 
 
-def _divisor(node: ast.AST) -> ast.expr | None:
+def divisor_of(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return node.right
-    found = call(node, "div", "divide", "true_divide")
+    found = call(node, "div", "divide", "true_divide", "div_")
     return found[2][0] if found and found[2] else None
 
 
@@ -39,7 +39,7 @@ def _is_in_parentheses(text: str, start: int, end: int) -> bool:
     "0 / 1 is 0 where nothing was counted; every other count stays as it is",
 )
 def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    divisor = _divisor(node)
+    divisor = divisor_of(node)
     if divisor is None:
         return None
     return _instead(source, divisor, f"{grouped(source, divisor)}.clamp(min=1)")
@@ -51,7 +51,7 @@ def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     "0 / eps is 0 with a gradient that is finite; larger divisors stay as they are",
 )
 def floor_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    divisor = _divisor(node)
+    divisor = divisor_of(node)
     made = floored(source, divisor, "eps") if divisor is not None else None
     return None if divisor is None or made is None else _instead(source, divisor, made)
 

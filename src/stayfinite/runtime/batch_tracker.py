@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .engine import Engine
+from .weak import reference
 from .window import BatchRef, Window
 
 __all__ = ["BatchTracker"]
@@ -44,11 +45,11 @@ class BatchTracker:
     def owns(self, loader: Any) -> bool:
         """Whether the open window has a batch of this loader."""
         window = self.window
-        return window is not None and any(o is loader for b in window.batches for o, _ in b.items)
+        return window is not None and any(b.is_from(loader) for b in window.batches)
 
     def add(self, loader: Any, batch: Any, indices: Any) -> None:
         """A new batch goes into the window, or beside it while that is still to be settled."""
-        window, item = self.window, (loader, _whole(batch))
+        window, item = self.window, (reference(loader), _whole(batch))
         if window is None:
             rng = self._engine.open()
             ref = BatchRef(self.num_batches, self._epoch(loader), [item], rng)
@@ -56,13 +57,13 @@ class BatchTracker:
             self.window = Window([ref], rng, self._engine.state.lrs())
             return
         if window.is_loaderless or (window.num_attempted and not self.owns(loader)):
-            if self._other is None or any(o is loader for o, _ in self._other.items):
+            if self._other is None or self._other.is_from(loader):
                 self._other = self._new_ref(loader)
             self._other.items.append(item)
             self._other.indices = self._other.indices or indices
             return
         last = window.batches[-1]
-        if any(o is loader for o, _ in last.items):
+        if last.is_from(loader):
             last = self._next_ref(window, loader)
         last.items.append(item)
         last.indices = last.indices or indices
@@ -137,7 +138,7 @@ class BatchTracker:
         """The window is over: its batches are counted."""
         if window is self.window:
             self.window = None
-        self._trained.update(id(o) for b in window.batches if b.is_used for o, _ in b.items)
+        self._trained.update(id(o()) for b in window.batches if b.is_used for o, _ in b.items)
         step = window.batches[-1].step
         if not window.is_loaderless and step >= self.num_batches:
             self.num_batches = step + 1
@@ -148,14 +149,14 @@ class BatchTracker:
 
     def forget(self, loader: Any) -> None:
         """A loader is through: what it gave without being trained on belongs to no step."""
-        if self._other is not None and any(o is loader for o, _ in self._other.items):
+        if self._other is not None and self._other.is_from(loader):
             self._other = None
         window = self.window
         if window is None or window.num_attempted or window.num_backward:
             return
         last = window.batches[-1]
         if not last.is_used:
-            last.items = [(o, i) for o, i in last.items if o is not loader]
+            last.items = [(o, i) for o, i in last.items if o() is not loader]
             if not last.items and len(window.batches) == 1 and not window.is_loaderless:
                 self.window = None
 

@@ -23,7 +23,7 @@ from ..patches.firewall import Firewall
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import calling_place, holds_bad_number, is_at_loop_head
+from .frames import bad_tensors, calling_place, holds_bad_number, is_at_loop_head
 from .ranks import RankFailure, plain_norm
 from .rng import RngState
 from .saved_state import OptimizerCopy
@@ -84,6 +84,13 @@ class LoopDriver:
         window = self.tracker.window
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (bool(self._stepped) or is_open)
+
+    @property
+    def wants_gradients(self) -> bool:
+        return False
+
+    def after_backward(self) -> None:
+        """Only where nobody's step looks at the gradients."""
 
     def before_window(self) -> None:
         """A window is about to open; a driver that has to find the models looks now."""
@@ -184,6 +191,7 @@ class LoopDriver:
             window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
             window.losses.append((self.tracker.note_used(window), self._unscaled(loss)))
+            window.live_loss = weakref.ref(loss)
         window.num_backward += 1
 
     def _are_grads_gone(self) -> bool:
@@ -264,6 +272,18 @@ class LoopDriver:
         self.tracker.note_used(window)
         window.num_attempted += 1
         return window
+
+    def window_now(self) -> Window:
+        """The window that is open; in a loop without a loader one is opened."""
+        return self.tracker.window or self._open_loaderless()
+
+    def undo_only(self, undo: Callable[[], None] | None) -> None:
+        """Of an iteration whose update is the script's own: this alone is undone."""
+        self._undo = [] if undo is None else [undo]
+
+    def same_iteration(self, optimizer: Any) -> None:
+        """The loop is still in the iteration in which this one has stepped."""
+        self._stepped.discard(id(optimizer))
 
     def end_refused(self, window: Window) -> None:
         """A loop without a loader is over with its step, whether that was applied or not."""
@@ -548,21 +568,32 @@ class LoopDriver:
     def on_error(self, error: BaseException) -> None:
         """The script did not survive, or gave up: was it a value that is not finite?"""
         window = self.tracker.window
-        if self.phase is Phase.OVER or window is None or window.failure is not None:
+        if self.phase is Phase.OVER or (window is not None and window.failure is not None):
             return
+        if window is None:
+            if not self._is_about_numbers(error):
+                return
+            window = self._open_loaderless()  # its forward has not come to a loss
+            self._stepped.update(id(o) for o in self.state.optimizers)
         self.tracker.note_used(window)
         failure = self.engine.explain(window, list(self.state.optimizers))
         if failure is None:
             bad = self.state.bad_state()
             name = bad[0][1] if bad else None
-            speaks = _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}")
-            if not bad and not speaks and not holds_bad_number(error.__traceback__):
+            if not bad and not self._is_about_numbers(error):
                 return
             failure = Failure("loss" if not window.num_backward else "gradient", window.step, name)
         window.error = error
         window.num_attempted += 1
         self.engine.ranks.leave()
         self.refuse(window, failure)
+
+    def _is_about_numbers(self, error: BaseException) -> bool:
+        """Whether values that are not finite made it: it says so, or what raised it was given some."""
+        trace = error.__traceback__
+        if _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
+            return True
+        return isinstance(error, (RuntimeError, ValueError)) and bool(bad_tensors(trace))
 
     def finish(self) -> None:
         """The loop is over, perhaps in the middle of something: a last look."""

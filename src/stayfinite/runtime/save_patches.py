@@ -148,22 +148,43 @@ def _save_into(
 
 
 class _whole:
-    """`atomic_path`, or the path itself where nothing may be made beside it."""
+    """`atomic_path`, or the path itself where a new file in its place would be another thing.
+
+    A file that is there keeps its mode. A save that raises leaves what it would leave without us where
+    nothing was there before, and else the file that was there.
+    """
 
     def __init__(self, path: Any) -> None:
         self._path = path
+        self._part = ""
         self._inner: Any = None
 
     def __enter__(self) -> Any:
-        folder = os.path.dirname(os.path.realpath(self._path))
-        is_special = os.path.exists(self._path) and not os.path.isfile(self._path)
-        if is_special or not os.access(folder, os.W_OK | os.X_OK):
+        if not _may_be_replaced(self._path):
             return self._path
         self._inner = atomic_path(self._path)
-        return str(self._inner.__enter__())
+        self._part = str(self._inner.__enter__())
+        return self._part
 
     def __exit__(self, *exc: Any) -> Any:
-        return self._inner.__exit__(*exc) if self._inner is not None else None
+        if self._inner is None:
+            return None
+        is_there = os.path.exists(self._path)
+        if is_there and exc[0] is None:
+            shutil.copymode(self._path, self._part)
+        elif exc[0] is not None and not is_there and os.path.exists(self._part):
+            os.replace(self._part, os.path.realpath(self._path))
+        return self._inner.__exit__(*exc)
+
+
+def _may_be_replaced(path: Any) -> bool:
+    """An ordinary file with one name, in a folder that may be written to."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    if not os.path.exists(path):
+        return True
+    return os.path.isfile(path) and os.stat(path).st_nlink == 1
 
 
 def _save_file(original: Any, subscribers: Subscribers) -> Any:

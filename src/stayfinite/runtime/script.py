@@ -18,6 +18,7 @@ from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, Stayf
 from ..numerics.parts import listeners as part_listeners
 from ..patches import provenance as _provenance
 from ..patches.firewall import Firewall
+from ..patches.gradients import GradientPatches
 from ..patches.loaders import LoaderPatches
 from ..patches.manager import table
 from ..patches.training import TrainingPatches
@@ -77,6 +78,7 @@ class ScriptRun:
         self._has_reported = False
         """With several ranks one of them reports; the others hold the incidents and are silent."""
         self._training: TrainingPatches | None = None
+        self._gradients: GradientPatches | None = None
         self._loaders: LoaderPatches | None = None
         self.engine = Engine(TrainState(), settings, policy, self._look_into)
         self.driver = ScriptDriver(self.engine)
@@ -136,6 +138,7 @@ class ScriptRun:
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
         engine.recovery.ledger = Ledger(folder / ledger)
+        engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
             about = {"script": name, **environment()}
@@ -151,6 +154,7 @@ class ScriptRun:
             self._checkpoints = CheckpointWatch(self.engine, self._checks_resume)
         if "training" not in without:
             self._training = TrainingPatches(self.driver, finds_optimizers=True)
+            self._gradients = GradientPatches(self.driver)
         if "loaders" not in without:
             self._loaders = LoaderPatches(self.driver)
             self.driver.on_new_optimizer = lambda _: self._look_for_loaders()
@@ -165,6 +169,8 @@ class ScriptRun:
     def _unlisten(self) -> None:
         if self._training is not None:
             self._training.close()
+        if self._gradients is not None:
+            self._gradients.close()
         if self._loaders is not None:
             self._loaders.close()
         if self._checkpoints is not None:
@@ -182,6 +188,7 @@ class ScriptRun:
         if "provenance" not in self.engine.settings.without:
             end.once(_provenance.remove)
         part_listeners.discard(self.engine.recovery)
+        end.once(self.engine.recovery.healing.close)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
             self.engine.let_go()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,7 @@ class StepDriver:
         if parts.schedule.is_waiting:
             parts.schedule.before_step()
         late = self.firewall.call(self._collect) if engine.deferral.is_under_way else None
-        ref = BatchRef(self.num_batches, self.epoch, [(None, batch)])
+        ref = BatchRef(self.num_batches, self.epoch, [(_no_loader, batch)])
         ref.loss_fn = loss_fn
         ref.indices = provenance.batch_indices
         drops = engine.recovery.drops
@@ -215,6 +216,7 @@ class StepDriver:
         parts.check_loss(loss)
         window.losses = [(batch.step, loss.detach())]
         window.num_backward = 1
+        window.live_loss = weakref.ref(loss)
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
         plain.is_theirs = True
@@ -354,3 +356,7 @@ class StepDriver:
             return self._finish(fresh, self._attempt(fresh))
         finally:
             self._plain = now
+
+
+def _no_loader() -> None:
+    """Whoever calls `guard.step` has the loader, if there is one."""

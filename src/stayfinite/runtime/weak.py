@@ -1,4 +1,4 @@
-"""A list that does not keep its members alive."""
+"""Holding things without keeping them alive."""
 
 from __future__ import annotations
 
@@ -6,9 +6,27 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["WeakList"]
+__all__ = ["WeakList", "reference"]
 
 T = TypeVar("T")
+
+
+def reference(thing: T) -> Callable[[], T | None]:
+    """What gives the thing for as long as somebody else holds it; a list, say, has to be held.
+
+    >>> class Thing: ...
+    >>> thing = Thing()
+    >>> ref = reference(thing)
+    >>> ref() is thing
+    True
+    >>> del thing
+    >>> ref() is None
+    True
+    """
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # a class with slots and no room for weak references
+        return lambda: thing
 
 
 class WeakList(Generic[T]):

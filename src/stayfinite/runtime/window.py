@@ -7,6 +7,7 @@ a replay (its backward, its optimizer step) to whoever runs it.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -17,10 +18,25 @@ from torch.optim import Optimizer
 
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
+from ..recover.policy import Outlook
 from .probes import Reading
 from .rng import RngState
 
-__all__ = ["BatchRef", "Failure", "Replay", "ReplayResult", "RunningReplay", "Verdict", "Window"]
+__all__ = [
+    "BatchRef",
+    "Change",
+    "Failure",
+    "Item",
+    "Replay",
+    "ReplayResult",
+    "RunningReplay",
+    "Verdict",
+    "Window",
+]
+
+
+Item = tuple[Callable[[], Any], Any]
+"""What gives the loader for as long as the training holds it, and its batch."""
 
 
 class BatchRef:
@@ -36,19 +52,28 @@ class BatchRef:
     """Where its samples are in the data set, if the sampler said so."""
 
     def __init__(
-        self, step: int, epoch: int, items: list[tuple[Any, Any]], rng: RngState | None = None
+        self, step: int, epoch: int, items: list[Item], rng: RngState | None = None
     ) -> None:
         self.step = step
         self.epoch = epoch
         self.items = items
-        """(loader, batch): one per loader that took part (two under `zip`)."""
+        """One per loader that took part (two under `zip`)."""
         self.rng = rng
 
     @property
     def value(self) -> Any:
         return self.items[0][1] if len(self.items) == 1 else tuple(i for _, i in self.items)
 
-    def again(self, items: list[tuple[Any, Any]] | None = None) -> BatchRef:
+    @property
+    def loader(self) -> Any:
+        """The (first) loader that gave it; None where it is gone, or there was none."""
+        return self.items[0][0]() if self.items else None
+
+    def is_from(self, loader: Any) -> bool:
+        """Whether this loader gave a part of it."""
+        return any(source() is loader for source, _ in self.items)
+
+    def again(self, items: list[Item] | None = None) -> BatchRef:
         """The same batch as if it were new, perhaps with other items."""
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
         ref.loss_fn, ref.indices = self.loss_fn, self.indices
@@ -91,12 +116,18 @@ class Window:
     """What computes the loss, where the loop has given it to its optimizer."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
+    live_loss: weakref.ref[Tensor] | None = None
+    """The last loss with its graph, as long as the loop keeps it."""
     is_seen = False
     """Its loss and norm have been compared with the usual."""
     is_moved = False
     """An optimizer had already stepped in this window when the failure was seen."""
     is_loaderless = False
     """No loader gave its batch: the loop makes its own."""
+    own_update = ""
+    """Of a training without a torch optimizer: what became of the update that the script makes by itself."""
+    is_put_back = False
+    """Such an update is undone before the next step."""
 
     def __init__(
         self, batches: list[BatchRef], rng: RngState | None = None, lrs: tuple[float, ...] = ()
@@ -121,6 +152,13 @@ class Window:
         return self.batches[-1].epoch if self.batches else 0
 
 
+class Change(Protocol):
+    """A changed source of the user's."""
+
+    def installed(self) -> AbstractContextManager[None]:
+        """For one replay."""
+
+
 @dataclass
 class Replay:
     """One more computation of some batches, asked for by an investigation."""
@@ -132,8 +170,12 @@ class Replay:
     """Whether optimizer steps really run (state is put back by the investigation)."""
     is_current: bool = False
     """The loop stands in the middle of this window: what follows the step it does by itself."""
+    vehicle: Any = None
+    """Who computes it, where it is not the vehicle of the investigation."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
+    change: Change | None = None
+    """The user's source with a change, which is run in place of the source as it is."""
 
 
 @dataclass
@@ -167,6 +209,8 @@ class RunningReplay(Protocol):
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None: ...
 
+    def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None: ...
+
 
 class Verdict:
     """How an investigation ended."""
@@ -187,6 +231,8 @@ class Verdict:
         self.run_again: Callable[[Window, bool], Verdict | bool] | None = None
         """Computes and applies such a window, which may be the one that the loop stands in; False where it
         could not, a Verdict where the window is bad by itself."""
+        self.outlook: Outlook | None = None
+        """Set where leaving the window out cannot help, because the state itself has run away."""
         self.is_rebuilt = False
         """The state was built anew from a snapshot: nothing else is to be put back."""
         self.keeps_random_state = keeps_random_state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
+from ..searched import clip_fix, rate_fix
 from ..words import num
 
 
@@ -22,7 +23,7 @@ def runs_away(e: Evidence) -> Finding | None:
     is_open = score < 0.85
     if is_open and before is not None:
         score = {"nonfinite": min(score + 0.15, 0.85), "finite": 0.7 * score}.get(before, score)
-    if e.results.get("smaller_lr") == e.results.get("much_smaller_lr") == "nonfinite":
+    if e.results.get("smaller_lr") == "nonfinite":
         score *= 0.6  # it runs away at any rate
     return Finding(
         confidence=min(score, 0.92),
@@ -70,30 +71,8 @@ def rates(e: Evidence) -> str:
 
 
 def divergence_fixes(e: Evidence) -> tuple[Fix, ...]:
-    """A tenth of the rate; where that was tried in vain, a thousandth as well."""
-    fixes = [_rate_fix(e, 10, "a tenth", "smaller_lr")]
-    if e.results.get("smaller_lr") == "nonfinite":
-        fixes.append(_rate_fix(e, 1000, "a thousandth", "much_smaller_lr"))
-    fixes.append(
-        Fix(
-            title="clip the gradient norm (clip_norm=1.0, or torch.nn.utils.clip_grad_norm_ before "
-            "optimizer.step())",
-            why="it bounds the length of an update, whatever the gradient",
-            experiment="clipped",
-        )
-    )
-    return tuple(fixes)
-
-
-def _rate_fix(e: Evidence, divisor: int, share: str, experiment: str) -> Fix:
-    lr = max(e.event.lr, default=None)
-    lower = num(lr / divisor) if lr else None
-    return Fix(
-        title=f"lower the learning rate: {lower} instead of {num(lr)}"
-        if lower
-        else f"lower the learning rate to {share}",
-        why=f"each update is then {share} as long and does not overshoot the last one",
-        before=f"lr={num(lr)}" if lower else None,
-        after=f"lr={lower}" if lower else None,
-        experiment=experiment,
-    )
+    """The rate first; clipping where no rate was seen to help."""
+    rate = rate_fix(e)
+    is_found = e.rate is not None and e.rate.passed is not None
+    clip = None if is_found else clip_fix(e)
+    return tuple(f for f in (rate, clip) if f is not None)

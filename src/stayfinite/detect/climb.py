@@ -1,0 +1,73 @@
+"""A figure that climbs towards the limit of its dtype: how many steps are left."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["LIMITS", "Climb", "climb"]
+
+LIMITS = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
+_LEAST_RISE = 30.0
+"""How many times the usual it has to be: losses of small batches leap about."""
+_FEWEST = 3
+"""Values in a row that rise: one leap is a spike, not a climb."""
+_STEADY = 0.3
+"""How much of one rate of growth the other one has to be, of the last two."""
+_HORIZON = 100.0
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What was seen, and when it ends if it goes on like this."""
+
+    first: float
+    last: float
+    num_steps: int
+    """Over so many steps it has risen without a pause."""
+    steps_left: float
+    limit: float
+
+    def describe(self, name: str, dtype: str) -> str:
+        """One line for a person.
+
+        >>> Climb(2.0, 3e5, 4, 11.2, 3.4e38).describe("loss", "float32")
+        'the loss has grown from 2 to 3e+05 in 4 steps: if it goes on like this it leaves float32 in about 12 steps'
+        """
+        left = max(1, math.ceil(self.steps_left))
+        return (
+            f"the {name} has grown from {self.first:.4g} to {self.last:.4g} in {self.num_steps} "
+            f"steps: if it goes on like this it leaves {dtype} in about {left} "
+            f"step{'s' if left != 1 else ''}"
+        )
+
+
+def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None:
+    """Whether these values (oldest first, one in `every` steps) rise so that the limit is near.
+
+    >>> climb([1.0, 1.1, 0.9, 1.0, 9.0, 80.0, 700.0], 3.4e38).num_steps
+    3
+    >>> climb([1.0, 1.1, 0.9, 1.0, 900.0, 1.0, 1.1], 3.4e38) is None
+    True
+    """
+    sizes = [abs(v) for v in values]
+    if len(sizes) < _FEWEST or not all(0 < v < limit for v in sizes[-_FEWEST:]):
+        return None
+    start = len(sizes) - 1
+    while start > 0 and 0 < sizes[start - 1] < sizes[start]:
+        start -= 1
+    rising = sizes[start:]
+    usual = sorted(sizes[: start + 1])[(start + 1) // 2]
+    if len(rising) < _FEWEST or rising[-1] < _LEAST_RISE * max(usual, rising[0]):
+        return None
+    recent = rising[-4:]
+    rates = [math.log(b / a) for a, b in itertools.pairwise(recent)]
+    if min(rates[-2:]) < _STEADY * max(rates[-2:]):
+        return None  # one leap: a batch that is out of the ordinary
+    rate = sum(rates) / len(rates)
+    left = every * math.log(limit / recent[-1]) / rate
+    if left > _HORIZON:
+        return None
+    return Climb(rising[0], rising[-1], every * (len(rising) - 1), left, limit)

@@ -1,0 +1,210 @@
+"""Healthy steps, captured operator by operator: forward, backward, optimizer.
+
+Nothing is kept alive and no result is copied: the tape says which memory each operator read and
+wrote. What was there before (batch, parameters, constants) is copied when it is first read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..locate.frames import Place, backward_place, current_place
+from ..locate.modules import ModuleStack
+from ..locate.notes import SourceRef
+from .memory import Memory
+from .records import Operation
+from .tape import Call, Capture, refs_in
+
+__all__ = ["StepCapture", "capture_steps"]
+
+
+def capture_steps(
+    step: Callable[[], Any],
+    sources: Iterable[SourceRef] = (),
+    module_names: Mapping[int, str] | None = None,
+    num_steps: int = 1,
+) -> Capture:
+    """Call `step` so many times and tell what it did.
+
+    `sources` are the tensors that existed before and have a name; `module_names` comes from
+    `name_modules`. A step is one iteration of the training: loss, backward, optimizer.
+    """
+    taken = StepCapture(sources, module_names or {})
+    for _ in range(num_steps):
+        with taken:
+            step()
+    return taken.capture
+
+
+class StepCapture(TorchDispatchMode):
+    """Records every operator while it is entered; each entry is a step of its own."""
+
+    is_strict = False
+    """Tests set it: an error of ours is raised instead of kept in `capture.errors`."""
+
+    def __init__(
+        self, sources: Iterable[SourceRef] = (), module_names: Mapping[int, str] | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.capture = Capture()
+        self.modules = ModuleStack(module_names or {})
+        self._memory = Memory(self.capture)
+        for ref in sources:
+            self.add_source(ref)
+        self._in_optimizer = 0
+        self._has_gradients = False
+        """A backward is over, and the optimizer's step is still to come."""
+        self._anomaly: Any = None
+        self._hooks: list[Any] = []
+
+    def add_source(self, ref: SourceRef) -> None:
+        """A named tensor that this step begins with (the batch of the next step, say)."""
+        self._memory.name(ref.kind, ref.name, ref.tensor)
+
+    def __enter__(self) -> StepCapture:
+        self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
+        self._anomaly.__enter__()
+        self.modules.__enter__()
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        for hook in self._hooks:
+            hook.remove()
+        self.modules.__exit__(*exc)
+        self._anomaly.__exit__(*exc)
+        self._in_optimizer, self._has_gradients = 0, False
+        self.capture.num_steps += 1
+
+    def _before_step(self, *_: Any) -> None:
+        self._in_optimizer += 1
+
+    def _after_step(self, *_: Any) -> None:
+        self._in_optimizer = max(0, self._in_optimizer - 1)
+        self._has_gradients = False
+
+    def _phase(self, node: Any) -> str:
+        """What handles the gradients before the step (clipping, unscaling) is the optimizer's."""
+        if self._in_optimizer:
+            return "optimizer"
+        if node is not None:
+            self._has_gradients = True
+            return "backward"
+        return "optimizer" if self._has_gradients and not torch.is_grad_enabled() else "forward"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not func._schema.name.startswith("aten::") and not _has_tensor(args):
+            return func(*args, **kwargs)  # the profiler's marks
+        given: Any = None
+        try:
+            given = self._memory.refs(args), self._memory.refs(kwargs)
+        except Exception as e:
+            self._forgive(e)
+        out = func(*args, **kwargs)
+        try:
+            if given is not None:
+                self._record(func, given, out, args, kwargs)
+        except Exception as e:
+            self._forgive(e)
+        return out
+
+    def _forgive(self, error: Exception) -> None:
+        """What goes wrong while we look must not go wrong in the training."""
+        if self.is_strict:
+            raise error
+        self.capture.errors.append(f"{type(error).__name__}: {error}")
+
+    def _record(self, func: Any, given: Any, out: Any, args: Any, kwargs: Any) -> None:
+        known = {r.storage for r in refs_in(given)}
+        results = self._memory.refs(out, is_made=True)
+        made = list(refs_in(results))
+        is_written = bool(func._schema.is_mutable)
+        is_view = not is_written and bool(made) and all(r.storage in known for r in made)
+        lo, hi = (None, None) if is_view else _seen(out if made else args)
+        node = torch._C._current_autograd_node()
+        place, module = self._place(node)
+        user = place.user
+        dtype = made[0].dtype if made else next((r.dtype for r in refs_in(given)), None)
+        operation = Operation(
+            index=len(self.capture.calls),
+            op=func._schema.name.replace("::", "."),
+            phase=self._phase(node),
+            node=node.name().split("::")[-1] if node is not None else "",
+            file=user.file if user else None,
+            line=user.line if user else None,
+            source=user.source if user else None,
+            module=module,
+            dtype=str(dtype).removeprefix("torch.") if dtype else "",
+            autocast=_autocast(_device(out, args), dtype),
+            step=self.capture.num_steps,
+            seen_lo=lo,
+            seen_hi=hi,
+        )
+        self.capture.calls.append(Call(operation, func, given[0], given[1], results, is_written))
+
+    def _place(self, node: Any) -> tuple[Place, str | None]:
+        if node is None:
+            return current_place(), self.modules.current()[0]
+        found = backward_place(node)
+        return found.place, self.modules.at_sequence(found.number)[0]
+
+
+def _device(*values: Any) -> str:
+    for value in values:
+        if isinstance(value, Tensor):
+            return value.device.type
+        if isinstance(value, (list, tuple)) and value:
+            return _device(*value)
+    return "cpu"
+
+
+def _has_tensor(args: Any) -> bool:
+    return any(
+        isinstance(a, Tensor) or (isinstance(a, (list, tuple)) and _has_tensor(a)) for a in args
+    )
+
+
+def _autocast(device: str, dtype: torch.dtype | None) -> str:
+    """The dtype of the autocast around an operator.
+
+    Inside an operator that autocast has taken over it looks as if it were off: then the depth of
+    the contexts says that there is one, and the operator's dtype that it was on.
+    """
+    if not torch.amp.is_autocast_available(device):
+        return ""
+    half = torch.get_autocast_dtype(device)
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    if torch.is_autocast_enabled(device) or (depth > 1 and dtype is half):
+        return str(half).removeprefix("torch.")
+    return ""
+
+
+def _seen(out: Any) -> tuple[float | None, float | None]:
+    """Smallest and largest number in the results."""
+    lows, highs = [], []
+    for value in out if isinstance(out, (list, tuple)) else (out,):
+        if not isinstance(value, Tensor) or not value.numel() or value.is_complex():
+            continue
+        if value.layout != torch.strided or value.device.type == "meta":
+            continue
+        low, high = torch.aminmax(value.detach())
+        lows.append(float(low))
+        highs.append(float(high))
+    return (min(lows), max(highs)) if lows else (None, None)

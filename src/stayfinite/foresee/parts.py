@@ -1,0 +1,185 @@
+"""What each tensor of a batch is, told by its dtype, its name and the values that were seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..runtime.batches import named_tensors
+from ..runtime.rows import map_tensors, num_rows
+from .padding import padding_of
+
+__all__ = ["IGNORED", "Part", "change", "is_rotation", "is_unit", "parts_of"]
+
+_TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
+_MASK = re.compile(r"mask|valid|legal|allowed", re.IGNORECASE)
+_LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
+IGNORED = -100
+"""What torch's cross entropy leaves out by default."""
+_MOST_VALUES = 200_000
+_EXACT = 2.0**24
+"""Every float32 beyond it is a whole number, whatever it means."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the batch that is to be changed, and what was seen of it in all batches."""
+
+    name: str
+    tensor: Tensor
+    kind: str
+    """input | target | mask | labels | lengths | tokens"""
+    low: float = 0.0
+    high: float = 0.0
+    is_whole: bool = False
+    """Floats that hold whole numbers only: counts, ratings, indices."""
+    padding: int | None = None
+    """The token that fills up short sequences."""
+    has_rows: bool = True
+    """Its first dimension is the sample's."""
+    num_values: int = 0
+    """How many different values were seen; counted up to 32."""
+    is_distribution: bool = False
+    """Every row adds up to 1: a distribution, a one-hot code."""
+
+    @property
+    def is_float(self) -> bool:
+        return self.tensor.is_floating_point()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Within [0, 1] or [-1, 1] and near to both ends: a probability, a pixel, a clipped value."""
+        return (0 <= self.low < 0.1 and 0.9 < self.high <= 1) or (
+            -1 <= self.low < -0.9 and 0.9 < self.high <= 1
+        )
+
+    @property
+    def is_unit(self) -> bool:
+        return is_unit(self.tensor)
+
+    @property
+    def is_rotation(self) -> bool:
+        return is_rotation(self.tensor)
+
+    @property
+    def is_positive(self) -> bool:
+        return self.low >= 0
+
+    @property
+    def is_code(self) -> bool:
+        """A few whole numbers, or a distribution: its values mean something together."""
+        is_few = self.is_whole and self.num_values <= 5 and self.tensor.dim() > 1
+        return self.is_float and (is_few or self.is_distribution)
+
+    @property
+    def may_be_zero(self) -> bool:
+        """An exact zero fits what was seen: on both sides of it, or at the lower end of its range."""
+        return self.low <= 0 or self.is_whole or self.is_bounded
+
+    @property
+    def peak(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+
+def parts_of(batches: Sequence[Any]) -> list[Part]:
+    """What each tensor of the first batch seems to be.
+
+    >>> x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    >>> [(p.name, p.kind) for p in parts_of([(x, y)])]
+    [('batch[0]', 'input'), ('batch[1]', 'labels')]
+    """
+    named = [
+        (n, t)
+        for n, t in named_tensors(batches[0])
+        if t.numel() and t.layout is torch.strided and not t.is_complex()
+    ]
+    total = num_rows(batches[0])
+    last = named[-1][0] if len(named) > 1 else None
+    widths = [t.shape[1] for _, t in named if t.dim() > 1] + [
+        t.shape[0] for _, t in named if t.dim() > 1 and t.shape[0] != total
+    ]
+    found = []
+    for name, t in named:
+        values = _values(name, batches)
+        kind = _kind(name, t, values, total, widths, name == last)
+        low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 0.0)
+        is_whole = t.is_floating_point() and bool(
+            ((values == values.round()) & (values.abs() < _EXACT)).all()
+        )
+        padding = padding_of(name, batches) if kind == "tokens" else None
+        has_rows = total is not None and t.dim() > 0 and t.shape[0] == total
+        num_values = int(values[:20_000].unique().numel())
+        found.append(
+            Part(
+                name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
+                _is_distribution(t),
+            )
+        )  # fmt: skip
+    return found
+
+
+def is_unit(t: Tensor) -> bool:
+    """Vectors of length 1: directions, quaternions."""
+    if not t.is_floating_point() or t.dim() < 2 or not 2 <= t.shape[-1] <= 8:
+        return False
+    return bool(((t.detach().float().norm(dim=-1) - 1).abs() < 1e-2).all())
+
+
+def is_rotation(t: Tensor) -> bool:
+    """Square matrices whose rows are orthogonal and of length 1."""
+    if not t.is_floating_point() or t.dim() < 3 or t.shape[-1] != t.shape[-2] or t.shape[-1] > 4:
+        return False
+    square = t.detach().float() @ t.detach().float().mT
+    return bool(((square - torch.eye(t.shape[-1], device=t.device)).abs() < 1e-2).all())
+
+
+def _is_distribution(t: Tensor) -> bool:
+    if not t.is_floating_point() or t.dim() < 2 or t.shape[-1] < 2 or bool((t < 0).any()):
+        return False
+    return bool(((t.detach().float().sum(-1) - 1).abs() < 1e-2).all())
+
+
+def _values(name: str, batches: Sequence[Any]) -> Tensor:
+    """All finite values of this part that were seen."""
+    found = []
+    left = _MOST_VALUES
+    for batch in batches:
+        for n, t in named_tensors(batch):
+            if n == name and t.layout is torch.strided and left > 0:
+                flat = t.detach().reshape(-1)[:left].to("cpu", torch.float64)
+                found.append(flat[torch.isfinite(flat)])
+                left -= flat.numel()
+    return torch.cat(found) if found else torch.empty(0)
+
+
+def _kind(
+    name: str, t: Tensor, values: Tensor, total: int | None, widths: list[int], is_last: bool
+) -> str:
+    is_binary = bool(((values == 0) | (values == 1)).all())
+    if t.dtype == torch.bool or (t.dim() > 1 and is_binary and (0 in values or _MASK.search(name))):
+        return "mask"
+    is_target = is_last or bool(_TARGET.search(name))
+    if t.is_floating_point():
+        return "target" if is_target else "input"
+    is_list = t.dim() == 1 and (total is None or t.shape[0] == total)
+    # Class numbers rarely reach exactly the width of another tensor; lengths do.
+    if is_list and _fits_lengths(values, widths):
+        named = bool(_LENGTH.search(name.partition("[")[2] or name))
+        if named or not is_target or int(values.max()) in widths:
+            return "lengths"
+    return "labels" if is_target else "tokens"
+
+
+def _fits_lengths(values: Tensor, widths: list[int]) -> bool:
+    return bool(widths) and int(values.min()) >= 1 and int(values.max()) <= max(widths)
+
+
+def change(batch: Any, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with these tensors changed; the batch itself stays as it is."""
+    new = {id(p.tensor): how(p.tensor.detach()).to(p.tensor.dtype) for p in parts}
+    return map_tensors(batch, lambda t: new.get(id(t), t))

@@ -1,0 +1,42 @@
+"""The structured search: every batch worth trying, the likeliest to break a training first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..runtime.rows import num_rows
+from .candidates import Candidate, Seen
+from .parts import parts_of
+from .search_classes import float_classes
+from .search_ids import ids, tokens
+from .search_numbers import numbers
+from .search_rows import blank, constant, inner, pairs, repeated, rest
+from .search_structure import empties, labels, lengths, masks, sizes, widths
+from .search_values import certainties, ends, outliers, tiny, zeros
+
+__all__ = ["FAMILIES", "candidates"]
+
+FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
+    masks, labels, tokens, ids, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
+    outliers, rest, tiny, float_classes, lengths, empties, numbers, widths, sizes,
+)  # fmt: skip
+"""Those that code may refuse come last: a script that raises has to be started again."""
+
+
+def candidates(
+    batches: Sequence[Any],
+    can_change_rows: bool = True,
+    is_half: bool = False,
+    is_costly: bool = False,
+    num_ids: Sequence[int] = (),
+    num_last: int | None = None,
+) -> list[Candidate]:
+    """All of them; those that need data nobody would feed behind the others."""
+    parts = parts_of(batches)
+    total = num_rows(batches[0])
+    seen = Seen(
+        batches, parts, total, can_change_rows, is_half, is_costly, tuple(num_ids), num_last
+    )
+    found = [c for family in FAMILIES for c in family(seen)]
+    return sorted(found, key=lambda c: (c.may_raise, c.level == "far"))

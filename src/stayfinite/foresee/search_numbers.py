@@ -1,0 +1,67 @@
+"""Plain numbers in a batch, and tensors of one: a horizon, a temperature, a number of steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .candidates import Candidate, Seen
+
+__all__ = ["numbers"]
+
+_MOST = 4
+_TIMES = ((4, "possible"), (10, "possible"), (100, "far"))
+
+
+def numbers(seen: Seen) -> Iterator[Candidate]:
+    """Each number several times as large, and 0."""
+    for path, value in list(_numbers(seen.batch))[:_MOST]:
+        shown = "".join(f"[{key!r}]" for key in path)
+        for times, level in _TIMES:
+            new = value * times
+            what = f"batch{shown} {new:g} instead of {value:g}"
+            yield Candidate("number", what, _replaced(seen, path, new), level, may_raise=True)
+        if value > 0:
+            what = f"batch{shown} 0 instead of {value:g}"
+            level = "possible" if isinstance(value, int) and value <= 2 else "far"
+            make = _replaced(seen, path, type(value)(0))
+            yield Candidate("number", what, make, level, may_raise=True)
+
+
+def _numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, Tensor):
+        if value.dim() == 0 and not value.is_complex() and value.dtype != torch.bool:
+            yield path, value.item()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _numbers(item, (*path, key))
+    elif isinstance(value, (list, tuple)) and len(value) <= 8:
+        for i, item in enumerate(value):
+            yield from _numbers(item, (*path, i))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from _numbers(getattr(value, f.name), (*path, f.name))
+
+
+def _replaced(seen: Seen, path: tuple[Any, ...], new: Any) -> Callable[[], Any]:
+    return lambda: _put(seen.batch, path, new)
+
+
+def _put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """The same structure with the number at this place replaced."""
+    if not path:
+        return torch.full_like(value, new) if isinstance(value, Tensor) else new
+    key, rest = path[0], path[1:]
+    if isinstance(value, Mapping):
+        return {**value, key: _put(value[key], rest, new)}
+    if isinstance(value, (list, tuple)):
+        items = [_put(v, rest, new) if i == key else v for i, v in enumerate(value)]
+        is_named = hasattr(value, "_fields")
+        return type(value)(*items) if is_named else type(value)(items)
+    return dataclasses.replace(value, **{key: _put(getattr(value, key), rest, new)})

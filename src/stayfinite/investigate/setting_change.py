@@ -1,0 +1,139 @@
+"""A setting changed where it is made: the line that builds the optimizer, or that allocates a parameter.
+
+That line has run long ago. What it sets is run instead: the optimizer steps with the new setting, the parameter
+holds what the new line would have given it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+
+from ..diagnose.evidence import Evidence
+from ..locate.frames import is_user_file
+from ..remedies import Candidate, Source, apply, find, with_keyword
+from . import changes
+from .body.scene import Scene
+from .changed_source import text_of_file
+from .laboratory import Laboratory
+
+__all__ = ["SettingChange", "memory_change", "optimizer_change"]
+
+_MAX_FILES = 200
+
+
+@dataclass(eq=False)
+class SettingChange:
+    """A changed text whose effect is a setting."""
+
+    file: str
+    before: str
+    after: str
+    candidate: Candidate
+    apply: Callable[[], AbstractContextManager[None]]
+    name = ""
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.before.encode()).hexdigest()
+
+    def installed(self) -> AbstractContextManager[None]:
+        return self.apply()
+
+    def scene(self, scene: Scene) -> Scene:
+        """The loop's own statements are as they were."""
+        return scene
+
+    def line_after(self, line: int) -> int:
+        return line
+
+
+def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """The optimizer with a setting of its own changed, where one call in the user's files builds it."""
+    kind = e.optimizer.get("type")
+    found = _setting(e)
+    if kind is None or found is None:
+        return None
+    key, text, value = found
+    calls = [(f, t, c) for f, t in _user_files() if f"{kind}(" in t for c in _calls(t, kind)]
+    if len(calls) != 1:
+        return None
+    file, before, (source, call) = calls[0]
+    made = with_keyword(source, call, key, text)
+    after, done = apply(before, [made])
+    return SettingChange(
+        file, before, after, Candidate(done, after), lambda: changes.with_setting(key, value)
+    )
+
+
+def _setting(e: Evidence) -> tuple[str, str, float] | None:
+    """Key, text and value of what is to be set."""
+    is_half = e.dtype in ("float16", "bfloat16")
+    if e.optimizer.get("centered") == "True" and e.kernel == "sqrt":
+        return "centered", "False", False
+    if "eps" not in e.optimizer:
+        return None
+    return ("eps", "1e-4", 1e-4) if is_half else ("eps", "1e-8", 1e-8)
+
+
+def _user_files() -> Iterator[tuple[str, str]]:
+    names = [getattr(m, "__file__", None) for m in list(sys.modules.values())]
+    files = [f for f in dict.fromkeys(names) if isinstance(f, str) and f.endswith(".py")]
+    for file in [f for f in files if is_user_file(f)][:_MAX_FILES]:
+        text = text_of_file(file)
+        if text is not None:
+            yield file, text
+
+
+def _calls(text: str, kind: str) -> list[tuple[Source, ast.Call]]:
+    try:
+        source = Source(text)
+    except (SyntaxError, ValueError):
+        return []
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if name == kind:
+                found.append((source, node))
+    return found
+
+
+def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """A parameter of the first step that holds zeros, where its line allocates memory that nobody fills."""
+    m = e.memory
+    if m is None or m.file is None or m.line is None or not e.is_first_step:
+        return None
+    text = text_of_file(m.file)
+    tensor = next(
+        (t for n, t in [*lab.state.parameters(), *lab.state.buffers()] if m.name.endswith(n)), None
+    )
+    if text is None or tensor is None or not is_user_file(m.file):
+        return None
+    source = Source(text)
+    statement = source.statement_at(m.line)
+    nodes = ast.walk(statement) if statement is not None else ()
+    made = [r for r in (find(source, n, "zeros") for n in nodes) if r is not None]
+    if len(made) != 1:
+        return None
+    after, done = apply(text, made)
+    return SettingChange(m.file, text, after, Candidate(done, after), lambda: _zeroed(tensor))
+
+
+@contextlib.contextmanager
+def _zeroed(tensor: torch.Tensor) -> Iterator[None]:
+    kept = tensor.detach().clone()
+    with torch.no_grad():
+        tensor.zero_()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            tensor.copy_(kept)

@@ -1,0 +1,146 @@
+"""The structured search: which batches are made of real ones, how likely they are, what stays as it was."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from stayfinite.foresee.parts import parts_of
+from stayfinite.foresee.plausible import between, distance
+from stayfinite.foresee.search import candidates
+from stayfinite.runtime.batches import named_tensors
+
+X = torch.randn(6, 8, 3)
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+LENGTHS = torch.tensor([3, 8, 5, 4, 8, 7])
+MASK = torch.arange(8) < LENGTHS[:, None]
+TOKENS = torch.randint(2, 50, (6, 8))
+
+
+@pytest.mark.parametrize(
+    ("batch", "kinds"),
+    [
+        ((X, Y), ["input", "labels"]),
+        ((X, X.sum(1)), ["input", "target"]),
+        (X, ["input"]),
+        ({"x": X, "mask": MASK, "label": Y}, ["input", "mask", "labels"]),
+        ({"ids": TOKENS, "attention_mask": MASK.long()}, ["tokens", "mask"]),
+        ((X, LENGTHS, TOKENS, Y), ["input", "lengths", "tokens", "labels"]),
+        ((X, MASK.float()), ["input", "mask"]),
+    ],
+)
+def test_parts_of_a_batch_are_recognized(batch, kinds):
+    assert [p.kind for p in parts_of([batch])] == kinds
+
+
+def made(batches, **more):
+    found = {}
+    for c in candidates(batches, **more):
+        try:
+            found.setdefault(c.family, []).append((c, c.make()))
+        except (ValueError, ZeroDivisionError):
+            continue
+    return found
+
+
+def test_only_what_is_said_is_changed_and_the_real_batch_stays_as_it_was():
+    before = X.clone()
+    found = made([(X, Y)])
+    candidate, batch = found["blank"][0]
+    assert candidate.level == "possible"
+    assert not batch[0][0].any() and torch.equal(batch[0][1:], X[1:]) and batch[1] is Y
+    assert torch.equal(found["outlier"][0][1][0][0], X[0] * 10)
+    assert torch.equal(X, before)
+
+
+def test_integers_stay_in_the_range_that_was_seen():
+    for family in made([(TOKENS, LENGTHS, Y)]).values():
+        for candidate, (tokens, lengths, labels) in family:
+            assert set(tokens.unique().tolist()) <= set(TOKENS.unique().tolist())
+            assert set(labels.unique().tolist()) <= {0, 1, 2}
+            assert int(lengths.max()) <= 8 and (
+                int(lengths.min()) >= 3 or "batch[1]" in candidate.what
+            )
+
+
+def levels(batches, family, **more):
+    return [c.level for c, _ in made(batches, **more).get(family, [])]
+
+
+def test_strictly_positive_data_is_not_blanked():
+    assert levels([(X.abs() + 1, Y)], "blank") == ["far"]
+    assert levels([(X, Y)], "blank") == ["possible"]
+
+
+def test_blank_samples_that_were_seen_make_one_likely():
+    seen = X.clone()
+    seen[2] = 0
+    candidate, _ = made([(seen, Y)])["blank"][0]
+    assert candidate.level == "likely" and candidate.why == "1 of 6 samples seen are like it"
+
+
+def test_codes_and_distributions_keep_their_structure():
+    board = torch.randint(-1, 2, (6, 9)).float()
+    found = made([(board, Y)])
+    assert "outlier" not in found and {c.level for c, _ in found["constant"]} == {"far"}
+    share = torch.softmax(torch.randn(6, 4), 1)
+    found = made([(X, share)])
+    assert torch.equal(found["certain"][0][1][1][0].sort().values, torch.tensor([0.0, 0, 0, 1]))
+
+
+def test_mask_that_never_hid_anything_will_not_hide_all_and_keeps_what_a_label_points_at():
+    legal = torch.ones(6, 8, dtype=torch.bool)
+    found = made([(X, legal, Y)])
+    assert [c.level for c, _ in found["mask"]] == ["possible", "far"]
+    _, (_, mask, labels) = found["mask-part"][0]
+    assert mask[0, labels[0]] and not mask[0].all()
+
+
+def test_classes_are_made_of_real_samples_and_none_twice():
+    x = torch.arange(24.0).reshape(12, 2)
+    batches = [(x[:6], torch.tensor([0, 1, 0, 1, 0, 1])), (x[6:], torch.tensor([0, 1, 0, 1, 0, 1]))]
+    (candidate, (rows, labels)), *_ = made(batches)["one-class"]
+    assert set(labels.tolist()) == {0} and len(rows.unique(dim=0)) == 6
+    assert candidate.probability == pytest.approx(0.5**6)
+
+
+def test_arguments_of_a_call_keep_their_rows():
+    found = made([((X,), {})], can_change_rows=False)
+    assert "size" not in found and "repeated" not in found and "blank" in found
+
+
+def test_last_batch_is_certain():
+    found = {c.what: c.level for c, _ in made([(X, Y)], num_last=1)["size"]}
+    assert found == {
+        "the last batch of an epoch (1 sample)": "certain",
+        "a batch of 2 samples": "far",
+    }
+
+
+def test_parts_of_varying_size_may_be_empty():
+    batches = [(torch.randn(1, 4), torch.rand(n, 4)) for n in (3, 2, 5)]
+    shapes = [b[1].shape[0] for _, b in made(batches)["empty"]]
+    assert shapes == [0, 1]
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    more: dict
+
+
+def test_nested_batches_are_changed_where_they_are():
+    batch = Batch(X, {"mask": MASK, "y": [Y]})
+    _, new = made([batch])["mask"][0]
+    assert isinstance(new, Batch) and new.x is X and not new.more["mask"][0].any()
+    assert [n for n, _ in named_tensors(new)] == [n for n, _ in named_tensors(batch)]
+
+
+def test_distance_tells_rows_and_range_and_the_way_between_keeps_whole_numbers():
+    far = X.clone()
+    far[0] *= 30
+    parts = parts_of([(X, Y)])
+    found = distance((X, Y), (far, Y), parts, 6)
+    assert (found.num_rows, found.total) == (1, 6) and found.beyond > 1
+    half, labels = between((X, Y), (far, Y), 0.5)
+    assert torch.allclose(half[0], X[0] * 15.5) and labels is Y
