@@ -9,7 +9,7 @@ from tests.import_graph import circles, graph, imports, modules
 
 SRC = ROOT / "stayfinite"
 
-BASE = {"records", "errors", "config", "codes", "numerics", "private"}
+BASE = {"records", "errors", "config", "codes", "numerics", "private", "devices"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
     "records": {"errors", "incident_html"},
@@ -18,9 +18,10 @@ ALLOWED = {
     "config": {"errors"},
     "codes": {"errors"},
     "private": set(),
-    "numerics": {"records", "errors"},
+    "devices": set(),
+    "numerics": {"records", "errors", "devices"},
     **dict.fromkeys(STAGES - {"report"}, BASE),
-    "report": BASE - {"numerics"},
+    "report": BASE - {"numerics", "devices"},
     "patches": {"errors"},
     "sandbox": {"patches"},
     "foresee": BASE | {"locate", "runtime"},

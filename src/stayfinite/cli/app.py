@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from .. import __version__
-from . import check, demo, fix, ladder, lint, replay, report, run, scan, watch
+from . import check, demo, doctor, fix, ladder, lint, replay, report, run, scan, watch
+from .about import about
 
 __all__ = ["app"]
 
@@ -14,27 +15,31 @@ app = typer.Typer(
     help="Keeps a PyTorch training run finite: catches the first NaN or Inf, names the operator, "
     "module and line that made it, says why and what to change, and goes on training.",
     no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _show_version(value: bool) -> None:
-    if value:
-        typer.echo(f"stayfinite {__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def options(
-    version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Show the version."),
+    verbose: bool = typer.Option(
+        False, "--verbose", help="With --version: what a bug report needs to say."
     ),
 ) -> None:
     """What all commands share."""
+    if version and verbose:
+        typer.echo(about())
+        raise typer.Exit
+    if version:
+        typer.echo(f"stayfinite {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        raise typer.BadParameter("--verbose goes with --version; else give a command, see --help")
 
 
-for module in (run, scan, check, lint, fix, replay, ladder, watch, report, demo):
+for module in (run, scan, check, lint, fix, replay, ladder, watch, report, demo, doctor):
     module.register(app)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..devices import copy_out
 from ..numerics.health import FiniteFlag
 
 __all__ = ["DeferredFlag"]
@@ -33,13 +34,7 @@ class _Reading(Generic[W]):
         self._here = here
         if here is not None:
             return
-        if flag.device.type == "cpu":
-            self._host = flag.clone()
-        else:
-            self._host = torch.empty((), dtype=flag.dtype, pin_memory=True)
-            self._host.copy_(flag, non_blocking=True)
-            self._event = torch.Event(flag.device)
-            self._event.record()
+        self._host, self._event = copy_out(flag)
 
     def is_ready(self) -> bool:
         return self._event is None or bool(self._event.query())

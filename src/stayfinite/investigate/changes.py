@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
+from ..devices import autocast_devices
 from ..runtime.state import TrainState
 from ..runtime.step_changes import before_steps
 
@@ -100,7 +101,7 @@ def _no_autocast() -> Iterator[None]:
         finally:
             self._enabled = was
 
-    active = [d for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    active = [d for d in autocast_devices() if torch.is_autocast_enabled(d)]
     for device in active:
         torch.set_autocast_enabled(device, False)
     cls.__enter__ = __enter__

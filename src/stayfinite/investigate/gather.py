@@ -11,6 +11,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from ..devices import widest
 from ..diagnose.evidence import (
     BatchPart,
     Data,
@@ -109,7 +110,7 @@ def _size(tensor: Tensor) -> tuple[float, float] | None:
     if not parts:
         return None
     largest = max(float(p.detach().abs().max()) for p in parts)
-    norm = math.sqrt(sum(float(p.detach().double().square().sum()) for p in parts))
+    norm = math.sqrt(sum(float(p.detach().to(widest(p.device)).square().sum()) for p in parts))
     return (largest, norm) if math.isfinite(largest) else None
 
 

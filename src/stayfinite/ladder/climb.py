@@ -144,7 +144,7 @@ class _Climber:
             raise UsageError(no_survey(self.plan.target, job))
         found = from_plain(Survey, job.answer)
         # They would share the device, or meet at the same port.
-        self._is_alone = found.has_cuda or found.stopped_at == PROCESSES
+        self._is_alone = found.has_accelerator or found.stopped_at == PROCESSES
         if found.stopped_at == "end":
             raise UsageError(
                 f"{self.plan.target} ended before any training: no batch, no backward\n"

@@ -86,7 +86,7 @@ class Survey:
     modules: tuple[str, ...] = ()
     """Its own Python files, the script last."""
     has_parser: bool = False
-    has_cuda: bool = False
+    has_accelerator: bool = False
     stopped_at: str = ""
     complaints: dict[str, str] = field(default_factory=dict)
     """What the script's own parser says against a wanted value."""

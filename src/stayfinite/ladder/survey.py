@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ..devices import has_accelerator
 from ..errors import UsageError
 from ..patches.manager import Subscribers, Target, subscribe
 from ..records import to_plain
@@ -51,7 +52,7 @@ class _Surveyor:
             files=tuple(self.files),
             modules=tuple(own_modules()),
             has_parser=self.has_parser,
-            has_cuda=torch.cuda.is_available(),
+            has_accelerator=has_accelerator(),
             stopped_at=where,
             complaints=self.complaints,
         )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import widest
 from ..numerics.health import Badness, dense_parts, stats
 from ..records import Operand
 
@@ -169,7 +170,7 @@ def _magnitude_in_double(short: str, named: Mapping[str, Any]) -> dict[str, floa
     tensors = [v for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
     peaks = []
     for t in tensors[:3]:
-        finite = t.detach().to(torch.float64)
+        finite = t.detach().to(widest(t.device))
         finite = finite[torch.isfinite(finite)]
         peaks.append(float(finite.abs().max()) if finite.numel() else 0.0)
     return {f"abs_max_{i}": p for i, p in enumerate(peaks)}

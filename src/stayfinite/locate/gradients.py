@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from ..numerics.health import dense_parts
 from .facts import Given
 from .positions import View, carry, coordinates, index_of, view_of
+from .storage import address
 
 __all__ = ["Call", "GradientFlow", "Zeros"]
 
@@ -114,7 +115,7 @@ class GradientFlow:
         parents = [(flow, view_of(g.live)) for g in call.given if (flow := self.of(g.live))]
         if not parents or not call.reads_values:
             for part in (p for t in results for p in dense_parts(t)):
-                self._flows.pop(part.untyped_storage().data_ptr(), None)  # memory used again
+                self._flows.pop(address(part), None)  # memory used again
             return
         discarded: Tensor | None = None
         direct: frozenset[int] | None = None
@@ -126,7 +127,7 @@ class GradientFlow:
             for part in dense_parts(tensor):
                 if part.numel() > _COUNT_LIMIT:
                     continue
-                self._flows[part.untyped_storage().data_ptr()] = _Flow(
+                self._flows[address(part)] = _Flow(
                     call.name,
                     tuple(parents),
                     view_of(part),
@@ -140,7 +141,7 @@ class GradientFlow:
     def start(self, root: Tensor) -> None:
         """The gradient of the loss with respect to itself."""
         for part in dense_parts(root):
-            self._flows[part.untyped_storage().data_ptr()] = _Flow("", (), view_of(part))
+            self._flows[address(part)] = _Flow("", (), view_of(part))
 
     def _zeros(self, part: Tensor) -> Tensor | None:
         values = part.detach()
@@ -202,7 +203,7 @@ class GradientFlow:
     def of(self, tensor: Tensor) -> _Flow | None:
         """What is known of the gradient in this memory; None if it is no gradient."""
         for part in dense_parts(tensor):
-            return self._flows.get(part.untyped_storage().data_ptr())
+            return self._flows.get(address(part))
         return None
 
     def zeros_at(self, tensor: Tensor, bad: Tensor, number: int, is_any: bool) -> Zeros | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..numerics.health import dense_parts
 
-__all__ = ["Writers"]
+__all__ = ["Writers", "address"]
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,15 @@ class _Write:
     start: int
     stop: int
     exact: tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def address(part: Tensor) -> int:
+    """Of the memory; of the storage object where a tensor only wraps others and has no memory."""
+    storage = part.untyped_storage()
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return int(storage._cdata)
 
 
 def _extent(t: Tensor) -> tuple[int, int]:
@@ -34,12 +43,12 @@ class Writers:
 
     def keys_of(self, tensor: Tensor) -> list[int]:
         """The storages under a tensor (two for a sparse one)."""
-        return [p.untyped_storage().data_ptr() for p in dense_parts(tensor)]
+        return [address(p) for p in dense_parts(tensor)]
 
     def write(self, tensor: Tensor, note: int, whole: bool) -> None:
         """Operator `note` put a bad value here; `whole` when the storage is new with it."""
         for part in dense_parts(tensor):
-            key = part.untyped_storage().data_ptr()
+            key = address(part)
             start, stop = _extent(part)
             exact = (int(part.storage_offset()), tuple(part.shape), tuple(part.stride()))
             kept = [] if whole else [w for w in self._writes.get(key, []) if w.exact != exact]
@@ -48,7 +57,7 @@ class Writers:
     def clear(self, tensor: Tensor, whole: bool) -> None:
         """Something finite was written here."""
         for part in dense_parts(tensor):
-            key = part.untyped_storage().data_ptr()
+            key = address(part)
             if key not in self._writes:
                 continue
             start, stop = _extent(part)
@@ -64,7 +73,7 @@ class Writers:
         found: list[int] = []
         for part in dense_parts(tensor):
             start, stop = _extent(part)
-            for w in reversed(self._writes.get(part.untyped_storage().data_ptr(), [])):
+            for w in reversed(self._writes.get(address(part), [])):
                 if w.start < stop and start < w.stop and w.note not in found:
                     found.append(w.note)
         return found

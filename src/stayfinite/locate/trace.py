@@ -22,7 +22,7 @@ from .frames import backward_place, current_place
 from .gradients import Call, GradientFlow
 from .modules import ModuleStack
 from .notes import DISCARDS, BadInput, Note, SourceRef, descendants
-from .storage import Writers
+from .storage import Writers, address
 
 __all__ = ["BadInput", "Note", "OpTrace", "SourceRef"]
 
@@ -361,11 +361,11 @@ def _union(found: Iterable[Badness]) -> Badness:
 def _shares_memory(result: Tensor, given: list[Given]) -> bool:
     if result.layout != torch.strided or result.numel() == 0 or hasattr(result, "device_mesh"):
         return False
-    own = result.untyped_storage().data_ptr()
+    own = address(result)
     return any(
         g.live.layout == torch.strided
         and not hasattr(g.live, "device_mesh")
-        and g.live.untyped_storage().data_ptr() == own
+        and address(g.live) == own
         for g in given
     )
 

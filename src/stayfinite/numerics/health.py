@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import widest
 from ..records import TensorStats
 
 __all__ = ["Badness", "FiniteFlag", "badness", "dense_parts", "is_finite", "stats"]
@@ -283,7 +284,7 @@ def _float_range(parts: Sequence[Tensor]) -> dict[str, Any]:
             continue
         a, b = torch.aminmax(finite)
         low, high = min(low, a.item()), max(high, b.item())
-        total += finite.sum(dtype=torch.float64).item()
+        total += finite.sum(dtype=widest(finite.device)).item()
         count += finite.numel()
     if count == 0:
         return {"min": None, "max": None, "mean": None, "abs_max": None}
@@ -298,7 +299,7 @@ def _histogram(
     totals = [0] * bins
     for part in parts:
         flat = part.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() >> 16)].double()
+        sample = flat[:: max(1, flat.numel() >> 16)].to(widest(flat.device))
         places = (sample[torch.isfinite(sample)] - low) / (high - low) * bins
         counts = torch.bincount(places.long().clamp(0, bins - 1), minlength=bins).tolist()
         totals = [a + b for a, b in zip(totals, counts)]
@@ -318,7 +319,7 @@ def _integer_range(tensor: Tensor) -> dict[str, Any]:
         "min": float(low),
         "max": float(high),
         "abs_max": float(max(abs(low), abs(high))),
-        "mean": plain.sum(dtype=torch.float64).item() / plain.numel(),
+        "mean": plain.sum(dtype=widest(plain.device)).item() / plain.numel(),
         "num_zero": int((plain == 0).sum()),
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..devices import device_memory, device_name, has_accelerator
 from ..runtime.batches import named_tensors
 from ..runtime.saved_state import free_memory
 from .probes import Subject
@@ -82,9 +83,9 @@ def gather(subject: Subject) -> Facts:
         versions=_versions(),
         cudnn=torch.backends.cudnn.version() if on_gpu else None,
         model_device=subject.device,
-        device_name=torch.cuda.get_device_name() if on_gpu else "",
+        device_name=device_name(subject.device),
         capability=torch.cuda.get_device_capability() if on_gpu else None,
-        has_idle_gpu=not on_gpu and torch.cuda.is_available(),
+        has_idle_gpu=subject.device == "cpu" and has_accelerator(),
         autocast_dtype=subject.autocast_dtype,
         is_autocast_on=torch.is_autocast_enabled(subject.device),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
@@ -104,7 +105,7 @@ def gather(subject: Subject) -> Facts:
         num_workers=max([w for w in workers if isinstance(w, int)], default=0),
         free_shm_bytes=_free_shm(),
         needed_bytes=4 * size,
-        free_bytes=float(torch.cuda.mem_get_info()[0]) if on_gpu else _available(),
+        free_bytes=device_memory(subject.device) or _available(),
         free_disk_bytes=float(shutil.disk_usage(Path.cwd()).free),
         parameter_bytes=size,
     )

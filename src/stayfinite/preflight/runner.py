@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..devices import widest
 from ..errors import UsageError
 from ..foresee.capture import StepCapture
 from ..foresee.intervals import judge_fully
@@ -325,7 +326,7 @@ def _norm(t: Tensor) -> float:
     if not t.numel():
         return 0.0
     return float(
-        torch.linalg.vector_norm(t, dtype=torch.float64 if t.is_floating_point() else None)
+        torch.linalg.vector_norm(t, dtype=widest(t.device) if t.is_floating_point() else None)
     )
 
 

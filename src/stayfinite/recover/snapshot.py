@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import room_on_host
 from ..private import make_folder
 from .atomic import atomic_path
 
@@ -140,9 +141,7 @@ class DiskSnapshot(Snapshot):
 
 
 def _room_for(t: Tensor) -> Tensor:
-    if t.device.type == "cuda":
-        return torch.empty_like(t, device="cpu", pin_memory=t.layout == torch.strided)
-    return torch.empty_like(t)
+    return room_on_host(t) if t.device.type not in ("cpu", "meta") else torch.empty_like(t)
 
 
 def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:

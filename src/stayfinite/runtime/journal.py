@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import copy_out
 from ..records import Incident
 from ..report.journal import Journal, Listener, Row, journal_name
 from ..report.text import headline
@@ -134,12 +135,7 @@ class Stage:
         host = torch.empty(0)
         if values:
             stacked = torch.stack(values)
-            is_cuda = stacked.device.type == "cuda"
-            host = torch.empty(len(values), pin_memory=is_cuda)
-            host.copy_(stacked, non_blocking=is_cuda)
-            if is_cuda:
-                event = torch.cuda.Event()
-                event.record()
+            host, event = copy_out(stacked)
         self._under_way.append((rows, places, host, event))
 
     def _arrived(self, is_last: bool) -> list[_Timed]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..detect import SpikeWatch
+from ..devices import widest
 from ..errors import BudgetExceededError, NonFiniteError
 from ..records import Action, Event, Incident
 from ..recover.ledger import Ledger, LedgerEntry
@@ -538,7 +539,7 @@ def _read_together(windows: list[Window]) -> dict[int, tuple[float | None, float
     values: list[float] = []
     if plain:
         device = plain[0].device
-        values = torch.stack([t.detach().to(device, torch.float64) for t in plain]).tolist()
+        values = torch.stack([t.detach().to(device, widest(device)) for t in plain]).tolist()
     known = dict(zip(map(id, plain), values))
     return {id(w): (known.get(id(a)), known.get(id(b))) for w, (a, b) in zip(windows, pairs)}
 

@@ -12,19 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..devices import is_accelerator_started, random_states, set_random_states
+
 __all__ = ["RngMemory", "RngState", "is_generator"]
 
 
 class RngState:
     """The generators as they were; None for NumPy's where that is not imported."""
 
-    __slots__ = ("cuda", "numpy", "own", "python", "torch")
+    __slots__ = ("accelerator", "numpy", "own", "python", "torch")
 
     def __init__(
-        self, torch_state: Tensor, cuda: list[Tensor] | None, python: Any, numpy: Any, own: Any = ()
+        self,
+        torch_state: Tensor,
+        accelerator: list[Tensor] | None,
+        python: Any,
+        numpy: Any,
+        own: Any = (),
     ) -> None:
         self.torch = torch_state
-        self.cuda = cuda
+        self.accelerator = accelerator
         self.python = python
         self.numpy = numpy
         self.own: Sequence[tuple[Any, Any]] = own
@@ -33,8 +40,8 @@ class RngState:
     def restore(self) -> None:
         """Put the generators back."""
         torch.set_rng_state(self.torch)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state_all(self.cuda)
+        if self.accelerator is not None:
+            set_random_states(self.accelerator)
         if self.python is not None:
             random.setstate(self.python)
         if self.numpy is not None:
@@ -44,7 +51,7 @@ class RngState:
 
     def is_same(self, other: RngState) -> bool:
         """Whether the next numbers would be the same ones."""
-        mine, theirs = ([s.torch, *(s.cuda or [])] for s in (self, other))
+        mine, theirs = ([s.torch, *(s.accelerator or [])] for s in (self, other))
         return (
             len(mine) == len(theirs)
             and all(map(torch.equal, mine, theirs))
@@ -59,7 +66,7 @@ class RngState:
         numpy = sys.modules.get("numpy")
         return cls(
             torch.get_rng_state(),
-            _cuda_state(),
+            random_states(),
             random.getstate(),
             numpy.random.get_state() if numpy is not None else None,
         )
@@ -115,10 +122,6 @@ def _is_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
     return repr(mine) == repr(theirs)
 
 
-def _cuda_state() -> list[Tensor] | None:
-    return torch.cuda.get_rng_state_all() if torch.cuda._initialized else None
-
-
 class RngMemory:
     """Captures per step. A generator is copied (torch's 5 KB and 2 to 7 µs, Python's 9, NumPy's
     34 µs) only when a look at its position says that it has moved; without such a look, every time.
@@ -147,7 +150,7 @@ class RngMemory:
             return self._capture()
         found = self._capture()
         own = [(g, _get(g)) for g in self._own]
-        return RngState(found.torch, found.cuda, found.python, found.numpy, own)
+        return RngState(found.torch, found.accelerator, found.python, found.numpy, own)
 
     def _capture(self) -> RngState:
         if self._all is not None:
@@ -155,7 +158,7 @@ class RngMemory:
                 self._all, self._numpy = None, _Kept(sys.modules["numpy"].random.get_state, None)
                 return self._capture()
             at = [area.raw for area in self._all]
-            if at == self._at and not torch.cuda._initialized and self._last is not None:
+            if at == self._at and not is_accelerator_started() and self._last is not None:
                 return self._last
         elif self._numpy is None and "numpy" in sys.modules:
             numpy = sys.modules["numpy"]
@@ -169,7 +172,7 @@ class RngMemory:
             self._all = [area for kept in known for area in kept.areas or ()]
             self._at = [area.raw for area in self._all]
         state = self._numpy.state if self._numpy is not None else None
-        self._last = RngState(self._torch.state, _cuda_state(), self._python.state, state)
+        self._last = RngState(self._torch.state, random_states(), self._python.state, state)
         return self._last
 
 

@@ -16,6 +16,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ..devices import widest
+
 __all__ = ["before_steps", "clipped", "scaled_lr"]
 
 Change = Callable[[Optimizer], Callable[[], None]]
@@ -69,7 +71,7 @@ def clipped(limit: float) -> contextlib.AbstractContextManager[None]:
         dense = [g for g in grads if g.layout == torch.strided]
         if dense:
             with torch.no_grad():
-                norms = torch._foreach_norm([g.detach().double() for g in dense])
+                norms = torch._foreach_norm([g.detach().to(widest(g.device)) for g in dense])
                 total = float(torch.linalg.vector_norm(torch.stack([n.cpu() for n in norms])))
                 if total > limit and math.isfinite(total):
                     torch._foreach_mul_([g.detach() for g in dense], limit / total)
