@@ -1,0 +1,23 @@
+"""Each broken example has its true line among those that can fail, before its first real step."""
+
+import shutil
+
+import pytest
+import yaml
+from tests.import_graph import SRC
+
+from stayfinite.preflight.capture import check_script
+from stayfinite.preflight.target import ScriptTarget
+
+EXAMPLES = SRC.parent / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lstm_market", "mmdit_dlm", "mmgcn", "restran_mhc", "temi"])
+def test_the_true_line_can_fail(name, tmp_path, monkeypatch):
+    shutil.copytree(EXAMPLES / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path / name)
+    expected = yaml.safe_load((EXAMPLES / name / "demo.yaml").read_text())["expect"]["line"]
+    report = check_script(ScriptTarget("train.py"), only=["proof"])
+    found = [f.data["source"] for f in report.of_group("proof") if f.check == "proof/can-fail"]
+    assert any(expected in source for source in found), found
