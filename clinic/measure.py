@@ -106,9 +106,9 @@ class Score:
         )
 
     @property
-    def has_verified_fix(self) -> bool:
+    def has_proved_fix(self) -> bool:
         return self.incident is not None and any(
-            f.status == "verified" for f in self.incident.diagnosis.fixes
+            f.status == "proved" for f in self.incident.diagnosis.fixes
         )
 
 

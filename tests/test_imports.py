@@ -12,7 +12,8 @@ SRC = ROOT / "stayfinite"
 BASE = {"records", "errors", "config", "codes", "numerics", "private"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
-    "records": {"errors"},
+    "records": {"errors", "incident_html"},
+    "incident_html": set(),
     "errors": set(),
     "config": {"errors"},
     "codes": {"errors"},
@@ -24,7 +25,7 @@ ALLOWED = {
     "sandbox": {"patches"},
     "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
-    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime"},
+    "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies", "lint"},
     "guard": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "preflight": BASE
     | {
@@ -34,6 +35,7 @@ ALLOWED = {
         "investigate",
         "foresee",
         "guard",
+        "lint",
         "checkpoint",
         "detect",
         "diagnose",
@@ -45,7 +47,7 @@ ALLOWED = {
     | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "remedies": {"records", "errors", "codes"},
     "lint": {"records", "errors", "codes", "remedies"},
-    "integrations": BASE | {"guard", "runtime"},
+    "integrations": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
@@ -108,6 +110,7 @@ def test_records_report_and_lint_do_not_know_torch():
         ("import stayfinite", ["torch", "rich", "typer", "libcst", "jinja2"]),
         ("import stayfinite.records, stayfinite.codes", ["torch", "rich"]),
         ("import stayfinite.cli", ["torch"]),
+        ("import stayfinite.integrations.pytest_plugin", ["torch", "rich"]),
         ("import stayfinite.lint, stayfinite.lint.render", ["torch", "rich", "libcst"]),
     ],
 )

@@ -13,6 +13,7 @@ from stayfinite.records import (
     SCHEMA_VERSION,
     Action,
     Candidate,
+    Culprit,
     Diagnosis,
     Event,
     Experiment,
@@ -21,6 +22,7 @@ from stayfinite.records import (
     Link,
     Location,
     Operand,
+    Proof,
     StepRecord,
     TensorStats,
     from_plain,
@@ -40,15 +42,18 @@ LINK = Link(
     library_line=9, library_source="z", kernel="aten.mul", inputs=(OPERAND,), outputs=(OPERAND,),
     facts={"rows_all_neginf": 2.0, "huge": INF}, label="batch[0]",
 )  # fmt: skip
+CULPRIT = Culprit(file="/x.py", line=3, what="SGD is made here", source="SGD()", function="f")
 RECORDS = [
     STATS,
     OPERAND,
     LINK,
     StepRecord(step=1, loss=-INF, grad_norm=INF, lr=(0.1, INF), scale=2.0, bad_state=("a", "b")),
     Event(step=2, phase="loss", value=-INF, loss=INF, lr=(1e-3,), name="w", noticed_at_step=4),
-    Location(op="aten.log", chain=(LINK, LINK), note="n"),
+    Location(op="aten.log", chain=(LINK, LINK), note="n", culprit=CULPRIT),
     Experiment(name="fp32", changed="precision", outcome="finite", duration_ms=INF),
-    Fix(title="t", why="w", status="verified", file="f", line=1, before="a", after="b"),
+    Fix(title="t", why="w", status="proved", file="f", line=1, before="a", after="b",
+        diff="d", proof=Proof(is_step_finite=True, largest_change=INF), remedy="r", file_sha256="0"),
+    Proof(is_step_finite=True, num_healthy=3, largest_change=1e-7, num_after=6, note="n"),
     Candidate(cause="log_of_zero", confidence=0.5, reason="r"),
     Diagnosis(
         cause="log_of_zero", confidence=0.9, evidence=("a",), fixes=(Fix(title="t", why="w"),),
@@ -57,9 +62,10 @@ RECORDS = [
         samples=(1, 2), dataset_indices=(7, 8),
     ),
     Action(kind="rolled_back", detail="d", restored_step=3),
+    CULPRIT,
 ]  # fmt: skip
 INCIDENT = Incident(
-    id="i", event=RECORDS[4], location=RECORDS[5], diagnosis=RECORDS[9], action=RECORDS[10],
+    id="i", event=RECORDS[4], location=RECORDS[5], diagnosis=RECORDS[10], action=RECORDS[11],
     history=(RECORDS[3],), environment={"torch": "2"}, created="now", path="/p",
 )  # fmt: skip
 
@@ -134,7 +140,7 @@ def test_missing_keys_have_defaults():
         ('{"kind": "x"}', "not an incident: expected an object with kind 'stayfinite.incident'"),
         (
             '{"kind": "stayfinite.incident", "schema": 99}',
-            "incident has schema 99, this version reads up to 1; upgrade stayfinite",
+            "incident has schema 99, this version reads up to 2; upgrade stayfinite",
         ),
         (
             '{"kind": "stayfinite.incident", "id": "a", "event": {}, "zeta": 1, "alpha": 2}',
@@ -195,3 +201,16 @@ def test_stats_count_what_is_not_finite():
     assert STATS.num_nonfinite == 6
     assert not STATS.is_finite
     assert TensorStats(shape=(), dtype="float32").is_finite
+
+
+def test_an_incident_of_the_first_schema_is_read_and_its_verified_fixes_are_untried():
+    old = Incident(id="i", event=Event(step=1, phase="loss"), diagnosis=Diagnosis(cause="c"))
+    data = json.loads(old.to_json())
+    data["schema"] = 1
+    data["diagnosis"]["fixes"] = [
+        {"title": "t", "why": "w", "status": "verified"},
+        {"title": "t", "why": "w", "status": "refuted"},
+    ]
+    found = Incident.from_json(json.dumps(data))
+    assert [f.status for f in found.diagnosis.fixes] == ["untried", "refuted"]
+    assert found.schema == SCHEMA_VERSION

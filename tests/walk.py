@@ -4,7 +4,7 @@
 of the package of which a function was called. "walk" is what a reader follows: modules that were handed
 the step itself (its window, failure, replay, origin, evidence, incident) by another module. Inside a stage
 only its door counts, modules that define those records do not, and a registry's entries (rules,
-experiments) are one.
+experiments) are one; so is lint, which is asked about one line.
 """
 
 import json
@@ -25,6 +25,8 @@ HANDED = (Window, Failure, Replay, ReplayResult, Verdict, Origin, Evidence, Inci
 DEFINE = {"stayfinite.runtime.window", "stayfinite.records", "stayfinite.diagnose.evidence"}
 LEAD = {"guard", "runtime", "investigate"}
 REGISTRIES = ("stayfinite.diagnose.rules", "stayfinite.investigate.experiments")
+TOOLS = ("stayfinite.lint", "stayfinite.remedies")
+"""Asked one question about a file; each counts once."""
 
 
 class Walk:
@@ -80,7 +82,7 @@ def _caller(frame):
 
 
 def _entry(name):
-    return next((r for r in REGISTRIES if name.startswith(r)), name)
+    return next((r for r in (*REGISTRIES, *TOOLS) if name.startswith(r)), name)
 
 
 def guard_step():

@@ -22,6 +22,7 @@ from .records import Event, Incident
 from .recover.ledger import LEDGER_NAME, Ledger
 from .recover.policy import Policy
 from .recover.ramp import PrecisionRamp
+from .report.inline import InlineReport
 from .report.store import RunFolder
 from .runtime.checkpoints import CheckpointWatch
 from .runtime.engine import Engine
@@ -98,6 +99,7 @@ class Guard:
         self.engine.on_incident = self.folder.save
         if run_dir is not None:
             self.engine.snapshot_folder = Path(run_dir) / "snapshots"
+            self.engine.recovery.folder = Path(run_dir)
             self.engine.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
             self.engine.journal = RunJournal(run_dir, self.state, environment())
         self._steps = StepDriver(
@@ -132,6 +134,10 @@ class Guard:
     def ledger(self) -> Ledger:
         """Every batch that was left out or cut, and why; `ledger.jsonl` in the run folder."""
         return self.engine.recovery.ledger
+
+    def report(self) -> InlineReport:
+        """The incidents so far: printed it is text, in a notebook it shows itself."""
+        return InlineReport(self.incidents, self.warnings, self.engine.num_applied)
 
     def watch(self, pattern: str, *, max_abs: float, action: str = "warn") -> None:
         """Warn (or raise) when a parameter whose name matches grows beyond `max_abs`.
@@ -273,6 +279,7 @@ class _Open:
         if self._has_provenance:
             yield lambda: _provenance.remove(is_last_user=True)
         yield lambda: part_listeners.discard(self._engine.recovery)
+        yield self._engine.recovery.healing.close
         yield self._engine.ranks.forget
         if self._engine.journal is not None:
             yield self._engine.journal.close

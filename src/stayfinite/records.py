@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from .errors import UsageError
+from .incident_html import incident_html
 
 __all__ = [
     "SCHEMA_VERSION",
     "Action",
     "Candidate",
+    "Culprit",
     "Diagnosis",
     "Event",
     "Experiment",
@@ -30,13 +32,14 @@ __all__ = [
     "Link",
     "Location",
     "Operand",
+    "Proof",
     "StepRecord",
     "TensorStats",
     "from_plain",
     "to_plain",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 PHASES = ("data", "forward", "loss", "backward", "parameter", "optimizer", "checkpoint", "resume")
 
@@ -154,6 +157,20 @@ class Event:
     scale: float | None = None
     rank: int = 0
     message: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+    """By which the script counts its own loops, as they stood: {"epoch": 1, "it": 76}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """The line that set what is to blame, where that is a setting and not the line of the birth."""
+
+    file: str
+    line: int
+    what: str
+    """What happens in that line: "SGD is made here", "the learning rate is set here"."""
+    source: str | None = None
+    function: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +191,10 @@ class Location:
     method: str = "replay"
     """replay | time_travel | rerun | none"""
     note: str = ""
+    culprit: Culprit | None = None
+    """For a setting, a schedule, a load, a pipeline, an initialization: the line that set it."""
+    first_bad: str = ""
+    """The index of the first bad value, with its meaning where the shape tells: "sample 3, feature 8"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,18 +210,41 @@ class Experiment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What was seen when a change was run in place of the source as it is."""
+
+    is_step_finite: bool = False
+    """Whether the step that failed is finite with the change."""
+    num_healthy: int = 0
+    """Healthy steps before it that were computed both ways."""
+    largest_change: float | None = None
+    """The largest relative change of their losses; None where there were none."""
+    num_after: int = 0
+    """Steps behind it that were run with the change, all finite."""
+    note: str = ""
+    """What could not be run, or why it was refuted."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fix:
     """One concrete change."""
 
     title: str
     why: str
     status: str = "untried"
-    """verified | refuted | untried"""
+    """proved (exactly this diff was run, see `proof`) | refuted | untried"""
     file: str | None = None
     line: int | None = None
     before: str | None = None
     after: str | None = None
     experiment: str | None = None
+    diff: str | None = None
+    """The change as a patch of the user's own file; None where it is only described."""
+    proof: Proof | None = None
+    remedy: str | None = None
+    """Its name in the catalogue of remedies."""
+    file_sha256: str | None = None
+    """The file that the diff was made of: it is applied to no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +271,8 @@ class Diagnosis:
     samples: tuple[int, ...] = ()
     """Rows of the batch that are enough to fail."""
     dataset_indices: tuple[int, ...] = ()
+    observed: dict[str, float] = field(default_factory=dict)
+    """Figures that were measured beside the links: weights, batches, rates, replays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +280,7 @@ class Action:
     """What was done about it."""
 
     kind: str
-    """skipped | raised | rolled_back | stopped | none"""
+    """skipped | sanitized | raised | rolled_back | put_back | stopped | none"""
     detail: str = ""
     restored_step: int | None = None
 
@@ -267,6 +313,10 @@ class Incident:
         """
         return json.dumps({"kind": self.KIND, **to_plain(self)}, indent=indent, allow_nan=False)
 
+    def _repr_html_(self) -> str:
+        """In a notebook an incident shows itself."""
+        return incident_html(self)
+
     @classmethod
     def from_json(cls, text: str) -> Incident:
         """The incident that `to_json` wrote; anything else is rejected with the reason."""
@@ -284,7 +334,25 @@ class Incident:
                 "upgrade stayfinite"
             )
         data.pop("kind")
+        if data.get("schema", 0) < SCHEMA_VERSION:
+            data = _upgraded(data)
         return from_plain(cls, data)
+
+
+def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
+    """An incident of schema 1: its fixes were called verified when a line was kept finite, not when
+    the change itself was run."""
+    diagnosis = data.get("diagnosis")
+    fixes = diagnosis.get("fixes") if isinstance(diagnosis, dict) else None
+    if isinstance(diagnosis, dict) and isinstance(fixes, list):
+        new = [
+            {**f, "status": "untried"}
+            if isinstance(f, dict) and f.get("status") == "verified"
+            else f
+            for f in fixes
+        ]
+        data = {**data, "diagnosis": {**diagnosis, "fixes": new}}
+    return {**data, "schema": SCHEMA_VERSION}
 
 
 def to_plain(value: Any) -> Any:

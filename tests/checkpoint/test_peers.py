@@ -62,7 +62,7 @@ def package(request):
 
 def test_published_weights_are_healthy(package):
     folder, files = package
-    report = scan(folder)
+    report = scan(folder, ranges=True)
     assert report.exit_code(strict=True) == 0, [f.findings for f in report.files if f.findings]
     counts = {f.path: len(f.tensors) for f in report.files}
     for name, number in files.items():

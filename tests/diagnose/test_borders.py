@@ -82,7 +82,7 @@ def test_the_operation_decides(loss_fn, bad, cause):
     batches = [*before, bad]
     found = diagnosis(loss_fn, batches)
     assert found.cause == cause, found.candidates
-    assert any(f.status == "verified" for f in found.fixes)
+    assert any(e.outcome == "finite" for e in found.experiments)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_a_rate_that_is_too_high():
     batches = [(torch.randn(8, 3) * 10, torch.randn(8)) for _ in range(40)]
     found = diagnosis(lambda m, b: (m(b[0]).sum(1) - b[1]).square().mean(), batches, lr=1.0)
     assert found.cause == "lr_divergence"
-    # Verified or not depends on how early the last snapshot was; refuted it must never be.
+    # Refuted it must never be.
     (status,) = [f.status for f in found.fixes if f.experiment == "smaller_lr"]
-    assert status in ("verified", "untried")
+    assert status == "untried"
 
 
 def test_a_schedule_that_hands_out_nan():
@@ -125,7 +125,8 @@ def test_adam_without_epsilon():
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, eps=0.0)
     found = diagnosis(lambda m, x: m(x)[:, :2].mean(), [ONES], model, optimizer=optimizer)
     assert found.cause == "optimizer_denominator"
-    assert any(f.status == "verified" and "eps=1e-8" in f.title for f in found.fixes)
+    assert any("eps=1e-8" in f.title for f in found.fixes)
+    assert [e.outcome for e in found.experiments if e.name == "larger_eps"] == ["finite"]
 
 
 def test_a_restored_state_and_a_constructed_one():
@@ -193,7 +194,7 @@ def test_a_saturating_exp_is_no_remedy_where_it_is_added_up():
         return (m(x).exp() * 1e-30).tanh().mean()
 
     found = diagnosis(normalized, [ONES, zero_at(95.0)])
-    assert (found.cause, found.fixes[0].status) == ("exp_overflow", "verified")
+    assert found.cause == "exp_overflow"
     assert not any("safe_exp" in fix.title for fix in found.fixes)
     found = diagnosis(weighed, [ONES, zero_at(95.0)])
     (saturating,) = [fix for fix in found.fixes if "safe_exp" in fix.title]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stayfinite import Guard
-from stayfinite.diagnose.rewrite import holds, safe_form
+from stayfinite.diagnose.words import holds
 from stayfinite.report.text import render
 
 
@@ -93,9 +93,8 @@ def test_a_gap_that_the_loss_masks_comes_back_as_a_leak():
     assert found.location.source == "error = (m(torch.ones(2, 3)) - x) ** 2"
     assert found.diagnosis.cause == "masked_branch_leak"
     assert "1 non-finite value, which torch.where leaves out of the loss" in found.diagnosis.summary
-    (fix,) = found.diagnosis.fixes
-    assert fix.title.startswith("fill the gaps before the arithmetic")
-    assert fix.status == "verified"
+    fixes = [f for f in found.diagnosis.fixes if f.diff is None]
+    assert [f.title[:34] for f in fixes] == ["fill the gaps before the arithmetic"[:34]]
 
 
 def test_a_gap_that_reaches_the_loss_is_bad_data():
@@ -121,8 +120,8 @@ def test_a_division_in_a_hand_written_backward():
     assert "\n  called at" in render(found)
     assert found.diagnosis.cause == "zero_denominator"
     assert "divides by 1 value that is exactly zero" in found.diagnosis.summary
-    assert found.diagnosis.fixes[0].after == "return safe_div(grad, grad.norm(p=1))"
-    assert found.diagnosis.fixes[0].status == "verified"
+    assert found.diagnosis.fixes[0].status == "proved"
+    assert "+        return grad / " in found.diagnosis.fixes[0].diff
 
 
 def second_derivative(m, x):
@@ -160,7 +159,7 @@ def test_an_optimizers_own_root_is_answered_with_a_setting():
     found = incident_of(lambda m, x: m(x).mean(), batch(1.0), model, optimizer)
     assert found.diagnosis.cause == "domain_error"
     assert "RMSprop takes the sqrt of" in found.diagnosis.summary
-    assert [fix.title for fix in found.diagnosis.fixes] == ["RMSprop: set centered=False"]
+    assert "RMSprop: set centered=False" in [fix.title for fix in found.diagnosis.fixes]
 
 
 def test_an_operator_without_a_rule_of_its_own_is_described():
@@ -171,28 +170,12 @@ def test_an_operator_without_a_rule_of_its_own_is_described():
 
 def test_log_space_is_offered_first_only_where_a_probability_is_seen():
     plain = incident_of(lambda m, x: m(x).log().sum(), batch()).diagnosis.fixes
+    plain = [f for f in plain if f.diff is None]
     assert plain[0].title.startswith("use stayfinite.numerics.safe_log")
     assert plain[1].title.startswith("or, if it is a probability, stay in log space")
     seen = incident_of(lambda m, x: torch.log(torch.sigmoid(m(x) - 999)).sum(), batch()).diagnosis
-    assert "F.logsigmoid(m(x) - 999)" in (seen.fixes[0].after or seen.fixes[0].title)
-
-
-@pytest.mark.parametrize(
-    ("source", "op", "after"),
-    [
-        ("x = a / (b + 1e-6)  # mean", "div", "x = safe_div(a, b + 1e-6)  # mean"),
-        ("y = (x+1).pow(.5)*0x10", "pow", "y = safe_pow(x+1, .5)*0x10"),
-        ("p = {'a': torch.log(q) for q in qs}", "log", "p = {'a': safe_log(q) for q in qs}"),
-        ("é = torch.sqrt(ü/2)", "sqrt", "é = safe_sqrt(ü/2)"),
-        ("s = (m / n).view(1) * (a / b)", "div", "s = safe_div(m, n).view(1) * safe_div(a, b)"),
-        ("s = f((m / n)) + (a / b) ** 2", "div", "s = f((safe_div(m, n))) + safe_div(a, b) ** 2"),
-        ("z = a / b / c", "div", "z = safe_div(safe_div(a, b), c)"),
-        ("n = f'{a / b}' + str(1e-6)", "div", None),
-        ("return torch.acos(x, out=y)", "acos", "return safe_acos(x, out=y)"),
-    ],
-)
-def test_what_is_not_changed_keeps_its_spelling(source, op, after):
-    assert safe_form(source, op) == after
+    assert seen.fixes[0].status == "proved"
+    assert "logsigmoid(m(x) - 999)" in seen.fixes[0].diff
 
 
 @pytest.mark.parametrize(

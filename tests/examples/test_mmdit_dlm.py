@@ -107,7 +107,7 @@ def test_the_bad_draw_is_caught_and_explained(incidents):
     assert Path(first.location.file).name == "train.py"
     assert first.location.source.strip() == LINE
     assert first.diagnosis.cause == "low_precision_underflow"
-    assert first.diagnosis.fixes[0].status == "verified"
+    assert first.diagnosis.fixes[0].status == "proved"
     located = [i for i in incidents if i.location.op is not None]
     assert {i.location.source.strip() for i in located} == {LINE}
     # After the loop's very last step nobody asks for a batch with which it could be run again.

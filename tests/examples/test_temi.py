@@ -112,7 +112,7 @@ def test_the_head_is_caught_at_the_power_of_a_probability_that_is_zero(incidents
     assert Path(found.location.file).name == "train.py"
     assert found.location.source.strip() == LINE
     assert found.diagnosis.cause == "singular_gradient"
-    assert found.diagnosis.fixes[0].status == "verified"
+    assert found.diagnosis.fixes[0].status == "proved"
     others = {i.location.source.strip() for i in incidents if i.event.phase == "backward"}
     assert others == {LINE}
 

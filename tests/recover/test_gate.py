@@ -200,6 +200,36 @@ def test_what_is_no_training_state_is_let_through(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["data.pt", "e.pt", "m.pt"]
 
 
+def test_a_save_that_raises_leaves_what_it_leaves_without_the_gate(tmp_path):
+    cannot_be_saved = {"model": lambda x: x}
+    for name in ("plain", "gated"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(Exception, match="pickle"):
+        torch.save(cannot_be_saved, tmp_path / "plain" / "new.pt")
+    with save_gate():
+        torch.save({"w": torch.ones(2)}, tmp_path / "gated" / "old.pt")
+        for name in ("new.pt", "old.pt"):
+            with pytest.raises(Exception, match="pickle"):
+                torch.save(cannot_be_saved, tmp_path / "gated" / name)
+    plain, gated = (tmp_path / name / "new.pt" for name in ("plain", "gated"))
+    assert gated.read_bytes() == plain.read_bytes()
+    assert sorted(p.name for p in gated.parent.iterdir()) == ["new.pt", "old.pt"]
+    assert torch.load(tmp_path / "gated" / "old.pt")["w"].tolist() == [1, 1]
+
+
+def test_a_file_keeps_its_mode_and_its_other_names(tmp_path):
+    secret, shared, other = (tmp_path / name for name in ("secret.pt", "shared.pt", "other.pt"))
+    for path in (secret, shared):
+        torch.save({"w": torch.zeros(2)}, path)
+    secret.chmod(0o600)
+    other.hardlink_to(shared)
+    with save_gate():
+        for path in (secret, shared):
+            torch.save({"w": torch.ones(2)}, path)
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert torch.load(other)["w"].tolist() == torch.load(secret)["w"].tolist() == [1, 1]
+
+
 def test_a_symbolic_link_stays_one(tmp_path):
     by_torch(0.1, tmp_path / "real.pt")
     (tmp_path / "link.pt").symlink_to(tmp_path / "real.pt")

@@ -14,6 +14,7 @@ from stayfinite.records import (
     Link,
     Location,
     Operand,
+    Proof,
     StepRecord,
     TensorStats,
 )
@@ -23,6 +24,7 @@ from stayfinite.report.store import RunFolder
 NAN = math.nan
 EVIL = "<script>window.hacked=1</script>"
 EVIL_ATTRIBUTE = "\"><img src=x onerror='window.hacked=2'>"
+PROOF = Proof(is_step_finite=True, num_healthy=3, largest_change=0.0, num_after=6)
 SOURCE = """import torch
 
 
@@ -57,7 +59,7 @@ def incident(step: int, folder: pathlib.Path, name: str = "encoder.0") -> Incide
     )
     fix = Fix(
         title="take the logarithm of a softmax as one", why="log of an exact zero is -inf",
-        status="verified", file=str(file), line=6, before=source,
+        status="proved", proof=PROOF, file=str(file), line=6, before=source,
         after="return -torch.log_softmax(p, -1).mean()", experiment="line",
     )  # fmt: skip
     return Incident(

@@ -87,7 +87,7 @@ def test_the_page_needs_no_other_file(page):
 def test_every_part_of_the_story_is_there(page):
     for text in (
         "log_of_zero", "93 %", "aten.log", "born here", "seen here", "this line kept finite",
-        "verified", "refuted", "nonfinite", "-    return -torch.log(q).mean()",
+        "proved", "refuted", "nonfinite", "-    return -torch.log(q).mean()",
         "+    return -torch.log_softmax(p, -1).mean()", "Skipped steps", "Checkpoints", "2 bad tensors",
         "Warnings", "the loss is 9", "Environment", 'class="hist"', 'class="hit"', "The same again at", "Rows of the batch",
     ):  # fmt: skip

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,7 @@ from stayfinite.records import (
     Link,
     Location,
     Operand,
+    Proof,
     TensorStats,
 )
 from stayfinite.report.text import headline, number, render, short_path
@@ -49,6 +51,11 @@ INCIDENT = Incident(id="i", event=EVENT, location=LOCATION, action=SKIPPED, path
 WHOLE = """\
 stayfinite: step 7 (epoch 1): the loss is -inf
   phase: forward
+  where  train.py:41 in forward, module encoder.norm, born in aten.log
+           x = x.log()
+
+done: skipped; nothing moved
+saved: /runs/i
 
 where
   operator  aten.log
@@ -69,47 +76,101 @@ values at the birth
   arguments: dim=-1
 
 this step
-  loss -inf   grad norm 3   lr 0.001   scale 6.554e+04
-
-done: skipped; nothing moved
-saved: /runs/i"""
+  loss -inf   grad norm 3   lr 0.001   scale 6.554e+04"""
 
 
 def test_the_whole_text():
     assert render(INCIDENT) == WHOLE
 
 
-def test_a_diagnosis_stands_between_the_figures_and_what_was_done():
+DIFF = """\
+--- a/train.py
++++ b/train.py
+@@ -41 +41 @@
+-x.log()
++x.log_softmax(-1)
+"""
+PROOF = Proof(is_step_finite=True, num_healthy=3, largest_change=1e-7, num_after=6)
+
+
+def test_where_why_the_diff_and_its_proof_come_first():
     diagnosis = Diagnosis(
         cause="log_of_zero", confidence=0.9, summary="a probability is zero",
-        evidence=("3 zeros went in",), samples=(4, 5), dataset_indices=(104, 105),
+        evidence=("3 zeros went in",), samples=(4, 5), dataset_indices=tuple(range(104, 120)),
         experiments=(
             Experiment(name="fp32", changed="float32 instead of float16", outcome="nonfinite"),
             Experiment(name="drop", changed="without rows 4, 5", outcome="finite", detail="2 ms"),
         ),
-        fixes=(Fix(title="use log_softmax", why="it cannot saturate", status="verified",
-                   before="x.log()", after="x.log_softmax(-1)"),),
+        fixes=(
+            Fix(title="use log_softmax", why="it cannot saturate", status="proved", diff=DIFF,
+                proof=PROOF),
+            Fix(title="or clean the data", why="it helps"),
+            Fix(title="add an epsilon", why="none", status="refuted", diff=DIFF,
+                proof=Proof(note="the step is still not finite")),
+        ),
     )  # fmt: skip
-    text = render(Incident(id="i", event=EVENT, diagnosis=diagnosis, action=SKIPPED))
+    text = render(Incident(id="i", event=EVENT, diagnosis=diagnosis, action=SKIPPED, path="/r/i"))
+    assert text.startswith(
+        """\
+stayfinite: step 7 (epoch 1): the loss is -inf
+  phase: forward
+  why    log_of_zero (confidence 90%): a probability is zero
+  fix    use log_softmax  [proved]
+    --- a/train.py
+    +++ b/train.py
+    @@ -41 +41 @@
+    -x.log()
+    +x.log_softmax(-1)
+  proof  exactly this diff was run: step 7 is finite; 3 healthy steps before it give the same loss
+         (largest change 1e-07); 6 steps behind it stay finite
+  apply  stayfinite fix /r/i --apply
+
+done: skipped; nothing moved
+"""
+    )
     assert text.endswith(
         """\
-why: log_of_zero (confidence 90%)
-  a probability is zero
+evidence
   - 3 zeros went in
   rows of the batch that are enough to fail: 4, 5
-  their indices in the data set: 104, 105
+  their indices in the data set: 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, ... (16 in all)
 
-proof: the same step again, with one change
+experiments: the same step again with one thing changed; they prove the cause, not a fix
   float32 instead of float16  -> still not finite
   without rows 4, 5           -> the step is finite: 2 ms
 
-try
-  1. use log_softmax  [verified]
-       - x.log()
-       + x.log_softmax(-1)
-     it cannot saturate
+or
+  1. or clean the data  [untried]
+     it helps
 
-done: skipped; nothing moved"""
+tried, and does not help  [refuted]
+  - add an epsilon: the step is still not finite"""
+    )
+
+
+def test_a_refuted_change_is_never_under_try():
+    fixes = (Fix(title="lower it", why="w", status="refuted"),)
+    text = render(Incident(id="i", event=EVENT, diagnosis=Diagnosis(cause="c", fixes=fixes)))
+    assert "\ntry" not in text and "does not help" in text
+
+
+def test_a_long_chain_is_cut_with_an_ellipsis():
+    links = (BIRTH, *(Link(op=f"aten.op{i}", role="carrier") for i in range(30)), SYMPTOM)
+    text = render(replace(INCIDENT, location=replace(LOCATION, chain=links)))
+    assert "  ... 19 more carry it on ...\n  aten.mean" in text
+
+
+def test_an_operator_that_only_carried_it_has_not_born_it():
+    source = Link(op=None, role="source", label="batch x")
+    carried = replace(BIRTH, role="carrier")
+    text = headline(replace(INCIDENT, location=replace(LOCATION, chain=(source, carried))))
+    assert "seen in aten.log" in text and "born" not in text
+
+
+def test_the_first_bad_index_is_shown_with_its_meaning():
+    location = replace(LOCATION, first_bad="sample 3, feature 8")
+    assert "born in aten.log, first at sample 3, feature 8" in render(
+        replace(INCIDENT, location=location)
     )
 
 

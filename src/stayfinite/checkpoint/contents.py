@@ -13,7 +13,7 @@ from ..numerics.health import stats as live_stats
 from ..records import TensorStats
 from .files import Blob
 from .geometry import Layout, layout_of, row_major
-from .judge import finding, is_plainly_fine, judge_number, judge_tensor
+from .judge import finding, is_plainly_fine, judge_number, judge_tensor, needs_range
 from .limits import FileFault, LimitError, Limits
 from .measure import Elements, Probe, dtype_of, measure
 from .parallel import Measurer, Outcome, Waiting
@@ -250,7 +250,10 @@ class _Worker:
         is_plain = layout.stride is row_major(ref.size) or ref.stride == row_major(ref.size)
         strided = None if is_plain and layout.num_elements else layout
         number = self._enter(tensor.name, tensor.role, None, ref)
-        job = Waiting(number, blob, layout.offset, ref.size, elements, is_matrix, strided)
+        has_range = self.probe.asked.has_ranges or needs_range(tensor.name)
+        job = Waiting(
+            number, blob, layout.offset, ref.size, elements, is_matrix, strided, has_range
+        )
         self.measurer.add(job)
 
     def _enter(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import MissingExtraError, UsageError
-from .measure import Probe
+from .measure import Asked, Probe
 from .records import FileReport
 from .running import Outcomes, Progress, Task, failed_report, guarded, size_of
 
@@ -24,7 +24,7 @@ _PER_WORKER = 4
 
 
 def run_on_ray(
-    tasks: list[Task], address: str, full: bool, progress: Progress, keep_partial: bool
+    tasks: list[Task], address: str, asked: Asked, progress: Progress, keep_partial: bool
 ) -> Outcomes:
     """All tasks on the cluster at `address`; "local" makes one on this machine."""
     progress.num_files = len(tasks)
@@ -34,7 +34,7 @@ def run_on_ray(
     with _cluster(address) as ray:
         look = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES, retry_exceptions=False)(_look)
         try:
-            for number, report in _spread(ray, look, tasks, full):
+            for number, report in _spread(ray, look, tasks, asked):
                 found[number] = report
                 progress.done_files += 1
                 progress.done_bytes += size_of(tasks[number].path)
@@ -46,12 +46,14 @@ def run_on_ray(
     return outcomes
 
 
-def _look(task: Task, full: bool) -> FileReport:
+def _look(task: Task, asked: Asked) -> FileReport:
     """What a worker does; nothing in a file is executed there either."""
-    return guarded(task, Probe(is_full=full))
+    return guarded(task, Probe(asked=asked))
 
 
-def _spread(ray: Any, look: Any, tasks: list[Task], full: bool) -> Iterator[tuple[int, FileReport]]:
+def _spread(
+    ray: Any, look: Any, tasks: list[Task], asked: Asked
+) -> Iterator[tuple[int, FileReport]]:
     """(number, report) as they come, the largest files first, so that none is left for the end."""
     order = sorted(range(len(tasks)), key=lambda i: -size_of(tasks[i].path))
     waiting = iter(order)
@@ -59,7 +61,7 @@ def _spread(ray: Any, look: Any, tasks: list[Task], full: bool) -> Iterator[tupl
     room = max(1, int(ray.cluster_resources().get("CPU", 1))) * _PER_WORKER
     while True:
         for number in waiting:
-            running[look.remote(tasks[number], full)] = number
+            running[look.remote(tasks[number], asked)] = number
             if len(running) >= room:
                 break
         if not running:

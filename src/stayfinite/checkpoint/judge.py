@@ -11,7 +11,7 @@ from .codes import SEVERITY
 from .records import TensorFinding, TensorReport
 from .roles import ROLE_TITLES, is_mask_like
 
-__all__ = ["finding", "is_plainly_fine", "judge_number", "judge_tensor"]
+__all__ = ["finding", "is_plainly_fine", "judge_number", "judge_tensor", "needs_range"]
 
 _ABSURD = {"weights": 1e6, "ema": 1e6, "optimizer": 1e15, "batchnorm": 1e12}
 """Ten thousand times what trained weights reach; squares of gradients may be larger still."""
@@ -52,7 +52,12 @@ def is_plainly_fine(name: str, stats: TensorStats) -> bool:
         return False
     if not -_ORDINARY < low <= high < _ORDINARY or (low == high and len(stats.shape) > 1):
         return False
-    return low > 0 or name.rpartition(".")[2] not in _LATER
+    return low > 0 or not needs_range(name)
+
+
+def needs_range(name: str) -> bool:
+    """Whether a rule asks for the smallest value of a tensor of ordinary values."""
+    return name.rpartition(".")[2] in _LATER
 
 
 def judge_tensor(tensor: TensorReport, is_flooded: bool) -> Iterator[TensorFinding]:

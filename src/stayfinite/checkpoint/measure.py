@@ -14,8 +14,11 @@ from ..records import TensorStats
 from .dtypes import Elements, dtype_of
 from .files import Blob
 from .geometry import Block, Layout
+from .ordinary import is_all_ordinary, range_of_non_negative
 
 __all__ = [
+    "NO_RANGE",
+    "Asked",
     "Elements",
     "Extremes",
     "Probe",
@@ -35,7 +38,20 @@ _SAMPLE = 64
 _FEW = 16
 """None subnormal among so many: one in 65,000 half-subnormal tensors would pass."""
 
+_LARGE = 1 << 20
+"""Bytes from which a tensor's range is not found on the way."""
+
 _WIDENED_TO = {torch.uint16: torch.int32, torch.uint32: torch.int64}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How much is wanted of tensors in which nothing is wrong."""
+
+    has_ranges: bool = False
+    """The smallest and the largest value of large tensors too, which takes half as long again."""
+    is_full: bool = False
+    """Zeros and subnormals counted, and the mean taken, of every tensor."""
 
 
 @dataclass
@@ -45,8 +61,7 @@ class Probe:
     on_bytes: Callable[[int], None] | None = None
     check: Callable[[], None] | None = None
     """Raises to stop the scan."""
-    is_full: bool = False
-    """Count zeros and subnormals and take the mean of every tensor, not only of bad ones."""
+    asked: Asked = Asked()
     scanned_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -96,14 +111,23 @@ def _from_bytes(raw: memoryview, elements: Elements, swap: bool) -> Tensor:
 Extremes = tuple[float, float, bool]
 """Smallest and largest value (NaN if there is one), and whether a sample is mostly subnormal."""
 
+NO_RANGE: Extremes = (math.inf, -math.inf, False)
+"""Of a tensor without elements, and of one whose values are ordinary and were not compared."""
+
 
 def measure(
-    blob: Blob, layout: Layout, elements: Elements, probe: Probe, *, for_flood: bool = False
+    blob: Blob,
+    layout: Layout,
+    elements: Elements,
+    probe: Probe,
+    *,
+    for_flood: bool = False,
+    has_range: bool = True,
 ) -> tuple[TensorStats, bool]:
     """The statistics of one tensor, and (`for_flood`) whether a sample of it is mostly subnormal."""
     if elements.is_eight_bit_float:
         return _measure_histogram(blob, layout, elements, probe), False
-    found = extremes(blob, layout, elements, probe, for_flood)
+    found = extremes(blob, layout, elements, probe, for_flood, has_range)
     return conclude(found, blob, layout, elements, probe)
 
 
@@ -118,7 +142,7 @@ def needs_detail(found: Extremes, elements: Elements, probe: Probe) -> bool:
     """Whether a tensor must be read a second time."""
     low, high, is_flooded = found
     is_bad = not -math.inf < low <= high < math.inf and (low <= high or low != low)
-    return elements.is_float and (is_bad or is_flooded or probe.is_full)
+    return elements.is_float and (is_bad or is_flooded or probe.asked.is_full)
 
 
 def conclude(
@@ -154,20 +178,28 @@ def plain_stats(
 
 
 def extremes(
-    blob: Blob, layout: Layout, elements: Elements, probe: Probe, for_flood: bool
+    blob: Blob,
+    layout: Layout,
+    elements: Elements,
+    probe: Probe,
+    for_flood: bool,
+    has_range: bool = True,
 ) -> Extremes:
-    """Smallest and largest value; both NaN as soon as a block holds one."""
+    """Smallest and largest value; both NaN as soon as a block holds one.
+
+    Without `has_range` they are left out where one block holds nothing but ordinary values.
+    """
     low, high, is_flooded = math.inf, -math.inf, False
     tiny = elements.tiny if for_flood else 0.0
-    has_range = elements.stored is not torch.uint64
+    can_compare = elements.stored is not torch.uint64
     per_block = max(1, blob.block_bytes // elements.itemsize)
-    is_plain = elements.stored not in _WIDENED_TO and has_range and not blob.is_big_endian
+    is_plain = elements.stored not in _WIDENED_TO and can_compare and not blob.is_big_endian
     if is_plain and layout.is_dense and 0 < layout.num_elements <= per_block:
-        return _dense_extremes(blob, layout, elements, probe, tiny)
+        return _dense_extremes(blob, layout, elements, probe, tiny, has_range)
     for block, flat in typed_blocks(blob, layout, elements, per_block):
         probe.advance(block.num_elements * elements.itemsize)
         blob.check_length()  # last, right before the bytes are touched
-        if not has_range:
+        if not can_compare:
             continue
         if elements.stored in _WIDENED_TO:
             flat = flat.to(_WIDENED_TO[elements.stored])
@@ -182,7 +214,7 @@ def extremes(
 
 
 def _dense_extremes(
-    blob: Blob, layout: Layout, elements: Elements, probe: Probe, tiny: float
+    blob: Blob, layout: Layout, elements: Elements, probe: Probe, tiny: float, has_range: bool
 ) -> Extremes:
     """The same for one block of a dense tensor, which is what most tensors are."""
     width = elements.itemsize
@@ -192,8 +224,10 @@ def _dense_extremes(
     blob.need(start, end)
     try:
         flat = _from_bytes(data[start:end], elements, False)
-        a, b = torch.aminmax(flat)
-        low, high = float(a), float(b)
+        if not has_range and end - start >= _LARGE and is_all_ordinary(flat, elements.tiny):
+            return NO_RANGE
+        known = range_of_non_negative(flat)
+        low, high = known or (float(v) for v in torch.aminmax(flat))
         if low != low or high != high:
             return math.nan, math.nan, False
         return low, high, bool(tiny) and sample_is_flooded(flat, tiny)

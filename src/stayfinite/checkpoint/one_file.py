@@ -13,7 +13,7 @@ from .contents import examine, step_and_epoch
 from .files import MappedFile, Region
 from .judge import finding
 from .limits import DEFAULT_LIMITS, FileFault, Limits
-from .measure import Probe
+from .measure import Asked, Probe
 from .places import Place, open_source, place
 from .policy import NONSENSE
 from .pool import touching
@@ -44,9 +44,12 @@ def scan_file(
     *,
     limits: Limits = DEFAULT_LIMITS,
     probe: Probe | None = None,
+    ranges: bool = False,
     verify: bool = False,
 ) -> FileReport:
     """Whether one checkpoint or data file is sound. Nothing in it is executed.
+
+    `ranges` takes the smallest and largest value of large healthy tensors too (`stats.min`, `stats.max`).
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -61,7 +64,7 @@ def scan_file(
     if where.is_dir():
         raise UsageError(f"{where} is a folder: use `scan` for it")
     begin = time.perf_counter()
-    probe = probe or Probe()
+    probe = probe or Probe(asked=Asked(has_ranges=ranges))
     try:
         with open_source(where) as file:
             return scan_source(file, str(where), limits.begin(), probe, verify)

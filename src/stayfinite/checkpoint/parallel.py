@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from math import prod
 
 from ..records import TensorStats
 from .files import Blob
 from .geometry import Layout, row_major
 from .limits import FileFault
 from .measure import (
+    NO_RANGE,
     Elements,
     Extremes,
     Probe,
@@ -43,6 +44,7 @@ class Waiting:
         "elements",
         "end",
         "for_flood",
+        "has_range",
         "key",
         "offset",
         "size",
@@ -58,6 +60,7 @@ class Waiting:
         elements: Elements,
         for_flood: bool,
         strided: Layout | None,
+        has_range: bool = True,
     ) -> None:
         self.key = key
         """Its number in the file."""
@@ -67,9 +70,11 @@ class Waiting:
         self.size = size
         self.elements = elements
         self.for_flood = for_flood
+        self.has_range = has_range
+        """Whether its smallest and largest value are wanted even if nothing is wrong with it."""
         self.strided = strided
         """None for a dense tensor, which needs no more than the above."""
-        self.count = strided.num_elements if strided is not None else prod(size)
+        self.count = strided.num_elements if strided is not None else math.prod(size)
         self.begin = blob.start + offset * elements.itemsize
         self.end = self.begin + self.count * elements.itemsize
 
@@ -133,7 +138,7 @@ class Measurer:
 
     def _submit(self) -> None:
         for jobs in _batches(self._large):
-            if len(jobs) == 1 and jobs[0].num_bytes > 2 * _BATCH_BYTES:
+            if len(jobs) == 1 and jobs[0].num_bytes > _BATCH_BYTES:
                 self._submit_pieces(jobs[0])
             else:
                 work = shared_pool().submit(_look, jobs, self._probe)
@@ -181,7 +186,10 @@ class _Joined(Future[list[Outcome]]):
             if isinstance(found, FileFault):
                 return [found]
             good.append(found)
-        return [_concluded(self._job, merge_extremes(good), self._probe)]
+        found = merge_extremes(good)
+        if found != NO_RANGE and NO_RANGE in good and math.isfinite(found[1] - found[0]):
+            return [_compared(self._job, self._probe)]
+        return [_concluded(self._job, found, self._probe)]
 
 
 def _batches(jobs: list[Waiting]) -> list[list[Waiting]]:
@@ -189,7 +197,7 @@ def _batches(jobs: list[Waiting]) -> list[list[Waiting]]:
     batches: list[list[Waiting]] = []
     size = _BATCH_BYTES
     for job in jobs:
-        if size >= _BATCH_BYTES or job.num_bytes > 2 * _BATCH_BYTES:
+        if size >= _BATCH_BYTES or job.num_bytes > _BATCH_BYTES:
             batches.append([])
             size = 0
         batches[-1].append(job)
@@ -215,7 +223,7 @@ def _extremes(job: Waiting, piece: Layout, probe: Probe) -> Extremes | FileFault
     if job.elements.is_eight_bit_float:
         return 0.0, 0.0, False  # its histogram tells everything later
     try:
-        return extremes(job.blob, piece, job.elements, probe, job.for_flood)
+        return extremes(job.blob, piece, job.elements, probe, job.for_flood, job.has_range)
     except FileFault as e:
         return e
 
@@ -226,7 +234,23 @@ def _look(jobs: list[Waiting], probe: Probe) -> list[Outcome]:
 
 def _whole(job: Waiting, probe: Probe) -> Outcome:
     try:
-        return measure(job.blob, job.layout, job.elements, probe, for_flood=job.for_flood)
+        return measure(
+            job.blob,
+            job.layout,
+            job.elements,
+            probe,
+            for_flood=job.for_flood,
+            has_range=job.has_range,
+        )
+    except FileFault as e:
+        return e
+
+
+def _compared(job: Waiting, probe: Probe) -> Outcome:
+    """Some pieces are ordinary, some are not: the whole once more, with its range."""
+    again = Probe(check=probe.check, asked=probe.asked)  # these bytes have been counted
+    try:
+        return measure(job.blob, job.layout, job.elements, again, for_flood=job.for_flood)
     except FileFault as e:
         return e
 

@@ -41,11 +41,16 @@ def shared_pool() -> ThreadPoolExecutor:
             # The setting belongs to the thread that makes it, and is the default for new threads:
             # so let all workers start and set it, then put the default back.
             started = threading.Barrier(workers)
-            pool = ThreadPoolExecutor(workers, "stayfinite-block", torch.set_num_threads, (1,))
+            pool = ThreadPoolExecutor(workers, "stayfinite-block", _use_one_core)
             list(pool.map(lambda _: started.wait(timeout=30), range(workers)))
             torch.set_num_threads(before)
             _pools[os.getpid()] = pool
         return pool
+
+
+def _use_one_core() -> None:
+    torch.get_num_threads()  # the first call in a thread sets the default, so it must not come later
+    torch.set_num_threads(1)
 
 
 @contextmanager

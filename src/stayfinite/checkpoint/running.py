@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..errors import StayfiniteError
 from .judge import finding
-from .measure import Probe
+from .measure import Asked, Probe
 from .places import Place
 from .records import FileReport
 
@@ -56,7 +56,7 @@ class Outcomes:
 
 
 def run_local(
-    tasks: list[Task], jobs: int, full: bool, progress: Progress, keep_partial: bool
+    tasks: list[Task], jobs: int, asked: Asked, progress: Progress, keep_partial: bool
 ) -> Outcomes:
     """All tasks, several at a time; an interrupt stops the workers at their next block.
 
@@ -76,7 +76,7 @@ def run_local(
                 seen += count
                 progress.done_bytes += count
 
-        report = guarded(task, Probe(on_bytes=on_bytes, check=check, is_full=full))
+        report = guarded(task, Probe(on_bytes=on_bytes, check=check, asked=asked))
         with lock:
             progress.done_files += 1
             progress.done_bytes += max(0, size_of(task.path) - seen)

@@ -12,7 +12,7 @@ from .discover import Unit, discover, expand, step_in_name
 from .folders import check_index, dcp_files, read_trainer_step, scan_dcp_file
 from .judge import finding
 from .limits import DEFAULT_LIMITS, Limits
-from .measure import Probe
+from .measure import Asked, Probe
 from .one_file import scan_file
 from .places import Place
 from .rates import compare, merge_rates
@@ -30,6 +30,7 @@ def scan(
     lr: float | None = None,
     lr_source: str = "--lr",
     jobs: int | None = None,
+    ranges: bool = False,
     full: bool = False,
     verify: bool = False,
     timeline: bool = True,
@@ -41,7 +42,8 @@ def scan(
     """Look at checkpoints and data files: files, folders, globs, and addresses that fsspec knows.
 
     `lr` is the learning rate that the config wants; a checkpoint that would resume with another
-    one gets a finding. `full` counts zeros and subnormals of every tensor; `verify` compares the
+    one gets a finding. `ranges` takes the smallest and largest value of large healthy tensors too;
+    `full` also counts zeros and subnormals of every tensor; `verify` compares the
     checksums of archives, which takes longer. With `keep_partial` an interrupt ends the scan with
     what is known so far. `ray` is the address of a Ray cluster that does the work ("local": one on
     this machine).
@@ -64,7 +66,7 @@ def scan(
     units = found.units
     progress = progress or Progress()
     tasks, notes = plan_tasks(units, limits, verify)
-    outcomes = _run(tasks, jobs, full, progress, keep_partial, ray)
+    outcomes = _run(tasks, jobs, Asked(ranges or full, full), progress, keep_partial, ray)
     checkpoints = [
         _checkpoint(unit, outcomes.reports.get(i, []), notes.get(i, []), lr, lr_source, limits)
         for i, unit in enumerate(units)
@@ -87,16 +89,16 @@ def scan(
 def _run(
     tasks: list[Task],
     jobs: int,
-    full: bool,
+    asked: Asked,
     progress: Progress,
     keep_partial: bool,
     ray: str | None,
 ) -> Outcomes:
     if ray is None:
-        return run_local(tasks, jobs, full, progress, keep_partial)
+        return run_local(tasks, jobs, asked, progress, keep_partial)
     from .fleet import run_on_ray
 
-    return run_on_ray(tasks, ray, full, progress, keep_partial)
+    return run_on_ray(tasks, ray, asked, progress, keep_partial)
 
 
 def _check_jobs(jobs: int | None) -> int:

@@ -116,7 +116,8 @@ def _file(
         rest = len(file.tensors) - _MAX_TENSORS
         for tensor in file.tensors[:_MAX_TENSORS]:
             s = tensor.stats
-            span = f"{s.min:.4g} … {s.max:.4g}" if s.min is not None else "no values"
+            unknown = "range not measured" if s.num_elements and s.is_finite else "no values"
+            span = f"{s.min:.4g} … {s.max:.4g}" if s.min is not None else unknown
             alias = f"  = {', '.join(tensor.aliases)}" if tensor.aliases else ""
             role = ROLE_TITLES.get(tensor.role, tensor.role)
             yield f"      {tensor.name}  {s.dtype} {list(s.shape)}  {span}  [{role}]{alias}"

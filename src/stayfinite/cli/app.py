@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from .. import __version__
-from . import check, demo, ladder, lint, replay, report, run, scan, watch
+from . import check, demo, fix, ladder, lint, replay, report, run, scan, watch
 
 __all__ = ["app"]
 
@@ -36,5 +36,5 @@ def options(
     """What all commands share."""
 
 
-for module in (run, scan, check, lint, replay, ladder, watch, report, demo):
+for module in (run, scan, check, lint, fix, replay, ladder, watch, report, demo):
     module.register(app)

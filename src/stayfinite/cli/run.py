@@ -32,9 +32,10 @@ def run(
         None, "-m", "--module", help="Run a module instead of a script, as `python -m` does."
     ),
     policy: str = typer.Option(
-        "skip",
-        help="What to do about a bad step: skip, rollback, sanitize, raise, or a ladder such as "
-        "skip:3,rollback:2:lr=0.5:next=4.",
+        "auto",
+        help="What to do about a bad step: auto (leave a bad batch out; stop where the state itself has "
+        "run away), heal (go on from the last healthy state with what was proved to pass), skip, "
+        "rollback, sanitize, raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
     ),
     on_spike: str = typer.Option(
         "warn",

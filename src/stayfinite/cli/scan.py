@@ -76,7 +76,9 @@ def scan_command(
         limits = _limits(max_seconds, max_memory)
         if watch or on_bad is not None or last_good is not None:
             raise typer.Exit(_watch(paths, watch, interval, on_bad, last_good, limits))
-        report = _scan_with_bar(paths, wanted, source, full, checksums, jobs, limits, ray)
+        report = _scan_with_bar(
+            paths, wanted, source, as_json or verbose, full, checksums, jobs, limits, ray
+        )
         _print_report(report, as_json, verbose)
         if report.num_unseen:
             raise typer.Exit(_INTERRUPTED)
@@ -95,6 +97,8 @@ def diff_command(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a page with a picture.")
     ] = None,
+    max_seconds: o.MaxSeconds = 10.0,
+    max_memory: o.MaxMemory = 300,
 ) -> None:
     """What changed between two checkpoints: the weights by layer, then the rest.
 
@@ -104,7 +108,7 @@ def diff_command(
         from ..checkpoint import diff
         from ..checkpoint.diff_text import describe_diff
 
-        report = diff(a, b)
+        report = diff(a, b, limits=_limits(max_seconds, max_memory))
         if html is not None:
             from ..report.diff_page import render_diff
 
@@ -166,6 +170,7 @@ def _scan_with_bar(
     paths: list[str],
     lr: float | None,
     source: str,
+    ranges: bool,
     full: bool,
     verify: bool,
     jobs: int | None,
@@ -181,6 +186,7 @@ def _scan_with_bar(
             list(paths),
             lr=lr,
             lr_source=source,
+            ranges=ranges,
             full=full,
             verify=verify,
             jobs=jobs,

@@ -7,6 +7,7 @@ touch them, so a rule can be tested with a few lines and can never disturb a tra
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 
 from ..records import Event, Incident, Link, Location, Operand, StepRecord, TensorStats
 
-__all__ = ["BatchPart", "Data", "Evidence", "Memory", "Resume", "Scale", "Weights"]
+__all__ = ["BatchPart", "Data", "Evidence", "Memory", "Resume", "Scale", "Searched", "Weights"]
 
 _HALF = ("float16", "bfloat16")
 _LIMIT = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
 _LONG = 20
+_FALLING = 4
+_FAR_BELOW = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +141,22 @@ class Scale:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Searched:
+    """A setting for which a value was searched with which the training survives."""
+
+    before: float | None = None
+    """The value in use; None where the setting is not made."""
+    passed: float | None = None
+    """The value that was run last; None where none was found."""
+    failed: float | None = None
+    """The smallest value that was seen to fail."""
+    num_steps: int = 0
+    """So many steps from the last healthy snapshot on stayed finite with the value that passed."""
+    num_batches: int = 0
+    """They were made on so many different batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All of it."""
 
@@ -157,8 +176,16 @@ class Evidence:
     is_half: bool = False
     """Parameters, the batch or autocast use a half precision."""
     is_complete: bool = True
+    num_finite_replays: int = 0
+    """How often the whole step was replayed, unchanged, and was finite."""
+    own_counts: tuple[str, ...] = ()
+    """Numbers in the attributes of modules that such a replay has changed."""
     is_discarded: bool = False
     """A non-finite value of the forward was thrown away by a mask, `where`, clamp or selection."""
+    is_clipped: bool = False
+    """The loop clips its gradients by itself."""
+    rate: Searched | None = None
+    clip: Searched | None = None
     results: Mapping[str, str] = field(default_factory=dict)
     """Outcomes of experiments so far, by name: finite | nonfinite | not_run."""
 
@@ -326,6 +353,14 @@ class Evidence:
         if len(losses) < 2 or losses[-1] < losses[-2]:
             return 1.0
         return losses[-1] / max(min(losses[:-1]), 1e-12) if losses[-1] > 1 else 1.0
+
+    @property
+    def falls_without_bound(self) -> bool:
+        """The loss went down below zero, further with every step, until nothing could hold it."""
+        seen = [r.loss for r in self.history[-_FALLING:] if r.loss is not None and r.is_applied]
+        if len(seen) < _FALLING or seen[-1] > -_FAR_BELOW or not math.isfinite(seen[-1]):
+            return False
+        return all(later < earlier for earlier, later in itertools.pairwise(seen))
 
     @property
     def is_first_step(self) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 
 from ..records import Fix, TensorStats
 from .evidence import Evidence
-from .rewrite import SAFE, holds, log_space_form, safe_form
 
 __all__ = [
     "count",
     "here",
+    "holds",
+    "is_log_of_probability",
     "line_fix",
     "log_fixes",
     "num",
@@ -18,8 +20,31 @@ __all__ = [
     "part",
     "safe_fixes",
     "span",
+    "written_in_source",
 ]
 
+SAFE = {
+    "log": "safe_log",
+    "sqrt": "safe_sqrt",
+    "exp": "safe_exp",
+    "div": "safe_div",
+    "pow": "safe_pow",
+    "acos": "safe_acos",
+    "asin": "safe_asin",
+    "atanh": "safe_atanh",
+    "norm": "safe_norm",
+    "std": "safe_std",
+    "var": "safe_var",
+}
+"""Operators with a replacement in `stayfinite.numerics`."""
+_ALIASES = {
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctanh": "atanh",
+    "vector_norm": "norm",
+    "divide": "div",
+    "true_divide": "div",
+}
 _LOG_WHY = "the logarithm of a tiny probability is an ordinary number; its detour over the probability is not"
 
 
@@ -81,12 +106,27 @@ def operator(evidence: Evidence) -> str:
     return (birth.kernel if evidence.is_own_backward else birth.op) or birth.op or "it"
 
 
+_LITERAL = re.compile(r"""(?i)float\(\s*['"]([-+]?(?:nan|inf(?:inity)?))['"]|\.(nan|inf|NaN)\b""")
+
+
+def written_in_source(evidence: Evidence) -> str:
+    """Where no operator made the value: whether the line writes it itself; else ""."""
+    location = evidence.location
+    found = _LITERAL.search(location.source or "")
+    if found is None or evidence.birth is not None or location.op is None:
+        return ""
+    value = (found[1] or found[2]).lower()
+    return (
+        f"The script itself writes {value} {here(evidence)}. No operator made it, so there is nothing "
+        "to explain but that line: the value reaches the loss or a gradient from there."
+    )
+
+
 def line_fix(
     evidence: Evidence,
     title: str,
     why: str,
     *,
-    after: str | None = None,
     experiment: str | None = "patched_operator",
 ) -> Fix:
     """A change of the line where the value was born."""
@@ -96,10 +136,31 @@ def line_fix(
         why=why,
         file=location.file,
         line=location.line,
-        before=location.source if after else None,
-        after=after,
         experiment=experiment,
     )
+
+
+def holds(source: str | None, op: str) -> bool:
+    """Whether this line has a call of `op`, as a function, a method or an operator.
+
+    >>> holds("y = x ** 1.5", "pow"), holds("loss = grad(u, x)", "pow"), holds("+ torch.log(", "log")
+    (True, False, True)
+    """
+    if not source:
+        return False
+    names = [op, *(alias for alias, name in _ALIASES.items() if name == op)]
+    signs = {"div": r"(?<!/)/(?!/)", "pow": r"\*\*"}
+    patterns = [rf"\b{name}\s*\(" for name in names] + ([signs[op]] if op in signs else [])
+    return any(re.search(pattern, source) for pattern in patterns)
+
+
+def is_log_of_probability(source: str | None) -> bool:
+    """Whether this line takes the logarithm of a sigmoid or softmax that it computes itself.
+
+    >>> is_log_of_probability("loss = -torch.log(torch.sigmoid(score) + 1e-8).mean()")
+    True
+    """
+    return holds(source, "log") and (holds(source, "sigmoid") or holds(source, "softmax"))
 
 
 def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
@@ -108,18 +169,17 @@ def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
     if op not in SAFE or not holds(source, op):
         return ()
     title = f"use stayfinite.numerics.{SAFE[op]} instead of {op} {here(evidence)}"
-    return (line_fix(evidence, title, why, after=safe_form(source, op)),)
+    return (line_fix(evidence, title, why),)
 
 
 def log_fixes(evidence: Evidence) -> tuple[Fix, ...]:
     """Take the logarithm before the probability is rounded; else keep the logarithm finite."""
-    after = log_space_form(evidence.location.source)
     safe = safe_fixes(
         evidence, "log", "it never goes below the logarithm of the smallest normal number"
     )
-    if after is not None:
+    if is_log_of_probability(evidence.location.source):
         title = f"stay in log space {here(evidence)}: the logarithm of a probability in one call"
-        return (line_fix(evidence, title, _LOG_WHY, after=after), *safe)
+        return (line_fix(evidence, title, _LOG_WHY), *safe)
     title = (
         f"{'or, ' if safe else ''}if it is a probability, stay in log space: logsigmoid instead of "
         "log(sigmoid), log_softmax instead of log(softmax), logsumexp instead of log(sum(exp)), "

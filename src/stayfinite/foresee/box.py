@@ -60,7 +60,7 @@ def widened_by(box: Box, named: Iterable[tuple[str, torch.Tensor]]) -> Box:
     """The box with what another batch holds."""
     data = dict(box.data)
     for name, values in named:
-        found = _range(values)
+        found = _range(values) if isinstance(values, torch.Tensor) else None
         if found is not None and name in data:
             data[name] = (min(found[0], data[name][0]), max(found[1], data[name][1]))
     return replace(box, data=data)

@@ -30,7 +30,6 @@ from .intervals_tools import (
     assumed,
     has_opaque,
     has_written_inf,
-    is_finite,
     last_uses,
     paired,
     reads,
@@ -41,7 +40,7 @@ from .intervals_tools import (
 )
 from .intervals_verdicts import ON_PURPOSE, Verdicts, check_exact, overflow_of
 from .records import Verdict
-from .rounding import rounded
+from .rounding import is_finite, rounded
 from .shadow import Shadows, Span
 from .tape import Call, Capture, Ref, refs_in
 
@@ -81,6 +80,8 @@ class _Court:
         self._items: dict[float, Span] = {}
         self._step = 0
         batch = [p for p in capture.parts if p.kind == "batch" and p.ref.shape]
+        ends = [abs(v) for pair in box.data.values() for v in pair]
+        self._largest = max(ends, default=0.0)
         self._rows = batch[0].ref.shape[0] if batch else None
 
     @property
@@ -141,7 +142,7 @@ class _Court:
 
     def _at(self, call: Call, given: list[Ref], targets: list[Ref]) -> At:
         dtype = targets[0].dtype if targets else torch.float32
-        at = At(call, dtype, self.box.batch_sizes, self._rows)
+        at = At(call, dtype, self.box.batch_sizes, self._largest, self._rows)
         for ref in given:
             variable = self.shadows.of(ref).variable
             if variable is not None and variable[0] in ref.shape:
@@ -368,7 +369,7 @@ class _Court:
                 }
                 one = replace(call, args=pick, kwargs=named, results=ref, operation=replace(
                     call.operation, op=f"aten.{name}"))  # fmt: skip
-                inner = At(one, ref.dtype, self.box.batch_sizes, self._rows)
+                inner = At(one, ref.dtype, self.box.batch_sizes, self._largest, self._rows)
                 inner.failures = at.failures
                 args, kwargs = self._spans(inner, one)
                 results.append((ref, model(inner, *args, **kwargs)))

@@ -60,6 +60,8 @@ class At:
     dtype: torch.dtype
     """Of its first result."""
     batch_sizes: tuple[int, ...] = ()
+    largest_part: float = 0.0
+    """The largest magnitude in the data of the box."""
     captured_size: int | None = None
     """Rows of the captured batch."""
     variable: tuple[int, str, int] | None = None

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .intervals_arithmetic import as_span, hull
-from .intervals_at import At, NotModeled, model
+from .intervals_at import At, Failure, NotModeled, model
 from .intervals_linear import linear_map
+from .rounding import limit_of
 from .shadow import Span
 from .tape import refs_in
 
@@ -32,6 +33,8 @@ def clone(at: At, x: Span, *more: Any, **_: Any) -> Span:
         value = as_span(more[0], x).lo.expand(x.shape)
         x = Span(value, value, x.dtype)
     at.words = x.words
+    if at.dtype.is_floating_point and x.lo.numel():
+        at.overflow = _too_large(at, x)
     lo, hi = x.lo, x.hi
     if not at.dtype.is_floating_point and x.dtype.is_floating_point:
         lo, hi = (torch.trunc(lo), torch.trunc(hi)) if at.dtype is not torch.bool else _truth(x)
@@ -42,6 +45,15 @@ def clone(at: At, x: Span, *more: Any, **_: Any) -> Span:
     if lo.shape != torch.Size(next(refs_in(at.call.results)).shape):
         made = made.mapped(lambda t: t.reshape(next(refs_in(at.call.results)).shape))
     return made
+
+
+def _too_large(at: At, x: Span) -> Failure:
+    """A cast of data, or of what is about as large as the data: that is no wide range of ours."""
+    name = str(at.dtype).removeprefix("torch.")
+    said = f"{x.words or 'what is cast'} is beyond {limit_of(at.dtype):g}, the limit of {name}"
+    low, high = float(x.lo.min()), float(x.hi.max())
+    is_data = max(abs(low), abs(high)) <= 10 * at.largest_part
+    return Failure("low_precision_overflow", said, "self", low, high, is_loose=not is_data)
 
 
 def _truth(x: Span) -> tuple[Tensor, Tensor]:

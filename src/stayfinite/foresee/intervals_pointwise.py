@@ -98,6 +98,9 @@ def exponential(at: At, x: Span) -> Span:
     made = monotone(at, x, f, low=shift)
     if shift == 0.0:  # what is below the normal numbers may be flushed
         made.lo = torch.where(made.lo < 2 * tiny_of(at.dtype), torch.zeros_like(made.lo), made.lo)
+        # At 0 it is 1 exactly, and on either side of it on one side of 1.
+        made.hi = torch.where(x.hi <= 0, made.hi.clamp(max=1.0), made.hi)
+        made.lo = torch.where(x.lo >= 0, made.lo.clamp(min=1.0), made.lo)
     name = x.words or "its argument"
     at.overflow = _overflow(
         at, x, "exp_overflow", f"{name} is large enough for {at.name} to overflow"

@@ -25,12 +25,21 @@ from ..report.capsules import CAPSULE, MAX_BYTES, CapsuleStore
 from ..report.reading import printable
 from ..report.redact import redact_arguments
 from ..runtime.batches import batch_bytes
+from ..runtime.plain_values import NOT_PLAIN, copied, plain, plain_part
 from ..runtime.rows import map_tensors
 from ..runtime.save_gate import ungated
 from ..runtime.state import TrainState
 from .investigation import Investigation
 
-__all__ = ["CAPSULE", "MAX_BYTES", "contents_of", "load_capsule", "load_into", "save_capsule", "told_command"]
+__all__ = [
+    "CAPSULE",
+    "MAX_BYTES",
+    "contents_of",
+    "load_capsule",
+    "load_into",
+    "save_capsule",
+    "told_command",
+]
 
 VERSION = 1
 
@@ -73,7 +82,7 @@ def _contents(about: Investigation) -> dict[str, Any] | None:
         **contents,
         "lrs": list(window.lrs),
         "rng": rng.torch if rng is not None else torch.get_rng_state(),
-        "indices": _plain_part({"indices": window.batches[0].indices}),
+        "indices": plain_part({"indices": window.batches[0].indices}),
         "script": about.engine.script,
         "args": _arguments(about.engine.settings.store_args),
     }
@@ -81,17 +90,17 @@ def _contents(about: Investigation) -> dict[str, Any] | None:
 
 def contents_of(state: TrainState, values: Sequence[Any], step: int) -> dict[str, Any] | None:
     """A training as it is now and the batches of its next step; None where these are not plain."""
-    batches = [_plain(map_tensors(b, _copy)) for b in values]
-    if any(b is _NOT_PLAIN for b in batches):
+    batches = [plain(map_tensors(b, copied)) for b in values]
+    if any(b is NOT_PLAIN for b in batches):
         return None
     return {
         "version": VERSION,
         "step": step,
-        "models": {name: _plain(root.state_dict()) for name, root in state.roots.items()},
+        "models": {name: plain(root.state_dict()) for name, root in state.roots.items()},
         "training": {name: root.training for name, root in state.roots.items()},
-        "optimizers": [_plain(o.state_dict()) for o in state.optimizers],
-        "schedulers": [_plain_part(s.state_dict()) for s in state.schedulers],
-        "scalers": [_plain(s.state_dict()) for s in state.scalers if s.is_enabled()],
+        "optimizers": [plain(o.state_dict()) for o in state.optimizers if hasattr(o, "state_dict")],
+        "schedulers": [plain_part(s.state_dict()) for s in state.schedulers],
+        "scalers": [plain(s.state_dict()) for s in state.scalers if s.is_enabled()],
         "batches": batches,
         "lrs": list(state.lrs()),
         "rng": torch.get_rng_state(),
@@ -106,37 +115,6 @@ def contents_of(state: TrainState, values: Sequence[Any], step: int) -> dict[str
 def _arguments(is_kept: bool) -> list[str]:
     """For people to read: a replay takes the command line from whoever asks for it."""
     return list(sys.argv[1:]) if is_kept else redact_arguments(sys.argv[1:])
-
-
-_NOT_PLAIN = object()
-
-
-def _copy(t: Tensor) -> Tensor:
-    return t.detach().cpu().clone()
-
-
-def _plain(value: Any) -> Any:
-    """The value made of tensors, numbers, text, lists, tuples and dicts; else a marker."""
-    if isinstance(value, Tensor):
-        return _copy(value) if value.layout == torch.strided else value.detach()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, dict):
-        items = {k: _plain(v) for k, v in value.items()}
-        is_bad = any(v is _NOT_PLAIN for v in items.values())
-        is_bad = is_bad or not all(isinstance(k, (str, int)) for k in items)
-        return _NOT_PLAIN if is_bad else items
-    if isinstance(value, (list, tuple)):
-        parts = [_plain(v) for v in value]
-        if any(p is _NOT_PLAIN for p in parts):
-            return _NOT_PLAIN
-        return tuple(parts) if isinstance(value, tuple) else parts
-    return _NOT_PLAIN
-
-
-def _plain_part(value: dict[str, Any]) -> dict[str, Any]:
-    """What of it is plain; a scheduler's functions are rebuilt by whoever builds it."""
-    return {k: p for k, v in value.items() if (p := _plain(v)) is not _NOT_PLAIN}
 
 
 def load_capsule(folder: str | Path) -> dict[str, Any]:

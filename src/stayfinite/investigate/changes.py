@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.overrides import TorchFunctionMode
 
 from ..runtime.state import TrainState
+from ..runtime.step_changes import before_steps
 
 __all__ = [
-    "clipped",
     "filled",
     "fresh_optimizer",
     "higher_precision",
     "root_gradient",
-    "scaled_lr",
     "with_setting",
 ]
 
@@ -136,60 +130,6 @@ def root_gradient(factor: float) -> Iterator[None]:
         Tensor.backward = original  # type: ignore[method-assign]
 
 
-@contextlib.contextmanager
-def _before_steps(change: Callable[[Optimizer], Callable[[], None]]) -> Iterator[None]:
-    """`change` runs before each optimizer step and returns what undoes it."""
-    undo: list[Callable[[], None]] = []
-
-    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        undo.append(change(optimizer))
-
-    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        while undo:
-            undo.pop()()
-
-    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-    try:
-        yield
-    finally:
-        while undo:
-            undo.pop()()
-        for handle in handles:
-            handle.remove()
-
-
-def scaled_lr(factor: float) -> contextlib.AbstractContextManager[None]:
-    """Every learning rate times `factor`."""
-
-    def change(optimizer: Optimizer) -> Callable[[], None]:
-        kept = [g["lr"] for g in optimizer.param_groups]
-        for g in optimizer.param_groups:
-            g["lr"] = g["lr"] * factor
-
-        def undo() -> None:
-            for g, rate in zip(optimizer.param_groups, kept):
-                g["lr"] = rate
-
-        return undo
-
-    return _before_steps(change)
-
-
-def clipped(limit: float) -> contextlib.AbstractContextManager[None]:
-    """Gradients clipped to a total norm of `limit` before each step."""
-
-    def change(optimizer: Optimizer) -> Callable[[], None]:
-        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        dense = [g for g in grads if g.layout == torch.strided]
-        total = math.sqrt(sum(float(g.double().square().sum()) for g in dense))
-        if total > limit:
-            for g in dense:
-                g.mul_(limit / total)
-        return lambda: None
-
-    return _before_steps(change)
-
-
 def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[None]:
     """A setting of every optimizer replaced as it steps, whatever the loop has set: epsilon, rate."""
 
@@ -205,7 +145,7 @@ def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[No
 
         return undo
 
-    return _before_steps(change)
+    return before_steps(change)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 
 from ..locate.slice import Origin
@@ -9,9 +10,9 @@ from ..records import Incident, Location
 from ..runtime.incidents import new_incident
 from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
-from ..runtime.window import Failure, Replay, Verdict, Window
+from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .across_ranks import by_rules
-from .describe import scale_collapse
+from .describe import scale_collapse, seen_by_lint
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
 from .random_numbers import move_on
@@ -34,18 +35,23 @@ def course(about: Investigation) -> Replays:
         if not window.num_applied:
             about.rewind()
         return Verdict(spike_incident(about.engine, window, failure), [], window)
-    if failure.symptom in DEEP:
+    if failure.symptom in DEEP and not window.own_update:
         return (yield from _travel(about, failure))
     left = LeftByLoop.take(about.state)
     is_scaler_skip = failure.symptom == "scaler_skip"
     with_step = failure.symptom == "learning_rate"
     about.rewind()
-    if not about.is_moved and about.is_state_bad():
+    if not about.is_moved and not window.own_update and about.is_state_bad():
         return (yield from _travel(about, failure))
     before = Before()
     if with_step:
         before.take(about.state, window)
     result = yield about.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
+    if not is_scaler_skip and result.failure is None and result.is_complete:
+        result = yield from _once_more(about, result, with_step)
+    if not result.is_complete and result.failure is None and not with_step:
+        result = yield from _on_another_batch(about, result)
+    result = yield from _from_further_back(about, result, is_scaler_skip, with_step)
     about.traced = result
     if with_step:
         before.restore()
@@ -53,12 +59,74 @@ def course(about: Investigation) -> Replays:
         left.put_back()
         return Verdict(_scale_incident(about), [], window)
     found = result.failure or failure
-    if about.engine.ranks.broadcast_from(about.leader, about.is_older(result)):
+    is_older = about.is_older(result) and not window.own_update
+    if about.engine.ranks.broadcast_from(about.leader, is_older):
         return (yield from _travel(about, found))
     about.rewind()
     if about.is_moved:
         yield from _undo_other_steps(about)
     return (yield from _finish(about, found, result.origin, about.location(result), []))
+
+
+def _once_more(
+    about: Investigation, result: ReplayResult, with_step: bool
+) -> Generator[Replay, ReplayResult, ReplayResult]:
+    """The step was finite this time: chance is named only when it is so twice."""
+    about.num_finite, first = 1, about.trace
+    about.rewind()
+    again = yield about.trace_replay(with_step=with_step)
+    if again.failure is not None:
+        about.num_finite = 0
+        return again
+    about.trace = first
+    about.num_finite += again.is_complete
+    return result
+
+
+def _from_further_back(
+    about: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
+) -> Generator[Replay, ReplayResult, ReplayResult]:
+    """Where the bad value came in by a variable: with what made that, earlier in the same iteration."""
+    while _came_in(result.origin) and (wider := about.vehicle.wider()) is not None:
+        vehicle, trace, window = about.vehicle, about.trace, about.window
+        about.rewind()
+        about.vehicle = wider
+        again = yield about.trace_replay(is_unscaled=is_unscaled, with_step=with_step)
+        if again.failure is None or again.origin is None:
+            about.vehicle, about.trace, about.window = vehicle, trace, window
+            break
+        result = again
+    return result
+
+
+def _came_in(origin: Origin | None) -> bool:
+    """Whether the slice ended at an operator that was given the bad value by nobody known."""
+    return (
+        origin is not None
+        and origin.birth is not None
+        and bool(origin.birth.bad_inputs)
+        and not origin.birth.is_uninitialized
+        and all(not b.producers and b.source is None for b in origin.birth.bad_inputs)
+    ) or (origin is not None and origin.birth is None and origin.source is None)
+
+
+def _on_another_batch(about: Investigation, first: ReplayResult) -> Replays:
+    """The step's own batch is gone; what stands there now may fail in the same way."""
+    if about.engine.ranks.has_others or about.failure.symptom not in ("loss", "gradient"):
+        return first
+    about.rewind()
+    trace = about.trace
+    before = Before()
+    before.take(about.state, about.window)
+    wanted = about.trace_replay()
+    wanted.vehicle = about.trial_vehicle()
+    result = yield wanted
+    before.restore()
+    if result.failure is None or result.origin is None:
+        about.trace = trace
+        return first
+    about.is_on_another_batch = True
+    return result
 
 
 def _undo_other_steps(about: Investigation) -> Replays:
@@ -122,6 +190,7 @@ def _finish(
             incident = by_rules(diagnose(about, incident, origin), incident)
     elif engine.settings.diagnose:
         incident = yield from diagnose(about, incident, origin)
+    incident = replace(incident, location=seen_by_lint(incident.location))
     is_unlucky = about.method == "replay" and (yield from move_on(about, origin))
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
@@ -132,4 +201,5 @@ def _finish(
         about.rng_after.restore()
     verdict = Verdict(incident, redo, about.window, keeps_random_state=keeps)
     verdict.is_rebuilt = is_rebuilt
+    verdict.outlook = about.outlook
     return verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,21 @@ from ..patches.provenance import provenance
 from ..records import Action, Event, Incident, Location
 from ..report.text import headline
 from ..runtime.engine import Engine
+from ..runtime.recovery import DEEP
 from ..runtime.state import TrainState
 from ..runtime.window import Failure, Window
+from .loop_counters import counters
 
-__all__ = ["WENT_BACK", "event_of", "not_applied", "on_rank", "phase_of", "scale_collapse"]
+__all__ = [
+    "WENT_BACK",
+    "done_of",
+    "event_of",
+    "not_applied",
+    "on_rank",
+    "phase_of",
+    "scale_collapse",
+    "seen_by_lint",
+]
 
 WENT_BACK = (
     "parameters, optimizer state and buffers went back to the last snapshot, {} steps ago; what was "
@@ -45,7 +57,24 @@ def event_of(
         lr=engine.state.lrs(),
         scale=engine.state.scale(),
         rank=engine.ranks.rank,
+        counters=_counters(engine, window, failure),
+        message=_raised(window, failure),
     )
+
+
+def _counters(engine: Engine, window: Window, failure: Failure) -> dict[str, int]:
+    """As the loop stands in the failed step; of an earlier step nothing can be read any more."""
+    is_now = failure.step == window.step and failure.symptom not in DEEP
+    if not is_now or engine.settings.deferred:
+        return {}
+    return counters(sys._getframe(1), window.error.__traceback__ if window.error else None)
+
+
+def _raised(window: Window, failure: Failure) -> str:
+    """In a few words, where the step raised before it had a loss; "" else."""
+    if window.error is None or failure.symptom != "loss" or failure.value is not None:
+        return ""
+    return f"{type(window.error).__name__} was raised on values that are not finite"
 
 
 def on_rank(event: Event) -> Event:
@@ -54,8 +83,19 @@ def on_rank(event: Event) -> Event:
     return replace(event, message=f"{text} on rank {event.rank}")
 
 
+def seen_by_lint(location: Location) -> Location:
+    """The location with a word about what could have been known before the run."""
+    from ..lint import sentence_at  # only a failure needs it
+
+    said = sentence_at(location.file, location.line)
+    note = "; ".join(n for n in (location.note, said) if n)
+    return replace(location, note=note) if said else location
+
+
 def not_applied(engine: Engine, window: Window) -> str:
     """What is as before the step; said only where it is so."""
+    if window.own_update:
+        return window.own_update
     if window.is_moved:
         return (
             "the step was not applied; another optimizer's step on the same batch had been applied "
@@ -67,6 +107,13 @@ def not_applied(engine: Engine, window: Window) -> str:
             "buffers and scheduler" if engine.state.is_scaled else "buffers, scheduler and scaler"
         )
     return f"the step was not applied: parameters, optimizer state, {kept} are as before it"
+
+
+def done_of(window: Window) -> str:
+    """The kind of action that a window that is left out has met with."""
+    if not window.own_update:
+        return "skipped"
+    return "put_back" if window.is_put_back else "none"
 
 
 def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:

@@ -7,16 +7,23 @@ from dataclasses import replace
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
+from ..diagnose.searched import clip_fix, proved_by_search, rate_fix
 from ..locate.slice import Origin
+from ..locate.trace import OpTrace
 from ..patches.provenance import provenance
-from ..records import Diagnosis, Fix, Incident, Link, Location
+from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
+from .culprit import CULPRITS, culprit_of
+from .fix_search import proved_fixes
 from .gather import gather
+from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
+from .outlook import look_ahead
+from .setting_change import with_diff
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -42,17 +49,67 @@ def diagnose(
         if name is None or _is_settled(ranked, evidence):
             break
         outcome = yield from lab.run(name, evidence)
-        evidence = evidence.with_result(name, outcome)
+        evidence = replace(evidence.with_result(name, outcome), rate=lab.rate, clip=lab.clip)
         ranked = consider(evidence)
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
+    if about.engine.policy.is_thoughtful and not about.engine.ranks.has_others:
+        evidence = yield from look_ahead(about, lab, evidence)
+        ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    if about.outlook is not None:
+        diagnosis = _with_what_passed(diagnosis, evidence)
     if lab.also:
         diagnosis = _with_other_lines(diagnosis, lab.also)
+    diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
-    return replace(incident, diagnosis=diagnosis, location=_place(incident.location, evidence))
+    location = _place(incident.location, evidence)
+    location = replace(location, culprit=_culprit(about, evidence, diagnosis.cause))
+    location = replace(location, first_bad=first_bad(location, about.window))
+    return replace(incident, diagnosis=diagnosis, location=location)
+
+
+def _culprit(about: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
+    """To name the line is worth a try, and no reason for an investigation to fail."""
+    if cause not in CULPRITS:
+        return None
+    try:
+        return culprit_of(about, evidence, cause)
+    except Exception:
+        if OpTrace.is_strict:
+            raise
+        return None
+
+
+def _with_diffs(
+    lab: Laboratory, evidence: Evidence, diagnosis: Diagnosis, seconds: float
+) -> Generator[Replay, ReplayResult, Diagnosis]:
+    """Changes of the source that were run come first; what the rules advise besides is what it is."""
+    made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
+    first = [f for f in made if f.status == "proved"]
+    rest = [f for f in made if f.status != "proved"]
+    is_set = any(f.remedy == "set_eps" for f in first)  # then it is said, and as a diff
+    known = [
+        with_diff(lab, evidence, f)
+        for f in diagnosis.fixes
+        if not (is_set and f.experiment == "larger_eps")
+    ]
+    return replace(diagnosis, fixes=(*first, *known, *rest))
+
+
+def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """The state has run away: the rate that was seen to pass is the first advice, whatever the cause."""
+    if any(f.experiment in ("smaller_lr", "clipped") for f in diagnosis.fixes):
+        return diagnosis
+    passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
+    found = [
+        proved_by_search(fix, evidence)
+        for searched, fix in passed
+        if searched is not None and searched.passed is not None and fix is not None
+    ]
+    return replace(diagnosis, fixes=(*found, *diagnosis.fixes))
 
 
 def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis:
@@ -64,7 +121,6 @@ def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis
             file=link.file,
             line=link.line,
             experiment="patched_operator",
-            status="verified",
         )
         for link in also
     )
@@ -77,7 +133,10 @@ def diagnose_plain(about: Investigation, incident: Incident, **results: str) -> 
     evidence = gather(about, incident, None, 0.0)
     for name, outcome in results.items():
         evidence = evidence.with_result(name, outcome)
-    return replace(incident, diagnosis=conclude(consider(evidence), evidence, []))
+    diagnosis = conclude(consider(evidence), evidence, [])
+    culprit = _culprit(about, evidence, diagnosis.cause)
+    location = replace(incident.location, culprit=culprit)
+    return replace(incident, diagnosis=diagnosis, location=location)
 
 
 def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:

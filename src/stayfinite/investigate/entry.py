@@ -17,12 +17,12 @@ from ..runtime.undo import modes
 from ..runtime.window import Failure, Replay, Verdict, Window
 from .across_ranks import together
 from .course import course
-from .describe import event_of, not_applied
+from .describe import done_of, event_of, not_applied
 from .investigation import Investigation
 from .random_numbers import failed_on_these, note_draw
 from .replay import drive
 from .time_travel import go_back
-from .vehicle_choice import choose_vehicle
+from .vehicle_choice import choose_vehicle, trial_vehicle
 from .vehicles import Vehicle
 
 __all__ = ["investigate"]
@@ -38,7 +38,10 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     if known is not None and not failed_on_these(engine, window):
         return _again(engine, window, failure, known)
     vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
-    verdict = _unharmed(Investigation(engine, window, failure, vehicle))
+    about = Investigation(engine, window, failure, vehicle)
+    frame = sys._getframe(1)
+    about.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
+    verdict = _unharmed(about)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
     # What an earlier step had done to the state says nothing of the next failure that looks alike.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
@@ -58,7 +61,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         replace(event, value=failure.value),
         location=old.location,
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=()),
-        action=replace(old.action, kind="skipped", detail=not_applied(engine, window)),
+        action=replace(old.action, kind=done_of(window), detail=not_applied(engine, window)),
     )
     incident = replace(incident, same_as=old.id)
     if window.batches[0].loss_fn is None:
@@ -124,7 +127,7 @@ def _unharmed(about: Investigation) -> Verdict:
         replays = course(about)
         if about.engine.ranks.is_on:
             replays = together(about, replays)
-        verdict: Verdict = drive(replays, about.vehicle.run)
+        verdict: Verdict = drive(replays, about.compute)
         return verdict
     except StayfiniteError:
         raise

@@ -7,13 +7,14 @@ between, it leaves the training as if the step had not been.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
 from ..locate.slice import Origin, to_location
 from ..locate.trace import OpTrace, SourceRef
 from ..records import Action, Incident, Location
+from ..recover.policy import Outlook
 from ..runtime.batches import named_tensors
 from ..runtime.engine import Engine
 from ..runtime.incidents import new_incident
@@ -21,12 +22,18 @@ from ..runtime.probes import describe
 from ..runtime.ranks import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
-from .describe import WENT_BACK, event_of, not_applied, on_rank, phase_of
+from .describe import WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
+from .own_counts import OwnCounts
 from .rank_trace import SUM_NOTE, RankTrace
 from .tracing import module_names
 from .vehicles import Vehicle
 
 __all__ = ["Investigation", "Replays"]
+
+_ANOTHER_BATCH = (
+    "this step's own batch is gone, so it could not be computed again; the batch that the loop holds now fails "
+    "on the same weights, and that is what was traced"
+)
 
 Replays = Generator[Replay, ReplayResult, Any]
 
@@ -45,16 +52,30 @@ class Investigation:
         self.method = "replay"
         self.leader = failure.rank if isinstance(failure, RankFailure) else engine.ranks.rank
         """The rank where it began, as far as is known; its incident is everybody's."""
+        self.num_finite = 0
+        """How often the whole step was replayed and was finite."""
+        self.counts = OwnCounts(self.state)
         self.num_given_up = 0
         """Steps that a return to the snapshot undid and that cannot be run again."""
         self.is_received = False
         """Every rank had its bad values from the others."""
+        self.trial_vehicle: Callable[[], Vehicle] = lambda: vehicle
+        """Makes steps like this one, where this one itself cannot be computed again."""
+        self.is_on_another_batch = False
+        """What was traced is a step like this one, because its own batch is gone."""
+        self.outlook: Outlook | None = None
+        """Set where leaving the step out cannot help."""
         self.known: Incident | None = None
         """The incident before its diagnosis."""
         self.is_moved = window.is_moved
         """Another optimizer had stepped on this batch already."""
         self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
         """Where the generators stand behind the failed step."""
+
+    def compute(self, wanted: Replay) -> ReplayResult:
+        """By the vehicle that the replay wants, or by that of the investigation."""
+        vehicle: Vehicle = wanted.vehicle or self.vehicle
+        return vehicle.run(wanted)
 
     def trace_replay(
         self, is_unscaled: bool = False, with_step: bool = False, window: Window | None = None
@@ -89,8 +110,8 @@ class Investigation:
             return Location(
                 is_reproduced=False,
                 method="none",
-                note="the same step, replayed from the same state, batch and random numbers, "
-                "was finite: the computation is not deterministic, or the hardware failed",
+                note=f"the same step, replayed {'twice' if self.num_finite > 1 else 'once'} from the same "
+                "state, batch and random numbers, was finite",
             )
         if result.failure is None:
             return Location(is_reproduced=False, method="none", note=self._why_not())
@@ -136,6 +157,8 @@ class Investigation:
         if self.is_received:
             location = replace(location, note=SUM_NOTE)
         notes = [location.note]
+        if self.is_on_another_batch:
+            notes.append(_ANOTHER_BATCH)
         if self.traced is not None:
             notes.append(describe(self.traced.probes))
         if self.trace is not None and self.trace.error:
@@ -160,7 +183,7 @@ class Investigation:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
-        return Action(kind="skipped", detail=not_applied(self.engine, self.window))
+        return Action(kind=done_of(self.window), detail=not_applied(self.engine, self.window))
 
 
 def _batch_sources(window: Window) -> Iterator[SourceRef]:

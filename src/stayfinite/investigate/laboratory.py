@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..diagnose.evidence import Evidence
+from ..diagnose.evidence import Evidence, Searched
 from ..diagnose.experiments import question_of, runner_of
+from ..diagnose.searched import describe_search
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace, SourceRef
 from ..records import Experiment, Link
@@ -17,14 +19,17 @@ from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.rows import num_rows, take_rows
 from ..runtime.saved_state import Before
-from ..runtime.window import BatchRef, Replay, ReplayResult, Window
+from ..runtime.window import BatchRef, Change, Replay, ReplayResult, Window
 from .investigation import Investigation
 from .tracing import module_names
+from .vehicles import Vehicle
 
 __all__ = ["Laboratory", "Run", "outcome_of", "short_place"]
 
 _LOOP_REPLAYS = 4
 _MAX_STEPS_BACK = 24
+_SEARCHES = ("smaller_lr", "clipped")
+"""These make steps like the one that failed where that one itself cannot be computed again."""
 
 Run = Generator[Replay, ReplayResult, "str | None"]
 
@@ -41,6 +46,8 @@ class Laboratory:
         self.rows: tuple[int, ...] = ()
         self.also: tuple[Link, ...] = ()
         """Births at other lines that have to be kept finite as well."""
+        self.rate: Searched | None = None
+        self.clip: Searched | None = None
         self._deadline = time.perf_counter() + seconds
         self._num_replays = 0
         self._before = Before()
@@ -51,9 +58,13 @@ class Laboratory:
         return self.window.batches[0].loss_fn is None
 
     @property
-    def can_replay(self) -> bool:
+    def has_others(self) -> bool:
         """A rank that experiments alone would leave the others waiting."""
-        if self.about.engine.ranks.has_others or not self.window.batches:
+        return self.about.engine.ranks.has_others
+
+    @property
+    def can_replay(self) -> bool:
+        if self.has_others or not self.window.batches:
             return False
         return self.about.vehicle.can_run(self.window)
 
@@ -63,12 +74,16 @@ class Laboratory:
             return False
         return time.perf_counter() < self._deadline
 
-    def run(self, name: str, evidence: Evidence) -> Generator[Replay, ReplayResult, str]:
-        """One experiment by name; its outcome."""
+    def run(
+        self, name: str, evidence: Evidence, is_needed: bool = False
+    ) -> Generator[Replay, ReplayResult, str]:
+        """One experiment by name; its outcome. `is_needed`: also after many others."""
         runner = runner_of(name)
         start = time.perf_counter()
         outcome: str | None = None
-        if runner is not None and self.can_replay and self.has_time:
+        has_time = not self.is_late if is_needed else self.has_time
+        can_replay = self.can_replay or (is_needed and name in _SEARCHES)
+        if runner is not None and can_replay and has_time:
             self._begin()
             try:
                 outcome = yield from runner(self, evidence)
@@ -80,15 +95,34 @@ class Laboratory:
                     name=name,
                     changed=question_of(name) + self._and_also(name),
                     outcome=outcome,
+                    detail=describe_search(
+                        {"smaller_lr": self.rate, "clipped": self.clip}.get(name)
+                    ),
                     duration_ms=round(1000 * (time.perf_counter() - start), 3),
                 )
             )
         return outcome or "not_run"
 
+    @staticmethod
+    def outcome(found: Searched | None) -> str | None:
+        """Of a search, as of any experiment."""
+        if found is None:
+            return None
+        return "finite" if found.passed is not None else "nonfinite"
+
     def _and_also(self, name: str) -> str:
         if name != "patched_operator" or not self.also:
             return ""
         return ", and " + ", ".join(short_place(link) for link in self.also)
+
+    @contextlib.contextmanager
+    def unharmed(self) -> Iterator[None]:
+        """Whatever is replayed inside, the training is as before afterwards."""
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
 
     def _begin(self) -> None:
         self._rng = RngState.now()
@@ -114,9 +148,9 @@ class Laboratory:
         window = window or self.window
         if batch is not None:
             window = window.with_batches([_with(b, batch(b.value)) for b in window.batches])
-        applied = self._needs_step if is_applied is None else is_applied
+        applied = self.needs_step if is_applied is None else is_applied
         self._num_replays += 1
-        self._start_of(window)
+        self.start_of(window)
         result = yield Replay(
             window=window,
             contexts=list(contexts),
@@ -129,6 +163,7 @@ class Laboratory:
         self,
         contexts: Iterable[AbstractContextManager[Any]] = (),
         window: Window | None = None,
+        change: Change | None = None,
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
         """This window once more, and where it fails now."""
         window = window or self.window
@@ -137,11 +172,11 @@ class Laboratory:
         ]
         trace = OpTrace([*sources, *self.state.sources()], module_names(self.state.roots))
         self._num_replays += 1
-        self._start_of(window)
+        self.start_of(window)
         return (
             yield Replay(
                 window=window, contexts=list(contexts), trace=trace,
-                is_applied=self._needs_step,
+                is_applied=self.needs_step, change=change,
             )
         )  # fmt: skip
 
@@ -160,17 +195,36 @@ class Laboratory:
         finally:
             self._end()
 
-    def _start_of(self, window: Window) -> None:
+    def start_of(self, window: Window) -> None:
+        """Gradients, buffers and random numbers as they were before this window."""
         self.state.clear_grads()
         self.state.restore_buffers()
         if window.rng is not None:
             window.rng.restore()
 
     @property
-    def _needs_step(self) -> bool:
+    def needs_step(self) -> bool:
+        """Whether the failure shows only when the optimizer has stepped."""
         birth = self.origin.birth if self.origin is not None else None
         is_late = birth is not None and birth.direction == "optimizer"
         return is_late or self.window.is_moved
+
+    def at_hand(self) -> tuple[Vehicle, list[Window]]:
+        """What training can be gone on with, and by whom: the steps since the snapshot and this one, as far
+        as they can be computed again, else steps like this one."""
+        about = self.about
+        if self.window.own_update or not self.state.snapshot.is_taken or self.has_others:
+            return about.vehicle, []
+        log = [w for w in about.engine.log if w is not self.window][-_MAX_STEPS_BACK:]
+        is_shown = about.traced is not None and about.traced.failure is not None
+        is_shown = is_shown and not about.is_on_another_batch
+        if is_shown and about.vehicle.can_run(self.window):
+            return about.vehicle, [*(w for w in log if about.vehicle.can_run(w)), self.window]
+        return about.trial_vehicle(), [self.window]
+
+    @property
+    def is_late(self) -> bool:
+        return time.perf_counter() > self._deadline
 
     def replay_from_snapshot(
         self,
@@ -181,7 +235,8 @@ class Laboratory:
         """All steps since the last snapshot (but one) and then this one, each with the change."""
         log = [w for w in self.about.engine.log if w is not self.window and w.step != without]
         is_too_long = self.is_loop and len(log) > _MAX_STEPS_BACK
-        if not self.state.snapshot.is_taken or not log or is_too_long:
+        is_own = bool(self.window.own_update)  # nobody but the script can apply its steps
+        if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None
         self.state.snapshot.restore()
         self._num_replays += 1

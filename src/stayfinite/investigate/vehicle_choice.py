@@ -7,23 +7,25 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import torch
+
 from ..runtime.engine import Engine
 from ..runtime.recovery import DEEP
 from ..runtime.undo import helpers_of
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.body import Body
 from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
-from .frameworks import loss_function
+from .frameworks import framework_step
 from .vehicles import (
     BodyVehicle,
     ClosureVehicle,
-    LossVehicle,
+    FrameworkVehicle,
     NoVehicle,
     StepVehicle,
     Vehicle,
 )
 
-__all__ = ["choose_vehicle"]
+__all__ = ["choose_vehicle", "trial_vehicle"]
 
 _MAX_FRAMES = 8
 
@@ -37,21 +39,21 @@ def choose_vehicle(
     if window.batches and window.batches[0].loss_fn is not None:
         assert engine.step_parts is not None
         return StepVehicle(engine, engine.step_parts)
+    found = framework_step(frame)
+    if found is not None and all(b.items for b in window.batches):
+        return FrameworkVehicle(engine, found)
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
-    loss_of = loss_function(frame)
-    if loss_of is not None and all(b.items for b in window.batches):
-        return LossVehicle(engine, loss_of)
     scenes = scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
         scenes = [_at_step(engine, s) for s in scenes]
-    found = _bodies(engine, window, scenes)
+    bodies = _bodies(engine, window, scenes)
     if engine.settings.replay == "full":
-        found = itertools.chain(found, _bodies(engine, window, scenes, is_full=True))
-    first = next(found, None)
-    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, found)
+        bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
+    first = next(bodies, None)
+    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, bodies)
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
@@ -62,20 +64,35 @@ def _at_step(engine: Engine, scene: Scene) -> Scene:
     return scene.moved(line, instruction)
 
 
+def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Vehicle:
+    """Who makes steps like the one that failed, where that one cannot be computed again: its batch is gone,
+    and the one that stands there now does as well for trying a setting."""
+    if engine.settings.replay == "off" or window.error is not None or window.own_update:
+        return NoVehicle(engine)
+    found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
+    return FirstThatRuns(engine, found)
+
+
 def _bodies(
-    engine: Engine, window: Window, scenes: list[Scene], is_full: bool = False
+    engine: Engine,
+    window: Window,
+    scenes: list[Scene],
+    is_full: bool = False,
+    is_loose: bool = False,
 ) -> Iterator[Vehicle]:
     """One after the other, as they are asked for: to read a frame's source takes a while."""
 
     def is_training_object(value: object) -> bool:
         state = engine.state
+        if value is torch.autograd.grad:
+            return bool(window.own_update)
         if value in state.optimizers or value in state.schedulers or value in state.scalers:
             return True
         return any(value is h for o in state.optimizers for h in helpers_of(o))
 
     is_buffer = engine.state.is_buffer
     for i, scene in enumerate(scenes[:_MAX_FRAMES]):
-        body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full, is_buffer)
+        body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full, is_buffer, is_loose)
         if body is not None:
             yield BodyVehicle(engine, body, window)
 
@@ -103,6 +120,14 @@ class FirstThatShows(Vehicle):
     def has_effects(self) -> bool:
         return self._now.has_effects
 
+    def wider(self) -> Vehicle | None:
+        wider = self._now.wider() or next(self._others, None)
+        return None if wider is None else FirstThatShows(self.engine, wider, self._others)
+
+    @property
+    def scene(self) -> Scene | None:
+        return self._now.scene
+
     def can_run(self, window: Window) -> bool:
         if self._chosen is not None:
             return self._chosen.can_run(window)
@@ -126,3 +151,27 @@ class FirstThatShows(Vehicle):
         assert first is not None
         self._chosen = self._found[0]  # a replay's contexts can be entered only once
         return first
+
+
+class FirstThatRuns(Vehicle):
+    """The first of several that comes to a loss."""
+
+    def __init__(self, engine: Engine, candidates: Iterator[Vehicle]) -> None:
+        super().__init__(engine)
+        self._candidates = candidates
+        self._chosen: Vehicle | None = None
+
+    def can_run(self, window: Window) -> bool:
+        return self._chosen is None or self._chosen.can_run(window)
+
+    def run(self, wanted: Replay) -> ReplayResult:
+        if self._chosen is not None:
+            return self._chosen.run(wanted)
+        result = ReplayResult(is_complete=False)
+        for candidate in self._candidates:
+            if not candidate.can_run(wanted.window):
+                continue
+            result = candidate.run(wanted)
+            self._chosen = candidate  # a replay's contexts can be entered only once
+            break
+        return result

@@ -18,12 +18,15 @@ from torch import Tensor
 from ..errors import UsageError
 from ..numerics.health import badness
 from ..runtime.engine import Engine
+from ..runtime.frames import bad_tensors
 from ..runtime.ranks import hushed
 from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .body.body import Body
-from .frameworks import unlogged
+from .body.scene import Scene
+from .changed_source import NotRunnable
+from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace
 from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
@@ -31,7 +34,7 @@ from .tracing import eager_stance, symptom_origin
 __all__ = [
     "BodyVehicle",
     "ClosureVehicle",
-    "LossVehicle",
+    "FrameworkVehicle",
     "NoVehicle",
     "StepVehicle",
     "Vehicle",
@@ -61,9 +64,18 @@ class Vehicle:
         return False
 
     @property
+    def scene(self) -> Scene | None:
+        """Where the loop stands whose statements are run."""
+        return None
+
+    @property
     def is_cheap(self) -> bool:
         """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
         return False
+
+    def wider(self) -> Vehicle | None:
+        """One that computes more of the same iteration; None where there is none."""
+        return None
 
     def run(self, wanted: Replay) -> ReplayResult:
         active = ActiveReplay(self.engine, wanted)
@@ -77,13 +89,21 @@ class Vehicle:
         self.engine.replay = active
         try:
             quiet = hushed() if is_quiet else contextlib.nullcontext()
-            with quiet, computing_only() as report, eager_stance(), torch.enable_grad():
+            with (
+                quiet,
+                computing_only() as report,
+                self._unlogged(),
+                eager_stance(),
+                torch.enable_grad(),
+            ):
                 try:
-                    with active:
+                    change = wanted.change
+                    installed = change.installed() if change else contextlib.nullcontext()
+                    with installed, _where_it_failed(wanted), active:
                         self._compute(active)
                 except Enough:
                     pass
-                except NeedsOthers:
+                except (NeedsOthers, NotRunnable):
                     active.result.is_complete = False
                 except UsageError:
                     raise
@@ -96,6 +116,10 @@ class Vehicle:
             self.engine.replay = None
             state.put_grads(grads)
         return active.result
+
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        """What a framework logs and counts meanwhile."""
+        return unlogged()
 
     def _compute(self, active: ActiveReplay) -> None:
         raise NotImplementedError
@@ -110,6 +134,16 @@ class Vehicle:
         bad = self.engine.state.bad_state()
         if bad:
             active.raised(bad)
+        elif active.wanted.window.error is not None:
+            active.raised_on(bad_tensors(error.__traceback__))
+
+
+def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
+    """At the weights of the evaluation that failed, where the optimizer was searching."""
+    point = wanted.window.search_point
+    return (
+        point.visited() if point is not None and not wanted.is_applied else contextlib.nullcontext()
+    )
 
 
 def _is_our_own(error: Exception) -> bool:
@@ -138,6 +172,9 @@ class StepVehicle(Vehicle):
     @property
     def is_cheap(self) -> bool:
         return True
+
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # no framework drives this loop
 
     def can_run(self, window: Window) -> bool:
         return all(b.loss_fn is not None for b in window.batches)
@@ -200,32 +237,34 @@ class ClosureVehicle(Vehicle):
         if active.wanted.is_applied:
             active.result.is_complete = False
             return
-        with unlogged():
-            self._closure()
+        self._closure()
         active.look_at_gradients()
 
 
-class LossVehicle(Vehicle):
+class FrameworkVehicle(Vehicle):
     """The function by which a framework computes the loss of a batch: it is meant to be called."""
 
-    def __init__(self, engine: Engine, loss_of: Callable[[Any], Tensor]) -> None:
+    def __init__(self, engine: Engine, step: FrameworkStep) -> None:
         super().__init__(engine)
-        self._loss_of = loss_of
+        self._step = step
 
     def can_run(self, window: Window) -> bool:
         return all(len(b.items) == 1 for b in window.batches)
 
     def _compute(self, active: ActiveReplay) -> None:
         refs = active.wanted.window.batches
-        if active.wanted.is_applied:
+        if active.wanted.is_applied and not self._step.makes_backward:
             active.result.is_complete = False
             return
-        with unlogged():
+        with self._step.kept():
             for i, ref in enumerate(refs):
                 active.step = ref.step
                 if i and ref.rng is not None:
                     ref.rng.restore()
-                loss = self._loss_of(ref.value) / len(refs)
+                loss = self._step.compute(ref.value)
+                if loss is None or self._step.makes_backward:
+                    continue  # a `training_step` may leave a batch out
+                loss = loss / len(refs) if len(refs) > 1 else loss
                 active.on_backward(loss, loss.detach(), loss.backward)
         active.look_at_gradients()
 
@@ -236,12 +275,21 @@ class BodyVehicle(Vehicle):
     def __init__(self, engine: Engine, body: Body, own: Window) -> None:
         super().__init__(engine)
         self.body = body
+        self._changed: tuple[Any, Body] | None = None
         self._own = own
         """The window that the variables of the body belong to."""
 
     @property
     def has_effects(self) -> bool:
         return self.body.has_effects
+
+    def wider(self) -> Vehicle | None:
+        body = self.body.wider()
+        return None if body is None else BodyVehicle(self.engine, body, self._own)
+
+    @property
+    def scene(self) -> Scene | None:
+        return self.body.scene
 
     def can_run(self, window: Window) -> bool:
         is_own = _same_batches(window.batches, self._own.batches)
@@ -252,30 +300,42 @@ class BodyVehicle(Vehicle):
             return self.body.can_bind(sum(len(b.items) for b in refs))
         return all(b.items and self.body.can_bind(len(b.items)) for b in refs)
 
+    def _body_with(self, change: Any) -> Body:
+        """The body as the changed source has it, if there is a change."""
+        if change is None or not change.name:
+            return self.body
+        if self._changed is None or self._changed[0] is not change:
+            body = self.body.with_source(change.scene)
+            if body is None:
+                raise NotRunnable("nothing in the changed body can be run again")
+            self._changed = (change, body)
+        return self._changed[1]
+
     def _compute(self, active: ActiveReplay) -> None:
         wanted = active.wanted
+        body = self._body_with(wanted.change)
         refs = wanted.window.batches
         is_whole = len(refs) > 1 and not self._can_bind(refs)
-        if len(refs) > 1 and (is_whole or self.body.takes_several):
+        if len(refs) > 1 and (is_whole or body.takes_several):
             active.steps = [ref.step for ref in refs]
             refs = [_joined(refs)]
         for i, ref in enumerate(refs):
             active.step = ref.step
             if i and ref.rng is not None and not wanted.is_applied:
                 ref.rng.restore()
-            namespace = self._run(ref, is_part=ref is not refs[-1])
+            namespace = self._run(body, ref, is_part=ref is not refs[-1])
             if wanted.is_applied and not wanted.is_current:
-                self.body.run_following(namespace)
+                body.run_following(namespace)
             if not active.num_backward:
-                self._look_at_made(active, self.body.made(namespace))
+                self._look_at_made(active, body.made(namespace))
         if is_whole and active.num_backward != wanted.window.num_backward:
             # The batches that the variables do not hold any more were computed by earlier iterations.
             active.result.is_complete = False
 
-    def _run(self, ref: BatchRef, is_part: bool) -> dict[str, Any]:
-        if ref.items and self.body.can_bind(len(ref.items)):
-            return self.body.run(ref.value, is_part)
-        return self.body.run()
+    def _run(self, body: Body, ref: BatchRef, is_part: bool) -> dict[str, Any]:
+        if ref.items and body.can_bind(len(ref.items)):
+            return body.run(ref.value, is_part)
+        return body.run()
 
     def _look_at_made(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
         """A loop that gives up before its backward: the numbers that it has computed until then."""

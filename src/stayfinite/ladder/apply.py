@@ -12,6 +12,7 @@ import torch.utils.data
 from ..investigate import changes
 from ..patches.manager import Subscribers, Target, subscribe
 from ..runtime.state import TrainState
+from ..runtime.step_changes import clipped, scaled_lr
 
 __all__ = ["Seen", "turn_knobs"]
 
@@ -27,9 +28,9 @@ def turn_knobs(knobs: Mapping[str, str]) -> None:
         # No model is there yet: what the script makes from now on is made in float32.
         _kept.enter_context(changes.higher_precision(TrainState()))
     if "lr" in knobs:
-        _kept.enter_context(changes.scaled_lr(float(knobs["lr"].removesuffix("x"))))
+        _kept.enter_context(scaled_lr(float(knobs["lr"].removesuffix("x"))))
     if "clip" in knobs:
-        _kept.enter_context(changes.clipped(float(knobs["clip"])))
+        _kept.enter_context(clipped(float(knobs["clip"])))
     is_off = "off" in (knobs.get("autocast"), knobs.get("scaler")) or "precision" in knobs
     if is_off or {"init_scale", "growth_interval"} & set(knobs):
         _scaler(knobs, is_off)

@@ -26,6 +26,7 @@ __all__ = [
     "collect",
     "lint_paths",
     "read_settings",
+    "sentence_at",
 ]
 
 _LARGEST = 2_000_000
@@ -47,6 +48,19 @@ def codes_at(path: str | os.PathLike[str], line: int) -> tuple[Finding, ...]:
         return ()
     at = [f for f in found if f.line <= line <= f.end_line]
     return tuple(sorted(at, key=lambda f: (not f.is_default, f.line, f.column)))
+
+
+def sentence_at(path: str | os.PathLike[str] | None, line: int | None) -> str:
+    """What an incident or a check says about the line that failed; "" where lint knows nothing.
+
+    >>> sentence_at("train.py", None)
+    ''
+    """
+    found = codes_at(path, line) if path is not None and line is not None else ()
+    shown = [f for f in found if f.is_default] or found
+    codes = " and ".join(dict.fromkeys(f.code for f in shown))
+    asked = "" if not shown or shown[0].is_default else " (with --pedantic)"
+    return f"lint: {codes} would have shown this line{asked}" if codes else ""
 
 
 @lru_cache(maxsize=32)

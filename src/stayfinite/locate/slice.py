@@ -13,7 +13,7 @@ from ..records import Link, Location, Operand
 from .notes import DISCARDS, BadInput, Note, SourceRef, descendants
 from .trace import OpTrace
 
-__all__ = ["DISCARDS", "Origin", "find_origin", "to_location"]
+__all__ = ["DISCARDS", "Origin", "find_origin", "last_origin", "to_location"]
 
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
 _MASK_AWARE = (
@@ -68,6 +68,14 @@ def find_origin(trace: OpTrace, symptoms: Iterable[Tensor]) -> Origin | None:
     if not ends:
         return Origin(None, untouched, ()) if untouched is not None else None
     return _choose(trace, ends)
+
+
+def last_origin(trace: OpTrace) -> Origin | None:
+    """The origin of the last non-finite result, where what it went into has raised."""
+    note = next((n for n in reversed(trace.notes) if not n.is_uninitialized), None)
+    if note is None:
+        return None
+    return _choose(trace, _walk(trace, note.index, "nan" if note.bad.has_nan else "inf", set()))
 
 
 def _walk(trace: OpTrace, index: int, kind: str, seen: set[tuple[int, str]]) -> list[_End]:

@@ -58,7 +58,13 @@ class TrainingListener(Protocol):
     @property
     def firewall(self) -> Firewall: ...
 
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether they are looked at after a backward, because no torch optimizer has turned up."""
+
     def before_backward(self, loss: Tensor) -> None: ...
+
+    def after_backward(self) -> None: ...
 
     def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any: ...
 
@@ -214,6 +220,10 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             if listener.is_replaying:
                 return listener.replay_backward(first, lambda: original(tensors, *args, **kwargs))
             listener.firewall.call(listener.before_backward, first)
+            if listener.wants_gradients:
+                result = original(tensors, *args, **kwargs)
+                listener.firewall.call(listener.after_backward)
+                return result
         return original(tensors, *args, **kwargs)
 
     return backward

@@ -87,6 +87,7 @@ class _Listener:
     """The captor as the runtime's patches know a listener: every call goes through its hands."""
 
     is_replaying = True
+    wants_gradients = False
 
     def __init__(self, captor: Captor) -> None:
         self._captor = captor
@@ -115,6 +116,8 @@ class _Listener:
         self._captor.on_loader_end(loader)
 
     def before_backward(self, loss: Tensor) -> None: ...
+
+    def after_backward(self) -> None: ...
 
     def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         return self._captor.on_backward(loss, call)

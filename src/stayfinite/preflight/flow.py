@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Generator
 
+from ..lint import sentence_at
 from ..records import Location
 from .flow_gradients import judge_gradients, judge_updates
 from .flow_scale import judge_activations, judge_dead, judge_saturated
@@ -116,4 +117,6 @@ def at_location(location: Location | None) -> tuple[str, str]:
     words = f", {what}" + (f" at {where}" if where else "")
     if location.source:
         words += f": {location.source}"
+    if said := sentence_at(location.file, location.line):
+        words += f"; {said}"
     return location.module or where or (label or ""), words

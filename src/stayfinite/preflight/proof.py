@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from ..foresee.box import Box, batch_sizes_of, box_around, reach_of, read_box, widened_by
 from ..foresee.lines import ByLine, by_line
@@ -18,6 +22,9 @@ __all__ = ["proof"]
 
 GROUP = "proof"
 _MAX_SHOWN = 12
+_MAX_SAMPLES = 5000
+_DATA_S = 1.5
+"""For so long the data set is looked at for its ranges."""
 _WORDS = {
     "zero_denominator": "keep the denominator away from 0 (clamp it, or add an epsilon that this dtype can hold)",
     "log_of_zero": "take the logarithm of what cannot be 0: log_softmax, logsigmoid, or a clamp before it",
@@ -60,7 +67,34 @@ def _box(subject: Subject, capture: Capture, gradients: dict[int, float]) -> Box
     box = box_around(capture, reach, sizes)
     for batch in subject.batches[1:]:
         box = widened_by(box, named_tensors(batch))
+    for loader in subject.loaders if len(subject.loaders) == 1 else ():
+        for sample in _samples(loader):
+            box = widened_by(box, named_tensors(sample))
     return read_box(Path(subject.box_path), box) if subject.box_path else box
+
+
+def _samples(loader: Any) -> Iterator[Any]:
+    """Samples of the data set, evenly spread, for as long as there is time.
+
+    Only where a batch is a stack of them: else its parts have other names and values.
+    """
+    data = getattr(loader, "dataset", None)
+    if getattr(loader, "collate_fn", None) is not default_collate or isinstance(
+        data, IterableDataset
+    ):
+        return
+    if isinstance(data, TensorDataset):
+        yield list(data.tensors)
+        return
+    end = time.perf_counter() + _DATA_S
+    try:
+        num = len(data)  # type: ignore[arg-type]
+        for i in range(0, num, max(1, num // _MAX_SAMPLES)):
+            if time.perf_counter() > end:
+                return
+            yield data[i]  # type: ignore[index]
+    except Exception:  # what its samples raise is told by the data group
+        return
 
 
 def _findings(found: Proof) -> list[Finding]:

@@ -25,6 +25,7 @@ from ..recover.snapshot import Snapshot
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.state import TrainState
+from ..runtime.step_changes import scaled_lr
 from .flow_losses import LossWatch
 from .probes import Probe, Proof, Seen
 from .runner_casts import HalfWatch, in_precision
@@ -140,7 +141,7 @@ class Attempt:
         if probe.apply and probe.weigh:
             self._weights = [(n, p, p.detach().clone()) for n, p in self.state.parameters()]
         if probe.lr_factor != 1.0:
-            self._stack.enter_context(changes.scaled_lr(probe.lr_factor))
+            self._stack.enter_context(scaled_lr(probe.lr_factor))
         if probe.trace or probe.watch or probe.prove:
             self._stack.enter_context(eager_stance())
         if probe.scale is not None:

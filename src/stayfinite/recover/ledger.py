@@ -25,7 +25,7 @@ class LedgerEntry:
     step: int
     epoch: int = 0
     kind: str = "skipped"
-    """skipped | rolled_back | dropped | sanitized"""
+    """skipped | rolled_back | dropped | sanitized; of the run itself: healed | stopped"""
     indices: tuple[int, ...] = ()
     """The samples' places in the data set, where a DataLoader's sampler gave them."""
     rows: tuple[int, ...] = ()

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["Decision", "Policy", "Rung", "Tally"]
+__all__ = ["Decision", "Outlook", "Policy", "Rung", "Tally"]
 
-_NAMES = ("raise", "skip", "rollback", "sanitize")
-_KINDS = (*_NAMES, "stop")
+_NAMES = ("raise", "skip", "rollback", "sanitize", "auto", "heal")
+_KINDS = ("raise", "skip", "rollback", "sanitize", "stop")
 _SPIKES = ("ignore", "warn", "skip", "rollback", "raise")
 _SANITIZERS = ("drop", "replace")
 
@@ -53,12 +53,25 @@ class Tally:
     num_rollbacks: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """The state of a training has run away: leaving batches out cannot help."""
+
+    reason: str
+    """By what that shows."""
+    change: str = ""
+    """What was seen to pass from the last healthy state on; empty where nothing was."""
+    proof: str = ""
+    lr_factor: float = 1.0
+    clip_norm: float | None = None
+
+
 @dataclass(frozen=True)
 class Decision:
     """What is to be done about this one bad step."""
 
     kind: str
-    """raise | skip | rollback | sanitize | stop"""
+    """raise | skip | rollback | sanitize | heal | stop"""
     reason: str = ""
     lr_factor: float = 1.0
     skip_next: int = 0
@@ -72,7 +85,7 @@ class Policy:
     'skip'
     >>> Policy.parse("ignore")
     Traceback (most recent call last):
-    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize
+    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize, auto, heal
 
     A ladder goes on to the next answer when one is used up, and stops the run at its end:
 
@@ -148,10 +161,19 @@ class Policy:
             return (Rung("rollback", None, self.lr_factor, self.skip_next),)
         if self.name == "sanitize":
             return (Rung("sanitize"), Rung("skip"))
-        return (Rung(self.name),)
+        return (Rung("skip" if self.is_thoughtful else self.name),)
 
-    def decide(self, tally: Tally, leave_out: tuple[str, ...] = ()) -> Decision:
+    @property
+    def is_thoughtful(self) -> bool:
+        """Whether it stops, or heals, where an investigation shows that leaving steps out cannot help."""
+        return self.name in ("auto", "heal")
+
+    def decide(
+        self, tally: Tally, leave_out: tuple[str, ...] = (), outlook: Outlook | None = None
+    ) -> Decision:
         """The answer to a bad step that `tally` counts already; `leave_out` cannot be done now."""
+        if outlook is not None and self.is_thoughtful:
+            return self._think(tally, leave_out, outlook)
         rungs = [r for r in self.steps() if r.kind not in leave_out] or [Rung("skip")]
         if rungs[0].kind != "raise":
             reason = self.stop_reason(tally.num_consecutive, tally.num_total)
@@ -171,6 +193,12 @@ class Policy:
                 return Decision(rung.kind)
             left -= rung.times
         return Decision("stop", self._used_up(tally))
+
+    def _think(self, tally: Tally, leave_out: tuple[str, ...], outlook: Outlook) -> Decision:
+        can_heal = self.name == "heal" and bool(outlook.change) and "rollback" not in leave_out
+        if can_heal and tally.num_rollbacks < self.max_rollbacks:
+            return Decision("heal", outlook.reason)
+        return Decision("stop", outlook.reason)
 
     def _used_up(self, tally: Tally) -> str:
         counts = [f"{tally.num_consecutive} bad steps in a row"]

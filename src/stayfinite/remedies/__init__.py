@@ -13,23 +13,50 @@ loss = -torch.log_softmax(z, dim=1)  # per class
 
 from __future__ import annotations
 
-from . import floors, log_space, loops
+from . import (
+    divisions,
+    domains,
+    exponentials,
+    floors,
+    log_space,
+    loops,
+    precision,
+    reductions,
+    rows,
+)
 from .catalogue import CATALOGUE, Pattern, at, find, pattern
+from .choice import Candidate, Symptom, candidates
 from .edits import Edit, Remedy, apply, unified_diff
+from .patching import apply_patch, read_patch
+from .rows import without_bad_rows
+from .settings import with_keyword
 from .source import Source
 
 __all__ = [
     "CATALOGUE",
+    "Candidate",
     "Edit",
     "Pattern",
     "Remedy",
     "Source",
+    "Symptom",
     "apply",
+    "apply_patch",
     "at",
+    "candidates",
+    "divisions",
+    "domains",
+    "exponentials",
     "find",
     "floors",
     "log_space",
     "loops",
     "pattern",
+    "precision",
+    "read_patch",
+    "reductions",
+    "rows",
     "unified_diff",
+    "with_keyword",
+    "without_bad_rows",
 ]

@@ -41,8 +41,9 @@ def apply(text: str, remedies: Iterable[Remedy]) -> tuple[str, tuple[Remedy, ...
     taken: list[Edit] = []
     done = []
     for remedy in sorted(remedies, key=lambda r: r.edits):
-        if not any(_overlap(a, b) for a in remedy.edits for b in taken):
-            taken += remedy.edits
+        new = [e for e in remedy.edits if e not in taken]  # two may need the same line put in
+        if not any(_overlap(a, b) for a in new for b in taken):
+            taken += new
             done.append(remedy)
     for edit in sorted(taken, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]

@@ -7,30 +7,15 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, dotted, floored, grouped, name_of, some_tensor
+from .matching import call, dotted, floored, grouped, name_of, some_tensor, with_method
 from .source import Source
 
 
-def _divisor(node: ast.AST) -> ast.expr | None:
+def divisor_of(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return node.right
-    found = call(node, "div", "divide", "true_divide")
+    found = call(node, "div", "divide", "true_divide", "div_")
     return found[2][0] if found and found[2] else None
-
-
-def _instead(source: Source, node: ast.expr, text: str) -> list[Edit]:
-    start, end = source.span(node)
-    if text.startswith("(") and _is_in_parentheses(source.text, start, end):
-        return [Edit(start - 1, end + 1, text)]
-    return [Edit(start, end, text)]
-
-
-def _is_in_parentheses(text: str, start: int, end: int) -> bool:
-    """Parentheses of a group, not those of a call."""
-    if text[start - 1 : start] != "(" or text[end : end + 1] != ")":
-        return False
-    before = text[: start - 1][-1:]
-    return not (before.isalnum() or before in ("_", ")", "]"))
 
 
 @pattern(
@@ -39,10 +24,10 @@ def _is_in_parentheses(text: str, start: int, end: int) -> bool:
     "0 / 1 is 0 where nothing was counted; every other count stays as it is",
 )
 def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    divisor = _divisor(node)
+    divisor = divisor_of(node)
     if divisor is None:
         return None
-    return _instead(source, divisor, f"{grouped(source, divisor)}.clamp(min=1)")
+    return with_method(source, divisor, ".clamp(min=1)")
 
 
 @pattern(
@@ -51,9 +36,8 @@ def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     "0 / eps is 0 with a gradient that is finite; larger divisors stay as they are",
 )
 def floor_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    divisor = _divisor(node)
-    made = floored(source, divisor, "eps") if divisor is not None else None
-    return None if divisor is None or made is None else _instead(source, divisor, made)
+    divisor = divisor_of(node)
+    return floored(source, divisor, "eps") if divisor is not None else None
 
 
 @pattern(
@@ -63,8 +47,7 @@ def floor_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def floor_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "sqrt", "rsqrt")
-    made = floored(source, found[1], "tiny") if found else None
-    return None if found is None or made is None else _instead(source, found[1], made)
+    return floored(source, found[1], "tiny") if found else None
 
 
 @pattern(
@@ -81,8 +64,10 @@ def bound_arc(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     eps = f"{torch}.finfo({tensor}.dtype).eps"
     clamped = call(found[1], "clamp", "clip")
     operand = clamped[1] if clamped is not None and _is_unit(clamped[2], clamped[3]) else found[1]
-    text = f"{grouped(source, operand)}.clamp(-1 + {eps}, 1 - {eps})"
-    return _instead(source, found[1], text)
+    text = f".clamp(-1 + {eps}, 1 - {eps})"
+    if operand is found[1]:
+        return with_method(source, operand, text)
+    return [Edit(*source.span(found[1]), f"{grouped(source, operand)}{text}")]
 
 
 def _is_unit(args: list[ast.expr], keywords: list[ast.keyword]) -> bool:

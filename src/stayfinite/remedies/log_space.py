@@ -12,7 +12,7 @@ from .matching import (
     dotted,
     floored,
     functional,
-    grouped,
+    hoisted,
     is_namespace,
     is_simple,
     name_of,
@@ -30,6 +30,8 @@ _PICKS = (
     "flatten",
     "transpose",
     "permute",
+    "diagonal",
+    "diag",
 )
 
 
@@ -47,18 +49,55 @@ def log_space(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log")
     if found is None or found[2] or found[3]:
         return None
-    picked = source.definition(found[1])
+    return _taken_in_log_space(source, node, found[1])
+
+
+@pattern(
+    "log_space_without_epsilon",
+    "take the logarithm in log space, which needs no epsilon: log_softmax, logsigmoid",
+    "an epsilon or a clamp under the logarithm rounds away in half precision and gives wrong gradients; "
+    "the logarithm of a tiny probability is an ordinary number",
+)
+def log_space_without_epsilon(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "log")
+    if found is None or found[2] or found[3]:
+        return None
+    operand = _without_epsilon(source.definition(found[1]))
+    if operand is found[1]:
+        return None
+    return _taken_in_log_space(source, node, operand)
+
+
+def _taken_in_log_space(source: Source, node: ast.AST, operand: ast.expr) -> list[Edit] | None:
+    picked = _without_epsilon(source.definition(operand))
     base = _picked_from(source, picked)
-    written = source.definition(base)
+    written = _without_epsilon(source.definition(base))
     if not source.is_unchanged(written, node):
         return None
-    made = _in_log_space(source, written, is_moved=written is not found[1])
+    made = _in_log_space(source, written, is_moved=written.lineno != getattr(node, "lineno", 0))
     if made is None:
         return None
     start, end = source.span(picked)
     first, last = source.span(base)
-    text = source.text[start:first] + made + source.text[last:end]
-    return _whole(source, node, text)
+    text = source.text[start:first] + made[0] + source.text[last:end]
+    return [*_whole(source, node, text), *made[1]]
+
+
+def _without_epsilon(node: ast.expr) -> ast.expr:
+    """`p` of `p + eps`, of `p.clamp(min=eps)` and of `torch.clamp(p, eps, 1 - eps)`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        for side, other in ((node.left, node.right), (node.right, node.left)):
+            if _is_epsilon(other):
+                return _without_epsilon(side)
+    found = call(node, "clamp", "clamp_min", "clip")
+    return _without_epsilon(found[1]) if found is not None else node
+
+
+def _is_epsilon(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, float) and 0 < node.value < 1e-2
+    name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+    return isinstance(name, str) and any(word in name.lower() for word in ("eps", "tiny"))
 
 
 def _picked_from(source: Source, node: ast.expr) -> ast.expr:
@@ -77,30 +116,40 @@ def _is_function(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and is_namespace(node.func.value)
 
 
-def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> str | None:
+def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> tuple[str, list[Edit]] | None:
+    """The logarithm of this expression; and a line for the logits, where they are used elsewhere."""
     inner, is_rest = _without_one_minus(node)
+    inner = source.definition(inner) if is_rest else inner
     found = call(inner, "sigmoid") if is_rest else call(inner, "sigmoid", "softmax")
-    if found is None or (is_moved and not is_simple(found[1])):
+    if found is None or not source.is_unchanged(inner, node):
         return None
     name, x, args, keywords = found
+    text, edits = source.text_of(x), []
+    if (is_moved or inner is not _without_one_minus(node)[0]) and not is_simple(x):
+        made = hoisted(source, x, "logits")
+        if made is None:
+            return None
+        text, edits = made[0], [made[1], Edit(*source.span(x), made[0])]
     if name == "softmax":
-        return _log_softmax(source, inner, x, rest_of_call(source, args, keywords))
+        made_text = _log_softmax(source, inner, text, rest_of_call(source, args, keywords))
+        return None if made_text is None else (made_text, edits)
     home = functional(source)
     if home is None or args or keywords:
         return None
-    text = source.text_of(x)
     if is_rest:
-        text = f"-{text}" if is_simple(x) or isinstance(x, ast.Call) else f"-({text})"
-    return f"{home}.logsigmoid({text})"
+        is_atom = bool(edits) or is_simple(x) or isinstance(x, ast.Call)
+        text = f"-{text}" if is_atom else f"-({text})"
+    return f"{home}.logsigmoid({text})", edits
 
 
-def _log_softmax(source: Source, node: ast.expr, x: ast.expr, rest: str) -> str | None:
+def _log_softmax(source: Source, node: ast.expr, text: str, rest: str) -> str | None:
     assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     if not rest:
         return None
     if is_namespace(node.func.value):
-        return f"{dotted(node.func.value)}.log_softmax({source.text_of(x)}, {rest})"
-    return f"{grouped(source, x)}.log_softmax({rest})"
+        return f"{dotted(node.func.value)}.log_softmax({text}, {rest})"
+    is_atom = text.replace("_", "a").replace(".", "a").isalnum() or text.endswith((")", "]"))
+    return f"{text if is_atom else f'({text})'}.log_softmax({rest})"
 
 
 def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:
@@ -117,7 +166,8 @@ def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:
 )
 def logsumexp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     log = call(node, "log")
-    total = call(source.definition(log[1]), "sum") if log and not log[2] else None
+    inside = _without_epsilon(source.definition(log[1])) if log else None
+    total = call(source.definition(inside), "sum") if log and inside and not log[2] else None
     torch = name_of(source, "torch")
     if log is None or total is None or torch is None:
         return None
@@ -131,6 +181,39 @@ def logsumexp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if is_moved and not is_simple(exp[1]):
         return None
     return _whole(source, node, f"{torch}.logsumexp({source.text_of(exp[1])}, {rest})")
+
+
+@pattern(
+    "log_of_share",
+    "take the logarithm of the share in log space: log_softmax of what goes into the exponential",
+    "exp(x) / sum(exp(x)) overflows above and is 0 below; its logarithm is an ordinary number",
+)
+def log_of_share(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    log = call(node, "log")
+    share = source.definition(log[1]) if log and not log[2] else None
+    if not isinstance(share, ast.BinOp) or not isinstance(share.op, ast.Div):
+        return None
+    total = call(source.definition(share.right), "sum")
+    picked = source.definition(share.left)
+    base = _picked_from(source, picked)
+    if total is None or ast.dump(base) != ast.dump(total[1]):
+        return None
+    exp = call(source.definition(base), "exp")
+    dim = {k.arg: k.value for k in total[3]}.get("dim") or (total[2][0] if total[2] else None)
+    torch = name_of(source, "torch")
+    if exp is None or dim is None or torch is None:
+        return None
+    text, edits = source.text_of(exp[1]), []
+    if not is_simple(exp[1]):
+        made = hoisted(source, exp[1], "logits")
+        if made is None:
+            return None
+        text, edits = made[0], [made[1], Edit(*source.span(exp[1]), made[0])]
+    start, end = source.span(picked)
+    first, last = source.span(base)
+    made_text = f"{torch}.log_softmax({text}, dim={source.text_of(dim)})"
+    whole = source.text[start:first] + made_text + source.text[last:end]
+    return [*edits, *_whole(source, node, whole)]
 
 
 @pattern(
@@ -193,5 +276,4 @@ def with_logits(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def floor_log(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log", "log2", "log10")
-    made = floored(source, found[1], "tiny") if found else None
-    return None if found is None or made is None else _whole(source, found[1], made)
+    return floored(source, found[1], "tiny") if found else None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import dotted
+from .matching import dotted, stands_alone
 from .source import Source
 
 
@@ -51,16 +51,6 @@ def _after(source: Source, statement: ast.stmt, text: str) -> Edit | None:
     return Edit(end, end, f"{source.indent(statement)}{text}{source.newline}")
 
 
-def _stands_alone(source: Source, statement: ast.stmt | None) -> bool:
-    """A statement that has its lines for itself."""
-    if statement is None:
-        return False
-    start, _ = source.span(statement)
-    first = source.text[source.line_start(statement.lineno) : start]
-    last = source.lines[(statement.end_lineno or statement.lineno) - 1]
-    return not first.strip() and ";" not in last
-
-
 @pattern(
     "unscale_first",
     "call scaler.unscale_(optimizer) before the clipping",
@@ -68,7 +58,7 @@ def _stands_alone(source: Source, statement: ast.stmt | None) -> bool:
 )
 def unscale_first(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     statement = source.statement(node)
-    if statement is None or not _stands_alone(source, statement):
+    if statement is None or not stands_alone(source, statement):
         return None
     scaler = _scaler(source, node)
     later = [c for c in _calls(source, node, "unscale_") if c.lineno > statement.lineno]
@@ -82,7 +72,7 @@ def unscale_first(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 def _moved_before(source: Source, moved: ast.stmt | None, place: ast.stmt) -> list[Edit] | None:
     """A statement of its own lines, put in front of another one of the same block."""
-    if moved is None or moved not in source.block(place) or not _stands_alone(source, moved):
+    if moved is None or moved not in source.block(place) or not stands_alone(source, moved):
         return None
     start, end = source.line_start(moved.lineno), source.line_start((moved.end_lineno or 0) + 1)
     target = source.line_start(place.lineno)
@@ -99,12 +89,12 @@ def _moved_before(source: Source, moved: ast.stmt | None, place: ast.stmt) -> li
 )
 def step_order(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     statement = source.statement(node)
-    if not isinstance(statement, ast.Expr) or not _stands_alone(source, statement):
+    if not isinstance(statement, ast.Expr) or not stands_alone(source, statement):
         return None
     for found in _calls(source, node, "step"):
         later = source.statement(found)
         is_later = later is not None and later.lineno > statement.lineno
-        if is_later and later in source.block(statement) and _stands_alone(source, later):
+        if is_later and later in source.block(statement) and stands_alone(source, later):
             return _swapped(source, statement, later)
     return None
 
@@ -126,7 +116,7 @@ def _swapped(source: Source, first: ast.stmt, second: ast.stmt | None) -> list[E
 def scaler_step(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     statement = source.statement(node)
     scaler = _scaler(source, node)
-    if not isinstance(node, ast.Call) or not scaler or not _stands_alone(source, statement):
+    if not isinstance(node, ast.Call) or not scaler or not stands_alone(source, statement):
         return None
     if node.args or node.keywords or statement is None:
         return None
@@ -145,7 +135,7 @@ def scaler_step(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def scaler_update(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     statement = source.statement(node)
-    if not isinstance(node, ast.Call) or statement is None or not _stands_alone(source, statement):
+    if not isinstance(node, ast.Call) or statement is None or not stands_alone(source, statement):
         return None
     if dotted(node.func).rpartition(".")[2] != "step" or not node.args:
         return None

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import ast
 
+from .edits import Edit
 from .source import Source
 
-__all__ = ["call", "floored", "functional", "is_simple", "rest_of_call", "some_tensor"]
+__all__ = [
+    "call",
+    "floored",
+    "functional",
+    "hoisted",
+    "is_simple",
+    "rest_of_call",
+    "some_tensor",
+    "stands_alone",
+    "twice",
+]
 
 _ROOTS = ("torch", "F", "nn", "th")
 
@@ -98,13 +109,99 @@ def some_tensor(source: Source, node: ast.expr) -> str | None:
     return some_tensor(source, found[1])
 
 
-def floored(source: Source, node: ast.expr, floor: str) -> str | None:
+def floored(source: Source, node: ast.expr, floor: str) -> list[Edit] | None:
     """The expression with a lower limit of its own dtype: `x.clamp(min=torch.finfo(x.dtype).tiny)`."""
+    limit = limit_of(source, node, floor)
+    return None if limit is None else with_method(source, node, f".clamp(min={limit})")
+
+
+def with_method(source: Source, node: ast.expr, text: str) -> list[Edit]:
+    """A method called on an expression; what is inside of it can be changed by others as well."""
+    start, end = source.span(node)
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+        return [Edit(end, end, text)]
+    if is_in_parentheses(source.text, start, end):
+        return [Edit(end + 1, end + 1, text)]
+    return [Edit(start, start, "("), Edit(end, end, f"){text}")]
+
+
+def is_in_parentheses(text: str, start: int, end: int) -> bool:
+    """Parentheses of a group, not those of a call."""
+    if text[start - 1 : start] != "(" or text[end : end + 1] != ")":
+        return False
+    before = text[: start - 1][-1:]
+    return not (before.isalnum() or before in ("_", ")", "]"))
+
+
+_LIMITS = {
+    "float16": {"tiny": "6.2e-05", "eps": "0.001"},
+    "bfloat16": {"tiny": "1.2e-38", "eps": "0.008"},
+    "float32": {"tiny": "1.2e-38", "eps": "1.2e-07"},
+    "float64": {"tiny": "2.3e-308", "eps": "2.3e-16"},
+}
+
+
+def limit_of(source: Source, node: ast.expr, kind: str) -> str | None:
+    """The smallest number ("tiny") or the rounding ("eps") of an expression's dtype, as it can be written."""
     torch = name_of(source, "torch")
     tensor = some_tensor(source, node)
-    if torch is None or tensor is None:
+    if torch is not None and tensor is not None:
+        return f"{torch}.finfo({tensor}.dtype).{kind}"
+    return _LIMITS.get(source.dtype, {}).get(kind)
+
+
+def stands_alone(source: Source, statement: ast.stmt | None) -> bool:
+    """A statement that has its lines for itself."""
+    if statement is None:
+        return False
+    start, _ = source.span(statement)
+    first = source.text[source.line_start(statement.lineno) : start]
+    last = source.lines[(statement.end_lineno or statement.lineno) - 1]
+    return not first.strip() and ";" not in last
+
+
+_SIMPLE_STATEMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr)
+_OWN_SCOPE = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda, ast.IfExp,
+              ast.BoolOp)  # fmt: skip
+
+
+def free_name(source: Source, node: ast.AST, wish: str) -> str:
+    """A name that nothing in the function uses."""
+    taken = source.names(source.scope(node)) | source.module_names()
+    name, number = wish, 1
+    while name in taken:
+        number += 1
+        name = f"{wish}_{number}"
+    return name
+
+
+def hoisted(source: Source, node: ast.expr, wish: str) -> tuple[str, Edit] | None:
+    """A line of its own for an expression, before its statement: the new name, and the edit that adds it."""
+    statement = source.statement(node)
+    if not isinstance(statement, _SIMPLE_STATEMENTS) or not stands_alone(source, statement):
         return None
-    return f"{grouped(source, node)}.clamp(min={torch}.finfo({tensor}.dtype).{floor})"
+    at: ast.AST | None = source.parent(node)
+    while at is not None and at is not statement:
+        if isinstance(at, _OWN_SCOPE):
+            return None
+        at = source.parent(at)
+    name = free_name(source, node, wish)
+    start = source.line_start(statement.lineno)
+    text = source.text_of(node)
+    text = f"({text})" if "\n" in text else text
+    return name, Edit(start, start, f"{source.indent(statement)}{name} = {text}{source.newline}")
+
+
+def twice(source: Source, node: ast.expr, wish: str) -> tuple[str, str, list[Edit]]:
+    """An expression that a change needs two times: the text for the first, for the others, and what is put in."""
+    if is_simple(node):
+        text = source.text_of(node)
+        return text, text, []
+    made = hoisted(source, node, wish)
+    if made is not None:
+        return made[0], made[0], [made[1]]
+    name = free_name(source, node, wish)
+    return f"({name} := {source.text_of(node)})", name, []
 
 
 def grouped(source: Source, node: ast.expr) -> str:

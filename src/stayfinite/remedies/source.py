@@ -15,8 +15,10 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 class Source:
     """A parsed text that can be edited in place, byte by byte as its author has written it."""
 
-    def __init__(self, text: str, tree: ast.Module | None = None) -> None:
+    def __init__(self, text: str, tree: ast.Module | None = None, dtype: str = "") -> None:
+        """`dtype`: what the failing operator was seen to compute in, where there was a failure."""
         self.text = text
+        self.dtype = dtype
         self.tree = ast.parse(text) if tree is None else tree
         self.lines = list(io.StringIO(text, newline=""))
         self._starts = _starts(self.lines)
@@ -80,6 +82,44 @@ class Source:
                 return at
             at = self.parent(at)
         return self.tree
+
+    def function_at(self, line: int) -> Scope:
+        """The innermost function that a line belongs to, or the module."""
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda n: n.lineno) if around else self.tree
+
+    def statement_at(self, line: int) -> ast.stmt | None:
+        """The innermost statement that a line belongs to."""
+        around = [
+            node
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+        ]
+        return max(around, key=lambda n: (n.lineno, n.col_offset)) if around else None
+
+    def names(self, scope: Scope) -> set[str]:
+        """All names that are used in a function."""
+        return {n.id for n in ast.walk(scope) if isinstance(n, ast.Name)} | _parameters(scope)
+
+    def module_names(self) -> set[str]:
+        """Names that the file itself has: imports, functions, classes and variables at its top."""
+        found: set[str] = set()
+        for node in self.tree.body:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                found |= {(a.asname or a.name).split(".")[0] for a in node.names}
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                found.add(node.name)
+            else:
+                found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        return found
+
+    def parameters(self, scope: Scope) -> set[str]:
+        return _parameters(scope)
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
         """The statements among which this one stands."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..records import Fix, Incident, Link, Operand, TensorStats
 from .curves import Series
+from .fixes import advice, diff_lines, first_fix, proof_words, refuted
 from .model import Plot, RunView
 from .sources import Sources, collect_sources
-from .text import _what, headline, number, short_path
+from .text import _what, born_in, headline, number, short_path
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -72,6 +73,11 @@ def templates() -> Environment:
     env.filters.update(
         number=number,
         short_path=short_path,
+        first_fix=first_fix,
+        advice=advice,
+        refuted=refuted,
+        proof=proof_words,
+        born=lambda incident: born_in(incident.location),
         what=_what,
         role=lambda role: _ROLES.get(role, role),
         slug=lambda text: re.sub(r"[^a-z0-9]+", "-", str(text).lower()),
@@ -202,6 +208,8 @@ def _histogram(s: TensorStats) -> Any:
 
 def unified_diff(fix: Fix, sources: Sources) -> list[tuple[str, str]]:
     """(kind, line) of a diff that `patch` takes where the file is still the same."""
+    if fix.diff:
+        return diff_lines(fix.diff)
     if fix.before is None or fix.after is None:
         return []
     before, after = fix.before.splitlines() or [""], fix.after.splitlines() or [""]

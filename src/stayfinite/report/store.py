@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..private import make_folder, open_private
 from ..records import Incident
+from .fixes import advice, first_fix
 from .sources import SOURCES, collect_sources, dump_sources
 from .text import headline, render
 
@@ -67,6 +68,11 @@ def _write(path: Path, text: str) -> None:
 
 def _one_line(incident: Incident) -> None:
     where = f" (saved in {incident.path})" if incident.path else ""
-    fixes = [f for f in incident.diagnosis.fixes if f.status != "refuted"]
-    advice = f"\n  try: {fixes[0].title} [{fixes[0].status}]" if fixes else ""
-    print(f"stayfinite: {headline(incident)}{where}{advice}", file=sys.stderr)
+    fix = first_fix(incident)
+    others = advice(incident)
+    if fix is not None:
+        more = f"\n  fix: {fix.title} [proved]"
+        more += f"\n  try: stayfinite fix {incident.path}" if incident.path else ""
+    else:
+        more = f"\n  try: {others[0].title} [{others[0].status}]" if others else ""
+    print(f"stayfinite: {headline(incident)}{where}{more}", file=sys.stderr)

@@ -7,8 +7,9 @@ import os
 import textwrap
 
 from ..records import Incident, Link, Location, Operand, TensorStats
+from .fixes import advice, first_fix, proof_words, refuted
 
-__all__ = ["headline", "render"]
+__all__ = ["born_in", "headline", "render"]
 
 _ROLE = {
     "birth": "born here",
@@ -29,7 +30,7 @@ def headline(incident: Incident) -> str:
     event, location = incident.event, incident.location
     text = f"step {event.step}: {_what(incident)}"
     if location.op:
-        text += f", born in {location.op}"
+        text += f", {born_in(location)} {location.op}"
     elif location.chain and location.chain[0].role == "source":
         text += f", from {location.chain[0].label}"
     if location.file:
@@ -39,6 +40,12 @@ def headline(incident: Incident) -> str:
     if incident.action.kind != "none":
         text += f"; {incident.action.kind}"
     return text
+
+
+def born_in(location: Location) -> str:
+    """Not every operator that is named has made the value: some only carried on what came in."""
+    role = next((c.role for c in location.chain if c.op == location.op), "birth")
+    return "seen in" if role in ("carrier", "symptom") else "born in"
 
 
 def _what(incident: Incident) -> str:
@@ -86,20 +93,72 @@ def short_path(path: str) -> str:
 def render(incident: Incident) -> str:
     """The whole incident as plain text."""
     parts = [
-        _title(incident),
+        _first(incident),
+        _action(incident),
         _where(incident.location),
         _chain(incident.location),
         _tensors(incident.location),
         _figures(incident),
-        _why(incident),
-        _action(incident),
+        _evidence(incident),
+        _experiments(incident),
+        _advice(incident),
+        _refuted(incident),
     ]
     return "\n\n".join(p for p in parts if p)
 
 
+def _first(incident: Incident) -> str:
+    """What somebody needs who reads no further: where, why, the change, its proof."""
+    lines = [_title(incident)]
+    place = _place(incident)
+    if place:
+        lines += _wrapped(place, "  where  ")
+        if incident.location.source and incident.location.file:
+            lines.append(f"           {incident.location.source}")
+    d = incident.diagnosis
+    if d.cause:
+        lines += _wrapped(f"{d.cause} (confidence {d.confidence:.0%}): {d.summary}", "  why    ")
+    elif d.summary:
+        lines += _wrapped(d.summary, "  why    ")
+    lines += _set_at(incident.location)
+    fix = first_fix(incident)
+    if fix is not None and fix.proof is not None:
+        lines += _wrapped(f"{fix.title}  [proved]", "  fix    ")
+        lines += [f"    {line}".rstrip() for line in (fix.diff or "").splitlines()]
+        lines += _wrapped(
+            f"exactly this {'diff' if fix.diff else 'value'} was run: {proof_words(fix.proof, incident.event.step)}",
+            "  proof  ",
+        )
+        if incident.path:
+            lines.append(f"  apply  stayfinite fix {short_path(incident.path)} --apply")
+    elif d.fixes:
+        lines += _wrapped("no change of the source was proved; see `try` below", "  fix    ")
+    return "\n".join(lines)
+
+
+def _place(incident: Incident) -> str:
+    """The one line of where."""
+    location = incident.location
+    parts = []
+    if location.file:
+        function = f" in {location.function}" if location.function else ""
+        parts.append(f"{short_path(location.file)}:{location.line}{function}")
+    if location.module:
+        parts.append(f"module {location.module}")
+    if location.op:
+        parts.append(f"{born_in(location)} {location.op}")
+    elif location.chain and location.chain[0].role == "source":
+        parts.append(f"from {location.chain[0].label}")
+    if location.first_bad:
+        parts.append(f"first at {location.first_bad}")
+    return ", ".join(parts)
+
+
 def _title(incident: Incident) -> str:
     event = incident.event
-    lines = [f"stayfinite: step {event.step} (epoch {event.epoch}): {_what(incident)}"]
+    own = ", ".join(f"{name} = {value}" for name, value in event.counters.items())
+    when = f"epoch {event.epoch}" + (f"; in the script {own}" if own else "")
+    lines = [f"stayfinite: step {event.step} ({when}): {_what(incident)}"]
     if event.noticed_at_step is not None and event.noticed_at_step != event.step:
         lines.append(f"  noticed at step {event.noticed_at_step}, traced back to step {event.step}")
     lines.append(f"  phase: {event.phase}")
@@ -133,10 +192,18 @@ def _chain(location: Location) -> str:
     if len(location.chain) < 2:
         return ""
     lines = ["chain, from birth to symptom"]
-    for link in location.chain:
+    links = list(location.chain)
+    shown = links if len(links) <= _MAX_LINKS else [*links[: _MAX_LINKS - 2], None, links[-1]]
+    for link in shown:
+        if link is None:
+            lines.append(f"  ... {len(links) - _MAX_LINKS + 1} more carry it on ...")
+            continue
         name = link.op or link.label or "?"
         lines.append(f"  {name:<26} {_ROLE.get(link.role, link.role):<19} {_short_place(link)}")
     return "\n".join(lines)
+
+
+_MAX_LINKS = 14
 
 
 def _short_place(link: Link) -> str:
@@ -187,52 +254,73 @@ def _figures(incident: Incident) -> str:
     return "this step\n  " + "   ".join(shown) if shown else ""
 
 
-def _why(incident: Incident) -> str:
+def _evidence(incident: Incident) -> str:
     d = incident.diagnosis
-    if not d.cause:
-        return ""
-    lines = [f"why: {d.cause} (confidence {d.confidence:.0%})"]
-    lines += _wrapped(d.summary, "  ")
+    lines: list[str] = []
     for e in d.evidence:
         lines += _wrapped(e, "  - ")
     if d.samples:
-        shown = ", ".join(map(str, d.samples[:12]))
-        lines.append(f"  rows of the batch that are enough to fail: {shown}")
+        lines.append(f"  rows of the batch that are enough to fail: {_few(d.samples)}")
     if d.dataset_indices:
-        lines.append(
-            f"  their indices in the data set: {', '.join(map(str, d.dataset_indices[:12]))}"
-        )
-    return "\n".join([*lines, *_proof(incident), *_try(incident)])
+        lines.append(f"  their indices in the data set: {_few(d.dataset_indices)}")
+    return "\n".join(["evidence", *lines]) if lines else ""
+
+
+def _few(numbers: tuple[int, ...], limit: int = 12) -> str:
+    shown = ", ".join(map(str, numbers[:limit]))
+    return shown if len(numbers) <= limit else f"{shown}, ... ({len(numbers)} in all)"
+
+
+def _set_at(location: Location) -> list[str]:
+    """The line that set what is to blame."""
+    c = location.culprit
+    if c is None:
+        return []
+    place = f"  set at {short_path(c.file)}:{c.line} ({c.what})"
+    return [place, f"           {c.source}"] if c.source else [place]
 
 
 _OUTCOME = {"finite": "the step is finite", "nonfinite": "still not finite", "not_run": "not tried"}
 
 
-def _proof(incident: Incident) -> list[str]:
+def _experiments(incident: Incident) -> str:
     tried = incident.diagnosis.experiments
     if not tried:
-        return []
+        return ""
     width = max(len(e.changed) for e in tried)
-    return [
-        "",
-        "proof: the same step again, with one change",
-        *(
-            f"  {e.changed:<{width}}  -> {_OUTCOME.get(e.outcome, e.outcome)}"
-            f"{f': {e.detail}' if e.detail else ''}"
-            for e in tried
-        ),
-    ]
+    return "\n".join(
+        [
+            "experiments: the same step again with one thing changed; they prove the cause, not a fix",
+            *(
+                f"  {e.changed:<{width}}  -> {_OUTCOME.get(e.outcome, e.outcome)}"
+                f"{f': {e.detail}' if e.detail else ''}"
+                for e in tried
+            ),
+        ]
+    )
 
 
-def _try(incident: Incident) -> list[str]:
-    lines = ["", "try"] if incident.diagnosis.fixes else []
-    for i, fix in enumerate(incident.diagnosis.fixes, 1):
+def _advice(incident: Incident) -> str:
+    found = advice(incident)
+    lines = [("or" if first_fix(incident) is not None else "try") if found else ""]
+    for i, fix in enumerate(found, 1):
         lines += _wrapped(f"{fix.title}  [{fix.status}]", f"  {i}. ")
-        if fix.before and fix.after:
+        if fix.diff:
+            lines += [f"       {line}".rstrip() for line in fix.diff.splitlines()]
+        elif fix.before and fix.after:
             lines.append(f"       - {fix.before}")
             lines.append(f"       + {fix.after}")
         lines += _wrapped(fix.why, "     ")
-    return lines
+    return "\n".join(lines) if found else ""
+
+
+def _refuted(incident: Incident) -> str:
+    """Said once, so that nobody tries it again."""
+    lines: list[str] = []
+    for fix in refuted(incident):
+        reason = proof_words(fix.proof, incident.event.step) if fix.proof is not None else ""
+        lines += _wrapped(f"{fix.title}{f': {reason}' if reason else ''}", "  - ")
+    return "\n".join(["tried, and does not help  [refuted]", *lines]) if lines else ""
 
 
 def _wrapped(text: str, lead: str) -> list[str]:

@@ -45,8 +45,10 @@ Investigate = Callable[["Engine", Window, Failure], Verdict]
 
 _INF = float("inf")
 _MAX_LOG_BYTES = 1 << 26
+_NUM_RECENT = 4
 _SMALL_LOG_BYTES = 1 << 24
 _WARY = 32
+_LEAP = 10.0
 
 
 class Engine:
@@ -65,6 +67,8 @@ class Engine:
         self.rng = RngMemory()
         self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
         self.log: list[Window] = []
+        self.recent: list[Window] = []
+        """The last steps before the snapshot, to compare a change of the source with."""
         """Windows applied since the snapshot, for going back."""
         self.incidents: list[Incident] = []
         self.known = KnownIncidents()
@@ -173,12 +177,24 @@ class Engine:
         if self._due is not None and not self.ranks.is_on:
             start = time.perf_counter()
             (tag, versions), self._due = self._due, None
-            if self.state.is_still_finite(versions) and self._has_room:
+            is_finite = self.state.is_still_finite(versions)
+            if is_finite and self._has_room and (self._is_log_full() or not self._runs_away()):
                 self.state.take_snapshot(tag)
                 self._drop_log()
             self._cost += time.perf_counter() - start
         self.state.shadow_buffers(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
+
+    def _runs_away(self) -> bool:
+        """Whether the loss leaps: then the state before is the one to go back to, while it can be.
+
+        Only figures that have been read already count; nothing waits for the device here.
+        """
+        losses = [w.loss for w in self.log if w.loss is not None]
+        if len(losses) < 2:
+            return False
+        first = abs(losses[0])
+        return losses[-1] - losses[0] > _LEAP * max(first, 1e-3)
 
     def prime_again(self, is_opening: bool = False) -> None:
         """A model turned up: before the first step, all of it counts as the start.
@@ -206,6 +222,8 @@ class Engine:
     def _drop_log(self) -> None:
         """Small ones are let go one by one as new ones come: Python looks for garbage whenever more
         has been made than let go, and with torch loaded such a look takes milliseconds."""
+        if self.log and self._log_bytes < _SMALL_LOG_BYTES:
+            self.recent = self.log[-_NUM_RECENT:]
         self._stale = self.log if self._log_bytes < _SMALL_LOG_BYTES else []
         self.log = []
         self._log_bytes = 0
@@ -222,6 +240,10 @@ class Engine:
         self._log_bytes = 0
         self._unseen.clear()
         self._stale.clear()
+
+    def forget_known(self) -> None:
+        """The training is another one from here on: what fails now is looked into anew."""
+        self.known = KnownIncidents()
 
     def check(
         self, window: Window, optimizer: Optimizer, is_compared: bool = True

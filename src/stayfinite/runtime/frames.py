@@ -11,9 +11,19 @@ from collections.abc import Container
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["calling_frames", "calling_place", "holds_bad_number", "is_at_loop_head", "variables"]
+from ..numerics.health import is_finite
+
+__all__ = [
+    "bad_tensors",
+    "calling_frames",
+    "calling_place",
+    "holds_bad_number",
+    "is_at_loop_head",
+    "variables",
+]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click")
@@ -54,6 +64,29 @@ def holds_bad_number(traceback: TracebackType | None) -> bool:
             return True
         traceback = traceback.tb_next
     return False
+
+
+def bad_tensors(traceback: TracebackType | None) -> list[Tensor]:
+    """What a function of torch's was given that is not finite, where it has raised for that.
+
+    From the innermost frame outwards, as far as the first one of the user's own code.
+    """
+    frames = []
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    for frame in reversed(frames):
+        held = [v for v in list(variables(frame).values()) if _is_bad_tensor(v)]
+        with_nan = [t for t in held if bool(torch.isnan(t.detach()).any())]
+        if held:
+            return with_nan or held
+        if not str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY):
+            break
+    return []
+
+
+def _is_bad_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.is_meta and not is_finite(value)
 
 
 def _is_bad_number(value: Any) -> bool:

@@ -1,7 +1,8 @@
 """The same incident again is counted, not investigated again.
 
 Whether a failure is one that is known must be told at the price of a look: by its symptom, by
-whether the batch itself is bad, and by the line that was about to apply it. So that a new cause does
+whether the batch itself is bad, by the operators that made the loss, and by the line that was about to
+apply it. So that a new cause does
 not hide behind an old one, such a failure is investigated in full ever more seldom: the first one,
 the fourth, the sixteenth, …
 """
@@ -23,6 +24,8 @@ __all__ = ["KnownIncident", "KnownIncidents", "calling_lines", "signature_of"]
 
 _EVERY = 4
 _MAX_TENSORS = 16
+_MAX_OPERATORS = 12
+"""Nodes of the graph nearest to the loss: the branch that a loop took, not how deep its model was."""
 
 
 @dataclass
@@ -71,7 +74,20 @@ def signature_of(window: Window, failure: Failure) -> Hashable:
     value = failure.value
     kind = "" if value is None else "nan" if math.isnan(value) else "inf" if math.isinf(value) else "finite"  # fmt: skip
     name = failure.name if failure.symptom != "gradient" else None
-    return failure.symptom, name, kind, _has_bad_batch(window), places, window.optimizer_id
+    is_bad = _has_bad_batch(window)
+    return failure.symptom, name, kind, is_bad, _operators(window), places, window.optimizer_id
+
+
+def _operators(window: Window) -> tuple[str, ...]:
+    """The names of the operators that made the loss, the last one first; () once it is gone."""
+    loss = window.live_loss() if window.live_loss is not None else None
+    waiting = [loss.grad_fn] if loss is not None and loss.grad_fn is not None else []
+    names: list[str] = []
+    while waiting and len(names) < _MAX_OPERATORS:
+        node = waiting.pop(0)
+        names.append(node.name())
+        waiting += [n for n, _ in node.next_functions if n is not None]
+    return tuple(names)
 
 
 def calling_lines(frame: FrameType | None, most: int = 3) -> tuple[tuple[str, int], ...]:

@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -23,10 +24,11 @@ from ..patches.firewall import Firewall
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import calling_place, holds_bad_number, is_at_loop_head
+from .frames import bad_tensors, calling_place, holds_bad_number, is_at_loop_head
 from .ranks import RankFailure, plain_norm
 from .rng import RngState
 from .saved_state import OptimizerCopy
+from .validation import look_at_untrained
 from .window import Failure, Verdict, Window
 
 __all__ = ["LoopDriver", "Phase"]
@@ -73,6 +75,8 @@ class LoopDriver:
         self._stepped: set[int] = set()
         """Optimizers that have stepped in this iteration of a loop without a loader."""
         self._loaderless_rng: Any = None
+        self._told: set[str | None] = set()
+        """Validation loops that were told of."""
 
     @property
     def is_replaying(self) -> bool:
@@ -84,6 +88,13 @@ class LoopDriver:
         window = self.tracker.window
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (bool(self._stepped) or is_open)
+
+    @property
+    def wants_gradients(self) -> bool:
+        return False
+
+    def after_backward(self) -> None:
+        """Only where nobody's step looks at the gradients."""
 
     def before_window(self) -> None:
         """A window is about to open; a driver that has to find the models looks now."""
@@ -156,6 +167,16 @@ class LoopDriver:
         if self.tracker.is_trained(loader):
             self._look_deeper()
             self.tracker.end_epoch(loader)
+        else:
+            self._looks.once(self._look_at_validation, sys._getframe(1))
+
+    def _look_at_validation(self, frame: FrameType) -> None:
+        """NaN in what is only evaluated is told in one line, once for each place."""
+        epoch = self.tracker.num_epochs
+        event = look_at_untrained(frame, self.tracker.num_batches, epoch)
+        if event is not None and event.name not in self._told:
+            self._told.add(event.name)
+            self.engine.recovery.warn(event)
 
     def _look_deeper(self) -> None:
         """A deep check at the end of an epoch; ranks come there at different times."""
@@ -184,6 +205,7 @@ class LoopDriver:
             window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
             window.losses.append((self.tracker.note_used(window), self._unscaled(loss)))
+            window.live_loss = weakref.ref(loss)
         window.num_backward += 1
 
     def _are_grads_gone(self) -> bool:
@@ -217,9 +239,11 @@ class LoopDriver:
     def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
         if self.tracker.window is None and not self.num_steps:
-            self._loaderless_rng = (
-                self.engine.rng.capture()
-            )  # a loop without a loader may begin here
+            self.may_begin()
+
+    def may_begin(self) -> None:
+        """A loop without a loader may begin here."""
+        self._loaderless_rng = self.engine.rng.capture()
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
@@ -262,6 +286,18 @@ class LoopDriver:
         self.tracker.note_used(window)
         window.num_attempted += 1
         return window
+
+    def window_now(self) -> Window:
+        """The window that is open; in a loop without a loader one is opened."""
+        return self.tracker.window or self._open_loaderless()
+
+    def undo_only(self, undo: Callable[[], None] | None) -> None:
+        """Of an iteration whose update is the script's own: this alone is undone."""
+        self._undo = [] if undo is None else [undo]
+
+    def same_iteration(self, optimizer: Any) -> None:
+        """The loop is still in the iteration in which this one has stepped."""
+        self._stepped.discard(id(optimizer))
 
     def end_refused(self, window: Window) -> None:
         """A loop without a loader is over with its step, whether that was applied or not."""
@@ -546,21 +582,32 @@ class LoopDriver:
     def on_error(self, error: BaseException) -> None:
         """The script did not survive, or gave up: was it a value that is not finite?"""
         window = self.tracker.window
-        if self.phase is Phase.OVER or window is None or window.failure is not None:
+        if self.phase is Phase.OVER or (window is not None and window.failure is not None):
             return
+        if window is None:
+            if not self._is_about_numbers(error):
+                return
+            window = self._open_loaderless()  # its forward has not come to a loss
+            self._stepped.update(id(o) for o in self.state.optimizers)
         self.tracker.note_used(window)
         failure = self.engine.explain(window, list(self.state.optimizers))
         if failure is None:
             bad = self.state.bad_state()
             name = bad[0][1] if bad else None
-            speaks = _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}")
-            if not bad and not speaks and not holds_bad_number(error.__traceback__):
+            if not bad and not self._is_about_numbers(error):
                 return
             failure = Failure("loss" if not window.num_backward else "gradient", window.step, name)
         window.error = error
         window.num_attempted += 1
         self.engine.ranks.leave()
         self.refuse(window, failure)
+
+    def _is_about_numbers(self, error: BaseException) -> bool:
+        """Whether values that are not finite made it: it says so, or what raised it was given some."""
+        trace = error.__traceback__
+        if _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
+            return True
+        return isinstance(error, (RuntimeError, ValueError)) and bool(bad_tensors(trace))
 
     def finish(self) -> None:
         """The loop is over, perhaps in the middle of something: a last look."""

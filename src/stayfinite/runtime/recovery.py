@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeGuard
 
 import torch
@@ -13,12 +14,14 @@ from ..detect import SpikeWatch
 from ..errors import BudgetExceededError, NonFiniteError
 from ..records import Action, Event, Incident
 from ..recover.ledger import Ledger, LedgerEntry
-from ..recover.policy import Decision, Policy, Tally
+from ..recover.policy import Decision, Outlook, Policy, Tally
 from ..recover.ramp import PrecisionRamp, RampMove
 from ..report.terminal import say_warning
-from ..report.text import headline
+from ..report.text import headline, short_path
 from .headroom import Headroom
+from .healing import Healing
 from .host import Host
+from .last_state import save_last_healthy
 from .limits import Limit, everywhere
 from .ranks import RankFailure
 from .rows import map_tensors, num_rows, take_rows
@@ -33,6 +36,8 @@ DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 _LOUD = 3.0
 """A spike is printed when it is an alarm and this many times the usual; small batches have heavy tails."""
+_PATIENCE = 12
+"""Bad steps in a row after which a policy that thinks stops, where nothing is known of their state."""
 SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
@@ -61,6 +66,11 @@ class Recovery:
         self._is_blind = host.policy.on_spike == "ignore"
         self._ramp: PrecisionRamp | None = None
         self._sanitized: set[tuple[int, int]] = set()
+        self.incidents_so_far: deque[Incident] = deque(maxlen=8)
+        self.healing = Healing()
+        self.folder: Path | None = None
+        """The run folder; None where there is none."""
+        self.last_healthy: Path | None = None
 
     @property
     def policy(self) -> Policy:
@@ -76,7 +86,10 @@ class Recovery:
         incident, window = verdict.incident, verdict.window
         self.tally.num_consecutive += 1
         self.tally.num_total += 1
-        decision = self._decide(incident, window)
+        decision = self._decide(incident, window, verdict.outlook)
+        is_own = window is not None and bool(window.own_update)
+        if is_own and decision.kind not in ("raise", "stop"):
+            decision = Decision("skip")  # the script applies it whatever we decide
         if decision.kind == "sanitize":
             assert window is not None
             cut = self._sanitize(window, incident)
@@ -87,15 +100,23 @@ class Recovery:
                 action = self._sanitized_action(incident, window)
         if decision.kind == "rollback":
             action = self._roll_back(verdict, decision)
+        elif decision.kind == "heal":
+            action = self._heal(verdict, decision)
+        elif decision.kind == "stop" and verdict.outlook is not None:
+            action = self._stop_healthy(verdict, verdict.outlook)
         elif decision.kind != "sanitize":
             action = self._plain_action(incident, decision)
-            self._note(window, "skipped", incident)
+            if window is not None and (not is_own or window.is_put_back):
+                self._note(window, "skipped", incident)
         incident = self._host.publish(replace(incident, action=action))
+        self.incidents_so_far.append(incident)
         if self._ramp is not None:
             self._ramp.refresh()  # the scaler was put back to before the step
             self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
         if decision.kind == "raise":
             raise NonFiniteError(headline(incident), incident)
+        if decision.kind == "stop" and verdict.outlook is not None:
+            raise BudgetExceededError(self._farewell(incident, verdict.outlook), incident)
         if decision.kind == "stop":
             raise BudgetExceededError(
                 f"{decision.reason}; the training cannot go on by {_doing(self.policy)}\n"
@@ -104,6 +125,14 @@ class Recovery:
                 incident,
             )
         return incident
+
+    def give_up(self, reason: str) -> None:
+        """Nothing that is done from here on can help: a policy that thinks ends the run."""
+        if self.policy.is_thoughtful and self.incidents_so_far:
+            last = self.incidents_so_far[-1]
+            raise BudgetExceededError(
+                f"{reason}\n  where: {headline(last)}\n  try: {self._way_out()}", last
+            )
 
     def _way_out(self) -> str:
         """What is left when no batch can be applied any more."""
@@ -114,7 +143,62 @@ class Recovery:
             )
         return "fix the cause, or roll back to the last good checkpoint"
 
-    def _decide(self, incident: Incident, window: Window | None) -> Decision:
+    def _farewell(self, incident: Incident, outlook: Outlook) -> str:
+        lines = [f"stopped: {outlook.reason}, so leaving batches out cannot help"]
+        lines.append(f"  where: {headline(incident)}")
+        if outlook.change:
+            again = (
+                "; --policy heal goes on with it by itself" if self.policy.name == "auto" else ""
+            )
+            lines.append(f"  try: {outlook.change} ({outlook.proof}){again}")
+        else:
+            lines.append("  try: fix the cause, then go on from the last healthy state")
+        if self.last_healthy is not None:
+            lines.append(f"  last healthy state: {short_path(str(self.last_healthy))}")
+        return "\n".join(lines)
+
+    def _heal(self, verdict: Verdict, decision: Decision) -> Action:
+        """Back to the last healthy state, and on with what was seen to pass."""
+        outlook = verdict.outlook
+        assert outlook is not None and verdict.incident is not None
+        action = self._roll_back(verdict, decision)
+        self.healing.apply(outlook)
+        self._host.forget_known()
+        self.tally.num_consecutive = 0
+        text = f"healed: from here on {outlook.change} ({outlook.proof}), because {outlook.reason}"
+        self._note_change(verdict.incident, text)
+        return replace(action, detail=f"{action.detail}; {text}")
+
+    def _stop_healthy(self, verdict: Verdict, outlook: Outlook) -> Action:
+        """The run ends, with its last healthy state in place and on disk."""
+        state, window = self.state, verdict.window
+        detail = f"leaving batches out cannot help: {outlook.reason}"
+        is_own = window is not None and bool(window.own_update)
+        if state.snapshot.is_taken and not is_own:
+            tag = state.snapshot.tag
+            state.clear_grads()
+            state.snapshot.restore()
+            detail += f"; parameters, optimizer state and buffers are back to before step {tag}"
+            if self.folder is not None:
+                self.last_healthy = save_last_healthy(state, self.folder, tag)
+                detail += f", and saved in {short_path(str(self.last_healthy))}"
+        assert verdict.incident is not None
+        self._note_change(verdict.incident, f"stopped: {detail}", kind="stopped")
+        return Action(kind="stopped", detail=detail)
+
+    def _note_change(self, incident: Incident, text: str, kind: str = "healed") -> None:
+        event = incident.event
+        self.ledger.add(
+            LedgerEntry(
+                step=event.step, epoch=event.epoch, kind=kind, reason=text, incident=incident.id
+            )
+        )
+        if self._host.journal is not None:
+            self._host.journal.journal.event("change", step=event.step, about=kind, text=text)
+
+    def _decide(
+        self, incident: Incident, window: Window | None, outlook: Outlook | None
+    ) -> Decision:
         cannot = []
         if window is None or self._key(window) in self._sanitized:
             cannot.append("sanitize")
@@ -126,11 +210,23 @@ class Recovery:
             if stop and wanted != "raise":
                 return Decision("stop", stop)
             return Decision("skip" if wanted in cannot else wanted, "spike")
-        return self.policy.decide(self.tally, tuple(cannot))
+        is_new = outlook is None and incident.event.phase != "data"
+        if self.policy.is_thoughtful and is_new and self.tally.num_consecutive > _PATIENCE:
+            count = self.tally.num_consecutive
+            return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
+        decision = self.policy.decide(self.tally, tuple(cannot), outlook)
+        if decision.kind == "heal" and window is not None and window.error is not None:
+            return Decision(
+                "stop", decision.reason
+            )  # the script has ended: nobody is left to go on
+        return decision
 
     def _plain_action(self, incident: Incident, decision: Decision) -> Action:
         if decision.kind == "raise":
-            return Action(kind="raised", detail="policy 'raise': the step was not applied")
+            detail = "policy 'raise': the step was not applied"
+            if incident.action.kind in ("none", "put_back"):
+                detail = "policy 'raise': raised before the script could apply its update"
+            return Action(kind="raised", detail=detail)
         if decision.kind == "stop":
             return Action(kind="stopped", detail=decision.reason)
         return incident.action

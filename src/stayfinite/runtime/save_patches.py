@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -52,12 +54,14 @@ class SavePatches:
         self._subscriptions.append(patch_when_imported(module, name, _REASON, "saves", make, self))
 
     def follow_renames(self) -> None:
-        """A bad state was written under another name: a script that renames its file must find it."""
+        """A bad state was written under another name: a script that renames its file must find it, and
+        one that makes room for it must not delete the last good one."""
         if not self._renames:
-            self._renames = [
-                subscribe(Target(os, name, _REASON, "saves"), _rename, self)
-                for name in ("rename", "replace")
-            ]
+            for owner, name, make in (
+                (os, "rename", _rename), (os, "replace", _rename), (os, "remove", _remove),
+                (os, "unlink", _remove), (shutil, "rmtree", _remove),
+            ):  # fmt: skip
+                self._renames.append(subscribe(Target(owner, name, _REASON, "saves"), make, self))
 
     def close(self) -> None:
         for subscription in (*self._subscriptions, *self._renames):
@@ -144,22 +148,43 @@ def _save_into(
 
 
 class _whole:
-    """`atomic_path`, or the path itself where nothing may be made beside it."""
+    """`atomic_path`, or the path itself where a new file in its place would be another thing.
+
+    A file that is there keeps its mode. A save that raises leaves what it would leave without us where
+    nothing was there before, and else the file that was there.
+    """
 
     def __init__(self, path: Any) -> None:
         self._path = path
+        self._part = ""
         self._inner: Any = None
 
     def __enter__(self) -> Any:
-        folder = os.path.dirname(os.path.realpath(self._path))
-        is_special = os.path.exists(self._path) and not os.path.isfile(self._path)
-        if is_special or not os.access(folder, os.W_OK | os.X_OK):
+        if not _may_be_replaced(self._path):
             return self._path
         self._inner = atomic_path(self._path)
-        return str(self._inner.__enter__())
+        self._part = str(self._inner.__enter__())
+        return self._part
 
     def __exit__(self, *exc: Any) -> Any:
-        return self._inner.__exit__(*exc) if self._inner is not None else None
+        if self._inner is None:
+            return None
+        is_there = os.path.exists(self._path)
+        if is_there and exc[0] is None:
+            shutil.copymode(self._path, self._part)
+        elif exc[0] is not None and not is_there and os.path.exists(self._part):
+            os.replace(self._part, os.path.realpath(self._path))
+        return self._inner.__exit__(*exc)
+
+
+def _may_be_replaced(path: Any) -> bool:
+    """An ordinary file with one name, in a folder that may be written to."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    if not os.path.exists(path):
+        return True
+    return os.path.isfile(path) and os.stat(path).st_nlink == 1
 
 
 def _save_file(original: Any, subscribers: Subscribers) -> Any:
@@ -211,6 +236,22 @@ def _lightning_save(original: Any, subscribers: Subscribers) -> Any:
         return gate.save(checkpoint, filepath, lambda path: original(checkpoint, path))
 
     return _atomic_save
+
+
+def _remove(original: Any, subscribers: Subscribers) -> Any:
+    """Only the last good checkpoint stays, and only until the next good one."""
+
+    def remove(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(each.gate.must_stay(path) for each in subscribers):
+            print(
+                f"stayfinite: {os.fsdecode(path)} was not deleted: it is the last good checkpoint, and "
+                "the one after it was held back",
+                file=sys.stderr,
+            )
+            return None
+        return original(path, *args, **kwargs)
+
+    return remove
 
 
 def _rename(original: Any, subscribers: Subscribers) -> Any:

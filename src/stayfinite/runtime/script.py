@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, Stayf
 from ..numerics.parts import listeners as part_listeners
 from ..patches import provenance as _provenance
 from ..patches.firewall import Firewall
+from ..patches.gradients import GradientPatches
 from ..patches.loaders import LoaderPatches
 from ..patches.manager import table
 from ..patches.training import TrainingPatches
@@ -38,7 +40,16 @@ from .state import TrainState
 from .traceback_view import show
 from .window import Failure, Verdict, Window
 
-__all__ = ["ScriptRun"]
+__all__ = ["ScriptRun", "run_here"]
+
+_listening: list[ScriptRun] = []
+"""The runs of this process that listen just now, the innermost last."""
+
+
+def run_here() -> ScriptRun | None:
+    """The run that watches this thread already: who comes second leaves the work to it."""
+    me = threading.get_ident()
+    return next((r for r in reversed(_listening) if r.driver.thread_id == me), None)
 
 
 class ScriptRun:
@@ -67,6 +78,7 @@ class ScriptRun:
         self._has_reported = False
         """With several ranks one of them reports; the others hold the incidents and are silent."""
         self._training: TrainingPatches | None = None
+        self._gradients: GradientPatches | None = None
         self._loaders: LoaderPatches | None = None
         self.engine = Engine(TrainState(), settings, policy, self._look_into)
         self.driver = ScriptDriver(self.engine)
@@ -113,17 +125,20 @@ class ScriptRun:
             tuple(self._sinks), index=index, resume_check=self._checks_resume,
         )  # fmt: skip
 
-    def _set_up(self, folder: Path, name: str) -> None:
+    def _set_up(self, folder: Path | None, name: str) -> None:
         """Journal and sinks for one process only; which samples were left out, each knows itself."""
         number = launched_rank() or self._index
         engine = self.engine
-        folder = folder.absolute()  # the script may go into another one
+        folder = folder.absolute() if folder is not None else None  # the script may go elsewhere
         self.folder = RunFolder(folder, say=say_incident)
         engine.on_incident = self._save
+        part_listeners.add(engine.recovery)
+        if folder is None:
+            return
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
         engine.recovery.ledger = Ledger(folder / ledger)
-        part_listeners.add(engine.recovery)
+        engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
             about = {"script": name, **environment()}
@@ -131,6 +146,7 @@ class ScriptRun:
 
     def _listen(self) -> None:
         """Everything that is touched in the script's process begins here."""
+        _listening.append(self)
         without = self.engine.settings.without
         if "provenance" not in without:
             _provenance.install()
@@ -138,6 +154,7 @@ class ScriptRun:
             self._checkpoints = CheckpointWatch(self.engine, self._checks_resume)
         if "training" not in without:
             self._training = TrainingPatches(self.driver, finds_optimizers=True)
+            self._gradients = GradientPatches(self.driver)
         if "loaders" not in without:
             self._loaders = LoaderPatches(self.driver)
             self.driver.on_new_optimizer = lambda _: self._look_for_loaders()
@@ -152,6 +169,8 @@ class ScriptRun:
     def _unlisten(self) -> None:
         if self._training is not None:
             self._training.close()
+        if self._gradients is not None:
+            self._gradients.close()
         if self._loaders is not None:
             self._loaders.close()
         if self._checkpoints is not None:
@@ -161,12 +180,15 @@ class ScriptRun:
     def leave(self) -> None:
         """All patches come out, and nothing of the training is held."""
         end = Firewall("the end of the run")
+        if self in _listening:
+            _listening.remove(self)
         if self.engine.journal is not None:
             end.once(self.engine.journal.close)
         end.once(self._unlisten)
         if "provenance" not in self.engine.settings.without:
             end.once(_provenance.remove)
         part_listeners.discard(self.engine.recovery)
+        end.once(self.engine.recovery.healing.close)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
             self.engine.let_go()

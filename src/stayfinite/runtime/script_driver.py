@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from ..patches.imports import renew
 from .discover import find_models, find_stateful
 from .engine import Engine
-from .loop_driver import LoopDriver
+from .loop_driver import LoopDriver, Phase
+from .own_updates import OwnUpdates
 
 __all__ = ["ScriptDriver"]
 
@@ -25,16 +26,65 @@ class ScriptDriver(LoopDriver):
         self._has_trained = False
         self._has_looked_in_loop = False
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
+        self._own: OwnUpdates | None = OwnUpdates(self)
+        """Until a torch optimizer turns up."""
+        self._is_grad = False
+        """The `torch.autograd.grad` under way is one of a training."""
+
+    @property
+    def wants_gradients(self) -> bool:
+        return self._own is not None and not self._is_own_work and self.phase is not Phase.OVER
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
         self._look_for_models()
 
+    def on_trained(self, trained: Any) -> None:
+        """What a training without a torch optimizer trains has turned up."""
+        self.state.add_optimizer(trained)
+        self._look_for_models()
+
     def before_backward(self, loss: Tensor) -> None:
         self._has_trained = True
+        if self._own is None or not self.wants_gradients:
+            super().before_backward(loss)
+            return
+        self._own.begin(loss)
         super().before_backward(loss)
+
+    def after_backward(self) -> None:
+        if self._own is not None:
+            self._own.look_at_gradients()
+
+    def before_grad(self, loss: Tensor, inputs: Sequence[Any]) -> None:
+        """`torch.autograd.grad`, in a training without a torch optimizer."""
+        self._is_grad = self._own is not None and self._own.begin_grad(loss, inputs)
+        if self._own is not None and self._is_grad:
+            super().before_backward(loss)
+
+    def after_grad(self, grads: Sequence[Any]) -> None:
+        if self._own is not None and self._is_grad:
+            self._own.look_at_results(grads)
+
+    def replay_grad(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+        replay = self.engine.replay
+        if replay is None or self._own is None:
+            return call()
+        results = call()
+        replay.look_at_results(loss, [g for g in results if isinstance(g, Tensor)])
+        return results
+
+    def on_func_grad(
+        self, given: Any, results: tuple[Any, Any], call: Callable[[], tuple[Any, Any]]
+    ) -> None:
+        """`torch.func.grad` and `grad_and_value`, in a training without a torch optimizer."""
+        if self._own is not None:
+            self._own.on_func_grad(given, results, call)
 
     def before_window(self) -> None:
         """Models are looked for when an optimizer has turned up since the last look, and when the loop

@@ -133,10 +133,11 @@ class TrainState:
                     yield _join(prefix, name), p
         for i, optimizer in enumerate(self.optimizers):
             for g, group in enumerate(optimizer.param_groups):
+                names = group.get("param_names", ())
                 for j, p in enumerate(group["params"]):
                     if id(p) not in seen:
                         seen.add(id(p))
-                        yield f"optimizer{i}.group{g}.param{j}", p
+                        yield names[j] if names else f"optimizer{i}.group{g}.param{j}", p
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         for module, key, name in self._buffers():

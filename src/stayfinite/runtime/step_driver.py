@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from .closures import Abort
 from .engine import Engine
 from .plain_step import PlainStep
 from .ranks import plain_norm
-from .saved_state import OptimizerCopy
+from .saved_state import OptimizerCopy, SearchPoint
 from .schedule import Schedule
 from .step_parts import LossFn, StepParts
 from .window import BatchRef, Failure, Window
@@ -215,6 +216,7 @@ class StepDriver:
         parts.check_loss(loss)
         window.losses = [(batch.step, loss.detach())]
         window.num_backward = 1
+        window.live_loss = weakref.ref(loss)
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
         plain.is_theirs = True
@@ -316,6 +318,7 @@ class StepDriver:
             parts.optimizer.step(closure)
         except Abort:
             plain.is_theirs = False
+            window.search_point = SearchPoint.of(parts.optimizer)
             self._copy.restore()
             window.small_state = self.engine.state.capture_small()
             return found[0]

@@ -7,6 +7,7 @@ a replay (its backward, its optimizer step) to whoever runs it.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -15,13 +16,16 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..locate.frames import Frame
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
+from ..recover.policy import Outlook
 from .probes import Reading
 from .rng import RngState
 
 __all__ = [
     "BatchRef",
+    "Change",
     "Failure",
     "Item",
     "Replay",
@@ -111,14 +115,22 @@ class Window:
     """What the step raised, where a NaN made it raise before there was a loss."""
     closure: Callable[[], Any] | None = None
     """What computes the loss, where the loop has given it to its optimizer."""
+    search_point: Any = None
+    """The weights at which that failed, where an optimizer that searches had gone there."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
+    live_loss: weakref.ref[Tensor] | None = None
+    """The last loss with its graph, as long as the loop keeps it."""
     is_seen = False
     """Its loss and norm have been compared with the usual."""
     is_moved = False
     """An optimizer had already stepped in this window when the failure was seen."""
     is_loaderless = False
     """No loader gave its batch: the loop makes its own."""
+    own_update = ""
+    """Of a training without a torch optimizer: what became of the update that the script makes by itself."""
+    is_put_back = False
+    """Such an update is undone before the next step."""
 
     def __init__(
         self, batches: list[BatchRef], rng: RngState | None = None, lrs: tuple[float, ...] = ()
@@ -143,6 +155,13 @@ class Window:
         return self.batches[-1].epoch if self.batches else 0
 
 
+class Change(Protocol):
+    """A changed source of the user's."""
+
+    def installed(self) -> AbstractContextManager[None]:
+        """For one replay."""
+
+
 @dataclass
 class Replay:
     """One more computation of some batches, asked for by an investigation."""
@@ -154,8 +173,12 @@ class Replay:
     """Whether optimizer steps really run (state is put back by the investigation)."""
     is_current: bool = False
     """The loop stands in the middle of this window: what follows the step it does by itself."""
+    vehicle: Any = None
+    """Who computes it, where it is not the vehicle of the investigation."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
+    change: Change | None = None
+    """The user's source with a change, which is run in place of the source as it is."""
 
 
 @dataclass
@@ -168,6 +191,8 @@ class ReplayResult:
     losses: list[float] = field(default_factory=list)
     loss_factor: float | None = None
     """A constant by which the loss was multiplied last of all."""
+    loss_factor_line: Frame | None = None
+    """The script's line that did so."""
     probes: list[Reading] = field(default_factory=list)
     """What the probes inside the model saw, in their order."""
 
@@ -189,6 +214,8 @@ class RunningReplay(Protocol):
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None: ...
 
+    def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None: ...
+
 
 class Verdict:
     """How an investigation ended."""
@@ -209,6 +236,8 @@ class Verdict:
         self.run_again: Callable[[Window, bool], Verdict | bool] | None = None
         """Computes and applies such a window, which may be the one that the loop stands in; False where it
         could not, a Verdict where the window is bad by itself."""
+        self.outlook: Outlook | None = None
+        """Set where leaving the window out cannot help, because the state itself has run away."""
         self.is_rebuilt = False
         """The state was built anew from a snapshot: nothing else is to be put back."""
         self.keeps_random_state = keeps_random_state

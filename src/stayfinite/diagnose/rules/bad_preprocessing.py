@@ -7,7 +7,6 @@ import os
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..rewrite import safe_form
 from ..words import part
 
 
@@ -32,8 +31,6 @@ def made_by_the_pipeline(e: Evidence) -> Finding | None:
                 "later; give the divisor a floor, the logarithm an offset, the cast a range",
                 file=d.file,
                 line=d.line,
-                before=d.source if safe_form(d.source, short) else None,
-                after=safe_form(d.source, short),
             ),
             Fix(
                 title="drop the samples that the pipeline cannot handle",

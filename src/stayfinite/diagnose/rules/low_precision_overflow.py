@@ -5,8 +5,7 @@ from __future__ import annotations
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
-from ..rewrite import log_space_form
-from ..words import here, line_fix, log_fixes, num
+from ..words import here, is_log_of_probability, line_fix, log_fixes, num
 
 
 @rule("low_precision_overflow")
@@ -48,7 +47,7 @@ def beyond_half(e: Evidence) -> Finding | None:
 
 
 def _second_fix(e: Evidence) -> Fix:
-    if e.is_backward and log_space_form(e.location.source) is not None:
+    if e.is_backward and is_log_of_probability(e.location.source):
         return log_fixes(e)[0]  # the 1/p of log(p) cancels there
     return Fix(
         title="scale before the product instead of after it, or normalize the inputs",

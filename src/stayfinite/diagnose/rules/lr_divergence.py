@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
+from ..searched import clip_fix, rate_fix
 from ..words import num
 
 
@@ -12,6 +13,8 @@ from ..words import num
 def runs_away(e: Evidence) -> Finding | None:
     if not can_diverge(e):
         return None
+    if e.falls_without_bound:
+        return _nothing_bounds_the_loss(e)
     score = e.has_diverged
     if score == 0.0:
         if not e.is_overflow or e.is_first_step or e.is_half_birth:
@@ -22,15 +25,45 @@ def runs_away(e: Evidence) -> Finding | None:
     is_open = score < 0.85
     if is_open and before is not None:
         score = {"nonfinite": min(score + 0.15, 0.85), "finite": 0.7 * score}.get(before, score)
-    if e.results.get("smaller_lr") == e.results.get("much_smaller_lr") == "nonfinite":
+    if e.results.get("smaller_lr") == "nonfinite":
         score *= 0.6  # it runs away at any rate
     return Finding(
         confidence=min(score, 0.92),
-        sentence=f"The training had run away before this step: {story(e)}. The learning rate of "
-        f"{rates(e)} makes each update overshoot the one before, until something overflows.",
+        sentence=_sentence(e),
         facts=_other_batches(before),
         fixes=divergence_fixes(e),
         wants=("previous_batch", "smaller_lr") if is_open else ("smaller_lr",),
+    )
+
+
+def _sentence(e: Evidence) -> str:
+    told = story(e)
+    if not told:
+        return (
+            f"Inputs of {num(e.largest_input)} reach this operator and overflow. Neither the loss nor the "
+            f"weights had run away; a learning rate of {rates(e)} may still be too high."
+        )
+    return (
+        f"The training had run away before this step: {told}. The learning rate of {rates(e)} makes "
+        "each update overshoot the one before, until something overflows."
+    )
+
+
+def _nothing_bounds_the_loss(e: Evidence) -> Finding:
+    """Every update did what it was asked to: it is the objective that has no end."""
+    shown = " -> ".join(num(r.loss) for r in e.history[-4:])
+    return Finding(
+        confidence=0.5,
+        sentence=f"The loss itself falls without end ({shown}), and the weights grow with it: the "
+        f"largest is {num(e.weights.largest)} where it was {num(e.weights.first)} at the start. The "
+        f"learning rate of {rates(e)} sets how soon that overflows, not whether.",
+        fixes=(
+            Fix(
+                title="bound what is minimized: look for a lost sign, a missing square, or a term that "
+                "can be made as negative as one likes; a penalty or a clamp on the weights bounds it",
+                why="no learning rate helps where the minimum is at minus infinity",
+            ),
+        ),
     )
 
 
@@ -50,7 +83,7 @@ def can_diverge(e: Evidence) -> bool:
 
 
 def story(e: Evidence) -> str:
-    """The course of the loss and the weights in a few numbers."""
+    """The course of the loss and the weights in a few numbers; "" where neither went anywhere."""
     parts = []
     losses = e.losses
     if len(losses) >= 2 and e.loss_growth > 10:
@@ -61,7 +94,7 @@ def story(e: Evidence) -> str:
         parts.append(
             f"the largest weight is {num(w.largest)} where it was {num(w.first)} at the start"
         )
-    return " and ".join(parts) or f"inputs of {num(e.largest_input)} reach this operator"
+    return " and ".join(parts)
 
 
 def rates(e: Evidence) -> str:
@@ -70,30 +103,8 @@ def rates(e: Evidence) -> str:
 
 
 def divergence_fixes(e: Evidence) -> tuple[Fix, ...]:
-    """A tenth of the rate; where that was tried in vain, a thousandth as well."""
-    fixes = [_rate_fix(e, 10, "a tenth", "smaller_lr")]
-    if e.results.get("smaller_lr") == "nonfinite":
-        fixes.append(_rate_fix(e, 1000, "a thousandth", "much_smaller_lr"))
-    fixes.append(
-        Fix(
-            title="clip the gradient norm (clip_norm=1.0, or torch.nn.utils.clip_grad_norm_ before "
-            "optimizer.step())",
-            why="it bounds the length of an update, whatever the gradient",
-            experiment="clipped",
-        )
-    )
-    return tuple(fixes)
-
-
-def _rate_fix(e: Evidence, divisor: int, share: str, experiment: str) -> Fix:
-    lr = max(e.event.lr, default=None)
-    lower = num(lr / divisor) if lr else None
-    return Fix(
-        title=f"lower the learning rate: {lower} instead of {num(lr)}"
-        if lower
-        else f"lower the learning rate to {share}",
-        why=f"each update is then {share} as long and does not overshoot the last one",
-        before=f"lr={num(lr)}" if lower else None,
-        after=f"lr={lower}" if lower else None,
-        experiment=experiment,
-    )
+    """The rate first; clipping where no rate was seen to help."""
+    rate = rate_fix(e)
+    is_found = e.rate is not None and e.rate.passed is not None
+    clip = None if is_found else clip_fix(e)
+    return tuple(f for f in (rate, clip) if f is not None)

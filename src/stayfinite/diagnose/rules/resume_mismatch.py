@@ -14,7 +14,7 @@ _APART = 1.5
 @rule("resume_mismatch")
 def only_a_part_was_restored(e: Evidence) -> Finding | None:
     r = e.resume
-    if not r.is_resumed or not can_diverge(e):
+    if not r.is_resumed or not can_diverge(e) or e.falls_without_bound:
         return None
     score = e.has_diverged or (0.4 if e.is_overflow else 0.0)
     mismatch = what_differs(e)
@@ -22,23 +22,19 @@ def only_a_part_was_restored(e: Evidence) -> Finding | None:
         return None
     return Finding(
         confidence=min(0.96, score + 0.08),
-        sentence=f"This run was resumed, and {mismatch}. From the first step on it ran away: {story(e)}.",
+        sentence=f"This run was resumed, and {mismatch}. "
+        + (f"From there on it ran away: {told}." if (told := story(e)) else "It then overflowed."),
         fixes=(
             Fix(
                 title=_remedy(e),
                 why="a resume must bring back all of it: weights, optimizer, learning rate, schedule "
                 "and scaler; load_state_dict of an optimizer also restores the learning rate of the "
                 "run that saved it",
-                experiment=_trial(e),
+                experiment="smaller_lr",
             ),
         ),
-        wants=(_trial(e),),
+        wants=("smaller_lr",),
     )
-
-
-def _trial(e: Evidence) -> str:
-    """The right rate is known only to the author; a lower one stands for it."""
-    return "much_smaller_lr" if e.results.get("smaller_lr") == "nonfinite" else "smaller_lr"
 
 
 def what_differs(e: Evidence) -> str:

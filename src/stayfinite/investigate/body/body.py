@@ -64,22 +64,45 @@ class Body:
         is_training_object: Callable[[object], bool] = lambda obj: False,
         is_full: bool = False,
         is_buffer: Callable[[object, str], bool] = lambda module, name: False,
+        is_loose: bool = False,
     ) -> Body | None:
         """The body around the scene's current line; None where nothing in it can be run again.
 
         `outer`: the scenes that called this one, innermost first; `is_full`: statements that reach outside
         are run again as well, because somebody has asked for it; `is_buffer`: whether an attribute of a module
-        is put back before every run.
+        is put back before every run; `is_loose`: see `Rules`.
         """
         found = []
         for home in homes_of(scene):
-            body = cls(scene, home, Functions(is_training_object, is_full, is_buffer), outer)
+            functions = Functions(is_training_object, is_full, is_buffer, is_loose)
+            body = cls(scene, home, functions, outer)
             if body.plan().code is None:
                 continue
             if body.plan().has_backward:
                 return body
             found.append(body)
         return found[0] if found else None
+
+    def wider(self) -> Body | None:
+        """The body of the next loop around this one: what it has computed before, in the same iteration."""
+        mine = self.functions
+        is_outside = False
+        for home in homes_of(self.scene):
+            if is_outside and home.is_loop:
+                functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer)
+                body = Body(self.scene, home, functions, self._outer)
+                if body.plan().code is not None and body.plan().has_backward:
+                    return body
+            is_outside = is_outside or home.node is self.home.node
+        return None
+
+    def with_source(self, changed: Callable[..., Scene]) -> Body | None:
+        """The same body as another version of its source has it; `changed` finds a scene's place there."""
+        mine = self.functions
+        outer = [changed(s, is_caller=True) for s in self._outer]
+        return Body.of(
+            changed(self.scene), outer, mine.judge.is_training_object, mine.is_full, mine.is_buffer
+        )
 
     def plan(self, is_fed: bool = False, is_new: bool = False, is_part: bool = False) -> Plan:
         """What is run, with a batch given or not; `is_new`: one that the loop has not worked on."""
@@ -228,7 +251,9 @@ class Body:
             return None
         for home in homes_of(self._outer[0], assignments(self._expressions)):
             mine = self.functions
-            functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer)
+            functions = Functions(
+                mine.judge.is_training_object, mine.is_full, mine.is_buffer, mine.is_loose
+            )
             body = Body(self._outer[0], home, functions, self._outer[1:], ARGUMENT)
             if body.can_bind_anything:
                 return body

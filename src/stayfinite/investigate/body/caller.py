@@ -12,6 +12,7 @@ from .access import Reader
 from .home import calls_at
 from .judge import Judge
 from .scene import Scene
+from .source import current_code
 from .values import Env
 
 __all__ = ["ARGUMENT", "argument_expressions", "assignments", "plain_values"]
@@ -27,7 +28,7 @@ def argument_expressions(
     for call in calls_at(caller):
         target = reader.value(call.func).obj
         is_bound = isinstance(target, (types.MethodType, nn.Module))
-        if _code(target) is callee.code:
+        if _code(target) is current_code(callee.code):
             return _matched(call, callee.code, is_bound)
     return {}
 
@@ -58,7 +59,7 @@ def _code(target: Any) -> types.CodeType | None:
     func = target.__func__ if isinstance(target, types.MethodType) else target
     while isinstance(func, types.FunctionType) and "__wrapped__" in func.__dict__:
         func = func.__dict__["__wrapped__"]
-    return func.__code__ if isinstance(func, types.FunctionType) else None
+    return current_code(func.__code__) if isinstance(func, types.FunctionType) else None
 
 
 def _matched(call: ast.Call, code: types.CodeType, is_bound: bool) -> dict[str, ast.expr]:

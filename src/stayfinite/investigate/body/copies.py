@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .sharing import is_shared
-from .source import file_kind
+from .source import current_code, file_kind
 
 __all__ = ["Copier"]
 
@@ -272,7 +272,7 @@ class Copier:
 
     def _sees_globals(self, method: types.FunctionType) -> bool:
         space = method.__globals__
-        for name in names_of(method.__code__):
+        for name in names_of(current_code(method.__code__)):
             value = space.get(name)
             if value is not None and not isinstance(value, _ATOMS):
                 return True

@@ -36,6 +36,8 @@ class Rules:
     """What is restored has not been changed in place by an earlier run of the body."""
     is_full: bool = False
     """What reaches outside is run again as well."""
+    is_loose: bool = False
+    """What is gone is replaced by what stands there now: another batch, good enough to try a setting on."""
     start: int = 0
     """Statements before this position belong to a step that has been made."""
     is_put_back: Callable[[Path], bool] = lambda path: False
@@ -71,7 +73,7 @@ class Cut:
             if self._block_what_would_be_done_twice():
                 continue
             stuck = {u.loops[0] for u in self.needed if u.loops} - set(self.blocked)
-            if not stuck:
+            if not stuck or self.rules.is_loose:
                 return
             for loop in stuck:
                 self._block(loop, "a part of the loop cannot be run again")
@@ -110,7 +112,7 @@ class Cut:
         return bool(twice)
 
     def _is_lost(self, path: Path, unit: Unit) -> bool:
-        if path in _ALWAYS_THERE:
+        if path in _ALWAYS_THERE or self.rules.is_loose:
             return False
         sources, is_entry = self.reaching(path, unit)
         absent = [s for s in sources if s in self.blocked]

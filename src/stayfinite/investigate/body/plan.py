@@ -73,6 +73,7 @@ class Plan:
             is_new=is_new,
             start=self._start(env),
             is_full=self._body.functions.is_full,
+            is_loose=self._body.functions.is_loose,
             is_put_back=functools.partial(self._is_put_back, env),
         )
 

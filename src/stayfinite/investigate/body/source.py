@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import functools
 import linecache
@@ -19,9 +20,11 @@ from ...locate.frames import is_user_file
 __all__ = [
     "FunctionNode",
     "FunctionSource",
+    "current_code",
     "file_kind",
     "function_source",
     "source_tree",
+    "substituted",
 ]
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -63,9 +66,33 @@ def source_tree(file: str) -> ast.Module | None:
         return None
 
 
-@functools.lru_cache(maxsize=4096)
+_SUBSTITUTES: dict[CodeType, CodeType] = {}
+
+
+def current_code(code: CodeType) -> CodeType:
+    """The code that a replay runs in place of this one, while a change of the source is tried."""
+    return _SUBSTITUTES.get(code, code)
+
+
+@contextlib.contextmanager
+def substituted(codes: dict[CodeType, CodeType]) -> Iterator[None]:
+    """Analyses and copies see the second code where a function has the first."""
+    before = dict(_SUBSTITUTES)
+    _SUBSTITUTES.update(codes)
+    try:
+        yield
+    finally:
+        _SUBSTITUTES.clear()
+        _SUBSTITUTES.update(before)
+
+
 def function_source(code: CodeType) -> FunctionSource | None:
     """Where this code is written; None where the source is not there or has changed since."""
+    return _function_source(current_code(code))
+
+
+@functools.lru_cache(maxsize=4096)
+def _function_source(code: CodeType) -> FunctionSource | None:
     found = [s for s in _functions(code.co_filename).get(code.co_firstlineno, ()) if _fits(s, code)]
     if len(found) > 1:
         found = [s for s in found if _covers(s.node, code)]

@@ -18,7 +18,7 @@ from .access import Access
 from .compiled import compile_function
 from .cut import Cut, Rules, rebuild
 from .judge import Judge
-from .source import FunctionSource, function_source
+from .source import FunctionSource, current_code, function_source
 from .units import Unit, build_units
 from .values import FRESH, UNKNOWN, Env, Path, Value, known
 
@@ -53,8 +53,10 @@ class Functions:
         is_training_object: Callable[[object], bool],
         is_full: bool = False,
         is_buffer: Callable[[object, str], bool] = lambda module, name: False,
+        is_loose: bool = False,
     ) -> None:
         self.is_full = is_full
+        self.is_loose = is_loose
         self.is_buffer = is_buffer
         self.judge = Judge(is_training_object, self.summarize)
         self._summaries: dict[_Key, FunctionSummary] = {}
@@ -76,6 +78,7 @@ class Functions:
 
     def code_for(self, code: types.CodeType) -> types.CodeType:
         """The code to run in place of this one: without the statements that reach outside."""
+        code = current_code(code)
         if not self._left_out.get(code):
             return code
         if code not in self._compiled:
@@ -98,7 +101,10 @@ class Functions:
         if source is None or self._budget < 0:
             return None
         values = _bind(func, positional, named)
-        key = (func.__code__, *((name, _fingerprint(v)) for name, v in sorted(values.items())))
+        key = (
+            current_code(func.__code__),
+            *((name, _fingerprint(v)) for name, v in sorted(values.items())),
+        )
         if key not in self._summaries:
             self._summaries[key] = FunctionSummary(result=UNKNOWN)  # while it is being analyzed
             self._alive.append((func, values))
@@ -125,7 +131,7 @@ class Functions:
         for unit in cut.all:
             if unit.access.in_place and unit not in cut.kept and not is_library:
                 cut.blocked.setdefault(unit, "it changes a tensor in place, which nothing needs")
-        self._note(func.__code__, source, units, cut, is_library)
+        self._note(current_code(func.__code__), source, units, cut, is_library)
         return self._describe(func, cut, env, is_library)
 
     def _note(

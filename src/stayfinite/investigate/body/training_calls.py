@@ -45,6 +45,8 @@ def training_call(
         return replace(found, is_step=is_step, optimizers=_stepped(owner, node, reader, is_step))
     if name == "backward" and owner.is_known and isinstance(owner.obj, Tensor):
         return replace(found, is_backward=True)
+    if name == "grad" and target.is_known and is_training(target.obj):
+        return replace(found, is_backward=True)  # a training without a torch optimizer
     if target.is_known and code_kind(target.obj) == "user":
         return None
     if getattr(target.obj, "__name__", name) in _CLIPPING:

@@ -1,15 +1,21 @@
-"""Does clipping survive?"""
+"""Does clipping survive, and at which norm?"""
 
 from __future__ import annotations
 
 from ...diagnose.evidence import Evidence
 from ...diagnose.experiments import experiment
-from .. import changes
+from ...runtime.step_changes import clipped as clip_to
 from ..laboratory import Laboratory, Run
+from ..search import Search
 
 __all__ = ["clipped"]
 
+_NORMS = (1.0, 0.1, 0.01)
 
-@experiment("clipped", "gradients clipped to a norm of 1 since the last snapshot")
+
+@experiment("clipped", "gradients clipped from the last snapshot on")
 def clipped(lab: Laboratory, e: Evidence) -> Run:
-    return (yield from lab.replay_from_snapshot(lambda: [changes.clipped(1.0)]))
+    norms = _NORMS[1:] if e.is_clipped else _NORMS
+    search = Search(lab, norms, lambda value: [clip_to(value)])
+    lab.clip = yield from search.run(None, usual=norms[0])
+    return lab.outcome(lab.clip)

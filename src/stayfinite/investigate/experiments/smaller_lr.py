@@ -1,15 +1,22 @@
-"""Does a tenth of the learning rate survive?"""
+"""Which smaller learning rate survives?"""
 
 from __future__ import annotations
 
 from ...diagnose.evidence import Evidence
 from ...diagnose.experiments import experiment
-from .. import changes
+from ...runtime.step_changes import scaled_lr
 from ..laboratory import Laboratory, Run
+from ..search import Search, rates_below
 
 __all__ = ["smaller_lr"]
 
 
-@experiment("smaller_lr", "a tenth of the learning rate since the last snapshot")
+@experiment("smaller_lr", "smaller learning rates from the last snapshot on")
 def smaller_lr(lab: Laboratory, e: Evidence) -> Run:
-    return (yield from lab.replay_from_snapshot(lambda: [changes.scaled_lr(0.1)]))
+    rate = max((r for r in e.event.lr if 0 < r < float("inf")), default=None)
+    if rate is None:
+        return None
+    is_adaptive = "betas" in e.optimizer or "Ada" in e.optimizer.get("type", "")
+    search = Search(lab, rates_below(rate), lambda value: [scaled_lr(value / rate)])
+    lab.rate = yield from search.run(rate, usual=1e-3 if is_adaptive else 1e-2)
+    return lab.outcome(lab.rate)

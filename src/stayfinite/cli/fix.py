@@ -1,0 +1,157 @@
+"""`stayfinite fix`: the change of an incident as a diff with its proof; written only when asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .plain import plain_errors, printable
+
+if TYPE_CHECKING:
+    from ..records import Fix, Incident
+    from .fix_files import Target
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `fix` to the command line."""
+    app.command(name="fix")(fix_command)
+
+
+def fix_command(
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|INCIDENT", help="A run's folder, or one incident's."),
+    ],
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write the proved change; the file is kept beside it.")
+    ] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Put the file back as it was before --apply.")
+    ] = False,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Also changes that were not proved; they are never written."),
+    ] = False,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            help="The file to change, where it is not below this folder. Can be given again.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """The change as a diff of your own source, proved by running it.
+
+    Only files below this folder, or named with --file, are read or written: what an incident says is
+    data that somebody may have sent.
+
+    Exit code: 0 a proved change is shown, written or undone, 1 there is none or it was not written,
+    2 wrong usage.
+    """
+    with plain_errors("files are written whole or not at all"):
+        from ..errors import UsageError
+
+        if apply and undo:
+            raise UsageError("--apply and --undo exclude each other")
+        incidents = read_incidents(path)
+        chosen = [(i, f) for i in incidents for f in wanted(i, every)]
+        proved = [(i, f) for i, f in chosen if f.status == "proved"]
+        written = _write(proved, list(file or []), undo) if apply or undo else None
+        if as_json:
+            typer.echo(_json(chosen, written))
+        else:
+            _show(incidents, chosen, written, path)
+        has_failed = written is not None and any(not t.is_done for t in written)
+        raise typer.Exit(0 if proved and not has_failed else 1)
+
+
+def read_incidents(path: Path) -> list[Incident]:
+    """The incidents of a run, or the one that was named; repeats are left out."""
+    from ..errors import UsageError
+    from ..report.reading import is_regular, read_incident
+
+    if path.name == "incident.json" or is_regular(path / "incident.json"):
+        return [read_incident(path)[0]]
+    folder = path / "incidents" if (path / "incidents").is_dir() else path
+    if not folder.is_dir():
+        raise UsageError(f"{path} is neither a run's folder nor an incident")
+    found = [
+        read_incident(p)[0] for p in sorted(folder.iterdir()) if is_regular(p / "incident.json")
+    ]
+    if not found:
+        raise UsageError(f"{path} holds no incident\ntry: stayfinite run train.py")
+    return [i for i in found if i.same_as is None]
+
+
+def wanted(incident: Incident, every: bool) -> list[Fix]:
+    """The changes to show: proved ones, or all that are a diff."""
+    fixes = [f for f in incident.diagnosis.fixes if f.diff]
+    return [f for f in fixes if every or f.status == "proved"]
+
+
+def _write(proved: list[tuple[Incident, Fix]], named: list[Path], is_undo: bool) -> list[Target]:
+    from .fix_files import change_files
+
+    return change_files([f for _, f in proved], named, Path.cwd(), is_undo)
+
+
+def _show(
+    incidents: list[Incident],
+    chosen: list[tuple[Incident, Fix]],
+    written: list[Target] | None,
+    path: Path,
+) -> None:
+    from ..report.text import headline
+
+    shown: set[str | None] = set()
+    for incident in incidents:
+        mine = [f for i, f in chosen if i is incident]
+        typer.echo(printable(headline(incident)))
+        if mine and all(f.diff in shown for f in mine):
+            typer.echo("  the same change as above\n")
+            continue
+        for fix in mine:
+            _show_one(incident, fix)
+        shown |= {f.diff for f in mine}
+        if not any(f.status == "proved" for f in mine):
+            typer.echo("  no change of the source was proved for it")
+            _show_words(incident)
+        typer.echo("")
+    for target in written or []:
+        typer.echo(printable(target.message))
+    if written is None and any(f.status == "proved" for _, f in chosen):
+        typer.echo(printable(f"to write it: stayfinite fix {path} --apply"))
+
+
+def _show_one(incident: Incident, fix: Fix) -> None:
+    from ..report.fixes import proof_words
+
+    typer.echo(printable(f"\n{fix.title}  [{fix.status}]\n  {fix.why}\n"))
+    typer.echo(printable(fix.diff or ""))
+    if fix.proof is not None:
+        lead = "proof: exactly this diff was run; " if fix.status == "proved" else ""
+        typer.echo(printable(f"{lead}{proof_words(fix.proof, incident.event.step)}"))
+
+
+def _show_words(incident: Incident) -> None:
+    from ..report.fixes import advice
+
+    for fix in advice(incident)[:3]:
+        typer.echo(printable(f"  try: {fix.title}  [{fix.status}]"))
+
+
+def _json(chosen: list[tuple[Incident, Fix]], written: list[Target] | None) -> str:
+    from ..records import to_plain
+
+    fixes: list[dict[str, Any]] = [{"incident": i.id, **to_plain(f)} for i, f in chosen]
+    made = None
+    if written is not None:
+        made = [{"file": t.path, "is_done": t.is_done, "message": t.message} for t in written]
+    return json.dumps({"fixes": fixes, "written": made}, indent=2, allow_nan=False)

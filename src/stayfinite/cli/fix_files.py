@@ -1,0 +1,149 @@
+"""Files that `fix` writes: below the working folder or named, as they were when they failed, with a copy kept."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..records import Fix
+
+__all__ = ["Target", "change_files"]
+
+_KEPT = ".before-fix"
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """One file, and what became of it."""
+
+    path: str
+    is_done: bool
+    message: str
+
+
+def change_files(
+    fixes: Iterable[Fix], named: list[Path], folder: Path, is_undo: bool = False
+) -> list[Target]:
+    """Write each proved change, or put the files back; each says what was done, or why it was not."""
+    done: list[Target] = []
+    for fix in {f.diff: f for f in fixes if f.status == "proved" and f.diff}.values():
+        try:
+            path = _allowed(fix, named, folder)
+            message = _undo(fix, path) if is_undo else _apply(fix, path)
+            done.append(Target(str(path), True, message))
+        except (UsageError, OSError, UnicodeDecodeError) as e:
+            done.append(Target(fix.file or "?", False, f"nothing was written: {e}"))
+    return done
+
+
+def _allowed(fix: Fix, named: list[Path], folder: Path) -> Path:
+    """The file, if the user has named it or it lies below the working folder."""
+    from ..remedies import read_patch
+
+    shown = read_patch(fix.diff or "").path
+    name = os.path.basename(shown)
+    for path in named:
+        if path.name == name:
+            return _source(path)
+    if named:
+        raise UsageError(f"the change is of {shown}, which was not named with --file")
+    inside = folder / shown
+    home = folder.resolve()
+    if os.path.isabs(shown) or home not in inside.resolve().parents or not inside.is_file():
+        inside = _below(fix, folder)
+    return _source(inside)
+
+
+def _below(fix: Fix, folder: Path) -> Path:
+    """The run's own path of the file, where that lies below the folder."""
+    recorded = Path(os.path.abspath(fix.file)) if fix.file else None
+    home = folder.resolve()
+    if recorded is None or home not in recorded.parents or home not in recorded.resolve().parents:
+        raise UsageError(
+            f"the change is of {fix.file}, which is not below this folder; "
+            "go to the project's folder, or name it: --file FILE"
+        )
+    return recorded
+
+
+def _source(path: Path) -> Path:
+    if path.suffix != ".py":
+        raise UsageError(f"{path} is no Python source")
+    if not path.is_file() or path.is_symlink():
+        raise UsageError(f"{path} is no ordinary file")
+    if path.stat().st_size > _MAX_BYTES:
+        raise UsageError(f"{path} is too large for a source")
+    return path
+
+
+def _read(path: Path) -> str:
+    with open(path, encoding="utf-8", newline="") as handle:
+        return handle.read()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(text: str) -> str:
+    """As Python reads a source: with one kind of line end."""
+    return text.replace("\r\n", "\n")
+
+
+def _changed(fix: Fix, text: str) -> str:
+    from ..remedies import apply_patch, read_patch
+
+    made = apply_patch(text, read_patch(fix.diff or ""))
+    try:
+        ast.parse(made)
+    except (SyntaxError, ValueError) as e:
+        raise UsageError(f"with the diff the file is no Python any more: {e}") from None
+    return made
+
+
+def _apply(fix: Fix, path: Path) -> str:
+    text = _read(path)
+    kept = path.with_name(path.name + _KEPT)
+    if fix.file_sha256 not in (_sha256(text), _sha256(_plain(text))):
+        if kept.is_file() and _changed(fix, _read(kept)) == text:
+            return f"{path} has this change already"
+        raise UsageError(f"{path} is not the file that failed: it was changed since")
+    if kept.exists():
+        raise UsageError(
+            f"{kept} is there from an earlier change; take it away, or put it back with --undo"
+        )
+    made = _changed(fix, text)
+    _put(kept, text, path)
+    _put(path, made, path)
+    return f"{path} was changed; as it was: {kept.name} (stayfinite fix ... --undo puts it back)"
+
+
+def _undo(fix: Fix, path: Path) -> str:
+    kept = path.with_name(path.name + _KEPT)
+    if not kept.is_file() or kept.is_symlink():
+        raise UsageError(f"there is no {kept}: nothing to put back")
+    before = _read(kept)
+    if fix.file_sha256 not in (_sha256(before), _sha256(_plain(before))):
+        raise UsageError(f"{kept} is not the file that failed")
+    if _read(path) != _changed(fix, before):
+        raise UsageError(f"{path} was changed since --apply; compare it with {kept} by hand")
+    os.replace(kept, path)
+    return f"{path} is as it was"
+
+
+def _put(path: Path, text: str, like: Path) -> None:
+    """All of it or nothing, with the rights of the file that it stands for."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "x", encoding="utf-8", newline="") as handle:
+        handle.write(text)
+    os.chmod(temporary, like.stat().st_mode & 0o777)
+    os.replace(temporary, path)

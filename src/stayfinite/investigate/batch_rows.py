@@ -1,0 +1,96 @@
+"""Where a batch comes into the user's source, so that its bad rows can be left out there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+from ..diagnose.evidence import BatchPart, Evidence
+from ..locate.frames import is_user_file
+from ..remedies import Candidate, Source, apply, without_bad_rows
+from ..runtime.rows import num_rows
+from .changed_source import text_of_file
+from .laboratory import Laboratory
+
+__all__ = ["RowsChange", "rows_change"]
+
+_ABSURD = 1e6
+_PART = re.compile(r"\[(?:'([^']*)'|(\d+))\]$")
+
+
+@dataclass(frozen=True)
+class RowsChange:
+    """A file and the change of it."""
+
+    file: str
+    before: str
+    candidate: Candidate
+
+
+def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
+    """The change that leaves the bad rows of such a batch out."""
+    if len(lab.window.batches) != 1:
+        return None
+    value = lab.window.batches[0].value
+    home = _home(lab)
+    total = num_rows(value)
+    if home is None or total is None:
+        return None
+    file, line, batch = home
+    text = text_of_file(file)
+    bad, limit = _bad_parts(e, total)
+    if text is None or not bad:
+        return None
+    source = Source(text)
+    parts = len(value) if isinstance(value, (list, tuple)) else 1
+    made = without_bad_rows(source, line, batch, bad, parts, limit)
+    if made is None:
+        return None
+    changed, done = apply(text, [made])
+    return RowsChange(file, text, Candidate(done, changed))
+
+
+def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:
+    """Keys or positions of the parts with bad rows; and a limit, where they are finite but absurd."""
+    rows = [p for p in e.batch if p.stats.shape[:1] == (total,) and "float" in p.stats.dtype]
+    broken = [p for p in rows if p.stats.num_nonfinite]
+    if broken:
+        return [_key(p) for p in broken], None
+    large = [p for p in rows if _is_absurd(p)]
+    if not large:
+        return [], None
+    usual = max(p.usual or p.usual_here or 1.0 for p in large)
+    return [_key(p) for p in large], f"{1000 * max(usual, 1.0):.1g}"
+
+
+def _is_absurd(part: BatchPart) -> bool:
+    usual = min((v for v in (part.usual, part.usual_here) if v is not None), default=None)
+    peak = part.stats.abs_max
+    return usual is not None and peak is not None and peak > _ABSURD * max(usual, 1e-6)
+
+
+def _key(part: BatchPart) -> str | int:
+    found = _PART.search(part.name)
+    if found is None:
+        return 0
+    return found.group(1) if found.group(1) is not None else int(found.group(2))
+
+
+def _home(lab: Laboratory) -> tuple[str, int, str | None] | None:
+    """File, line and the batch's name in the function that is given it, or the loop that draws it."""
+    function: Any = lab.window.batches[0].loss_fn
+    if function is not None:
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, FunctionType) or function.__name__ == "<lambda>":
+            return None
+        code: CodeType = function.__code__
+        if not is_user_file(code.co_filename) or code.co_argcount < 2:
+            return None
+        line = code.co_firstlineno + 1
+        return code.co_filename, line, code.co_varnames[code.co_argcount - 1]
+    scene = lab.about.vehicle.scene
+    if scene is None or not is_user_file(scene.file):
+        return None
+    return scene.file, scene.line, None

@@ -1,0 +1,248 @@
+"""From a located failure to a diff that was run: which changes fit, which of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+
+from ..diagnose.evidence import Evidence
+from ..locate.frames import is_user_file
+from ..locate.slice import to_location
+from ..records import Fix, Link, Proof
+from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
+from ..runtime.window import Replay, ReplayResult
+from .batch_rows import rows_change
+from .changed_source import ChangedSource, NotRunnable, text_of_file
+from .laboratory import Laboratory
+from .setting_change import (
+    SettingChange,
+    loss_change,
+    memory_change,
+    optimizer_change,
+    shown_path,
+)
+from .trial import Trial
+
+__all__ = ["proved_fixes"]
+
+_MAX_TRIALS = 14
+_MAX_LINES = 3
+_MAX_REFUTED = 2
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A line to change, and what failed there."""
+
+    file: str
+    line: int
+    symptom: Symptom
+
+
+_NOT_THE_LINE = {"lr_divergence", "exploding_gradient", "resume_mismatch", "bad_schedule",
+                 "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
+                 "bad_preprocessing"}  # fmt: skip
+"""The line only shows what something else has done: to keep it finite would hide that."""
+
+
+def proved_fixes(
+    lab: Laboratory, evidence: Evidence, cause: str | None, seconds: float
+) -> Generator[Replay, ReplayResult, tuple[Fix, ...]]:
+    """The first change that holds, as a diff with its proof; before that, none or those that do not."""
+    if not lab.can_replay:
+        return ()
+    if cause in ("bad_input_data", "bad_preprocessing"):
+        rows = rows_change(lab, evidence)
+        if rows is None:
+            return ()
+        search = _Search(lab, evidence, Trial(lab, seconds), rows.file, rows.before)
+        yield from search.try_one(rows.candidate)
+        return search.result()
+    setting = _setting(lab, evidence, cause)
+    if setting is not None:
+        search = _Search(lab, evidence, Trial(lab, seconds), setting.file, setting.before)
+        yield from search.try_setting(setting)
+        if search.proved is not None:
+            return search.result()
+    place = _place_of(evidence) if cause not in _NOT_THE_LINE else None
+    if place is None:
+        return ()
+    text = text_of_file(place.file)
+    if text is None:
+        return ()
+    search = _Search(lab, evidence, Trial(lab, seconds), place.file, text)
+    yield from search.run(text, place, (), 1)
+    return search.result()
+
+
+def _setting(lab: Laboratory, e: Evidence, cause: str | None) -> SettingChange | None:
+    if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
+        return optimizer_change(lab, e)
+    if cause == "uninitialized_memory" and e.memory is not None:
+        return memory_change(lab, e)
+    return loss_change(lab, e)
+
+
+class _Search:
+    """Tries candidates in order; where another line fails then, candidates for both together."""
+
+    def __init__(
+        self, lab: Laboratory, evidence: Evidence, trial: Trial, file: str, text: str
+    ) -> None:
+        self.lab = lab
+        self.evidence = evidence
+        self.trial = trial
+        self.file = file
+        self.text = text
+        self.proved: Fix | None = None
+        self.refuted: list[Fix] = []
+        self.untried: list[Fix] = []
+        self.num_trials = 0
+        self._seen: set[str] = set()
+
+    def result(self) -> tuple[Fix, ...]:
+        if self.proved is not None:
+            return (self.proved, *self.refuted[:_MAX_REFUTED])
+        return (*self.untried[:_MAX_REFUTED], *self.refuted[:_MAX_REFUTED])
+
+    def run(
+        self, text: str, place: _Place, before: tuple[Candidate, ...], depth: int
+    ) -> Generator[Replay, ReplayResult, None]:
+        source = Source(text, dtype=place.symptom.dtype)
+        for candidate in candidates(source, place.line, place.symptom):
+            if self.proved is not None:
+                return
+            if candidate.text in self._seen or self._is_over:
+                continue
+            self._seen.add(candidate.text)
+            yield from self._try((*before, candidate), depth, place)
+
+    def try_one(self, candidate: Candidate) -> Generator[Replay, ReplayResult, None]:
+        """One change, and no other line."""
+        yield from self._try((candidate,), _MAX_LINES, None)
+
+    def try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
+        """What a line sets, in place of what it has set."""
+        proof, _ = yield from self.trial.prove(setting, self.evidence.dtype)
+        fix = self._fix((setting.candidate,), setting, proof)
+        if fix.status == "proved":
+            self.proved = fix
+        else:
+            self.refuted.append(fix)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.num_trials >= _MAX_TRIALS or not self.trial.has_time
+
+    def _try(
+        self, made: tuple[Candidate, ...], depth: int, tried: _Place | None
+    ) -> Generator[Replay, ReplayResult, None]:
+        text = made[-1].text
+        try:
+            change = ChangedSource(self.file, self.text, text)
+        except NotRunnable:
+            return
+        self.num_trials += 1
+        proof, result = yield from self.trial.prove(change, self.evidence.dtype)
+        fix = self._fix(made, change, proof)
+        if fix.status == "proved":
+            self.proved = fix
+            return
+        if not result.is_complete and result.failure is None:
+            return  # it did not run: nothing was learned
+        if proof.is_step_finite or depth >= _MAX_LINES or self._is_over:
+            self.refuted.append(fix)
+            return
+        place = yield from self._next_place(change)
+        if place is None or tried is None or _is_same(place, tried, change):
+            self.refuted.append(fix)
+            return
+        yield from self.run(text, place, made, depth + 1)
+
+    def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
+        """Where the step fails now, if that is another line of the same file."""
+        with self.lab.unharmed():
+            result = yield from self.lab.traced(change=change)
+        origin = result.origin
+        if origin is None or origin.birth is None:
+            return None
+        location = to_location(origin, "replay")
+        if location.file == change.name and location.line is not None:
+            line = location.line
+        elif location.file == change.file and location.line is not None:
+            line = change.line_after(location.line)
+        else:
+            return None
+        e = replace(self.evidence, location=location)
+        return _Place(change.file, line, _symptom(e))
+
+    def _fix(
+        self, made: tuple[Candidate, ...], change: ChangedSource | SettingChange, proof: Proof
+    ) -> Fix:
+        remedies = [r for c in made for r in c.remedies]
+        titles = list(dict.fromkeys(r.title for r in remedies))
+        reasons = list(dict.fromkeys(r.why for r in remedies))
+        has_held = proof.is_step_finite and not proof.note.startswith(("it ", "step "))
+        return Fix(
+            title="; and ".join(titles),
+            why="; ".join(reasons),
+            status="proved" if has_held else "refuted",
+            file=self.file,
+            line=remedies[0].line,
+            diff=unified_diff(shown_path(self.file), change.before, change.after),
+            proof=proof,
+            remedy="+".join(dict.fromkeys(r.name for r in remedies)),
+            file_sha256=change.sha256,
+        )
+
+
+def _is_same(place: _Place, tried: _Place, change: ChangedSource) -> bool:
+    """The same operator of the same line: what was changed there did not help."""
+    lines = (tried.line, change.line_after(tried.line))
+    return place.line in lines and place.symptom.operator == tried.symptom.operator
+
+
+def _place_of(e: Evidence) -> _Place | None:
+    location = e.location
+    if location.file is None or location.line is None or not is_user_file(location.file):
+        return None
+    mask = next((c for c in location.chain if c.role == "sentinel" and c.file and c.line), None)
+    symptom = _symptom(e)
+    if symptom.is_masked and mask is not None and _is_apart(mask, location.line, location.file):
+        assert mask.file is not None and mask.line is not None
+        if is_user_file(mask.file):
+            return _Place(mask.file, mask.line, symptom)
+    return _Place(location.file, location.line, symptom)
+
+
+def _is_apart(mask: Link, line: int, file: str) -> bool:
+    """Whether the mask was written in another function than the one that fails."""
+    if mask.file != file or mask.line is None:
+        return True
+    text = text_of_file(file)
+    source = Source(text) if text else None
+    return source is not None and source.function_at(mask.line) is not source.function_at(line)
+
+
+def _symptom(e: Evidence) -> Symptom:
+    operator = e.forward_name if e.is_backward else e.kernel
+    operator = "pow" if operator.startswith("pow") else operator
+    divisor = e.at_bad("tensor2", "other")
+    whole = e.operand("tensor2", "other")
+    stats = whole.stats if whole is not None else None
+    is_count = stats is not None and (
+        not stats.dtype.startswith(("float", "bfloat"))
+        or (stats.max is not None and stats.max >= 1 and float(stats.max).is_integer()
+            and stats.min is not None and stats.min >= 0 and float(stats.min).is_integer())
+    )  # fmt: skip
+    return Symptom(
+        operator=operator.lstrip("_")
+        if operator not in ("_softmax", "_log_softmax", "_ctc_loss")
+        else operator,
+        dtype=e.dtype,
+        is_masked=any(c.facts.get("rows_all_neginf", 0.0) > 0 for c in e.location.chain),
+        is_empty=e.birth is not None and e.birth.facts.get("num_reduced", 2.0) <= 1.0,
+        is_count=is_count,
+        can_be_negative=stats is not None and stats.min is not None and stats.min < 0,
+        is_plain_number=divisor is None and e.number("other") == 0,
+    )

@@ -1,0 +1,185 @@
+"""A value of a setting with which the training survives: tried from the last healthy snapshot on.
+
+What passes stays finite over the batches at hand, and neither the loss nor the weights run away. Values are
+bisected by short trials; the one that is offered is run once more, longer. All of it is some dozens of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from ..diagnose.evidence import Searched
+from ..runtime.window import Replay, ReplayResult
+from .laboratory import Laboratory
+
+__all__ = ["Search", "rates_below"]
+
+_TRIAL_STEPS = 5
+_PROOF_STEPS = 16
+_MOST_STEPS = 44
+_FEWEST = 3
+"""Steps that a value has to pass to count at all."""
+_NEAR = 2
+_FEW_BATCHES = 4
+"""With fewer, what passes on them says less: a larger distance is kept from what failed."""
+_LEAP = 4
+"""So many values further down after a failure: two decades."""
+_FAR = 10.0
+"""A loss that many times the first one, or weights that many times as large, have run away."""
+
+Trial = Generator[Replay, ReplayResult, bool]
+
+
+def rates_below(rate: float, least: float = 1e-8) -> list[float]:
+    """1, 3, 10, 30, … below a rate that failed, the largest first.
+
+    >>> rates_below(0.05, 1e-3)
+    [0.01, 0.003, 0.001]
+    """
+    top = math.floor(math.log10(rate))
+    low = min(math.floor(math.log10(least)), top - 3)
+    values = [float(f"{digit}e{power}") for power in range(top, low - 1, -1) for digit in (3, 1)]
+    return [v for v in values if least <= v <= rate / 2.5 or (v <= rate / 2.5 and rate < least)]
+
+
+class Search:
+    """One setting of one training."""
+
+    def __init__(
+        self,
+        lab: Laboratory,
+        values: Sequence[float],
+        contexts: Callable[[float], list[AbstractContextManager[Any]]],
+    ) -> None:
+        self._lab = lab
+        self._values = values
+        self._contexts = contexts
+        self._vehicle, self._windows = lab.at_hand()
+        self._num_steps = 0
+        self._failed: float | None = None
+        self._passed: dict[float, int] = {}
+        """How many steps each value was seen to pass."""
+        self._learned: set[float] = set()
+        """Values with which the loss was lower when the batches came again, or with which none did."""
+
+    def run(
+        self, before: float | None, usual: float
+    ) -> Generator[Replay, ReplayResult, Searched | None]:
+        """None where nothing could be run."""
+        if not self._windows or not self._values:
+            return None
+        self._failed = before
+        best = yield from self._bisect(self._start(usual))
+        while best is not None and self._has_time:
+            value = self._values[best]
+            if (yield from self._passes(value, _PROOF_STEPS)) and value in self._learned:
+                break
+            best = best + 2 if best + 2 < len(self._values) else None
+        if not self._num_steps:
+            return None
+        least = self._failed if self._failed is not None else math.inf
+        safe = {v: n for v, n in self._passed.items() if v < least}
+        if not safe:
+            return Searched(before=before, failed=self._failed)
+        # The one that was run longest, if possible one with which the loss fell.
+        value = max(safe, key=lambda v: (safe[v] > _TRIAL_STEPS, v in self._learned, safe[v], v))
+        return Searched(
+            before=before, passed=value, failed=self._failed, num_steps=safe[value],
+            num_batches=min(safe[value], len(self._windows)),
+        )  # fmt: skip
+
+    def _start(self, usual: float) -> int:
+        """A value that is in use elsewhere, or the third below the one that failed."""
+        at = next((i for i, v in enumerate(self._values) if v <= usual * 1.01), len(self._values))
+        return min(max(at, min(2, len(self._values) - 1)), len(self._values) - 1)
+
+    def _bisect(self, at: int) -> Generator[Replay, ReplayResult, int | None]:
+        """The value below the largest that passes: what only just passes a few steps may not pass many."""
+        bad, good = -1, None
+        while self._has_time:
+            if (yield from self._passes(self._values[at], _TRIAL_STEPS)):
+                good = at
+            elif not self._num_steps:
+                return None
+            else:
+                bad = at
+            if good is None:
+                if at == len(self._values) - 1:
+                    return None
+                at = min(at + _LEAP, len(self._values) - 1)
+                continue
+            if good - bad <= _NEAR:
+                break
+            at = (good + bad) // 2
+        if good is None:
+            return None
+        distance = 1 if len(self._windows) >= _FEW_BATCHES else 3
+        return min(good + distance, len(self._values) - 1)
+
+    @property
+    def _has_time(self) -> bool:
+        return self._num_steps + _TRIAL_STEPS <= _MOST_STEPS and not self._lab.is_late
+
+    def _passes(self, value: float, length: int) -> Trial:
+        """So many steps with it; where time runs out, as many as there is time for."""
+        lab, state = self._lab, self._lab.state
+        state.snapshot.restore()
+        before, losses = self._size(), []
+        for i in range(length):
+            if lab.is_late and i >= _FEWEST:
+                break
+            window = self._windows[i % len(self._windows)]
+            state.clear_grads()
+            if i < len(self._windows) and window.rng is not None:
+                window.rng.restore()
+            result = yield Replay(
+                window=window, contexts=self._contexts(value), is_applied=True,
+                vehicle=self._vehicle,
+            )  # fmt: skip
+            losses += result.losses[-1:]
+            if not losses:
+                return False  # it cannot be run: that says nothing of the value
+            self._num_steps += 1
+            has_failed = result.failure is not None or not result.is_complete
+            if has_failed or self._has_grown(before) or _has_risen(losses, len(self._windows)):
+                self._failed = value if self._failed is None else min(value, self._failed)
+                return False
+            state.shadow_buffers()
+            if i + 1 >= _FEWEST:
+                self._passed[value] = max(i + 1, self._passed.get(value, 0))
+        if not _is_higher(losses, len(self._windows)):
+            self._learned.add(value)
+        return True
+
+    @torch.no_grad()
+    def _size(self) -> float:
+        """The norm of all weights."""
+        weights = [p.detach() for _, p in self._lab.state.parameters() if p.is_floating_point()]
+        dense = [p for p in weights if p.layout == torch.strided and p.numel()]
+        return math.sqrt(sum(float(n) ** 2 for n in torch._foreach_norm(dense))) if dense else 0.0
+
+    def _has_grown(self, before: float) -> bool:
+        return not self._size() <= _FAR * max(before, 1e-3)
+
+
+def _has_risen(losses: list[float], num_windows: int) -> bool:
+    """Whether the loss runs away: far above the first, or above what it was on the same batches before."""
+    if len(losses) < 2:
+        return False
+    if losses[-1] - losses[0] > _FAR * max(abs(losses[0]), 1e-3):
+        return True
+    return _is_higher(losses, num_windows, by=0.5)
+
+
+def _is_higher(losses: list[float], num_windows: int, by: float = 0.0) -> bool:
+    """Whether the loss is higher when the same batches have come again, by this share of it."""
+    if len(losses) - num_windows < max(3, num_windows):
+        return False
+    late, early = fmean(losses[-num_windows:]), fmean(losses[:num_windows])
+    return late - early > by * max(abs(early), 1e-3)

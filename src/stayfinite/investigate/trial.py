@@ -1,0 +1,217 @@
+"""A change of the user's source, run: the failing step, healthy steps before it, and steps behind it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..records import Proof
+from ..runtime.state import TrainState
+from ..runtime.window import Change, Replay, ReplayResult, Window
+from .laboratory import Laboratory
+
+__all__ = ["Trial", "tolerance"]
+
+_NUM_HEALTHY = 3
+_NUM_AFTER = 6
+_ABSURD = 1e6
+_ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
+
+Replays = Generator[Replay, ReplayResult, Any]
+
+
+def tolerance(dtype: str) -> float:
+    """How much a loss may differ by rounding alone."""
+    return _ROUNDING.get(dtype, 2e-5)
+
+
+class _GradientNorm:
+    """Reads the norm of the gradients at the end of a replay."""
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self.value: float | None = None
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
+            found = [
+                g for _, g in self._state.grads()
+                if g.layout == torch.strided and g.is_floating_point()
+            ]  # fmt: skip
+            self.value = math.sqrt(sum(float(g.double().square().sum()) for g in found))
+
+
+@dataclass(frozen=True)
+class _Healthy:
+    window: Window
+    losses: Sequence[float]
+    norm: float | None
+
+
+class Trial:
+    """Tries changes against one incident."""
+
+    def __init__(self, lab: Laboratory, seconds: float) -> None:
+        self.lab = lab
+        self.deadline = time.perf_counter() + seconds
+        self._healthy: list[_Healthy] | None = None
+        self.num_replays = 0
+
+    @property
+    def has_time(self) -> bool:
+        return time.perf_counter() < self.deadline
+
+    @property
+    def _windows(self) -> list[Window]:
+        """Steps before the failing one whose batches are still at hand, the last first."""
+        engine, mine = self.lab.about.engine, self.lab.window
+        kept = [*engine.recent, *engine.log]
+        found = [
+            w for w in reversed(kept)
+            if w is not mine and w.step < mine.step and self.lab.about.vehicle.can_run(w)
+        ]  # fmt: skip
+        return list({id(w): w for w in found}.values())
+
+    def prove(
+        self, change: Change, dtype: str
+    ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
+        """What the change does; and the replay of the failing step with it."""
+        lab = self.lab
+        with lab.unharmed():
+            result = yield from self._once(lab.window, change, is_applied=lab.needs_step)
+        if result.failure is not None:
+            return Proof(note="the step is still not finite"), result
+        if not result.is_complete:
+            return Proof(note="the changed source did not run to its end"), result
+        number, largest, note = yield from self._compared(change, dtype)
+        note = note or self._is_absurd(result)
+        if note:
+            return (
+                Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),
+                result,
+            )
+        after, note, is_bad = yield from self._after(change)
+        made = Proof(
+            is_step_finite=True, num_healthy=number, largest_change=largest, num_after=after,
+            note=note,
+        )  # fmt: skip
+        return made if not is_bad else Proof(**{**vars(made), "is_step_finite": False}), result
+
+    def _is_absurd(self, result: ReplayResult) -> str:
+        """A loss that is finite and of no use."""
+        usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=None)
+        loss = max((abs(v) for v in result.losses), default=0.0)
+        if loss > _ABSURD * ((usual or 0.0) + 1.0):
+            return f"it leaves a loss of {loss:.2g}"
+        return ""
+
+    def _once(
+        self,
+        window: Window,
+        change: Change | None,
+        norm: _GradientNorm | None = None,
+        is_applied: bool = False,
+        trace: Any = None,
+    ) -> Generator[Replay, ReplayResult, ReplayResult]:
+        self.num_replays += 1
+        self.lab.start_of(window)
+        return (
+            yield Replay(
+                window=window,
+                change=change,
+                contexts=[norm] if norm is not None else [],
+                is_applied=is_applied,
+                trace=trace,
+            )
+        )
+
+    def _known(self) -> Generator[Replay, ReplayResult, list[_Healthy]]:
+        """Losses and gradients of healthy steps as the source is."""
+        if self._healthy is not None:
+            return self._healthy
+        found = []
+        for window in self._windows[:_NUM_HEALTHY]:
+            if not self.has_time:
+                break
+            norm = _GradientNorm(self.lab.state)
+            with self.lab.unharmed():
+                result = yield from self._once(window, None, norm)
+            if result.failure is None and result.is_complete and result.losses:
+                found.append(_Healthy(window, tuple(result.losses), norm.value))
+        self._healthy = found
+        return found
+
+    def _compared(
+        self, change: Change, dtype: str
+    ) -> Generator[Replay, ReplayResult, tuple[int, float | None, str]]:
+        largest: float | None = None
+        number = 0
+        for known in (yield from self._known()):
+            norm = _GradientNorm(self.lab.state)
+            with self.lab.unharmed():
+                result = yield from self._once(known.window, change, norm)
+            if result.failure is not None or not result.is_complete:
+                return (
+                    number,
+                    largest,
+                    f"step {known.window.step}, which was healthy, fails with it",
+                )
+            number += 1
+            new = _relative(known.losses, result.losses)
+            largest = max(largest or 0.0, new)
+            if new > tolerance(dtype):
+                return number, largest, f"it changes the loss of healthy steps by {new:.2g}"
+            if known.norm and norm.value is not None:
+                # Only much smaller or larger ones: where the source was near its limits already, its own
+                # gradients had overflowed in part.
+                times = norm.value / known.norm
+                if not 0.5 < times < 2:
+                    return (
+                        number,
+                        largest,
+                        f"it makes the gradients of healthy steps {times:.2g} times as large",
+                    )
+        return number, largest, ""
+
+    def _after(self, change: Change) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
+        """The failing step applied with the change, then batches that were seen before, on what came of it."""
+        lab = self.lab
+        others = self._windows[: _NUM_AFTER - 1][::-1]
+        if not others:
+            return 0, "no other batch was at hand to go on with", False
+        number = 0
+        with lab.unharmed():
+            for window in [lab.window, *others, lab.window]:
+                if not self.has_time:
+                    return number, "time was up before more steps behind it were run", False
+                lab.state.clear_grads()
+                if window.rng is not None:
+                    window.rng.restore()
+                self.num_replays += 1
+                result = yield Replay(window=window, change=change, is_applied=True)
+                if result.failure is not None:
+                    return number, f"a step behind it is not finite ({number + 1} steps on)", True
+                if not result.is_complete:
+                    return number, "the steps behind it could not be run here", False
+                number += 1
+                lab.state.shadow_buffers()
+        return number - 1, "", False  # the first of them is the step itself
+
+
+def _relative(one: Sequence[float], other: Sequence[float]) -> float:
+    if len(one) != len(other):
+        return math.inf
+    worst = 0.0
+    for a, b in zip(one, other):
+        if not (math.isfinite(a) and math.isfinite(b)):
+            return math.inf
+        worst = max(worst, abs(a - b) / max(abs(a), abs(b), 1e-3))
+    return worst

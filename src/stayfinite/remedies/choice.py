@@ -1,0 +1,142 @@
+"""Which changes to try for a failure: by the operator that failed, the best first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .catalogue import find
+from .edits import Remedy, apply
+from .source import Source
+
+__all__ = ["Candidate", "Symptom", "candidates"]
+
+_HALF = ("float16", "bfloat16")
+_IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
+                "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
+                "normalize"}  # fmt: skip
+"""These are looked for in the whole function: the line that fails may be only a part of the pattern."""
+
+_LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
+        "floor_log")  # fmt: skip
+_EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
+        "bound_exp_high")  # fmt: skip
+_DIVISION = ("log_of_share", "softmax", "normalize", "floor_norm", "nonzero_divisor", "floor_number",
+             "floor_reciprocal")  # fmt: skip
+_BY_OPERATOR: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
+    "log1p": ("log1p_of_positive", "above_minus_one"),
+    "logit": ("logit_eps", "log_space"),
+    **dict.fromkeys(("exp", "expm1", "exp2"), _EXP),
+    "cosh": ("log_cosh",),
+    **dict.fromkeys(("div", "true_divide", "divide", "reciprocal", "addcdiv", "remainder"), _DIVISION),
+    "sqrt": ("floor_root", "floor_root_eps", "norm_as_root"),
+    "rsqrt": ("floor_root_eps", "floor_root"),
+    "pow": ("floor_power", "floor_power_eps", "floor_root", "norm_as_root"),
+    **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ("norm_as_root",)),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "nan_to_zero")),
+    "hypot": ("hypot_as_norm",),
+    **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ("bound_arc",)),
+    **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),
+    **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided"), ("zeros", "zeroed")),
+    "_ctc_loss": ("zero_infinity",),
+    **dict.fromkeys(("atan2", "arctan2"), ("atan2_off_origin",)),
+    "linalg_eigh": ("spread_eigenvalues",),
+}  # fmt: skip
+_MASKED = ["finite_mask", "open_rows", "open_padding"]
+_EMPTY = ["mean_or_zero", "loss_or_zero", "nan_to_zero"]
+_WIDER = ["float32_line", "float32_line_back", "float32_block", "float32_function", "float32_body"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symptom:
+    """What is known of the operator that failed."""
+
+    operator: str
+    """As it is written: "log", "sqrt", "div"; of a derivative, what it is the derivative of."""
+    dtype: str = ""
+    is_masked: bool = False
+    """A row of -inf from end to end."""
+    is_empty: bool = False
+    """It was taken over nothing."""
+    is_count: bool = False
+    """What was divided by is a whole number."""
+    can_be_negative: bool = False
+    """What was divided by is a sum or difference of either sign."""
+    is_plain_number: bool = False
+    """What was divided by is no tensor."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Changes that are made together, and the text with them."""
+
+    remedies: tuple[Remedy, ...]
+    text: str
+
+
+def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
+    """Every change that fits this line, or the function around it, the best first."""
+    found: list[Candidate] = []
+    for name in _names(symptom):
+        remedies = _matches(source, line, name)
+        if not remedies:
+            continue
+        text, done = apply(source.text, remedies)
+        if text != source.text and _parses(text) and all(text != c.text for c in found):
+            found.append(Candidate(done, text))
+    return found
+
+
+def _names(symptom: Symptom) -> list[str]:
+    names = list(_BY_OPERATOR.get(symptom.operator, ()))
+    if symptom.operator in ("_softmax", "_log_softmax", "logsumexp") or symptom.is_masked:
+        names = _MASKED + names
+    if symptom.is_empty:
+        names = [*names, *_EMPTY]
+    if symptom.is_plain_number:
+        names = ["floor_number", *names]
+    elif symptom.is_count:
+        names = ["floor_count", *names]
+    elif symptom.can_be_negative:
+        names = [n for n in names if n != "floor_norm"]
+    if symptom.dtype in _HALF:
+        rewrites = [n for n in names if n in _IN_FUNCTION]
+        names = [*rewrites, *_WIDER, "eps_for_dtype", *(n for n in names if n not in rewrites)]
+    return list(dict.fromkeys(names))
+
+
+def _matches(source: Source, line: int, name: str) -> list[Remedy]:
+    nodes = _nodes(source, line, name in _IN_FUNCTION)
+    found = [find(source, node, name) for node in nodes]
+    return list(dict.fromkeys(r for r in found if r is not None))
+
+
+def _nodes(source: Source, line: int, is_wide: bool) -> Iterable[ast.AST]:
+    scope = source.function_at(line)
+    if is_wide and not isinstance(scope, ast.Module):
+        return list(ast.walk(scope))
+    statement = source.statement_at(line)
+    if statement is None or _has_block(statement):  # a decorator, a default, the head of a loop
+        return [n for n in ast.walk(source.tree) if line == getattr(n, "lineno", 0)]
+    nodes = list(ast.walk(statement))
+    on_line = [n for n in nodes if _covers(n, line)]
+    return on_line or nodes
+
+
+def _has_block(statement: ast.stmt) -> bool:
+    return isinstance(getattr(statement, "body", None), list)
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+    return first is not None and last is not None and first <= line <= last
+
+
+def _parses(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True

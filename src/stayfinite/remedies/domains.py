@@ -1,0 +1,192 @@
+"""Arguments kept inside of the domain of a function, and away from where its derivative is infinite."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from .catalogue import pattern
+from .edits import Edit
+from .matching import call, floored, grouped, limit_of, name_of, twice, with_method
+from .source import Source
+
+__all__: list[str] = []
+
+
+def _power(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return node.left, node.right
+    found = call(node, "pow", "float_power")
+    if found is None or not found[2]:
+        return None
+    return found[1], found[2][0]
+
+
+@pattern(
+    "floor_power",
+    "give the base of the power a floor",
+    "below it the gradient is 0 instead of infinite or undefined; above it nothing changes",
+)
+def floor_power(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = _power(node)
+    if found is None:
+        return None
+    exponent = found[1]
+    is_negative = isinstance(exponent, ast.UnaryOp) and isinstance(exponent.op, ast.USub)
+    if isinstance(exponent, ast.Constant) and isinstance(exponent.value, int):
+        return None
+    return floored(source, found[0], "eps" if is_negative else "tiny")
+
+
+@pattern(
+    "floor_power_eps",
+    "give the base of the power a floor: the epsilon of its dtype",
+    "below it the gradient is 0; the power itself stays far from the limits of the dtype",
+)
+def floor_power_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = _power(node)
+    if found is None or (isinstance(found[1], ast.Constant) and isinstance(found[1].value, int)):
+        return None
+    return floored(source, found[0], "eps")
+
+
+@pattern(
+    "floor_root_eps",
+    "give the root a floor: the epsilon of its dtype",
+    "below the floor the gradient is 0 instead of inf, and its inverse stays ordinary",
+)
+def floor_root_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "sqrt", "rsqrt")
+    return floored(source, found[1], "eps") if found else None
+
+
+@pattern(
+    "above_minus_one",
+    "keep the argument of log1p above -1",
+    "log1p is defined above -1; elsewhere nothing changes",
+)
+def above_minus_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "log1p")
+    if found is None:
+        return None
+    limit = "0.01" if source.dtype in ("float16", "bfloat16") else "1e-6"
+    return with_method(source, found[1], f".clamp(min=-1 + {limit})")
+
+
+@pattern(
+    "log1p_of_positive",
+    "keep the argument of log1p at 0 or above",
+    "a price or a count is not negative; what is positive stays as it is",
+)
+def log1p_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "log1p")
+    if found is None:
+        return None
+    return with_method(source, found[1], ".clamp(min=0)")
+
+
+@pattern(
+    "inside_unit",
+    "keep the argument inside of (-1, 1)",
+    "at its ends the function is infinite; inside nothing changes",
+)
+def inside_unit(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "atanh", "arctanh", "erfinv")
+    limit = limit_of(source, found[1], "eps") if found else None
+    if found is None or limit is None:
+        return None
+    return with_method(source, found[1], f".clamp(-1 + {limit}, 1 - {limit})")
+
+
+@pattern(
+    "logit_eps",
+    "give logit its eps",
+    "at 0 and 1 the log odds are infinite; between them nothing changes",
+)
+def logit_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "logit")
+    if found is None or found[2] or found[3] or not isinstance(node, ast.Call):
+        return None
+    limit = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
+    end = source.span(node)[1] - 1
+    return [Edit(end, end, f"{', ' if node.args else ''}eps={limit}")]
+
+
+@pattern(
+    "hypot_as_norm",
+    "write the hypotenuse as a vector norm",
+    "hypot has no derivative at (0, 0); the norm's is 0 there, and the value is the same",
+)
+def hypot_as_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "hypot")
+    torch = name_of(source, "torch")
+    if found is None or torch is None or not found[2]:
+        return None
+    a, b = source.text_of(found[1]), source.text_of(found[2][0])
+    text = f"{torch}.linalg.vector_norm({torch}.stack([{a}, {b}]), dim=0)"
+    return [Edit(*source.span(node), text)]
+
+
+def _norm_dim(
+    source: Source, args: list[ast.expr], keywords: list[ast.keyword]
+) -> list[str] | None:
+    """What a norm over one axis is asked for besides its order, if that is 2."""
+    given = {k.arg: k.value for k in keywords}
+    order = given.pop("p", None) or given.pop("ord", None)
+    rest = list(args)
+    if rest and order is None:
+        order = rest.pop(0)
+    is_two = order is None or (isinstance(order, ast.Constant) and order.value in (2, 2.0))
+    if not is_two or set(given) - {"dim", "keepdim"} or len(rest) > 2:
+        return None
+    return [*(source.text_of(a) for a in rest),
+            *(f"{k}={source.text_of(v)}" for k, v in given.items())]  # fmt: skip
+
+
+@pattern(
+    "norm_as_root",
+    "write the norm as the root of the sum of squares, with a floor under the root",
+    "at the zero vector the derivative of the norm is undefined; with the floor it is 0",
+)
+def norm_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "norm", "vector_norm")
+    asked = _norm_dim(source, found[2], found[3]) if found else None
+    limit = limit_of(source, found[1], "tiny") if found else None
+    if found is None or asked is None or limit is None:
+        return None
+    inner = f"{grouped(source, found[1])}.square().sum({', '.join(asked)})"
+    return [Edit(*source.span(node), f"{inner}.clamp(min={limit}).sqrt()")]
+
+
+@pattern(
+    "spread_eigenvalues",
+    "move equal eigenvalues apart: add a small rising diagonal",
+    "the derivative of an eigenvector divides by the gap to the next eigenvalue",
+)
+def spread_eigenvalues(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "eigh", "symeig")
+    torch = name_of(source, "torch")
+    if found is None or torch is None:
+        return None
+    first, again, edits = twice(source, found[1], "matrix")
+    rising = f"{torch}.arange({again}.shape[-1], dtype={again}.dtype, device={again}.device)"
+    text = f"{first} + 1e-4 * {torch}.diag({rising})"
+    return [*edits, Edit(*source.span(found[1]), text)]
+
+
+@pattern(
+    "atan2_off_origin",
+    "keep atan2 off the origin",
+    "at (0, 0) the angle has no derivative; anywhere else nothing changes",
+)
+def atan2_off_origin(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "atan2", "arctan2")
+    torch = name_of(source, "torch")
+    if found is None or torch is None or not found[2]:
+        return None
+    y, y_again, edits = twice(source, found[1], "rise")
+    x, x_again, more = twice(source, found[2][0], "run")
+    if y != y_again or x != x_again:
+        return None
+    moved = f"{torch}.where(({x} == 0) & ({y} == 0), {torch}.ones_like({x}), {x})"
+    return [*edits, *more, Edit(*source.span(node), f"{torch}.atan2({y}, {moved})")]

@@ -1,0 +1,92 @@
+"""Exponentials that stay within the range of their dtype."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from .catalogue import pattern
+from .edits import Edit
+from .matching import call, functional, twice, with_method
+from .source import Source
+
+__all__: list[str] = []
+
+_EXPS = ("exp", "expm1", "exp2", "exp_")
+
+
+def _shifted(source: Source, node: ast.AST, largest: str) -> list[Edit] | None:
+    found = call(node, "exp")
+    if found is None or found[2] or found[3]:
+        return None
+    first, again, edits = twice(source, found[1], "logits")
+    return [*edits, Edit(*source.span(node), f"({first} - {again}{largest}).exp()")]
+
+
+@pattern(
+    "shift_exp",
+    "take the largest entry of each row off before the exponential",
+    "in a ratio or a softmax the shift cancels; exp of at most 0 cannot overflow",
+)
+def shift_exp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _shifted(source, node, ".detach().amax(dim=-1, keepdim=True)")
+
+
+@pattern(
+    "shift_exp_all",
+    "take the largest entry off before the exponential",
+    "in a ratio the shift cancels; exp of at most 0 cannot overflow",
+)
+def shift_exp_all(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _shifted(source, node, ".detach().max()")
+
+
+def _bounded(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:
+    found = call(node, *_EXPS)
+    if found is None or found[2] or found[3]:
+        return None
+    return with_method(source, found[1], f".clamp(max={limit})")
+
+
+@pattern(
+    "bound_exp",
+    "bound what goes into the exponential: .clamp(max=20), in float16 .clamp(max=10)",
+    "exp(20) is 5e8, far beyond an ordinary variance or rate and far below the dtype's limit",
+)
+def bound_exp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _bounded(source, node, "10" if source.dtype == "float16" else "20")
+
+
+@pattern(
+    "bound_exp_high",
+    "bound what goes into the exponential: .clamp(max=40)",
+    "exp(40) is 2e17: its square still fits into float32",
+)
+def bound_exp_high(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return None if source.dtype == "float16" else _bounded(source, node, "40")
+
+
+@pattern(
+    "log_cosh",
+    "write log(cosh(x)) without the exponential: |x| + softplus(-2 |x|) - log(2)",
+    "cosh overflows at 89; its logarithm is nearly |x| there",
+)
+def log_cosh(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    log = call(node, "log")
+    cosh = call(source.definition(log[1]), "cosh") if log and not log[2] else None
+    if log is None or cosh is None:
+        return None
+    home = functional(source)
+    if home is None:
+        return None
+    first, again, edits = twice(source, cosh[1], "deviation")
+    moved = [
+        *edits,
+        *(
+            [Edit(*source.span(cosh[1]), again)]
+            if edits and source.definition(log[1]) is not log[1]
+            else []
+        ),
+    ]
+    text = f"({first}.abs() + {home}.softplus(-2 * {again}.abs()) - 0.6931471805599453)"
+    return [*moved, Edit(*source.span(node), text)]

@@ -1,0 +1,254 @@
+"""Means over what may be empty, deviations over what may be one, and rows without an entry."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from .catalogue import pattern
+from .edits import Edit
+from .matching import call, dotted, is_namespace, name_of, twice
+from .source import Source
+
+__all__: list[str] = []
+
+
+@pattern(
+    "mean_or_zero",
+    "write the mean as a sum over at least one element",
+    "over nothing it is 0 instead of 0 / 0; over anything else it is the same",
+)
+def mean_or_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "mean")
+    if found is None or found[2] or found[3]:
+        return None
+    first, again, edits = twice(source, found[1], "selected")
+    text = f"({first}.sum() / max({again}.numel(), 1))"
+    if not _is_inside(source, node):
+        text = text[1:-1]
+    return [*edits, Edit(*source.span(node), text)]
+
+
+def _is_inside(source: Source, node: ast.AST) -> bool:
+    return isinstance(source.parent(node), (ast.BinOp, ast.UnaryOp, ast.Attribute, ast.Compare))
+
+
+_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+           "binary_cross_entropy_with_logits", "kl_div")  # fmt: skip
+
+
+@pattern(
+    "loss_or_zero",
+    "sum the loss and divide by the number of targets, at least 1",
+    "a batch without a target costs 0 instead of 0 / 0; any other costs the same",
+)
+def loss_or_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if (
+        not isinstance(node, ast.Call)
+        or len(node.args) < 2
+        or not isinstance(node.func, ast.Attribute)
+    ):
+        return None
+    name = node.func.attr
+    if not is_namespace(node.func.value) or any(k.arg == "reduction" for k in node.keywords):
+        return None
+    first, again, edits = twice(source, node.args[1], "target")
+    if name in ("cross_entropy", "nll_loss"):
+        if any(k.arg == "weight" for k in node.keywords) or len(node.args) > 2:
+            return None
+        ignored = next(
+            (source.text_of(k.value) for k in node.keywords if k.arg == "ignore_index"), "-100"
+        )
+        count = f"({again} != {ignored}).sum().clamp(min=1)"
+    elif name in _LOSSES:
+        count = f"max({again}.numel(), 1)"
+    else:
+        return None
+    start, end = source.span(node)
+    text = source.text[start:end]
+    a, b = source.span(node.args[1])
+    text = text[: a - start] + first + text[b - start :]
+    last = text.rstrip(")")
+    comma = "" if last.rstrip().endswith(",") else ", "
+    text = f'{text[:-1].rstrip()}{comma}reduction="sum") / {count}'
+    if _is_inside(source, node):
+        text = f"({text})"
+    return [*edits, Edit(start, end, text)]
+
+
+@pattern(
+    "nan_to_zero",
+    "count it as 0 where there was nothing to average: torch.nan_to_num",
+    "a batch in which nothing qualifies is an ordinary batch; its share is 0",
+)
+def nan_to_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    torch = name_of(source, "torch")
+    if torch is None or not isinstance(node, ast.Call):
+        return None
+    name = dotted(node.func).rpartition(".")[2] or getattr(node.func, "attr", "")
+    is_loss = "loss" in name or "cross_entropy" in name or "criterion" in name
+    if name not in ("mean", "std", "var", "median") and not is_loss:
+        return None
+    return [Edit(*source.span(node), f"{torch}.nan_to_num({source.text_of(node)})")]
+
+
+@pattern(
+    "spread_of_one",
+    "a deviation over one element is 0: correction=min(1, n - 1)",
+    "the sample deviation divides by n - 1; over two and more elements nothing changes",
+)
+def spread_of_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "std", "var", "std_mean", "var_mean")
+    if found is None or not isinstance(node, ast.Call):
+        return None
+    given = {k.arg: k.value for k in found[3]}
+    if set(given) - {"dim", "keepdim", "unbiased"} or len(found[2]) > 1:
+        return None
+    dim = given.get("dim") or (found[2][0] if found[2] else None)
+    if isinstance(dim, (ast.Tuple, ast.List)) or isinstance(given.get("unbiased"), ast.Name):
+        return None
+    first, again, edits = twice(source, found[1], "values")
+    count = f"{again}.numel()" if dim is None else f"{again}.size({source.text_of(dim)})"
+    rest = [source.text_of(a) for a in found[2]]
+    rest += [source.text_of(k) for k in found[3] if k.arg != "unbiased"]
+    rest.append(f"correction=min(1, {count} - 1)")
+    text = f"{first}.{found[0]}({', '.join(rest)})"
+    if found[0].endswith("_mean"):
+        torch = name_of(source, "torch") or "torch"
+        text = f"{torch}.{found[0]}({first}, {', '.join(rest)})"
+    return [*edits, Edit(*source.span(node), text)]
+
+
+_INFINITE = ("-inf", "-infinity")
+
+
+@pattern(
+    "finite_mask",
+    "mask with the lowest number of the dtype instead of -inf",
+    "a row that keeps an entry gives the same; a row without one stays finite",
+)
+def finite_mask(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    torch = name_of(source, "torch")
+    if torch is None or not _is_minus_infinity(node):
+        return None
+    statement = source.parent(node)
+    while statement is not None and not isinstance(statement, (ast.Call, ast.stmt)):
+        statement = source.parent(statement)
+    tensor = _masked(source, statement, node)
+    if tensor is None:
+        kind = f"{torch}.{source.dtype}" if source.dtype else f"{torch}.get_default_dtype()"
+    else:
+        kind = f"{tensor}.dtype"
+    return [Edit(*source.span(node), f"{torch}.finfo({kind}).min")]
+
+
+def _is_minus_infinity(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = node.operand
+        if isinstance(inner, ast.Call) and dotted(inner.func) == "float" and inner.args:
+            value = inner.args[0]
+            return isinstance(value, ast.Constant) and str(value.value).lower() in (
+                "inf",
+                "infinity",
+            )
+        return dotted(inner).rpartition(".")[2].lower() in ("inf", "infinity")
+    if isinstance(node, ast.Call) and dotted(node.func) == "float" and node.args:
+        value = node.args[0]
+        return isinstance(value, ast.Constant) and str(value.value).lower() in _INFINITE
+    return False
+
+
+def _masked(source: Source, holder: ast.AST | None, node: ast.AST) -> str | None:
+    """The tensor whose entries are masked, if it has a name."""
+    found = call(holder, "masked_fill", "masked_fill_") if holder is not None else None
+    if found is not None and dotted(found[1]):
+        return dotted(found[1])
+    found = call(holder, "where") if holder is not None else None
+    if found is not None and isinstance(holder, ast.Call):
+        others = [a for a in (*holder.args[1:], found[1]) if a is not node and dotted(a)]
+        return dotted(others[0]) if others else None
+    if isinstance(holder, ast.Assign) and isinstance(holder.targets[0], ast.Subscript):
+        return dotted(holder.targets[0].value) or None
+    return None
+
+
+_OVER_ROWS = ("softmax", "log_softmax", "logsumexp", "cross_entropy", "nll_loss", "Categorical")
+
+
+@pattern(
+    "open_rows",
+    "open rows in which everything is masked",
+    "a row of nothing but -inf has nothing to normalize; every other row is as before",
+)
+def open_rows(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, *_OVER_ROWS)
+    if found is None or isinstance(found[1], ast.Constant):
+        return None
+    given = {k.arg: k.value for k in found[3]}
+    dim = given.get("dim") or (found[2][0] if found[2] and "loss" not in found[0] else None)
+    axis = source.text_of(dim) if dim is not None and "entropy" not in found[0] else "-1"
+    first, again, edits = twice(source, found[1], "scores")
+    shut = f'({first} == float("-inf")).all(dim={axis}, keepdim=True)'
+    if first != again:
+        return None  # the name would be used before it is given
+    return [*edits, Edit(*source.span(found[1]), f"{again}.masked_fill({shut}, 0.0)")]
+
+
+@pattern(
+    "open_padding",
+    "do not mask a row of attention from end to end",
+    "a sample without a valid entry then attends to its padding; every other one is as before",
+)
+def open_padding(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call):
+        return None
+    for keyword in node.keywords:
+        if keyword.arg not in ("key_padding_mask", "src_key_padding_mask", "attn_mask"):
+            continue
+        if isinstance(keyword.value, ast.Constant):
+            continue
+        first, again, edits = twice(source, keyword.value, "mask")
+        if first != again:
+            return None
+        is_kept = keyword.arg == "attn_mask" and "scaled_dot" in dotted(node.func)
+        text = f"{first} & ~{again}.all(dim=-1, keepdim=True)"
+        if is_kept:
+            text = f"{first} | ~{again}.any(dim=-1, keepdim=True)"
+        return [*edits, Edit(*source.span(keyword.value), text)]
+    return None
+
+
+@pattern(
+    "zeros",
+    "allocate zeros instead of memory that nobody has written",
+    "what is not filled later is then 0; what is filled is the same",
+)
+def zeros(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    new = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}.get(
+        node.func.attr
+    )
+    end = source.span(node.func)[1]
+    if new is not None:
+        return [Edit(end - len(node.func.attr), end, new)]
+    is_class = node.func.attr in ("Tensor", "FloatTensor", "HalfTensor", "DoubleTensor")
+    is_size = all(not isinstance(a, (ast.List, ast.Tuple)) for a in node.args)
+    if is_class and is_namespace(node.func.value) and node.args and is_size:
+        return [Edit(end - len(node.func.attr), end, "zeros")]
+    return None
+
+
+@pattern(
+    "zeroed",
+    "set fresh memory to zero before it is used",
+    "what is not filled later is then 0; what is filled is the same",
+)
+def zeroed(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    statement = source.statement(node)
+    if not isinstance(statement, ast.Assign) or statement.value is not node:
+        return None
+    if not isinstance(node, ast.Call):
+        return None
+    end = source.span(node)[1]
+    return [Edit(end, end, ".zero_()")]

@@ -1,0 +1,142 @@
+"""Rows of a batch that are bad as they come: left out before anything is computed with them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from .catalogue import pattern
+from .edits import Edit, Remedy
+from .matching import free_name, name_of, stands_alone
+from .source import Source
+
+__all__ = ["without_bad_rows"]
+
+_TITLE = "leave out the rows of the batch that are not finite, or far too large"
+_WHY = "one bad row spoils the mean over all of them; the others are as good as ever"
+
+
+@pattern("drop_rows", _TITLE, _WHY)
+def _not_by_itself(source: Source, node: ast.AST) -> None:
+    """Needs to know which part of a batch is bad: see `without_bad_rows`."""
+
+
+def without_bad_rows(
+    source: Source,
+    line: int,
+    batch: str | None,
+    bad: Sequence[str | int],
+    num_parts: int,
+    limit: str | None = None,
+) -> Remedy | None:
+    """Rows left out behind the statement that takes the batch apart.
+
+    `line`: in the function or loop that has the batch; `batch`: its name, None for the target of the loop at that
+    line; `bad`: keys or positions of its parts that hold bad rows; `num_parts`: how many tensors of one length it
+    has; `limit`: what is larger is bad too.
+    """
+    found = _parts(source, line, batch, num_parts)
+    torch = name_of(source, "torch")
+    if found is None or torch is None:
+        return None
+    statement, names, is_inside = found
+    keep = free_name(source, statement, "keep")
+    lines = _lines(torch, keep, names, bad, limit, num_parts)
+    if lines is None:
+        return None
+    indent = source.indent(statement)
+    body = getattr(statement, "body", None)
+    if is_inside and isinstance(body, list):
+        place = body[0]
+        if not stands_alone(source, place):
+            return None
+        indent, at = source.indent(place), source.line_start(place.lineno)
+    else:
+        if not stands_alone(source, statement):
+            return None
+        at = source.line_start((statement.end_lineno or statement.lineno) + 1)
+        if at and source.text[at - 1] != "\n":
+            return None
+    text = "".join(f"{indent}{line}{source.newline}" for line in lines)
+    return Remedy(
+        name="drop_rows", title=_TITLE, why=_WHY, line=statement.lineno, edits=(Edit(at, at, text),)
+    )
+
+
+def _lines(
+    torch: str,
+    keep: str,
+    names: list[str] | str,
+    bad: Sequence[str | int],
+    limit: str | None,
+    num_parts: int,
+) -> list[str] | None:
+    def is_good(x: str) -> str:
+        test = f"{torch}.isfinite({x})" if limit is None else f"({x}.abs() < {limit})"
+        return f"{test}.reshape(len({x}), -1).all(1)"
+
+    if isinstance(names, str):
+        keys = [k for k in bad if isinstance(k, str)]
+        is_parted = num_parts > 1 or bool(keys)
+        parts = [f"{names}[{k!r}]" for k in bad] if is_parted else [names]
+        first = f"{keep} = " + " & ".join(is_good(p) for p in parts)
+        if is_parted and not keys:
+            return [first, f"{names} = [part[{keep}] for part in {names}]"]
+        if keys:
+            return [first, f"{names} = {{key: value[{keep}] for key, value in {names}.items()}}"]
+        return [first, f"{names} = {names}[{keep}]"]
+    positions = [k for k in bad if isinstance(k, int) and k < len(names)]
+    if not positions:
+        return None
+    first = f"{keep} = " + " & ".join(is_good(names[k]) for k in positions)
+    left, right = ", ".join(names), ", ".join(f"{n}[{keep}]" for n in names)
+    return [first, f"{left} = {right}"]
+
+
+def _parts(
+    source: Source, line: int, batch: str | None, num_parts: int
+) -> tuple[ast.stmt, list[str] | str, bool] | None:
+    """Where the parts of the batch get their names; whether what follows goes inside of that statement."""
+    scope: ast.AST
+    if batch is None:
+        loop = _loop(source, line)
+        if loop is None:
+            return None
+        names = _names(loop.target, num_parts)
+        if names is not None:
+            return loop, names, True
+        target = loop.target
+        if isinstance(target, ast.Tuple) and target.elts:
+            target = target.elts[-1]
+            names = _names(target, num_parts)
+            if names is not None:
+                return loop, names, True
+        if not isinstance(target, ast.Name):
+            return None
+        batch, scope = target.id, loop
+    else:
+        scope = source.function_at(line)
+    for node in ast.walk(scope):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == batch
+        ):
+            names = _names(node.targets[0], num_parts)
+            if names is not None:
+                return node, names, False
+    is_home = isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For))
+    return (scope, batch, True) if is_home and isinstance(scope, ast.stmt) else None
+
+
+def _loop(source: Source, line: int) -> ast.For | None:
+    found = [n for n in ast.walk(source.tree)
+             if isinstance(n, ast.For) and n.lineno <= line <= (n.end_lineno or 0)]  # fmt: skip
+    return max(found, key=lambda n: n.lineno) if found else None
+
+
+def _names(target: ast.expr, num_parts: int) -> list[str] | None:
+    if not isinstance(target, (ast.Tuple, ast.List)) or len(target.elts) != num_parts:
+        return None
+    names = [e.id for e in target.elts if isinstance(e, ast.Name)]
+    return names if len(names) == num_parts else None

@@ -1,0 +1,63 @@
+"""The changes of an incident in words: which was proved, by what, which was refuted, and the diff itself."""
+
+from __future__ import annotations
+
+from ..records import Fix, Incident, Proof
+
+__all__ = ["advice", "diff_lines", "first_fix", "proof_words", "refuted"]
+
+
+def first_fix(incident: Incident) -> Fix | None:
+    """The change to show first: one that was proved."""
+    return next((f for f in incident.diagnosis.fixes if f.status == "proved"), None)
+
+
+def advice(incident: Incident) -> list[Fix]:
+    """What else may help; never what was refuted."""
+    first = first_fix(incident)
+    return [f for f in incident.diagnosis.fixes if f.status != "refuted" and f is not first]
+
+
+def refuted(incident: Incident) -> list[Fix]:
+    """What was tried and does not help."""
+    return [f for f in incident.diagnosis.fixes if f.status == "refuted"]
+
+
+def proof_words(proof: Proof, step: int) -> str:
+    """What was seen when the change was run, in one sentence.
+
+    >>> proof_words(Proof(is_step_finite=True, num_healthy=3, largest_change=1e-7, num_after=6), 18)
+    'step 18 is finite; 3 healthy steps before it give the same loss (largest change 1e-07); 6 steps behind it stay finite'
+    >>> proof_words(Proof(note="the step is still not finite"), 18)
+    'the step is still not finite'
+    """
+    if not proof.is_step_finite:
+        return proof.note
+    if not proof.num_healthy and proof.note.startswith("from "):
+        return f"{proof.num_after} steps {proof.note} stay finite"
+    parts = [f"step {step} is finite"]
+    if proof.note.startswith(("it ", "step ")):
+        return f"{parts[0]}, but {proof.note}"
+    if proof.num_healthy and proof.largest_change is not None:
+        steps = "1 healthy step" if proof.num_healthy == 1 else f"{proof.num_healthy} healthy steps"
+        gives = "gives" if proof.num_healthy == 1 else "give"
+        change = f"largest change {proof.largest_change:.1g}" if proof.largest_change else "exactly"
+        parts.append(f"{steps} before it {gives} the same loss ({change})")
+    else:
+        parts.append("no healthy step was at hand to compare with")
+    if proof.num_after:
+        steps = "1 step" if proof.num_after == 1 else f"{proof.num_after} steps"
+        parts.append(f"{steps} behind it {'stays' if proof.num_after == 1 else 'stay'} finite")
+    if proof.note:
+        parts.append(proof.note)
+    return "; ".join(parts)
+
+
+def diff_lines(diff: str) -> list[tuple[str, str]]:
+    """(kind, line) of a patch: head, del, add or same."""
+    kinds = {"+": "add", "-": "del", "@": "head"}
+    lines = []
+    for line in diff.splitlines():
+        is_name = line.startswith(("--- ", "+++ "))
+        lines.append(("head" if is_name else kinds.get(line[:1], "same"), line))
+    return lines

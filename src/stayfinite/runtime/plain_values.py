@@ -1,0 +1,42 @@
+"""State as plain values: tensors, numbers, text, lists, tuples and dicts, which `torch.load` reads with
+`weights_only=True`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["NOT_PLAIN", "copied", "plain", "plain_part"]
+
+NOT_PLAIN = object()
+
+
+def copied(t: Tensor) -> Tensor:
+    """A copy in the host's memory."""
+    return t.detach().cpu().clone()
+
+
+def plain(value: Any) -> Any:
+    """The value made of plain parts; else `NOT_PLAIN`."""
+    if isinstance(value, Tensor):
+        return copied(value) if value.layout == torch.strided else value.detach()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict):
+        items = {k: plain(v) for k, v in value.items()}
+        is_bad = any(v is NOT_PLAIN for v in items.values())
+        is_bad = is_bad or not all(isinstance(k, (str, int)) for k in items)
+        return NOT_PLAIN if is_bad else items
+    if isinstance(value, (list, tuple)):
+        parts = [plain(v) for v in value]
+        if any(p is NOT_PLAIN for p in parts):
+            return NOT_PLAIN
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return NOT_PLAIN
+
+
+def plain_part(value: dict[str, Any]) -> dict[str, Any]:
+    """What of it is plain; a scheduler's functions are rebuilt by whoever builds it."""
+    return {k: p for k, v in value.items() if (p := plain(v)) is not NOT_PLAIN}

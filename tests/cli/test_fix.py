@@ -1,0 +1,136 @@
+"""`stayfinite fix`: what it shows, what it writes, and what it refuses."""
+
+import hashlib
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from stayfinite.cli.app import app
+from stayfinite.records import Diagnosis, Event, Fix, Incident, Proof
+from stayfinite.remedies import unified_diff
+
+BEFORE = "import torch\ny = torch.log(x)\n"
+AFTER = "import torch\ny = torch.log(x.clamp(min=1e-12))\n"
+PROOF = Proof(is_step_finite=True, num_healthy=2, largest_change=0.0, num_after=3)
+
+
+def saved(folder, path="train.py", status="proved", before=BEFORE, after=AFTER, file=None):
+    fix = Fix(
+        title="a floor", why="log of 0 is -inf", status=status, proof=PROOF,
+        diff=unified_diff(path, before, after), file=file or os.path.abspath(path),
+        file_sha256=hashlib.sha256(before.encode()).hexdigest(),
+    )  # fmt: skip
+    incident = Incident(
+        id="one", event=Event(step=3, phase="loss", value=float("nan")),
+        diagnosis=Diagnosis(cause="log_of_zero", confidence=0.9, summary="zero", fixes=(fix,)),
+    )  # fmt: skip
+    home = folder / "run" / "incidents" / "one"
+    home.mkdir(parents=True)
+    (home / "incident.json").write_text(incident.to_json())
+    return home
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(BEFORE)
+    return tmp_path
+
+
+def fix(*arguments):
+    return CliRunner().invoke(app, ["fix", *map(str, arguments)])
+
+
+def test_it_shows_the_diff_and_its_proof(here):
+    home = saved(here)
+    for path in (here / "run", home, home / "incident.json"):
+        shown = fix(path)
+        assert shown.exit_code == 0
+        assert "+y = torch.log(x.clamp(min=1e-12))" in shown.output
+        assert "exactly this diff was run; step 3 is finite; 2 healthy steps" in shown.output
+    assert (here / "train.py").read_text() == BEFORE
+
+
+def test_it_writes_keeps_a_copy_and_puts_it_back(here):
+    saved(here)
+    assert fix("run", "--apply").exit_code == 0
+    assert (here / "train.py").read_text() == AFTER
+    assert (here / "train.py.before-fix").read_text() == BEFORE
+    assert "has this change already" in fix("run", "--apply").output
+    assert fix("run", "--undo").exit_code == 0
+    assert (here / "train.py").read_text() == BEFORE
+    assert not (here / "train.py.before-fix").exists()
+
+
+def test_a_file_that_has_changed_since_is_left_alone(here):
+    saved(here)
+    (here / "train.py").write_text("# mine\n" + BEFORE)
+    made = fix("run", "--apply")
+    assert made.exit_code == 1 and "is not the file that failed" in made.output
+    assert (here / "train.py").read_text() == "# mine\n" + BEFORE
+
+
+def test_what_was_edited_after_the_change_is_not_undone(here):
+    saved(here)
+    fix("run", "--apply")
+    (here / "train.py").write_text(AFTER + "# more\n")
+    made = fix("run", "--undo")
+    assert made.exit_code == 1 and "was changed since --apply" in made.output
+    assert (here / "train.py").read_text() == AFTER + "# more\n"
+
+
+@pytest.mark.parametrize("path", ["../outside.py", "a/../../outside.py"])
+def test_nothing_outside_of_the_folder_is_opened(here, path):
+    room = here / "room"
+    room.mkdir()
+    outside = here / "outside.py"
+    outside.write_text(BEFORE)
+    os.chdir(room)
+    saved(room, path, file=str(outside))
+    made = fix("run", "--apply")
+    assert made.exit_code == 1 and "not below this folder" in made.output
+    assert outside.read_text() == BEFORE
+    assert fix("run", "--apply", "--file", outside).exit_code == 0
+    assert outside.read_text() == AFTER
+
+
+def test_a_link_that_leads_outside_is_refused(here):
+    room = here / "room"
+    room.mkdir()
+    (here / "outside.py").write_text(BEFORE)
+    (room / "train.py").symlink_to(here / "outside.py")
+    os.chdir(room)
+    saved(room)
+    assert fix("run", "--apply").exit_code == 1
+    assert (here / "outside.py").read_text() == BEFORE
+
+
+@pytest.mark.parametrize("status", ["untried", "refuted"])
+def test_only_what_was_proved_is_written(here, status):
+    saved(here, status=status)
+    assert fix("run", "--apply").exit_code == 1
+    shown = fix("run", "--all", "--apply")
+    assert shown.exit_code == 1 and f"[{status}]" in shown.output
+    assert (here / "train.py").read_text() == BEFORE
+
+
+def test_a_diff_that_makes_no_python_is_refused(here):
+    saved(here, after="import torch\ny = (\n")
+    made = fix("run", "--apply")
+    assert made.exit_code == 1 and "no Python" in made.output
+    assert (here / "train.py").read_text() == BEFORE
+
+
+def test_json_carries_the_diff(here):
+    saved(here)
+    data = json.loads(fix("run", "--json").output)
+    assert data["fixes"][0]["status"] == "proved" and data["written"] is None
+    assert data["fixes"][0]["diff"].startswith("--- a/train.py")
+
+
+def test_wrong_usage(here):
+    assert fix("nowhere").exit_code == 2
+    saved(here)
+    assert fix("run", "--apply", "--undo").exit_code == 2

@@ -1,0 +1,117 @@
+"""Changes for a failing operator: which fit a line, in which order, and what the text is then."""
+
+import ast
+
+import pytest
+
+from stayfinite.remedies import Source, Symptom, candidates
+
+HEAD = "import torch\nfrom torch.nn import functional as F\n\n\ndef loss(self, x, y, m, s):\n"
+
+
+def changes(body, operator, dtype="float32", line=None, **facts):
+    text = HEAD + "".join(f"    {row}\n" for row in body.splitlines())
+    number = line or 5 + len(body.splitlines())
+    found = candidates(
+        Source(text, dtype=dtype), number, Symptom(operator=operator, dtype=dtype, **facts)
+    )
+    for candidate in found:
+        ast.parse(candidate.text)
+    return [
+        "\n".join(r.strip() for r in c.text.removeprefix(HEAD).splitlines()) for c in found
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "operator", "first"),
+    [
+        ("return -torch.log(torch.sigmoid(s)).mean()", "log", "return -F.logsigmoid(s).mean()"),
+        ("return torch.log(1e-8 + s.sigmoid())", "log", "return F.logsigmoid(s)"),
+        ("return torch.log(1 - torch.sigmoid(s) + 1e-8)", "log", "return F.logsigmoid(-s)"),
+        ("return x.softmax(1).clamp(min=1e-7).log()", "log", "return x.log_softmax(1)"),
+        (
+            "p = torch.softmax(self.net(x), dim=1)\nreturn torch.log(p)",
+            "log",
+            "logits = self.net(x)\np = torch.softmax(logits, dim=1)\n"
+            "return torch.log_softmax(logits, dim=1)",
+        ),
+        ("return torch.log(torch.exp(x).sum(1))", "exp", "return torch.logsumexp(x, 1)"),
+        (
+            "e = torch.exp(x @ y.T)\nreturn -(e.diagonal() / e.sum(dim=1)).log().mean()",
+            "div",
+            "logits = x @ y.T\ne = torch.exp(logits)\n"
+            "return -torch.log_softmax(logits, dim=1).diagonal().mean()",
+        ),
+        ("return torch.log(x)", "log", "return torch.log(x.clamp(min=torch.finfo(x.dtype).tiny))"),
+        (
+            "return ((x - y) ** 2).sum(1).sqrt()",
+            "sqrt",
+            "return ((x - y) ** 2).sum(1).clamp(min=torch.finfo(x.dtype).tiny).sqrt()",
+        ),
+        ("return x ** 0.5", "pow", "return x.clamp(min=torch.finfo(x.dtype).tiny) ** 0.5"),
+        (
+            "return torch.hypot(x, y)",
+            "hypot",
+            "return torch.linalg.vector_norm(torch.stack([x, y]), dim=0)",
+        ),
+        ("return x.std(dim=0)", "std", "return x.std(dim=0, correction=min(1, x.size(0) - 1))"),
+        (
+            "v = torch.empty(3)\nreturn v",
+            "empty",
+            "v = torch.zeros(3)\nreturn v",
+        ),
+        ("return F.ctc_loss(x, y, m, s)", "_ctc_loss", "return F.ctc_loss(x, y, m, s, zero_infinity=True)"),
+        ("return torch.exp(s)", "exp", "return (s - s.detach().amax(dim=-1, keepdim=True)).exp()"),
+    ],
+)  # fmt: skip
+def test_the_best_change_comes_first(body, operator, first):
+    line = 6 if operator == "empty" else None
+    assert changes(body, operator, line=line)[0] == first
+
+
+def test_a_mask_in_the_same_function_gets_a_finite_number():
+    body = "x = x.masked_fill(m, float('-inf'))\nreturn x.softmax(-1)"
+    first = changes(body, "_softmax", is_masked=True)[0]
+    assert first.startswith("x = x.masked_fill(m, torch.finfo(x.dtype).min)")
+
+
+@pytest.mark.parametrize(
+    ("facts", "divisor"),
+    [
+        ({"is_count": True}, "m.sum().clamp(min=1)"),
+        ({}, "m.sum().clamp(min=torch.finfo(m.dtype).eps)"),
+        ({"can_be_negative": True}, "torch.where(divisor == 0, torch.ones_like(divisor), divisor)"),
+        ({"is_plain_number": True}, "max(m.sum(), 1)"),
+    ],
+)
+def test_a_divisor_is_kept_from_zero_as_suits_what_it_is(facts, divisor):
+    assert changes("return x / m.sum()", "div", **facts)[0].endswith(f"return x / {divisor}")
+
+
+def test_half_precision_is_left_where_it_rounds():
+    found = changes("return x / (x.norm() + 1e-8)", "div", "float16")
+    assert found[0] == "return x.float() / (x.float().norm() + 1e-8)"
+    assert "return x / (x.norm() + 1e-4)" in found
+    assert any(c.startswith("with torch.autocast(x.device.type, enabled=False):") for c in found)
+    assert any(c.startswith("x = x.float()\n") for c in found)
+
+
+def test_over_nothing_the_mean_is_a_sum():
+    found = changes("return (x - y)[m].mean()", "mean", is_empty=True)
+    assert found[0] == "selected = (x - y)[m]\nreturn selected.sum() / max(selected.numel(), 1)"
+    found = changes(
+        "return F.cross_entropy(x, y, ignore_index=0)", "nll_loss_forward", is_empty=True
+    )
+    assert found[0] == (
+        'return F.cross_entropy(x, y, ignore_index=0, reduction="sum") / (y != 0).sum().clamp(min=1)'
+    )
+    assert changes("return (x - y)[m].mean()", "mean") == []
+
+
+def test_of_a_lambda_only_its_own_line_is_changed():
+    text = "import torch\nf = [\n    lambda x: x.log(),\n    lambda x: (x + 1).log(),\n]\n"
+    (only,) = candidates(Source(text), 3, Symptom(operator="log"))
+    assert (
+        only.text.splitlines()[2] == "    lambda x: x.clamp(min=torch.finfo(x.dtype).tiny).log(),"
+    )
+    assert only.text.splitlines()[3] == text.splitlines()[3]
