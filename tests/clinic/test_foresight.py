@@ -1,7 +1,6 @@
 """A late failure is predicted from the batches before it, and its fixed twin is let pass."""
 
 import pytest
-
 from clinic.foresight import foresee
 from clinic.form import all_cases
 
