@@ -12,7 +12,8 @@ SRC = ROOT / "stayfinite"
 BASE = {"records", "errors", "config", "codes", "numerics", "private"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
-    "records": {"errors"},
+    "records": {"errors", "incident_html"},
+    "incident_html": set(),
     "errors": set(),
     "config": {"errors"},
     "codes": {"errors"},
@@ -45,7 +46,7 @@ ALLOWED = {
     | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
     "remedies": {"records", "errors", "codes"},
     "lint": {"records", "errors", "codes", "remedies"},
-    "integrations": BASE | {"guard", "runtime"},
+    "integrations": BASE | {"patches", "recover", "report", "runtime", "investigate"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
@@ -108,6 +109,7 @@ def test_records_report_and_lint_do_not_know_torch():
         ("import stayfinite", ["torch", "rich", "typer", "libcst", "jinja2"]),
         ("import stayfinite.records, stayfinite.codes", ["torch", "rich"]),
         ("import stayfinite.cli", ["torch"]),
+        ("import stayfinite.integrations.pytest_plugin", ["torch", "rich"]),
         ("import stayfinite.lint, stayfinite.lint.render", ["torch", "rich", "libcst"]),
     ],
 )

@@ -13,6 +13,7 @@ from stayfinite.records import (
     SCHEMA_VERSION,
     Action,
     Candidate,
+    Culprit,
     Diagnosis,
     Event,
     Experiment,
@@ -41,13 +42,14 @@ LINK = Link(
     library_line=9, library_source="z", kernel="aten.mul", inputs=(OPERAND,), outputs=(OPERAND,),
     facts={"rows_all_neginf": 2.0, "huge": INF}, label="batch[0]",
 )  # fmt: skip
+CULPRIT = Culprit(file="/x.py", line=3, what="SGD is made here", source="SGD()", function="f")
 RECORDS = [
     STATS,
     OPERAND,
     LINK,
     StepRecord(step=1, loss=-INF, grad_norm=INF, lr=(0.1, INF), scale=2.0, bad_state=("a", "b")),
     Event(step=2, phase="loss", value=-INF, loss=INF, lr=(1e-3,), name="w", noticed_at_step=4),
-    Location(op="aten.log", chain=(LINK, LINK), note="n"),
+    Location(op="aten.log", chain=(LINK, LINK), note="n", culprit=CULPRIT),
     Experiment(name="fp32", changed="precision", outcome="finite", duration_ms=INF),
     Fix(title="t", why="w", status="proved", file="f", line=1, before="a", after="b",
         diff="d", proof=Proof(is_step_finite=True, largest_change=INF), remedy="r", file_sha256="0"),
@@ -60,6 +62,7 @@ RECORDS = [
         samples=(1, 2), dataset_indices=(7, 8),
     ),
     Action(kind="rolled_back", detail="d", restored_step=3),
+    CULPRIT,
 ]  # fmt: skip
 INCIDENT = Incident(
     id="i", event=RECORDS[4], location=RECORDS[5], diagnosis=RECORDS[10], action=RECORDS[11],

@@ -90,9 +90,11 @@ _HOME = {
     "finite_mean": "numerics.parts",
     "finite_sum": "numerics.parts",
     "last_good": "runtime.resume",
+    "load_ipython_extension": "integrations.notebook",
     "load_last_good": "runtime.resume",
     "probe": "runtime.probes",
     "save_gate": "runtime.checkpoints",
+    "unload_ipython_extension": "integrations.notebook",
     "watch": "runtime.limits",
 }
 

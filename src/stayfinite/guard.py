@@ -22,6 +22,7 @@ from .records import Event, Incident
 from .recover.ledger import LEDGER_NAME, Ledger
 from .recover.policy import Policy
 from .recover.ramp import PrecisionRamp
+from .report.inline import InlineReport
 from .report.store import RunFolder
 from .runtime.checkpoints import CheckpointWatch
 from .runtime.engine import Engine
@@ -133,6 +134,10 @@ class Guard:
     def ledger(self) -> Ledger:
         """Every batch that was left out or cut, and why; `ledger.jsonl` in the run folder."""
         return self.engine.recovery.ledger
+
+    def report(self) -> InlineReport:
+        """The incidents so far: printed it is text, in a notebook it shows itself."""
+        return InlineReport(self.incidents, self.warnings, self.engine.num_applied)
 
     def watch(self, pattern: str, *, max_abs: float, action: str = "warn") -> None:
         """Warn (or raise) when a parameter whose name matches grows beyond `max_abs`.

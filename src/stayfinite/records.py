@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from .errors import UsageError
+from .incident_html import incident_html
 
 __all__ = [
     "SCHEMA_VERSION",
     "Action",
     "Candidate",
+    "Culprit",
     "Diagnosis",
     "Event",
     "Experiment",
@@ -155,6 +157,20 @@ class Event:
     scale: float | None = None
     rank: int = 0
     message: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+    """By which the script counts its own loops, as they stood: {"epoch": 1, "it": 76}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """The line that set what is to blame, where that is a setting and not the line of the birth."""
+
+    file: str
+    line: int
+    what: str
+    """What happens in that line: "SGD is made here", "the learning rate is set here"."""
+    source: str | None = None
+    function: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +191,8 @@ class Location:
     method: str = "replay"
     """replay | time_travel | rerun | none"""
     note: str = ""
+    culprit: Culprit | None = None
+    """For a setting, a schedule, a load, a pipeline, an initialization: the line that set it."""
     first_bad: str = ""
     """The index of the first bad value, with its meaning where the shape tells: "sample 3, feature 8"."""
 
@@ -253,6 +271,8 @@ class Diagnosis:
     samples: tuple[int, ...] = ()
     """Rows of the batch that are enough to fail."""
     dataset_indices: tuple[int, ...] = ()
+    observed: dict[str, float] = field(default_factory=dict)
+    """Figures that were measured beside the links: weights, batches, rates, replays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +312,10 @@ class Incident:
         True
         """
         return json.dumps({"kind": self.KIND, **to_plain(self)}, indent=indent, allow_nan=False)
+
+    def _repr_html_(self) -> str:
+        """In a notebook an incident shows itself."""
+        return incident_html(self)
 
     @classmethod
     def from_json(cls, text: str) -> Incident:

@@ -8,11 +8,15 @@ import sys
 
 import pytest
 import torch
+import typer
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
+import stayfinite.checkpoint.timeline as timeline_module
 from stayfinite.checkpoint import Limits, diff, plan_quarantine, scan, scan_file
 from stayfinite.checkpoint.limits import FileFault, LimitError
 from stayfinite.checkpoint.text import describe_scan
+from stayfinite.cli import scan as scan_commands
 
 
 def codes(report):
@@ -285,12 +289,12 @@ def test_an_interrupt_keeps_what_is_known(tmp_path, monkeypatch):
 
     for i in range(6):
         torch.save({"w": torch.ones(2)}, tmp_path / f"step_{i}.pt")
-    rounds = []
+    rounds, last = [], 1
     real = running.wait
 
     def wait(pending, timeout, return_when):
         rounds.append(1)
-        if len(rounds) == 3:
+        if len(rounds) == last:
             raise KeyboardInterrupt
         return real(pending, timeout=timeout, return_when=return_when)
 
@@ -298,6 +302,7 @@ def test_an_interrupt_keeps_what_is_known(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         scan(tmp_path, jobs=1)
     rounds.clear()
+    last = 3
     slow = scanner.scan_file
     seen = []
 
@@ -313,3 +318,47 @@ def test_an_interrupt_keeps_what_is_known(tmp_path, monkeypatch):
     assert 2 <= len(report.checkpoints) < 6
     assert report.num_unseen == 6 - len(report.checkpoints) and report.timelines == ()
     assert f"interrupted, {report.num_unseen} not looked at" in list(describe_scan(report))[-1]
+
+
+def overlapping(path, first):
+    storage = torch.arange(300_000, dtype=torch.float32)
+    storage[0] = first
+    torch.save({f"w{i}": storage[i:].view(1, -1) for i in range(40)}, path)
+
+
+def test_overlapping_views_do_not_make_diff_or_a_timeline_read_one_storage_over_and_over(
+    tmp_path, monkeypatch
+):
+    read = []
+    real = sys.modules["stayfinite.checkpoint.compare"].change_between
+    diff_module = sys.modules["stayfinite.checkpoint.diff"]
+    monkeypatch.setattr(diff_module, "change_between", lambda a, b: read.append(a) or real(a, b))
+    monkeypatch.setattr(
+        timeline_module, "change_between", lambda a, b: read.append(a) or real(a, b)
+    )
+    overlapping(tmp_path / "step_1.pt", 5.0)
+    overlapping(tmp_path / "step_2.pt", 6.0)
+    with pytest.raises(LimitError, match="overlapping views"):
+        diff(tmp_path / "step_1.pt", tmp_path / "step_2.pt")
+    report = scan(tmp_path)
+    assert report.verdict == "healthy" and len(report.timelines[0].entries) == 2
+    assert read == []
+
+
+def test_a_few_views_of_one_storage_are_compared(tmp_path):
+    storage = torch.arange(300_000, dtype=torch.float32)
+    for name, shift in (("a", 0.0), ("b", 1.0)):
+        moved = storage + shift
+        torch.save({"whole": moved, "head": moved[:1000], "tail": moved[1000:]}, tmp_path / name)
+    assert {t.status for t in diff(tmp_path / "a", tmp_path / "b").tensors} == {"changed"}
+
+
+def test_the_limits_of_diff_can_be_set(tmp_path):
+    torch.save({str(i): torch.ones(1) for i in range(3000)}, tmp_path / "many.pt")
+    app = typer.Typer()
+    scan_commands.register(app)
+    done = CliRunner().invoke(
+        app,
+        ["diff", str(tmp_path / "many.pt"), str(tmp_path / "many.pt"), "--max-seconds", "1e-9"],
+    )
+    assert done.exit_code == 1 and "stopped after 1e-09 s" in done.output

@@ -185,6 +185,8 @@ def main(arguments: list[str]) -> int:
         wrong, counts = examine(make_program(choose_by(random.Random(seed))), seed, given.samples)
         totals.update(counts)
         num_wrong += len(wrong)
+        if (i + 1) % 500 == 0:
+            print(f"{i + 1} of {given.count}", file=sys.stderr, flush=True)
         for w in wrong[:1]:
             print(f"seed {seed}: {describe(w)}\n", flush=True)
     print(

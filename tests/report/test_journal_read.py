@@ -6,7 +6,9 @@ import os
 import tracemalloc
 
 import pytest
+from typer.testing import CliRunner
 
+from stayfinite.cli.app import app
 from stayfinite.errors import UsageError
 from stayfinite.report.curves import Curves, Series
 from stayfinite.report.foreign import KeyMap
@@ -282,7 +284,9 @@ def test_a_log_that_is_too_large_is_read_in_part_and_told(tmp_path, monkeypatch)
     file.write_bytes(b"".join(b'{"step": %d, "loss": 0.5}\n' % i for i in range(1000)))
     view = load_run(file)
     assert 100 < view.data.curves.num_rows < 300
-    assert view.problems == ["the log has more than 4 GB; the rest of it was not read"]
+    assert view.problems == [
+        "the log has more than 4 GB; the rest of it was not read: limit_exceeded"
+    ]
 
 
 def test_a_log_with_endless_names_is_bounded(tmp_path):
@@ -291,3 +295,37 @@ def test_a_log_with_endless_names_is_bounded(tmp_path):
         for i in range(3000):
             f.write(json.dumps({"step": i, "loss": 0.5, f"loss_{i}": 1.0}) + "\n")
     assert len(read_journal(file).curves.series) <= 500
+
+
+def long_log(path, num_lines=60_000):
+    with open(path, "w", encoding="utf-8") as file:
+        for i in range(num_lines):
+            file.write(json.dumps({"step": i, "loss": 1.0 / (i + 1), "note": "x" * 60}) + "\n")
+
+
+def test_the_time_for_a_log_is_bounded_and_told(tmp_path):
+    long_log(tmp_path / "log.jsonl")
+    cut = read_journal(tmp_path / "log.jsonl", max_seconds=1e-9)
+    assert cut.cut.startswith("stopped after 1e-09 s: limit_exceeded")
+    whole = read_journal(tmp_path / "log.jsonl")
+    assert whole.cut == "" and whole.curves.num_rows == 60_000
+
+
+def test_a_view_that_has_no_time_reads_on_with_its_next_look(tmp_path):
+    long_log(tmp_path / "log.jsonl")
+    tail = Tail(tmp_path / "log.jsonl", max_seconds=1e-9)
+    seen = []
+    while tail.poll():
+        seen.append((tail.data.curves.num_rows, bool(tail.data.cut)))
+    tail.close()
+    assert len(seen) > 2 and seen[0][1] and sorted(seen) == seen
+    assert tail.data.curves.last_row["step"] == 59_999 and tail.data.cut == ""
+
+
+@pytest.mark.parametrize("command", ["report", "watch"])
+def test_the_commands_say_that_they_stopped(tmp_path, command):
+    long_log(tmp_path / "log.jsonl")
+    args = [command, str(tmp_path / "log.jsonl"), "--max-seconds", "1e-9"]
+    args += ["-o", str(tmp_path / "page.html"), "--points", "10"] if command == "report" else []
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 1 and "limit_exceeded" in done.output

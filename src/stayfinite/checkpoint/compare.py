@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .contents import NamedTensor, named_tensors
+from .files import Blob
 from .folders import dcp_files
 from .geometry import Layout
-from .limits import FileFault, Limits
+from .limits import FileFault, LimitError, Limits
 from .measure import Elements, typed_blocks
 from .one_file import open_contents
 from .places import open_source, place
@@ -22,14 +23,18 @@ from .records import CheckpointReport
 from .roles import file_hint
 from .tree import weight_name
 
-__all__ = ["Change", "change_between", "norm_of", "open_tensors"]
+__all__ = ["Change", "OverlapError", "change_between", "norm_of", "open_tensors"]
 
 _BLOCK = 1 << 21
 
 
+class OverlapError(LimitError):
+    """Views of one storage overlap so much that reading each would take for ever."""
+
+
 @contextlib.contextmanager
 def open_tensors(checkpoint: CheckpointReport, limits: Limits) -> Iterator[dict[str, NamedTensor]]:
-    """The tensors of a checkpoint by name, as long as the `with` lasts."""
+    """The tensors of a checkpoint by name, as long as the `with` lasts; may raise `OverlapError`."""
     with contextlib.ExitStack() as stack:
         found: dict[str, NamedTensor] = {}
         indexes = [f.path for f in checkpoint.files if f.format == "dcp metadata"]
@@ -48,11 +53,24 @@ def open_tensors(checkpoint: CheckpointReport, limits: Limits) -> Iterator[dict[
                     else open_contents(file, limits.begin())
                 )
                 hint = contents.hint or file_hint(path.name.partition(".")[0])
+                spent: dict[Blob, int] = {}
                 for tensor in named_tensors(contents, hint, limits):
+                    _spend(tensor, spent, limits)
                     found.setdefault(_qualified(tensor, hint), tensor)
+            except OverlapError:
+                raise
             except (FileFault, OSError):
                 continue  # the scan has a finding for it
         yield found
+
+
+def _spend(tensor: NamedTensor, spent: dict[Blob, int], limits: Limits) -> None:
+    """A few bytes of pickle for each view must not make us read a storage a million times."""
+    blob, layout, elements = tensor.blob, tensor.layout, tensor.elements
+    assert blob is not None and layout is not None and elements is not None
+    spent[blob] = spent.get(blob, 0) + layout.num_elements * elements.itemsize
+    if spent[blob] > (limits.max_rereads + 1) * blob.size + (1 << 20):
+        raise OverlapError("too many overlapping views of one storage: they are not compared")
 
 
 def _qualified(tensor: NamedTensor, hint: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import math
 from pathlib import Path
 
-from .compare import change_between, norm_of, open_tensors
+from .compare import OverlapError, change_between, norm_of, open_tensors
 from .contents import NamedTensor
 from .limits import FileFault, Limits
 from .records import CheckpointReport, RunTimeline, TimelineEntry
@@ -101,7 +101,9 @@ def _timeline(folder: str, group: list[CheckpointReport], limits: Limits) -> Run
         before: dict[str, NamedTensor] = {}
         for checkpoint in ordered:
             stack = contextlib.ExitStack()
-            now = stack.enter_context(open_tensors(checkpoint, limits))
+            now: dict[str, NamedTensor] = {}
+            with contextlib.suppress(OverlapError):  # then it has a verdict, but no norms
+                now = stack.enter_context(open_tensors(checkpoint, limits))
             weights = {
                 n: t
                 for n, t in now.items()

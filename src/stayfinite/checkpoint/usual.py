@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from .compare import change_between, open_tensors
+from .compare import OverlapError, change_between, open_tensors
 from .discover import discover, step_in_name
 from .limits import FileFault, Limits
 from .records import CheckpointReport, LayerDiff, TensorDiff
@@ -118,8 +118,17 @@ def _changes(first: Path, second: Path, like: CheckpointReport, limits: Limits) 
         return {}
     if not all(r.is_usable and is_same_model(r, like) for r in reports):
         return {}
+    try:
+        return _weight_changes(reports[0], reports[1], limits)
+    except OverlapError:
+        return {}
+
+
+def _weight_changes(
+    first: CheckpointReport, second: CheckpointReport, limits: Limits
+) -> dict[str, float]:
     found: dict[str, float] = {}
-    with open_tensors(reports[0], limits) as x, open_tensors(reports[1], limits) as y:
+    with open_tensors(first, limits) as x, open_tensors(second, limits) as y:
         for name, tensor in x.items():
             other = y.get(name)
             if other is None or other.ref.size != tensor.ref.size or tensor.role != "weights":

@@ -39,6 +39,7 @@ def report(
     ),
     rank: int = typer.Option(0, help="Which rank's journal of a distributed run."),
     points: int = typer.Option(2000, min=10, help="How many points a curve has at most."),
+    max_seconds: float = typer.Option(10.0, help="Processor time for reading the log."),
     to: Optional[list[str]] = typer.Option(  # noqa: UP045
         None,
         "--to",
@@ -48,7 +49,8 @@ def report(
 ) -> None:
     """One self-contained HTML page: the curves, the story of each incident, the layers.
 
-    Reads the journal of a run, or any JSONL training log.
+    Reads the journal of a run, or any JSONL training log. Exit code: 0 done, 1 not all could be read
+    within --max-seconds, 2 wrong usage.
     """
     from ..errors import StayfiniteError
     from ..report.foreign import KeyMap
@@ -58,7 +60,9 @@ def report(
         raise typer.BadParameter(f"--format must be one of {', '.join(_FORMATS)}, got {format!r}")
     try:
         keys = KeyMap.parse(map_ or ())
-        view = load_run(run, session=session, keys=keys, points=points, rank=rank)
+        view = load_run(
+            run, session=session, keys=keys, points=points, rank=rank, max_seconds=max_seconds
+        )
         text = _render(view, format)
         if png is not None:
             from ..report.png import write_pngs
@@ -72,9 +76,12 @@ def report(
     except (StayfiniteError, OSError) as e:
         typer.echo(f"stayfinite report: {e}", err=True)
         raise typer.Exit(2) from e
+    if view.data.cut:
+        typer.echo(f"stayfinite report: {view.data.cut}\n  try: --max-seconds", err=True)
+    code = 1 if view.data.cut else 0
     if str(output) == "-":
         typer.echo(text, nl=False)
-        return
+        raise typer.Exit(code)
     target = output or _beside(run, format)
     try:
         target.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -82,6 +89,7 @@ def report(
         typer.echo(f"stayfinite report: cannot write {target}: {e.strerror}", err=True)
         raise typer.Exit(2) from e
     typer.echo(str(target))
+    raise typer.Exit(code)
 
 
 def _render(view: object, format: str) -> str:

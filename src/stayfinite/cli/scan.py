@@ -97,6 +97,8 @@ def diff_command(
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a page with a picture.")
     ] = None,
+    max_seconds: o.MaxSeconds = 10.0,
+    max_memory: o.MaxMemory = 300,
 ) -> None:
     """What changed between two checkpoints: the weights by layer, then the rest.
 
@@ -106,7 +108,7 @@ def diff_command(
         from ..checkpoint import diff
         from ..checkpoint.diff_text import describe_diff
 
-        report = diff(a, b)
+        report = diff(a, b, limits=_limits(max_seconds, max_memory))
         if html is not None:
             from ..report.diff_page import render_diff
 

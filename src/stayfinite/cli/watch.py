@@ -20,6 +20,7 @@ def watch(
     ),
     interval: float = typer.Option(0.5, min=0.05, help="Seconds between two looks."),
     once: bool = typer.Option(False, "--once", help="Print one picture and exit."),
+    max_seconds: float = typer.Option(10.0, help="Processor time for one look at the log."),
     map_: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads it
         None,
         "--map",
@@ -40,7 +41,10 @@ def watch(
                 err=True,
             )
             raise typer.Exit(2)
-        show(run, interval, once, keys)
+        seen = show(run, interval, once, keys, max_seconds)
     except StayfiniteError as e:
         typer.echo(f"stayfinite watch: {e}", err=True)
         raise typer.Exit(2) from e
+    if seen.cut:
+        typer.echo(f"stayfinite watch: {seen.cut}\n  try: --max-seconds", err=True)
+        raise typer.Exit(1)

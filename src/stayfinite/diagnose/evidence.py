@@ -7,6 +7,7 @@ touch them, so a rule can be tested with a few lines and can never disturb a tra
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ __all__ = ["BatchPart", "Data", "Evidence", "Memory", "Resume", "Scale", "Search
 _HALF = ("float16", "bfloat16")
 _LIMIT = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
 _LONG = 20
+_FALLING = 4
+_FAR_BELOW = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +176,10 @@ class Evidence:
     is_half: bool = False
     """Parameters, the batch or autocast use a half precision."""
     is_complete: bool = True
+    num_finite_replays: int = 0
+    """How often the whole step was replayed, unchanged, and was finite."""
+    own_counts: tuple[str, ...] = ()
+    """Numbers in the attributes of modules that such a replay has changed."""
     is_discarded: bool = False
     """A non-finite value of the forward was thrown away by a mask, `where`, clamp or selection."""
     is_clipped: bool = False
@@ -346,6 +353,14 @@ class Evidence:
         if len(losses) < 2 or losses[-1] < losses[-2]:
             return 1.0
         return losses[-1] / max(min(losses[:-1]), 1e-12) if losses[-1] > 1 else 1.0
+
+    @property
+    def falls_without_bound(self) -> bool:
+        """The loss went down below zero, further with every step, until nothing could hold it."""
+        seen = [r.loss for r in self.history[-_FALLING:] if r.loss is not None and r.is_applied]
+        if len(seen) < _FALLING or seen[-1] > -_FAR_BELOW or not math.isfinite(seen[-1]):
+            return False
+        return all(later < earlier for earlier, later in itertools.pairwise(seen))
 
     @property
     def is_first_step(self) -> bool:

@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 
 from ..records import Candidate, Diagnosis, Experiment, Fix
 from .evidence import Evidence
+from .figures import figures
 from .registry import Finding, Rule, all_rules, check_finding
 from .searched import proved_by_search
+from .words import written_in_source
 
 __all__ = ["Ranked", "conclude", "consider", "wanted_experiments"]
 
 _CLOSE = 0.4
 _MAX_CANDIDATES = 5
+_UNPROVED = 0.9
+"""What looks certain and was not tried is not told as more."""
+_PLACE_ONLY = "patched_operator"
+"""A line that is kept finite proves where it was born, and not why."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,16 @@ def _status(finding: Finding, evidence: Evidence) -> str:
     return {"finite": "verified", "nonfinite": "refuted"}.get(outcome, "untried")
 
 
+def _told(r: Ranked, evidence: Evidence) -> float:
+    """The confidence that is shown: over 0.9 only what an experiment has decided."""
+    tried = [
+        r.finding.proof,
+        *(f.experiment for f in r.finding.fixes if f.experiment != _PLACE_ONLY),
+    ]
+    is_proved = any(evidence.results.get(name or "") == "finite" for name in tried)
+    return round(min(r.score, 0.99 if is_proved else _UNPROVED), 2)
+
+
 def _score(confidence: float, status: str) -> float:
     """Verified causes fill the upper half of the scale, refuted ones the lowest tenth."""
     if status == "verified":
@@ -76,7 +92,8 @@ def conclude(
     """The record of it all."""
     tried = tuple(experiments)
     if not ranked:
-        return Diagnosis(experiments=tried)
+        summary = written_in_source(evidence)
+        return Diagnosis(summary=summary, experiments=tried, observed=figures(evidence))
     first = ranked[0]
     fixes = [_judged(f, evidence) for f in first.finding.fixes]
     fixes.sort(key=lambda f: _ORDER[f.status])
@@ -84,7 +101,7 @@ def conclude(
         fixes[0] = replace(fixes[0], title=fixes[0].title.removeprefix("or "))
     return Diagnosis(
         cause=first.cause,
-        confidence=round(min(first.score, 0.99), 2),
+        confidence=_told(first, evidence),
         summary=first.finding.sentence,
         evidence=first.finding.facts,
         fixes=tuple(fixes),
@@ -92,7 +109,7 @@ def conclude(
         candidates=tuple(
             Candidate(
                 cause=r.cause,
-                confidence=round(min(r.score, 0.99), 2),
+                confidence=_told(r, evidence),
                 reason=r.finding.sentence,
                 status=r.status,
             )
@@ -100,6 +117,7 @@ def conclude(
         ),
         samples=samples,
         dataset_indices=dataset_indices,
+        observed=figures(evidence),
     )
 
 

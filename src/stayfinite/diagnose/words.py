@@ -20,6 +20,7 @@ __all__ = [
     "part",
     "safe_fixes",
     "span",
+    "written_in_source",
 ]
 
 SAFE = {
@@ -103,6 +104,22 @@ def operator(evidence: Evidence) -> str:
     if birth is None:
         return "it"
     return (birth.kernel if evidence.is_own_backward else birth.op) or birth.op or "it"
+
+
+_LITERAL = re.compile(r"""(?i)float\(\s*['"]([-+]?(?:nan|inf(?:inity)?))['"]|\.(nan|inf|NaN)\b""")
+
+
+def written_in_source(evidence: Evidence) -> str:
+    """Where no operator made the value: whether the line writes it itself; else ""."""
+    location = evidence.location
+    found = _LITERAL.search(location.source or "")
+    if found is None or evidence.birth is not None or location.op is None:
+        return ""
+    value = (found[1] or found[2]).lower()
+    return (
+        f"The script itself writes {value} {here(evidence)}. No operator made it, so there is nothing "
+        "to explain but that line: the value reaches the loss or a gradient from there."
+    )
 
 
 def line_fix(

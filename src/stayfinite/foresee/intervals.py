@@ -30,7 +30,6 @@ from .intervals_tools import (
     assumed,
     has_opaque,
     has_written_inf,
-    is_finite,
     last_uses,
     paired,
     reads,
@@ -41,7 +40,7 @@ from .intervals_tools import (
 )
 from .intervals_verdicts import ON_PURPOSE, Verdicts, check_exact, overflow_of
 from .records import Verdict
-from .rounding import rounded
+from .rounding import is_finite, rounded
 from .shadow import Shadows, Span
 from .tape import Call, Capture, Ref, refs_in
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .intervals_at import At, Failure, NotModeled, model, scalar_span
-from .rounding import tiny_of
+from .rounding import is_finite, tiny_of
 from .shadow import Span
 
 __all__ = [
@@ -51,7 +51,7 @@ def scaled(y: Span, alpha: Any) -> Span:
         return y
     a = float(alpha)
     lo, hi = (y.lo * a, y.hi * a) if a >= 0 else (y.hi * a, y.lo * a)
-    return Span(lo, hi, y.dtype)
+    return Span(lo, hi, y.dtype, has_inf=y.has_inf)
 
 
 @model("add", inf=True)
@@ -61,7 +61,7 @@ def add(at: At, x: Any, y: Any, alpha: Any = 1) -> Span:
     _check_opposite(at, x, z)
     made = Span(x.lo + z.lo, x.hi + z.hi, at.dtype)
     for a, b in ((x, z), (z, x)):
-        if bool((b.lo >= 0).all()):  # what is only made larger is still at least the norm
+        if a.facts and bool((b.lo >= 0).all()):  # only made larger: still at least the norm
             for fact in ("norm_of", "sum_of", "sumsq_of"):
                 if fact in a.facts:
                     made.facts[fact] = a.facts[fact]
@@ -78,11 +78,16 @@ def _sum_words(x: Span, y: Span) -> str:
 
 def _check_opposite(at: At, x: Span, y: Span) -> None:
     """inf + (-inf) is NaN."""
+    if not x.has_inf or not y.has_inf:
+        return
     bad = ((x.lo == -math.inf) & (y.hi == math.inf)) | ((x.hi == math.inf) & (y.lo == -math.inf))
     at.fail("domain_error", bad, "inf and -inf are added")
 
 
 def _no_nan(s: Span) -> Span:
+    """After inf - inf, which has been told, anything is possible."""
+    if is_finite(s.lo, s.hi):
+        return s
     s.lo = torch.where(s.lo.isnan(), torch.full_like(s.lo, -math.inf), s.lo)
     s.hi = torch.where(s.hi.isnan(), torch.full_like(s.hi, math.inf), s.hi)
     return s
@@ -104,14 +109,14 @@ def difference(at: At, x: Span, y: Span, alpha: Any = 1) -> Span:
     if same(x, y) and alpha == 1 and bool(x.mag.isfinite().all()):
         return x.like(torch.zeros_like(x.lo), torch.zeros_like(x.lo))
     z = scaled(y, alpha)
-    _check_opposite(at, x, Span(-z.hi, -z.lo, z.dtype))
+    _check_opposite(at, x, Span(-z.hi, -z.lo, z.dtype, has_inf=z.has_inf))
     made = _no_nan(Span(x.lo - z.hi, x.hi - z.lo, at.dtype))
     if alpha == 1 and reduces(y.facts.get("amax") or y.facts.get("lse"), x, y):
         made.hi = made.hi.clamp(max=0.0)
         if "amax" in y.facts:
             made.facts["zero_max"] = y.facts["amax"][2]
         else:  # the logarithm of a sum is rounded: it may be a little below the largest term
-            made.hi = made.hi + 1e-3
+            made.hi = made.hi + 1e-5 * (1 + x.mag)
     if alpha == 1 and reduces(x.facts.get("amax"), y, x):
         made.lo = made.lo.clamp(min=0.0)
     if x.words and y.words:
@@ -144,11 +149,7 @@ def mul(at: At, x: Any, y: Any) -> Span:
 def product(at: At, x: Span, y: Span) -> Span:
     if same(x, y):
         return square(at, x)
-    both = torch.broadcast_tensors(x.lo, x.hi, y.lo, y.hi)
-    _check_zero_times_inf(at, both)
-    ends = torch.stack([both[0] * both[2], both[0] * both[3], both[1] * both[2], both[1] * both[3]])
-    ends = torch.where(ends.isnan(), torch.zeros_like(ends), ends)
-    made = Span(ends.amin(0), ends.amax(0), at.dtype)
+    made = _product_range(at, x, y)
     for a, b in ((x, y), (y, x)):
         if reduces(b.facts.get("inv_norm_of"), a, b):
             bound = b.facts["inv_norm_of"][3] * 1.0001
@@ -157,6 +158,27 @@ def product(at: At, x: Span, y: Span) -> Span:
             at.words = f"{float(b.lo):g} times {a.words}" if a.words else ""
             made.facts["zero_iff"] = a.facts.get("zero_iff", a.key)
     return made
+
+
+def _product_range(at: At, x: Span, y: Span) -> Span:
+    for a, b in ((x, y), (y, x)):
+        if b.lo.numel() == 1 and bool(b.lo.isfinite()) and bool(b.lo == b.hi) and not a.has_inf:
+            low, high = (a.lo, a.hi) if float(b.lo) >= 0 else (a.hi, a.lo)
+            return Span(low * b.lo, high * b.lo, at.dtype)
+    if x.has_inf or y.has_inf:
+        _check_zero_times_inf(at, torch.broadcast_tensors(x.lo, x.hi, y.lo, y.hi))
+    ends = [p * q for p in (x.lo, x.hi) for q in (y.lo, y.hi)]
+    if x.has_inf or y.has_inf:
+        ends = [torch.where(e.isnan(), torch.zeros_like(e), e) for e in ends]
+    return Span(_least(ends), _most(ends), at.dtype)
+
+
+def _least(ends: list[Tensor]) -> Tensor:
+    return torch.minimum(torch.minimum(ends[0], ends[1]), torch.minimum(ends[2], ends[3]))
+
+
+def _most(ends: list[Tensor]) -> Tensor:
+    return torch.maximum(torch.maximum(ends[0], ends[1]), torch.maximum(ends[2], ends[3]))
 
 
 def _check_zero_times_inf(at: At, ends: tuple[Tensor, ...]) -> None:
@@ -197,20 +219,7 @@ def floor_divide(at: At, a: Any, b: Any) -> Span:
 
 
 def quotient(at: At, x: Span, y: Span) -> Span:
-    holds_zero = (y.lo <= 0) & (y.hi >= 0)
-    at.fail("zero_denominator", holds_zero, f"{y.words or 'the denominator'} is 0", y, "other")
-    near = _is_flushed(y.lo, y.dtype) | _is_flushed(y.hi, y.dtype)
-    if bool((near & ~holds_zero).any()):
-        at.failures.append(
-            Failure("overflow", "the denominator is next to 0", "other", is_loose=True)
-        )
-    holds_zero = holds_zero | near
-    both = torch.broadcast_tensors(x.lo, x.hi, y.lo, y.hi)
-    ends = torch.stack([both[0] / both[2], both[0] / both[3], both[1] / both[2], both[1] / both[3]])
-    nan = torch.full((), math.nan, dtype=torch.float64)
-    lo, hi = ends.amin(0), ends.amax(0)
-    bad = holds_zero.expand(lo.shape)
-    made = Span(torch.where(bad, nan, lo), torch.where(bad, nan, hi), at.dtype)
+    made = _quotient_range(at, x, y)
     if reduces(y.facts.get("norm_of"), x, y):
         # Squares that underflow make a norm too small by a factor, never more, or zero.
         bound = torch.tensor(y.facts["norm_of"][3] * 2.0, dtype=torch.float64)
@@ -221,6 +230,23 @@ def quotient(at: At, x: Span, y: Span) -> Span:
     if reduces(y.facts.get("sum_of"), x, y) and bool((x.lo >= 0).all()):
         made = Span(made.lo.clamp(min=0.0), made.hi.clamp(max=1.0 + 1e-3), at.dtype)
     return made
+
+
+def _quotient_range(at: At, x: Span, y: Span) -> Span:
+    smallest = tiny_of(y.dtype) if y.dtype.is_floating_point else 0.5
+    if y.lo.numel() and float(y.lo.min()) >= smallest and not x.has_inf and not y.has_inf:
+        low = torch.where(x.lo >= 0, x.lo / y.hi, x.lo / y.lo)
+        return Span(low, torch.where(x.hi >= 0, x.hi / y.lo, x.hi / y.hi), at.dtype)
+    holds_zero = (y.lo <= 0) & (y.hi >= 0)
+    at.fail("zero_denominator", holds_zero, f"{y.words or 'the denominator'} is 0", y, "other")
+    near = _is_flushed(y.lo, y.dtype) | _is_flushed(y.hi, y.dtype)
+    if bool((near & ~holds_zero).any()):
+        said = "the denominator is next to 0"
+        at.failures.append(Failure("overflow", said, "other", is_loose=True))
+    ends = [p / q for p in (x.lo, x.hi) for q in (y.lo, y.hi)]
+    nan = torch.full((), math.nan, dtype=torch.float64)
+    bad = (holds_zero | near).expand(ends[0].shape)
+    return Span(torch.where(bad, nan, _least(ends)), torch.where(bad, nan, _most(ends)), at.dtype)
 
 
 def _is_flushed(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -32,7 +32,7 @@ def normalized(at: At, x: Span, dims: tuple[int, ...], eps: float) -> tuple[Span
     reach = torch.maximum(x.hi - low, high - x.lo) + slack
     # One element is at most sqrt(n - 1) deviations from the mean; rounding may add a little where
     # the deviations are as small as the rounding of the numbers themselves.
-    noise = 2e-6 * n * x.mag.amax(dims, keepdim=True) / math.sqrt(floor)
+    noise = 64 * 1.2e-7 * x.mag.amax(dims, keepdim=True) / math.sqrt(floor)
     bound = torch.minimum(math.sqrt(n) * 1.01 + noise, reach * floor**-0.5)
     return Span(-bound, bound, x.dtype), mean, inverse
 

@@ -305,7 +305,11 @@ def log_softmax(at: At, x: Span, dim: int = -1, *_: Any, **__: Any) -> Span:
     low, high = _softmax_range(x, dim)
     slack = 1e-4 * low.abs().clamp(min=1.0)
     slack = torch.where(slack.isfinite(), slack, torch.zeros_like(slack))
-    return Span(low - slack, (high * (1 - 1e-4)).clamp(max=0.0), at.dtype)
+    # It is the difference of two numbers of the size of x, and rounded as they are.
+    size = torch.where(x.mag.isfinite(), x.mag, torch.zeros_like(x.mag))
+    size = size.amax(dims_of(x, dim), keepdim=True) if size.dim() and size.numel() else size
+    rounding = 16 * eps_of(at.dtype) * (size + math.log(max(2, x.lo.numel())))
+    return Span(low - slack - rounding, (high * (1 - 1e-4) + rounding).clamp(max=0.0), at.dtype)
 
 
 @model("logsumexp", inf=True)

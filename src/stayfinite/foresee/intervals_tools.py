@@ -19,7 +19,6 @@ __all__ = [
     "assumed",
     "has_opaque",
     "has_written_inf",
-    "is_finite",
     "last_uses",
     "paired",
     "reads",
@@ -95,11 +94,6 @@ def all_spans(value: Any) -> Iterable[Span]:
             yield from all_spans(v)
     elif isinstance(value, dict):
         yield from all_spans(list(value.values()))
-
-
-def is_finite(lo: Tensor, hi: Tensor) -> bool:
-    """Nothing in the range is infinite or not known."""
-    return not lo.numel() or (math.isfinite(float(lo.min())) and math.isfinite(float(hi.max())))
 
 
 def replaced(value: Any, change: Callable[[Ref], Any]) -> Any:

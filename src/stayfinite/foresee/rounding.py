@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["eps_of", "is_float", "limit_of", "rounded", "tiny_of", "widened"]
+__all__ = ["eps_of", "is_finite", "is_float", "limit_of", "rounded", "tiny_of", "widened"]
 
 
 def is_float(dtype: torch.dtype) -> bool:
@@ -40,3 +42,8 @@ def widened(lo: Tensor, hi: Tensor, dtype: torch.dtype, ulps: float) -> tuple[Te
     eps = ulps * float(torch.finfo(dtype).eps if is_float(dtype) else 0.0)
     # A range of one point at zero stays there: functions are exact where they are zero.
     return lo - lo.abs() * eps, hi + hi.abs() * eps
+
+
+def is_finite(lo: Tensor, hi: Tensor) -> bool:
+    """Nothing in the range is infinite or not known."""
+    return not lo.numel() or (math.isfinite(float(lo.min())) and math.isfinite(float(hi.max())))

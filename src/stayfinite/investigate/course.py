@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 
 from ..locate.slice import Origin
@@ -46,8 +47,11 @@ def course(about: Investigation) -> Replays:
     if with_step:
         before.take(about.state, window)
     result = yield about.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
+    if not is_scaler_skip and result.failure is None and result.is_complete:
+        result = yield from _once_more(about, result, with_step)
     if not result.is_complete and result.failure is None and not with_step:
         result = yield from _on_another_batch(about, result)
+    result = yield from _from_further_back(about, result, is_scaler_skip, with_step)
     about.traced = result
     if with_step:
         before.restore()
@@ -62,6 +66,48 @@ def course(about: Investigation) -> Replays:
     if about.is_moved:
         yield from _undo_other_steps(about)
     return (yield from _finish(about, found, result.origin, about.location(result), []))
+
+
+def _once_more(
+    about: Investigation, result: ReplayResult, with_step: bool
+) -> Generator[Replay, ReplayResult, ReplayResult]:
+    """The step was finite this time: chance is named only when it is so twice."""
+    about.num_finite, first = 1, about.trace
+    about.rewind()
+    again = yield about.trace_replay(with_step=with_step)
+    if again.failure is not None:
+        about.num_finite = 0
+        return again
+    about.trace = first
+    about.num_finite += again.is_complete
+    return result
+
+
+def _from_further_back(
+    about: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
+) -> Generator[Replay, ReplayResult, ReplayResult]:
+    """Where the bad value came in by a variable: with what made that, earlier in the same iteration."""
+    while _came_in(result.origin) and (wider := about.vehicle.wider()) is not None:
+        vehicle, trace, window = about.vehicle, about.trace, about.window
+        about.rewind()
+        about.vehicle = wider
+        again = yield about.trace_replay(is_unscaled=is_unscaled, with_step=with_step)
+        if again.failure is None or again.origin is None:
+            about.vehicle, about.trace, about.window = vehicle, trace, window
+            break
+        result = again
+    return result
+
+
+def _came_in(origin: Origin | None) -> bool:
+    """Whether the slice ended at an operator that was given the bad value by nobody known."""
+    return (
+        origin is not None
+        and origin.birth is not None
+        and bool(origin.birth.bad_inputs)
+        and not origin.birth.is_uninitialized
+        and all(not b.producers and b.source is None for b in origin.birth.bad_inputs)
+    ) or (origin is not None and origin.birth is None and origin.source is None)
 
 
 def _on_another_batch(about: Investigation, first: ReplayResult) -> Replays:

@@ -13,12 +13,14 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..diagnose.evidence import Data
 from ..locate.frames import Frame, is_user_file
@@ -74,7 +76,8 @@ def _loader(owner: Any) -> _Source | None:
     for candidate in (owner, getattr(owner, "loader", None), getattr(owner, "dataloader", None)):
         if isinstance(candidate, DataLoader):
             return _Source(candidate.dataset, candidate.collate_fn)
-    iterator = provenance.iterator if owner is None else None
+    is_iterator = isinstance(owner, _BaseDataLoaderIter)  # its loader is gone already
+    iterator = owner if is_iterator else provenance.iterator if owner is None else None
     if iterator is None:
         return None
     return _Source(iterator._dataset, iterator._collate_fn)
@@ -100,14 +103,23 @@ def _again(loader: _Source, indices: Any, batch: Any, deadline: float) -> Data:
             return Data()
         return Data(
             origin="pipeline",
-            detail="Fetched again they came out finite: the pipeline draws random numbers.",
+            detail="Fetched again they came out finite: the pipeline does not give the same twice.",
         )
     found = _from_trace(origin)
-    if found is not None:
+    is_late = time.perf_counter() > deadline
+    if found is not None and (found.file is not None or is_late):
         return found
-    if time.perf_counter() > deadline:
+    if is_late:
         return Data(origin="stored" if dirty else "unknown")
-    return _by_lines(loader, indices, bool(dirty), bool(stored))
+    lines = _by_lines(loader, indices, bool(dirty), bool(stored))
+    return lines if found is None else _read_at(found, lines)
+
+
+def _read_at(stored: Data, lines: Data) -> Data:
+    """It is known that the sample is stored like that; the first line that held it has read it."""
+    return replace(
+        stored, file=lines.file, line=lines.line, source=lines.source, function=lines.function
+    )
 
 
 def _fetch(loader: _Source, indices: Any) -> Any:

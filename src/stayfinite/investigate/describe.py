@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,10 @@ from ..patches.provenance import provenance
 from ..records import Action, Event, Incident, Location
 from ..report.text import headline
 from ..runtime.engine import Engine
+from ..runtime.recovery import DEEP
 from ..runtime.state import TrainState
 from ..runtime.window import Failure, Window
+from .loop_counters import counters
 
 __all__ = [
     "WENT_BACK",
@@ -54,8 +57,17 @@ def event_of(
         lr=engine.state.lrs(),
         scale=engine.state.scale(),
         rank=engine.ranks.rank,
+        counters=_counters(engine, window, failure),
         message=_raised(window, failure),
     )
+
+
+def _counters(engine: Engine, window: Window, failure: Failure) -> dict[str, int]:
+    """As the loop stands in the failed step; of an earlier step nothing can be read any more."""
+    is_now = failure.step == window.step and failure.symptom not in DEEP
+    if not is_now or engine.settings.deferred:
+        return {}
+    return counters(sys._getframe(1), window.error.__traceback__ if window.error else None)
 
 
 def _raised(window: Window, failure: Failure) -> str:

@@ -9,12 +9,14 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..diagnose.searched import clip_fix, proved_by_search, rate_fix
 from ..locate.slice import Origin
+from ..locate.trace import OpTrace
 from ..patches.provenance import provenance
-from ..records import Diagnosis, Fix, Incident, Link, Location
+from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
+from .culprit import CULPRITS, culprit_of
 from .fix_search import proved_fixes
 from .gather import gather
 from .indices import first_bad
@@ -64,8 +66,21 @@ def diagnose(
     if note := save_capsule(about, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
     location = _place(incident.location, evidence)
+    location = replace(location, culprit=_culprit(about, evidence, diagnosis.cause))
     location = replace(location, first_bad=first_bad(location, about.window))
     return replace(incident, diagnosis=diagnosis, location=location)
+
+
+def _culprit(about: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
+    """To name the line is worth a try, and no reason for an investigation to fail."""
+    if cause not in CULPRITS:
+        return None
+    try:
+        return culprit_of(about, evidence, cause)
+    except Exception:
+        if OpTrace.is_strict:
+            raise
+        return None
 
 
 def _with_diffs(
@@ -118,7 +133,10 @@ def diagnose_plain(about: Investigation, incident: Incident, **results: str) -> 
     evidence = gather(about, incident, None, 0.0)
     for name, outcome in results.items():
         evidence = evidence.with_result(name, outcome)
-    return replace(incident, diagnosis=conclude(consider(evidence), evidence, []))
+    diagnosis = conclude(consider(evidence), evidence, [])
+    culprit = _culprit(about, evidence, diagnosis.cause)
+    location = replace(incident.location, culprit=culprit)
+    return replace(incident, diagnosis=diagnosis, location=location)
 
 
 def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:

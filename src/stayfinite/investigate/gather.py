@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from ..runtime.window import BatchRef
 from .data_facts import look_at_data
 from .investigation import Investigation
 
-__all__ = ["gather"]
+__all__ = ["gather", "owner_of", "source_files"]
 
 _HALF = (torch.float16, torch.bfloat16)
 _USUAL_BATCHES = 8
@@ -64,8 +63,11 @@ def gather(
         optimizer=_optimizer(about, incident.event.name),
         gradient_peaks=tuple(p for _, p in about.trace.gradients.peaks) if about.trace else (),
         is_half=_is_half(about, incident),
-        is_clipped=about.window.norm is not None,
         is_complete=traced is not None and traced.is_complete,
+        is_clipped=about.window.norm is not None
+        or any(w.norm is not None for w in about.engine.log[-4:]),
+        num_finite_replays=about.num_finite,
+        own_counts=about.counts.changed() if about.num_finite else (),
         is_discarded=_is_discarded(about, origin),
     )
 
@@ -277,14 +279,14 @@ def _memory(about: Investigation, origin: Origin | None) -> Memory | None:
 
 
 def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) -> Memory:
-    owner, attribute = _owner(about, name)
+    owner, attribute = owner_of(about, name)
     memory = Memory(
         name=name,
-        is_garbage=(s.abs_max or 0) > 1e20 or s.num_subnormal > max(4, s.num_elements // 10),
+        is_garbage=_looks_like_old_memory(s, tensor),
         is_constant_nan=_is_fill_nan(tensor),
         is_all_nan=s.num_nan == s.num_elements,
     )
-    for file in _files(about, owner):
+    for file in source_files(_classes(about, owner)):
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -296,7 +298,16 @@ def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) ->
     return memory
 
 
-def _owner(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
+def _looks_like_old_memory(s: TensorStats, tensor: Tensor) -> bool:
+    """Numbers of all sizes side by side. Weights that have run away are large together."""
+    if s.num_subnormal > max(4, s.num_elements // 10):
+        return True
+    middle = _median(tensor)
+    return (s.abs_max or 0) > 1e20 and middle is not None and middle < 1e-20 * (s.abs_max or 0)
+
+
+def owner_of(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
+    """The module that holds a parameter or buffer, and what it is called there."""
     path, _, attribute = name.rpartition(".")
     for prefix, root in about.state.roots.items():
         inner = path.removeprefix(prefix).removeprefix(".") if prefix else path
@@ -307,10 +318,14 @@ def _owner(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
     return None, attribute
 
 
-def _files(about: Investigation, owner: nn.Module | None) -> list[str]:
-    """The source files of the owner's class, then of the models that hold it."""
-    classes: list[Any] = list(type(owner).__mro__) if owner is not None else []
-    classes += [type(r) for r in about.state.roots.values()]
+def _classes(about: Investigation, owner: nn.Module | None) -> list[type]:
+    """The owner's class and its bases, then those of the models that hold it."""
+    classes = list(type(owner).__mro__) if owner is not None else []
+    return classes + [type(r) for r in about.state.roots.values()]
+
+
+def source_files(classes: list[type]) -> list[str]:
+    """The files in which these classes are written; torch's own are left out."""
     found: list[str] = []
     for cls in classes:
         if cls.__module__.partition(".")[0] in ("torch", "builtins"):

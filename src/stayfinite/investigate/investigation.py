@@ -23,6 +23,7 @@ from ..runtime.ranks import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .describe import WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
+from .own_counts import OwnCounts
 from .rank_trace import SUM_NOTE, RankTrace
 from .tracing import module_names
 from .vehicles import Vehicle
@@ -51,6 +52,9 @@ class Investigation:
         self.method = "replay"
         self.leader = failure.rank if isinstance(failure, RankFailure) else engine.ranks.rank
         """The rank where it began, as far as is known; its incident is everybody's."""
+        self.num_finite = 0
+        """How often the whole step was replayed and was finite."""
+        self.counts = OwnCounts(self.state)
         self.num_given_up = 0
         """Steps that a return to the snapshot undid and that cannot be run again."""
         self.is_received = False
@@ -106,8 +110,8 @@ class Investigation:
             return Location(
                 is_reproduced=False,
                 method="none",
-                note="the same step, replayed from the same state, batch and random numbers, "
-                "was finite: the computation is not deterministic, or the hardware failed",
+                note=f"the same step, replayed {'twice' if self.num_finite > 1 else 'once'} from the same "
+                "state, batch and random numbers, was finite",
             )
         if result.failure is None:
             return Location(is_reproduced=False, method="none", note=self._why_not())

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..locate.frames import Frame, place_from_traceback
 from ..locate.slice import Origin, last_origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
 from ..recover.snapshot import Snapshot
 from ..runtime import probes
 from ..runtime.engine import Engine
+from ..runtime.graph import leaves_of
 from ..runtime.undo import scaler_step
 from ..runtime.window import Failure, Replay, ReplayResult
 from .tracing import symptom_origin
@@ -124,7 +126,7 @@ class ActiveReplay:
         self._end_if_decided()
         result = call()
         if not self.engine.state.is_scaled:
-            self.look_at_gradients()
+            self.look_at_gradients(loss)
             self._end_if_decided()
         return result
 
@@ -140,19 +142,26 @@ class ActiveReplay:
             bad = badness(loss)
             value = float(loss.detach()) if loss.numel() == 1 and not loss.is_complex() else None
             if self.wanted.trace is not None:
-                self.result.loss_factor = loss_factor(scaled if scaled is not None else loss)
+                found = loss_factor(scaled if scaled is not None else loss)
+                self.result.loss_factor, self.result.loss_factor_line = found
         if value is not None:
             self.result.losses.append(value)
         if bad:
             self.result.failure = Failure("loss", self.step, value=value)
             self._trace_back([loss])
 
-    def look_at_gradients(self) -> None:
-        """The gradients are known: are they finite?"""
+    def look_at_gradients(self, loss: Tensor | None = None) -> None:
+        """The gradients are known: are they finite?
+
+        `loss`: a function that makes its model anew gives gradients to nobody whom we know.
+        """
         if self.is_decided:
             return
         with _unwatched():
-            bad = [(p, g) for p, g in self.engine.state.grads() if not is_finite(g)]
+            grads = list(self.engine.state.grads())
+            if not grads and loss is not None:
+                grads = [(p, p.grad) for p in leaves_of([loss]) if p.grad is not None]
+            bad = [(p, g) for p, g in grads if not is_finite(g)]
         if bad:
             name = self.engine.state.name_of(bad[0][0])
             self.result.failure = Failure("gradient", self.step, name=name)
@@ -241,8 +250,8 @@ class ActiveReplay:
             trace.is_paused = True
 
 
-def loss_factor(loss: Tensor) -> float | None:
-    """The constant that the loss was multiplied with just before the backward, if there is one."""
+def loss_factor(loss: Tensor) -> tuple[float | None, Frame | None]:
+    """The constant that the loss was multiplied with just before the backward, and its line."""
     factor = 1.0
     todo: list[Any] = [loss.grad_fn]
     for _ in range(_LAST_NODES):
@@ -253,13 +262,14 @@ def loss_factor(loss: Tensor) -> float | None:
         if name == "MulBackward":
             found = _constant(node)
             if found is not None:
-                return found * factor
+                recorded = node.metadata.get("traceback_")
+                return found * factor, place_from_traceback(recorded).user if recorded else None
         elif name == "DivBackward" and (divisor := _constant(node)):
             factor /= divisor
         elif name not in _PASS_ON:
             continue
         todo += [n for n, _ in node.next_functions]
-    return None
+    return None, None
 
 
 def _constant(product: Any) -> float | None:

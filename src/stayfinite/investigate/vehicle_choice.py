@@ -15,11 +15,11 @@ from ..runtime.undo import helpers_of
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.body import Body
 from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
-from .frameworks import loss_function
+from .frameworks import framework_step
 from .vehicles import (
     BodyVehicle,
     ClosureVehicle,
-    LossVehicle,
+    FrameworkVehicle,
     NoVehicle,
     StepVehicle,
     Vehicle,
@@ -39,21 +39,21 @@ def choose_vehicle(
     if window.batches and window.batches[0].loss_fn is not None:
         assert engine.step_parts is not None
         return StepVehicle(engine, engine.step_parts)
+    found = framework_step(frame)
+    if found is not None and all(b.items for b in window.batches):
+        return FrameworkVehicle(engine, found)
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
-    loss_of = loss_function(frame)
-    if loss_of is not None and all(b.items for b in window.batches):
-        return LossVehicle(engine, loss_of)
     scenes = scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
         scenes = [_at_step(engine, s) for s in scenes]
-    found = _bodies(engine, window, scenes)
+    bodies = _bodies(engine, window, scenes)
     if engine.settings.replay == "full":
-        found = itertools.chain(found, _bodies(engine, window, scenes, is_full=True))
-    first = next(found, None)
-    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, found)
+        bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
+    first = next(bodies, None)
+    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, bodies)
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
@@ -119,6 +119,10 @@ class FirstThatShows(Vehicle):
     @property
     def has_effects(self) -> bool:
         return self._now.has_effects
+
+    def wider(self) -> Vehicle | None:
+        wider = self._now.wider() or next(self._others, None)
+        return None if wider is None else FirstThatShows(self.engine, wider, self._others)
 
     @property
     def scene(self) -> Scene | None:

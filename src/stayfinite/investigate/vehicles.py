@@ -26,7 +26,7 @@ from ..sandbox.compute import computing_only
 from .body.body import Body
 from .body.scene import Scene
 from .changed_source import NotRunnable
-from .frameworks import unlogged
+from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace
 from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
@@ -34,7 +34,7 @@ from .tracing import eager_stance, symptom_origin
 __all__ = [
     "BodyVehicle",
     "ClosureVehicle",
-    "LossVehicle",
+    "FrameworkVehicle",
     "NoVehicle",
     "StepVehicle",
     "Vehicle",
@@ -73,6 +73,10 @@ class Vehicle:
         """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
         return False
 
+    def wider(self) -> Vehicle | None:
+        """One that computes more of the same iteration; None where there is none."""
+        return None
+
     def run(self, wanted: Replay) -> ReplayResult:
         active = ActiveReplay(self.engine, wanted)
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
@@ -85,10 +89,17 @@ class Vehicle:
         self.engine.replay = active
         try:
             quiet = hushed() if is_quiet else contextlib.nullcontext()
-            with quiet, computing_only() as report, eager_stance(), torch.enable_grad():
+            with (
+                quiet,
+                computing_only() as report,
+                self._unlogged(),
+                eager_stance(),
+                torch.enable_grad(),
+            ):
                 try:
                     change = wanted.change
-                    with change.installed() if change else contextlib.nullcontext(), active:
+                    installed = change.installed() if change else contextlib.nullcontext()
+                    with installed, _where_it_failed(wanted), active:
                         self._compute(active)
                 except Enough:
                     pass
@@ -106,6 +117,10 @@ class Vehicle:
             state.put_grads(grads)
         return active.result
 
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        """What a framework logs and counts meanwhile."""
+        return unlogged()
+
     def _compute(self, active: ActiveReplay) -> None:
         raise NotImplementedError
 
@@ -121,6 +136,14 @@ class Vehicle:
             active.raised(bad)
         elif active.wanted.window.error is not None:
             active.raised_on(bad_tensors(error.__traceback__))
+
+
+def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
+    """At the weights of the evaluation that failed, where the optimizer was searching."""
+    point = wanted.window.search_point
+    return (
+        point.visited() if point is not None and not wanted.is_applied else contextlib.nullcontext()
+    )
 
 
 def _is_our_own(error: Exception) -> bool:
@@ -149,6 +172,9 @@ class StepVehicle(Vehicle):
     @property
     def is_cheap(self) -> bool:
         return True
+
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # no framework drives this loop
 
     def can_run(self, window: Window) -> bool:
         return all(b.loss_fn is not None for b in window.batches)
@@ -211,32 +237,34 @@ class ClosureVehicle(Vehicle):
         if active.wanted.is_applied:
             active.result.is_complete = False
             return
-        with unlogged():
-            self._closure()
+        self._closure()
         active.look_at_gradients()
 
 
-class LossVehicle(Vehicle):
+class FrameworkVehicle(Vehicle):
     """The function by which a framework computes the loss of a batch: it is meant to be called."""
 
-    def __init__(self, engine: Engine, loss_of: Callable[[Any], Tensor]) -> None:
+    def __init__(self, engine: Engine, step: FrameworkStep) -> None:
         super().__init__(engine)
-        self._loss_of = loss_of
+        self._step = step
 
     def can_run(self, window: Window) -> bool:
         return all(len(b.items) == 1 for b in window.batches)
 
     def _compute(self, active: ActiveReplay) -> None:
         refs = active.wanted.window.batches
-        if active.wanted.is_applied:
+        if active.wanted.is_applied and not self._step.makes_backward:
             active.result.is_complete = False
             return
-        with unlogged():
+        with self._step.kept():
             for i, ref in enumerate(refs):
                 active.step = ref.step
                 if i and ref.rng is not None:
                     ref.rng.restore()
-                loss = self._loss_of(ref.value) / len(refs)
+                loss = self._step.compute(ref.value)
+                if loss is None or self._step.makes_backward:
+                    continue  # a `training_step` may leave a batch out
+                loss = loss / len(refs) if len(refs) > 1 else loss
                 active.on_backward(loss, loss.detach(), loss.backward)
         active.look_at_gradients()
 
@@ -254,6 +282,10 @@ class BodyVehicle(Vehicle):
     @property
     def has_effects(self) -> bool:
         return self.body.has_effects
+
+    def wider(self) -> Vehicle | None:
+        body = self.body.wider()
+        return None if body is None else BodyVehicle(self.engine, body, self._own)
 
     @property
     def scene(self) -> Scene | None:

@@ -66,7 +66,7 @@ class RungRun(ScriptRun):
             real = os.path.realpath(path)
             self._unread = {f for f in self._unread if os.path.realpath(f) != real}
 
-    def _set_up(self, folder: Path, name: str) -> None:
+    def _set_up(self, folder: Path | None, name: str) -> None:
         super()._set_up(folder, name)
         assert self.folder is not None
         self.folder._say = _silent

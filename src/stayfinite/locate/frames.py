@@ -16,13 +16,17 @@ from typing import Any
 
 import torch
 
+from ..records import Culprit
+
 __all__ = [
     "BackwardPlace",
     "Frame",
     "Place",
     "backward_place",
+    "culprit",
     "current_place",
     "is_user_file",
+    "place_from_traceback",
     "place_of",
 ]
 
@@ -58,6 +62,15 @@ class Frame:
     @property
     def source(self) -> str | None:
         return linecache.getline(self.file, self.line).strip() or None
+
+
+def culprit(frame: Frame | None, what: str) -> Culprit | None:
+    """A frame as the line that set what is to blame."""
+    if frame is None:
+        return None
+    return Culprit(
+        file=frame.file, line=frame.line, source=frame.source, function=frame.function, what=what
+    )
 
 
 @dataclass(frozen=True)

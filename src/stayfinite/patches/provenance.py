@@ -25,6 +25,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .firewall import Firewall
 from .imports import ImportPatch, patch_when_imported
+from .made_at import CallStack, call_stack
+from .made_at import targets as _constructors
 from .manager import Subscribers, Subscription, Target, subscribe
 
 __all__ = ["Provenance", "install", "provenance", "remove"]
@@ -39,6 +41,8 @@ class Restore:
     saved: dict[str, Any]
     before: tuple[float, ...] = ()
     """The optimizer's learning rates before they were replaced."""
+    stack: CallStack = ()
+    """Who restored it."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +88,15 @@ class Provenance:
                 return found
         return path
 
-    def note_restore(self, target: Any, saved: Any, before: tuple[float, ...] = ()) -> None:
+    def note_restore(
+        self, target: Any, saved: Any, before: tuple[float, ...] = (), stack: CallStack = ()
+    ) -> None:
         with self._lock:
             self._order += 1
             small = {
                 k: saved[k] for k in ("param_groups",) if isinstance(saved, dict) and k in saved
             }
-            self.restored[target] = Restore(self.last_path, self._order, small, before)
+            self.restored[target] = Restore(self.last_path, self._order, small, before, stack)
 
     def note_loaded(self, value: Any) -> None:
         """These tensors came from a file."""
@@ -166,6 +172,8 @@ def install() -> None:
     _add(_BaseDataLoaderIter, "__init__", _SAMPLES, _iterator_init)
     _add(_BaseDataLoaderIter, "_next_index", _SAMPLES, _next_index)
     _add(_BaseDataLoaderIter, "__next__", _SAMPLES, _next)
+    for target, make in _constructors():
+        _subscriptions.append(subscribe(target, make, provenance))
     _subscriptions.append(
         patch_when_imported("safetensors.torch", "load_file", _RESTORE, "provenance", _load_file, provenance)
     )  # fmt: skip
@@ -212,7 +220,8 @@ def _load_state_dict(original: Any, subscribers: Subscribers) -> Any:
                 return _IncompatibleKeys([], []) if isinstance(target, nn.Module) else None
         before = _firewall.call(_rates, getattr(target, "param_groups", ()), fallback=())
         result = original(target, state_dict, *args, **kwargs)
-        _firewall.call(provenance.note_restore, target, state_dict, before)
+        stack = _firewall.call(call_stack, sys._getframe(1), fallback=())
+        _firewall.call(provenance.note_restore, target, state_dict, before, stack)
         return result
 
     return load_state_dict

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from .curves import Curves
 from .foreign import KeyMap
 from .journal import JOURNAL_KIND, JOURNAL_NAME, JOURNAL_SCHEMA, journal_name
-from .reading import is_regular, open_regular
+from .reading import MAX_SECONDS, Clock, is_regular, open_regular
 from .thinning import segment_paths
 
 __all__ = ["JournalData", "Tail", "journal_of", "parse_block", "read_journal"]
@@ -39,8 +39,8 @@ class JournalData:
     num_broken: int = 0
     """Lines that are no JSON object: a line cut by a kill, or text between the lines."""
     is_foreign: bool = False
-    is_cut: bool = False
-    """Whether the log was too large to be read to its end."""
+    cut: str = ""
+    """Why the log was not read to its end; "" where it was."""
     keys: dict[str, str] = field(default_factory=dict)
     """Which key of a foreign log each field was read from."""
 
@@ -145,9 +145,14 @@ def _is_object(value: Any) -> bool:
 
 
 def read_journal(
-    path: Path, points: int = 2000, session: int | None = None, keys: KeyMap | None = None
+    path: Path,
+    points: int = 2000,
+    session: int | None = None,
+    keys: KeyMap | None = None,
+    max_seconds: float = MAX_SECONDS,
 ) -> JournalData:
-    """All of it, read once and in memory that does not grow with it."""
+    """All of it that the time is enough for, read once and in memory that does not grow with it."""
+    clock = Clock(max_seconds)
     paths = [path] if path.name != JOURNAL_NAME and path.is_file() else segment_paths(path)
     paths = [p for p in paths if is_regular(p)]
     heads = [_head(p) for p in paths]
@@ -156,19 +161,26 @@ def read_journal(
         paths = _choose_session(data, paths, heads, session)
     else:
         data.is_foreign = True
-    num_lines = sum(_count_lines(p) for p in paths)
+    num_lines = sum(_count_lines(p, clock) for p in paths)
     data.curves = Curves(points, every=max(1, -(-num_lines // points) if num_lines > points else 1))
     taker = _Taker(data, keys or KeyMap())
-    num_bytes = 0
-    for p in paths:
-        for block in _blocks(p):
-            num_bytes += len(block)
-            if num_bytes > _MAX_BYTES:
-                data.is_cut = True
-                break
-            taker.take(block)
+    _take_all(taker, paths, data, clock)
     data.curves.finish()
     return data
+
+
+def _take_all(taker: _Taker, paths: list[Path], data: JournalData, clock: Clock) -> None:
+    num_bytes = 0
+    for block in (block for p in paths for block in _blocks(p)):
+        is_first = num_bytes == 0
+        num_bytes += len(block)
+        if num_bytes > _MAX_BYTES:
+            data.cut = "the log has more than 4 GB; the rest of it was not read: limit_exceeded"
+            return
+        if clock.is_over and not is_first:
+            data.cut = clock.message
+            return
+        taker.take(block)
 
 
 def _choose_session(
@@ -203,9 +215,12 @@ def _head(path: Path) -> dict[str, Any] | None:
     return head if is_ours else None
 
 
-def _count_lines(path: Path) -> int:
+def _count_lines(path: Path, clock: Clock) -> int:
+    number = 0
     with open_regular(path) as f:
-        return sum(block.count(b"\n") for block in iter(lambda: f.read(_BLOCK), b""))
+        while not clock.is_over and (block := f.read(_BLOCK)):
+            number += block.count(b"\n")
+    return number
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -269,8 +284,15 @@ class _Taker:
 class Tail:
     """A journal that is being written: each `poll` takes in what is new."""
 
-    def __init__(self, path: Path, points: int = 400, keys: KeyMap | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        points: int = 400,
+        keys: KeyMap | None = None,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
         self.path = path
+        self._max_seconds = max_seconds
         self._points = points
         self._keys = keys
         self._file: Any = None
@@ -279,18 +301,20 @@ class Tail:
         self._taker = _Taker(self.data, keys or KeyMap())
 
     def poll(self) -> bool:
-        """True when there was something new."""
-        if self._file is None and not self._open():
+        """True when there was something new. What the time was not enough for is for the next one."""
+        clock = Clock(self._max_seconds)
+        self.data.cut = ""
+        if self._file is None and not self._open(clock):
             return False
-        is_new = self._read()
-        if self._is_replaced():
+        is_new = self._read(clock)
+        if not self.data.cut and self._is_replaced():
             self._file.close()
             self._file = None
             self._rest = b""
             is_new = self.poll() or is_new
         return is_new
 
-    def _open(self) -> bool:
+    def _open(self, clock: Clock) -> bool:
         try:
             self._file = open_regular(self.path)
         except OSError:
@@ -302,13 +326,11 @@ class Tail:
             self.data = JournalData(path=self.path, session=session, is_foreign=head is None)
             self.data.curves = Curves(self._points)
             self._taker = _Taker(self.data, self._keys or KeyMap())
-            for p in earlier:
-                if _whole((_head(p) or {}).get("session"), 1) == session:
-                    for block in _blocks(p):
-                        self._taker.take(block)
+            same = [p for p in earlier if _whole((_head(p) or {}).get("session"), 1) == session]
+            _take_all(self._taker, same, self.data, clock)
         return True
 
-    def _read(self) -> bool:
+    def _read(self, clock: Clock) -> bool:
         is_new = False
         while block := self._file.read(_BLOCK):
             is_new = True
@@ -316,6 +338,9 @@ class Tail:
             end = block.rfind(b"\n") + 1
             self._rest = block[end:] if len(block) - end <= _MAX_LINE else b""
             self._taker.take(block[:end])
+            if clock.is_over:
+                self.data.cut = clock.message
+                break
         return is_new
 
     def _is_replaced(self) -> bool:

@@ -14,7 +14,7 @@ from .curves import Series, as_number
 from .foreign import KeyMap
 from .journal_read import JournalData, journal_of, read_journal
 from .layers import HeatMap, heat_map
-from .reading import read_incident
+from .reading import MAX_SECONDS, read_incident
 from .sources import Sources, load_sources
 from .text import number
 
@@ -98,6 +98,7 @@ def load_run(
     keys: KeyMap | None = None,
     points: int = 2000,
     rank: int = 0,
+    max_seconds: float = MAX_SECONDS,
 ) -> RunView:
     """Read a run folder, a JSONL log, or one incident."""
     path = Path(path)
@@ -105,7 +106,9 @@ def load_run(
         incident, folder = read_incident(path)
         return view_of_incident(incident, load_sources(folder))
     journal = journal_of(path, rank)
-    data = read_journal(journal, points, session, keys) if journal is not None else JournalData()
+    data = JournalData()
+    if journal is not None:
+        data = read_journal(journal, points, session, keys, max_seconds)
     if data.is_foreign and data.curves.num_rows == 0:
         raise UsageError(
             f"{path}: no line has a loss, gradient norm, learning rate or scale under a known name\n"
@@ -180,8 +183,8 @@ def _fill(view: RunView) -> None:
     view.facts = _facts(view)
     view.findings = _findings(view)
     view.ledger = _ledger(view)
-    if data.is_cut:
-        view.problems.append("the log has more than 4 GB; the rest of it was not read")
+    if data.cut:
+        view.problems.append(data.cut)
     if data.num_broken:
         view.problems.append(
             f"{data.num_broken} line{'s' if data.num_broken > 1 else ''} of the log "

@@ -5,15 +5,46 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import UsageError
 from ..records import Incident
 
-__all__ = ["is_regular", "open_regular", "printable", "read_incident", "read_json"]
+__all__ = [
+    "MAX_SECONDS",
+    "Clock",
+    "is_regular",
+    "open_regular",
+    "printable",
+    "read_incident",
+    "read_json",
+]
 
 _MAX_INCIDENT = 32 << 20
+MAX_SECONDS = 10.0
+"""Processor time for reading a log, unless another is given."""
+
+
+class Clock:
+    """The processor time that a reader has left: a busy machine makes no log unreadable.
+
+    >>> Clock(0.0).is_over, Clock(60.0).is_over
+    (True, False)
+    """
+
+    def __init__(self, max_seconds: float = MAX_SECONDS) -> None:
+        self.max_seconds = max_seconds
+        self._end = time.process_time() + max_seconds
+
+    @property
+    def is_over(self) -> bool:
+        return time.process_time() >= self._end
+
+    @property
+    def message(self) -> str:
+        return f"stopped after {self.max_seconds:g} s: limit_exceeded; the rest of the log was not read"
 
 
 def printable(text: str) -> str:

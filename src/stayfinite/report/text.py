@@ -118,6 +118,9 @@ def _first(incident: Incident) -> str:
     d = incident.diagnosis
     if d.cause:
         lines += _wrapped(f"{d.cause} (confidence {d.confidence:.0%}): {d.summary}", "  why    ")
+    elif d.summary:
+        lines += _wrapped(d.summary, "  why    ")
+    lines += _set_at(incident.location)
     fix = first_fix(incident)
     if fix is not None and fix.proof is not None:
         lines += _wrapped(f"{fix.title}  [proved]", "  fix    ")
@@ -153,7 +156,9 @@ def _place(incident: Incident) -> str:
 
 def _title(incident: Incident) -> str:
     event = incident.event
-    lines = [f"stayfinite: step {event.step} (epoch {event.epoch}): {_what(incident)}"]
+    own = ", ".join(f"{name} = {value}" for name, value in event.counters.items())
+    when = f"epoch {event.epoch}" + (f"; in the script {own}" if own else "")
+    lines = [f"stayfinite: step {event.step} ({when}): {_what(incident)}"]
     if event.noticed_at_step is not None and event.noticed_at_step != event.step:
         lines.append(f"  noticed at step {event.noticed_at_step}, traced back to step {event.step}")
     lines.append(f"  phase: {event.phase}")
@@ -264,6 +269,15 @@ def _evidence(incident: Incident) -> str:
 def _few(numbers: tuple[int, ...], limit: int = 12) -> str:
     shown = ", ".join(map(str, numbers[:limit]))
     return shown if len(numbers) <= limit else f"{shown}, ... ({len(numbers)} in all)"
+
+
+def _set_at(location: Location) -> list[str]:
+    """The line that set what is to blame."""
+    c = location.culprit
+    if c is None:
+        return []
+    place = f"  set at {short_path(c.file)}:{c.line} ({c.what})"
+    return [place, f"           {c.source}"] if c.source else [place]
 
 
 _OUTCOME = {"finite": "the step is finite", "nonfinite": "still not finite", "not_run": "not tried"}

@@ -21,6 +21,7 @@ from .foreign import KeyMap
 from .journal import journal_name
 from .journal_read import JournalData, Tail
 from .layers import latest_layers
+from .reading import MAX_SECONDS
 from .text import number
 
 __all__ = ["frame", "watch"]
@@ -29,11 +30,18 @@ _CONTROL = dict.fromkeys((*range(32), *range(127, 160)), "?")
 
 
 def watch(
-    run: Path, interval: float = 0.5, is_once: bool = False, keys: KeyMap | None = None
-) -> None:
-    """Show the run until `q`, Ctrl-C, or at once where nobody sits at a terminal."""
+    run: Path,
+    interval: float = 0.5,
+    is_once: bool = False,
+    keys: KeyMap | None = None,
+    max_seconds: float = MAX_SECONDS,
+) -> JournalData:
+    """Show the run until `q`, Ctrl-C, or at once where nobody sits at a terminal.
+
+    Returns what was read of it; a log that takes longer than `max_seconds` is read on with the next look.
+    """
     path = run if run.is_file() else run / journal_name(0)
-    tail = Tail(path, keys=keys)
+    tail = Tail(path, keys=keys, max_seconds=max_seconds)
     console = Console(highlight=False)
     is_ascii = "utf" not in console.encoding.lower()  # asked now: Live replaces stdout
     name = run.absolute().name
@@ -42,7 +50,7 @@ def watch(
         if is_once or not console.is_terminal:
             size = console.width, max(24, console.height - 1)
             console.print(frame(tail.data, name, *size, is_ascii))
-            return
+            return tail.data
         # A shell's COLUMNS is what the window once was; a live view follows the window.
         kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         console = Console(highlight=False, _environ=kept)
@@ -51,9 +59,9 @@ def watch(
                 tail.poll()
                 live.update(frame(tail.data, name, *console.size, is_ascii), refresh=True)
                 if pressed(interval) in ("q", "Q", "\x1b"):
-                    return
+                    return tail.data
     except KeyboardInterrupt:
-        return
+        return tail.data
     finally:
         tail.close()
 
@@ -124,6 +132,7 @@ def _headline(data: JournalData, name: str, width: int) -> Text:
     if isinstance(row.get("t"), (int, float)):
         parts.append(f"{row['t']:.0f} s")
     state = "ended" if data.is_ended else "log" if data.is_foreign else "running"
+    state = "still reading" if data.cut else state
     tail = "  ".join([*parts, state])
     room = max(8, width - len(tail) - 2)
     shown = name if cell_len(name) <= room else set_cell_size(name, room - 1) + "…"

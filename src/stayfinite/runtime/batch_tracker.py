@@ -42,6 +42,13 @@ class BatchTracker:
         self._other: BatchRef | None = None
         """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
 
+    @property
+    def num_epochs(self) -> int:
+        """Of the loader that has come furthest."""
+        return (
+            self._num_epochs if self.counts_every_batch else max(self._epochs.values(), default=0)
+        )
+
     def owns(self, loader: Any) -> bool:
         """Whether the open window has a batch of this loader."""
         window = self.window

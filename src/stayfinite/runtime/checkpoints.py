@@ -7,12 +7,15 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, NonFiniteError
+from ..locate.frames import Frame, culprit, place_of
+from ..patches.made_at import call_stack
 from ..patches.provenance import provenance
-from ..records import Action, Diagnosis, Event, Incident
+from ..records import Action, Diagnosis, Event, Incident, Location
 from ..report.text import headline
 from .engine import Engine
 from .incidents import new_incident
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointWatch", "save_gate"]
 
+_RESTORED = "it was to be restored here"
 _OWN_ROLES = ("optimizer", "ema", "batchnorm", "scaler")
 
 
@@ -133,7 +137,7 @@ class CheckpointWatch:
             engine, found[0], "resume", what,
             Action(kind="raised", detail=f"nothing was restored; {remedy}"),
             Diagnosis(
-                cause="corrupt_checkpoint", confidence=1.0, evidence=(_shown(found),),
+                cause="corrupt_checkpoint", confidence=0.9, evidence=(_shown(found),),
                 summary="what would be restored already contains NaN or Inf",
             ),
         )  # fmt: skip
@@ -166,7 +170,13 @@ class CheckpointWatch:
             step=engine.num_applied, phase=phase, symptom=symptom, name=first.tensor,
             lr=engine.state.lrs(), message=message, rank=engine.ranks.rank,
         )  # fmt: skip
-        incident = new_incident(event, action=action, diagnosis=diagnosis, history=engine.records())
+        location = Location(method="none")
+        if phase == "resume":
+            stack = [Frame(*place) for place in call_stack(sys._getframe(1))]
+            location = replace(location, culprit=culprit(place_of(stack).user, _RESTORED))
+        incident = new_incident(
+            event, action=action, diagnosis=diagnosis, history=engine.records(), location=location
+        )
         return engine.publish_alone(incident)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from ..patches.firewall import Firewall
 from .engine import Engine
-from .saved_state import OptimizerCopy
+from .saved_state import OptimizerCopy, SearchPoint
 from .window import Failure, Window
 
 __all__ = ["Abort", "ClosureDriver", "ClosureSteps", "moves_before_closure"]
@@ -68,6 +68,7 @@ class ClosureSteps:
         copy = driver.firewall.call(self._copy, optimizer)
         found: list[Failure] = []
         last: list[Any] = []
+        num_backward = window.num_backward
 
         def watched() -> Any:
             loss = closure()
@@ -86,10 +87,12 @@ class ClosureSteps:
             result = last[0]
         if found:
             if copy is not None:
+                window.search_point = driver.firewall.call(SearchPoint.of, optimizer)
                 driver.firewall.call(copy.restore)
-            window.closure = closure
+            if window.num_backward != num_backward:
+                window.closure = closure  # else it computes nothing: the loop has done so before
             driver.firewall.call(driver.refuse, window, found[0])
-            window.closure = None
+            window.closure = window.search_point = None
             driver.firewall.call(driver.end_refused, window)
         else:
             driver.firewall.call(driver.on_step_done, optimizer, is_done)

@@ -6,8 +6,9 @@ the objects of the rest of the process are nobody's business.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,14 @@ from ..patches.provenance import provenance
 from .frames import calling_frames, variables
 from .rng import is_generator
 
-__all__ = ["find_averages", "find_generators", "find_models", "find_stateful", "reachable_modules"]
+__all__ = [
+    "find_averages",
+    "find_generators",
+    "find_models",
+    "find_optimizers",
+    "find_stateful",
+    "reachable_modules",
+]
 
 _MAX_OBJECTS = 4000
 _MAX_DEPTH = 4
@@ -35,6 +43,14 @@ def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
     return _outermost([(n, m) for n, m in found if _is_whole(m)])
 
 
+def find_optimizers(frame: FrameType | None, names: Mapping[str, Any] | None = None) -> list[Any]:
+    """Optimizers that were made before anybody watched, within reach of the running functions or of
+    variables that are given by name."""
+    given = [(n, v, 0) for n, v in (names or {}).items()]
+    found = itertools.chain(_reachable(frame), _walk(deque(given)))
+    return [v for _, v in found if issubclass(type(v), torch.optim.Optimizer)]
+
+
 def find_generators(frame: FrameType | None) -> list[Any]:
     """Sources of random numbers that the training has made for itself."""
     found = [v for _, v in _reachable(frame) if is_generator(v)]
@@ -48,6 +64,10 @@ def _reachable(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
         scope = variables(each)
         names = {**each.f_globals, **scope} if scope is not each.f_globals else scope
         todo.extend((n, v, 0) for n, v in names.items() if not n.startswith("__"))
+    return _walk(todo)
+
+
+def _walk(todo: deque[tuple[str, Any, int]]) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     while todo and len(seen) < _MAX_OBJECTS:
         name, value, depth = todo.popleft()

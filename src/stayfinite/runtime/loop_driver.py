@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,7 @@ from .frames import bad_tensors, calling_place, holds_bad_number, is_at_loop_hea
 from .ranks import RankFailure, plain_norm
 from .rng import RngState
 from .saved_state import OptimizerCopy
+from .validation import look_at_untrained
 from .window import Failure, Verdict, Window
 
 __all__ = ["LoopDriver", "Phase"]
@@ -73,6 +75,8 @@ class LoopDriver:
         self._stepped: set[int] = set()
         """Optimizers that have stepped in this iteration of a loop without a loader."""
         self._loaderless_rng: Any = None
+        self._told: set[str | None] = set()
+        """Validation loops that were told of."""
 
     @property
     def is_replaying(self) -> bool:
@@ -163,6 +167,16 @@ class LoopDriver:
         if self.tracker.is_trained(loader):
             self._look_deeper()
             self.tracker.end_epoch(loader)
+        else:
+            self._looks.once(self._look_at_validation, sys._getframe(1))
+
+    def _look_at_validation(self, frame: FrameType) -> None:
+        """NaN in what is only evaluated is told in one line, once for each place."""
+        epoch = self.tracker.num_epochs
+        event = look_at_untrained(frame, self.tracker.num_batches, epoch)
+        if event is not None and event.name not in self._told:
+            self._told.add(event.name)
+            self.engine.recovery.warn(event)
 
     def _look_deeper(self) -> None:
         """A deep check at the end of an epoch; ranks come there at different times."""
@@ -225,9 +239,11 @@ class LoopDriver:
     def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
         if self.tracker.window is None and not self.num_steps:
-            self._loaderless_rng = (
-                self.engine.rng.capture()
-            )  # a loop without a loader may begin here
+            self.may_begin()
+
+    def may_begin(self) -> None:
+        """A loop without a loader may begin here."""
+        self._loaderless_rng = self.engine.rng.capture()
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -62,6 +63,9 @@ class SaveGate:
         self.last_good: str | None = None
         self.refused: dict[str, str] = {}
         """Where a save was to go, and where it went instead."""
+        self.held: dict[tuple[str, str], str] = {}
+        """The last good checkpoint from before a refusal, until a good one of its kind is written: those who
+        keep the last few only would delete it for the sake of the one that was held back."""
         self.thread_id = threading.get_ident()
         self._on_refusal = on_refusal
         self._on_good = on_good
@@ -77,6 +81,7 @@ class SaveGate:
 
     def note_good(self, path: str) -> None:
         self.last_good = path
+        self.held.pop(_kind(path), None)
         self.refused.pop(os.path.abspath(path), None)
         self._on_good(path)
 
@@ -91,9 +96,18 @@ class SaveGate:
         if beside is not None:
             self.refused[os.path.abspath(path)] = beside
         good = path if os.path.exists(path) else self.last_good
+        if good is not None and good != path:
+            self.held.setdefault(_kind(path), os.path.abspath(good))
         found = tuple(findings) or (_elsewhere(),)
         self._on_refusal(Refusal(path, beside, found, good))
         return result
+
+    def must_stay(self, path: Any) -> bool:
+        """Whether deleting this file or folder would take the last good checkpoint away."""
+        if not self.held or not isinstance(path, (str, os.PathLike)):
+            return False
+        gone = os.path.abspath(os.fsdecode(path))
+        return any(h == gone or h.startswith(gone + os.sep) for h in self.held.values())
 
     def keep(self, path: str) -> None:
         """A good state was written through an open file: a copy, in case that a bad one follows."""
@@ -133,6 +147,12 @@ class SaveGate:
             self._folder.cleanup()
             self._folder = None
         self._kept.clear()
+
+
+def _kind(path: str) -> tuple[str, str]:
+    """What one checkpoint has in common with the next: the folder but for its numbers, and the suffix."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return re.sub(r"\d+", "#", folder), os.path.splitext(name)[1]
 
 
 _ungated = threading.local()

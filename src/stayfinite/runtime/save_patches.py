@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,12 +54,14 @@ class SavePatches:
         self._subscriptions.append(patch_when_imported(module, name, _REASON, "saves", make, self))
 
     def follow_renames(self) -> None:
-        """A bad state was written under another name: a script that renames its file must find it."""
+        """A bad state was written under another name: a script that renames its file must find it, and
+        one that makes room for it must not delete the last good one."""
         if not self._renames:
-            self._renames = [
-                subscribe(Target(os, name, _REASON, "saves"), _rename, self)
-                for name in ("rename", "replace")
-            ]
+            for owner, name, make in (
+                (os, "rename", _rename), (os, "replace", _rename), (os, "remove", _remove),
+                (os, "unlink", _remove), (shutil, "rmtree", _remove),
+            ):  # fmt: skip
+                self._renames.append(subscribe(Target(owner, name, _REASON, "saves"), make, self))
 
     def close(self) -> None:
         for subscription in (*self._subscriptions, *self._renames):
@@ -233,6 +236,22 @@ def _lightning_save(original: Any, subscribers: Subscribers) -> Any:
         return gate.save(checkpoint, filepath, lambda path: original(checkpoint, path))
 
     return _atomic_save
+
+
+def _remove(original: Any, subscribers: Subscribers) -> Any:
+    """Only the last good checkpoint stays, and only until the next good one."""
+
+    def remove(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(each.gate.must_stay(path) for each in subscribers):
+            print(
+                f"stayfinite: {os.fsdecode(path)} was not deleted: it is the last good checkpoint, and "
+                "the one after it was held back",
+                file=sys.stderr,
+            )
+            return None
+        return original(path, *args, **kwargs)
+
+    return remove
 
 
 def _rename(original: Any, subscribers: Subscribers) -> Any:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..numerics.health import is_finite
 from ..recover.snapshot import DiskSnapshot, Snapshot
 from .rng import RngState
 from .state import TrainState
 from .undo import entries, optimizer_extras
 from .window import Window
 
-__all__ = ["Before", "LeftByLoop", "OptimizerCopy", "choose_snapshot", "free_memory"]
+__all__ = ["Before", "LeftByLoop", "OptimizerCopy", "SearchPoint", "choose_snapshot", "free_memory"]
 
 
 def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
@@ -65,6 +69,36 @@ class Before:
         self._kept.restore()
         if self._rng is not None:
             self._rng.restore()
+
+
+class SearchPoint:
+    """The weights at which an optimizer that searches (LBFGS) evaluated its closure, and it failed."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._params = [p for g in optimizer.param_groups for p in g["params"]]
+        self._there = [p.detach().clone() for p in self._params]
+
+    @classmethod
+    def of(cls, optimizer: Any) -> SearchPoint | None:
+        """None where the search itself has made them non-finite."""
+        point = cls(optimizer)
+        return point if all(is_finite(t) for t in point._there) else None
+
+    @contextlib.contextmanager
+    def visited(self) -> Iterator[None]:
+        """The model has these weights for the length of the block."""
+        kept = [p.detach().clone() for p in self._params]
+        _write(self._params, self._there)
+        try:
+            yield
+        finally:
+            _write(self._params, kept)
+
+
+@torch.no_grad()
+def _write(params: list[Tensor], values: list[Tensor]) -> None:
+    for p, value in zip(params, values):
+        p.copy_(value)
 
 
 class LeftByLoop:

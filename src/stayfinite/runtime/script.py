@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,7 +40,16 @@ from .state import TrainState
 from .traceback_view import show
 from .window import Failure, Verdict, Window
 
-__all__ = ["ScriptRun"]
+__all__ = ["ScriptRun", "run_here"]
+
+_listening: list[ScriptRun] = []
+"""The runs of this process that listen just now, the innermost last."""
+
+
+def run_here() -> ScriptRun | None:
+    """The run that watches this thread already: who comes second leaves the work to it."""
+    me = threading.get_ident()
+    return next((r for r in reversed(_listening) if r.driver.thread_id == me), None)
 
 
 class ScriptRun:
@@ -115,18 +125,20 @@ class ScriptRun:
             tuple(self._sinks), index=index, resume_check=self._checks_resume,
         )  # fmt: skip
 
-    def _set_up(self, folder: Path, name: str) -> None:
+    def _set_up(self, folder: Path | None, name: str) -> None:
         """Journal and sinks for one process only; which samples were left out, each knows itself."""
         number = launched_rank() or self._index
         engine = self.engine
-        folder = folder.absolute()  # the script may go into another one
+        folder = folder.absolute() if folder is not None else None  # the script may go elsewhere
         self.folder = RunFolder(folder, say=say_incident)
         engine.on_incident = self._save
+        part_listeners.add(engine.recovery)
+        if folder is None:
+            return
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
         engine.recovery.ledger = Ledger(folder / ledger)
         engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
-        part_listeners.add(engine.recovery)
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
             about = {"script": name, **environment()}
@@ -134,6 +146,7 @@ class ScriptRun:
 
     def _listen(self) -> None:
         """Everything that is touched in the script's process begins here."""
+        _listening.append(self)
         without = self.engine.settings.without
         if "provenance" not in without:
             _provenance.install()
@@ -167,6 +180,8 @@ class ScriptRun:
     def leave(self) -> None:
         """All patches come out, and nothing of the training is held."""
         end = Firewall("the end of the run")
+        if self in _listening:
+            _listening.remove(self)
         if self.engine.journal is not None:
             end.once(self.engine.journal.close)
         end.once(self._unlisten)

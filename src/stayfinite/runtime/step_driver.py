@@ -18,7 +18,7 @@ from .closures import Abort
 from .engine import Engine
 from .plain_step import PlainStep
 from .ranks import plain_norm
-from .saved_state import OptimizerCopy
+from .saved_state import OptimizerCopy, SearchPoint
 from .schedule import Schedule
 from .step_parts import LossFn, StepParts
 from .window import BatchRef, Failure, Window
@@ -318,6 +318,7 @@ class StepDriver:
             parts.optimizer.step(closure)
         except Abort:
             plain.is_theirs = False
+            window.search_point = SearchPoint.of(parts.optimizer)
             self._copy.restore()
             window.small_state = self.engine.state.capture_small()
             return found[0]

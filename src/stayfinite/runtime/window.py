@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..locate.frames import Frame
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..recover.policy import Outlook
@@ -114,6 +115,8 @@ class Window:
     """What the step raised, where a NaN made it raise before there was a loss."""
     closure: Callable[[], Any] | None = None
     """What computes the loss, where the loop has given it to its optimizer."""
+    search_point: Any = None
+    """The weights at which that failed, where an optimizer that searches had gone there."""
     loss: float | None = None
     """The last loss as a number, where the check has read it anyway."""
     live_loss: weakref.ref[Tensor] | None = None
@@ -188,6 +191,8 @@ class ReplayResult:
     losses: list[float] = field(default_factory=list)
     loss_factor: float | None = None
     """A constant by which the loss was multiplied last of all."""
+    loss_factor_line: Frame | None = None
+    """The script's line that did so."""
     probes: list[Reading] = field(default_factory=list)
     """What the probes inside the model saw, in their order."""
 

@@ -11,12 +11,14 @@ _PRODUCTS = ("mm", "bmm", "addmm", "mul", "sum", "add", "convolution_backward", 
              "addcmul", "div", "baddbmm", "addmv", "mv", "dot", "pow", "native_layer_norm_backward",
              "_softmax_backward_data", "embedding_dense_backward", "index_put", "tanh_backward")  # fmt: skip
 
+_ORDINARY_RATE = 10.0
+
 
 @rule("exploding_gradient")
 def grows_over_depth(e: Evidence) -> Finding | None:
     if e.birth is None or not e.is_overflow:
         return None
-    if not (e.is_backward or e.is_in_optimizer) or e.has_diverged >= 0.75:
+    if not (e.is_backward or e.is_in_optimizer) or e.has_diverged >= 0.75 or _is_moved_far(e):
         return None
     if e.largest_input < 1e9 and not e.is_half_birth:
         return None
@@ -28,8 +30,7 @@ def grows_over_depth(e: Evidence) -> Finding | None:
     return Finding(
         confidence=confidence,
         sentence=f"The gradient grows from layer to layer (or from one time step to the next) until it "
-        f"overflows {here(e)}{_course(e)}. Weights, activations and learning rate are ordinary; their "
-        "product over the depth is not.",
+        f"overflows {here(e)}{_course(e)}. {_what_is_ordinary(e)}; the product over the depth is not.",
         fixes=(
             Fix(
                 title="limit the gradient on its way: a hook that clamps it between the steps "
@@ -69,6 +70,24 @@ def forward_grows_too(e: Evidence) -> Finding | None:
             ),
         ),
     )
+
+
+def _is_moved_far(e: Evidence) -> bool:
+    """Updates of such a length have been made that the weights are what they left."""
+    return not e.is_first_step and max(e.event.lr, default=0.0) > _ORDINARY_RATE
+
+
+def _what_is_ordinary(e: Evidence) -> str:
+    """What was looked at, with its figures."""
+    parts = []
+    if e.weights.largest > 0:
+        parts.append(f"the largest weight ({num(e.weights.largest)})")
+    if e.is_first_step:
+        parts.append("the start, since no update has been made,")
+    elif e.event.lr:
+        parts.append(f"the learning rate ({num(max(e.event.lr))})")
+    text = " and ".join(parts) or "each factor"
+    return f"{text[0].upper()}{text[1:]} {'are' if len(parts) > 1 else 'is'} ordinary"
 
 
 def _course(e: Evidence) -> str:

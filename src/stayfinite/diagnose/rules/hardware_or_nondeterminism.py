@@ -1,4 +1,4 @@
-"""The same step, from the same state, batch and random numbers, is finite the second time."""
+"""The same step, from the same state, batch and random numbers, is finite the second and the third time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from ...records import Fix
 from ..evidence import Evidence
 from ..registry import Finding, rule
 
+_ENOUGH = 2
+
 
 @rule("hardware_or_nondeterminism")
 def not_reproduced(e: Evidence) -> Finding | None:
-    if e.location.is_reproduced or not e.is_complete:
+    if e.location.is_reproduced or not e.is_complete or e.num_finite_replays < _ENOUGH:
         return None
+    sentence = (
+        "The same step was run again twice from the same weights, batch and random numbers, and it was "
+        "finite. The computation is not deterministic, or the hardware failed once."
+    )
+    if e.own_counts:
+        sentence += (
+            f" Or it depends on a count of its own: each run changes {', '.join(e.own_counts)}."
+        )
     return Finding(
-        confidence=0.95,
-        sentence="The same step was run again from the same weights, batch and random numbers, and "
-        "it was finite. The computation is not deterministic, or the hardware failed once.",
+        confidence=0.7 if e.own_counts else 0.9,
+        sentence=sentence,
         facts=(e.location.note,) if e.location.note else (),
         fixes=(
             Fix(

@@ -13,6 +13,8 @@ from ..words import num
 def runs_away(e: Evidence) -> Finding | None:
     if not can_diverge(e):
         return None
+    if e.falls_without_bound:
+        return _nothing_bounds_the_loss(e)
     score = e.has_diverged
     if score == 0.0:
         if not e.is_overflow or e.is_first_step or e.is_half_birth:
@@ -27,11 +29,41 @@ def runs_away(e: Evidence) -> Finding | None:
         score *= 0.6  # it runs away at any rate
     return Finding(
         confidence=min(score, 0.92),
-        sentence=f"The training had run away before this step: {story(e)}. The learning rate of "
-        f"{rates(e)} makes each update overshoot the one before, until something overflows.",
+        sentence=_sentence(e),
         facts=_other_batches(before),
         fixes=divergence_fixes(e),
         wants=("previous_batch", "smaller_lr") if is_open else ("smaller_lr",),
+    )
+
+
+def _sentence(e: Evidence) -> str:
+    told = story(e)
+    if not told:
+        return (
+            f"Inputs of {num(e.largest_input)} reach this operator and overflow. Neither the loss nor the "
+            f"weights had run away; a learning rate of {rates(e)} may still be too high."
+        )
+    return (
+        f"The training had run away before this step: {told}. The learning rate of {rates(e)} makes "
+        "each update overshoot the one before, until something overflows."
+    )
+
+
+def _nothing_bounds_the_loss(e: Evidence) -> Finding:
+    """Every update did what it was asked to: it is the objective that has no end."""
+    shown = " -> ".join(num(r.loss) for r in e.history[-4:])
+    return Finding(
+        confidence=0.5,
+        sentence=f"The loss itself falls without end ({shown}), and the weights grow with it: the "
+        f"largest is {num(e.weights.largest)} where it was {num(e.weights.first)} at the start. The "
+        f"learning rate of {rates(e)} sets how soon that overflows, not whether.",
+        fixes=(
+            Fix(
+                title="bound what is minimized: look for a lost sign, a missing square, or a term that "
+                "can be made as negative as one likes; a penalty or a clamp on the weights bounds it",
+                why="no learning rate helps where the minimum is at minus infinity",
+            ),
+        ),
     )
 
 
@@ -51,7 +83,7 @@ def can_diverge(e: Evidence) -> bool:
 
 
 def story(e: Evidence) -> str:
-    """The course of the loss and the weights in a few numbers."""
+    """The course of the loss and the weights in a few numbers; "" where neither went anywhere."""
     parts = []
     losses = e.losses
     if len(losses) >= 2 and e.loss_growth > 10:
@@ -62,7 +94,7 @@ def story(e: Evidence) -> str:
         parts.append(
             f"the largest weight is {num(w.largest)} where it was {num(w.first)} at the start"
         )
-    return " and ".join(parts) or f"inputs of {num(e.largest_input)} reach this operator"
+    return " and ".join(parts)
 
 
 def rates(e: Evidence) -> str:

@@ -14,7 +14,7 @@ _APART = 1.5
 @rule("resume_mismatch")
 def only_a_part_was_restored(e: Evidence) -> Finding | None:
     r = e.resume
-    if not r.is_resumed or not can_diverge(e):
+    if not r.is_resumed or not can_diverge(e) or e.falls_without_bound:
         return None
     score = e.has_diverged or (0.4 if e.is_overflow else 0.0)
     mismatch = what_differs(e)
@@ -22,7 +22,8 @@ def only_a_part_was_restored(e: Evidence) -> Finding | None:
         return None
     return Finding(
         confidence=min(0.96, score + 0.08),
-        sentence=f"This run was resumed, and {mismatch}. From the first step on it ran away: {story(e)}.",
+        sentence=f"This run was resumed, and {mismatch}. "
+        + (f"From there on it ran away: {told}." if (told := story(e)) else "It then overflowed."),
         fixes=(
             Fix(
                 title=_remedy(e),

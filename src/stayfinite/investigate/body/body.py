@@ -83,6 +83,19 @@ class Body:
             found.append(body)
         return found[0] if found else None
 
+    def wider(self) -> Body | None:
+        """The body of the next loop around this one: what it has computed before, in the same iteration."""
+        mine = self.functions
+        is_outside = False
+        for home in homes_of(self.scene):
+            if is_outside and home.is_loop:
+                functions = Functions(mine.judge.is_training_object, mine.is_full, mine.is_buffer)
+                body = Body(self.scene, home, functions, self._outer)
+                if body.plan().code is not None and body.plan().has_backward:
+                    return body
+            is_outside = is_outside or home.node is self.home.node
+        return None
+
     def with_source(self, changed: Callable[..., Scene]) -> Body | None:
         """The same body as another version of its source has it; `changed` finds a scene's place there."""
         mine = self.functions

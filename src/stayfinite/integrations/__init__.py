@@ -1,0 +1,8 @@
+"""One thin file for each framework, loaded only by who asks for it.
+
+- `stayfinite.integrations.lightning`: `StayfiniteCallback` for the Trainer, `protect` for Fabric
+- `stayfinite.integrations.transformers`: `StayfiniteCallback` for the Trainer
+- `stayfinite.integrations.accelerate`: `protect`
+- `stayfinite.integrations.notebook`: `%load_ext stayfinite`
+- `stayfinite.integrations.pytest_plugin`: `pytest --stayfinite`
+"""

@@ -1,0 +1,99 @@
+"""Where optimizers, schedules and scalers were made: one note for each, once in its life.
+
+The file and the line of the callers are kept, never a frame, so nothing of the script is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import threading
+import weakref
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from .firewall import Firewall
+from .manager import Subscribers, Target
+
+__all__ = ["CallStack", "call_stack", "made_at", "note_made", "targets"]
+
+CallStack = tuple[tuple[str, int, str], ...]
+"""(file, line, function) of the callers, innermost first."""
+
+_MOST = 12
+_PASSED_BY = ("torch.", "stayfinite.")
+_firewall = Firewall("noting where things are made")
+_REASON = "where an optimizer, a schedule or a scaler is made is noted, to name the line"
+_CLASSES = (
+    Optimizer, LRScheduler, ReduceLROnPlateau, SequentialLR, ChainedScheduler, torch.amp.GradScaler,
+)  # fmt: skip
+
+
+class _Notes:
+    def __init__(self) -> None:
+        self.places: weakref.WeakKeyDictionary[Any, CallStack] = weakref.WeakKeyDictionary()
+        self.lock = threading.Lock()
+
+
+_notes = _Notes()
+
+
+def made_at(value: Any) -> CallStack:
+    """The callers of the constructor of this object; () where it was not seen."""
+    try:
+        return _notes.places.get(value, ())
+    except Exception:
+        return ()
+
+
+def note_made(value: Any, stack: CallStack) -> None:
+    """The first note of an object stays: a constructor may call that of its base class."""
+    with _notes.lock, contextlib.suppress(Exception):  # its `__hash__` may be the script's own
+        if value not in _notes.places:
+            _notes.places[value] = stack
+
+
+def call_stack(frame: FrameType | None, own: tuple[CodeType, ...] = ()) -> CallStack:
+    """The callers from `frame` outwards, without torch's code, ours and the functions in `own`."""
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and len(found) < _MOST:
+        code = frame.f_code
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(_PASSED_BY) and code not in own:
+            found.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def targets() -> list[tuple[Target, Any]]:
+    """What is patched for it, each with what makes its wrapper."""
+    return [(Target(cls, "__init__", _REASON, "provenance"), _init) for cls in _CLASSES]
+
+
+def _init(original: Any, subscribers: Subscribers) -> Any:
+    def __init__(made: Any, *args: Any, **kwargs: Any) -> None:
+        _firewall.call(_note, made, sys._getframe(1))
+        original(made, *args, **kwargs)
+
+    return __init__
+
+
+def _note(made: Any, frame: FrameType) -> None:
+    note_made(made, call_stack(frame, _constructors(type(made))))
+
+
+def _constructors(cls: type) -> tuple[CodeType, ...]:
+    """The `__init__` functions that a class has of its own and from its bases."""
+    found = [vars(c).get("__init__") for c in cls.__mro__]
+    plain = [inspect.unwrap(f) for f in found if callable(f)]
+    return tuple(f.__code__ for f in plain if hasattr(f, "__code__"))
