@@ -77,7 +77,7 @@ def test_it_fails_again_at_the_same_line(incident, app):
     result = CliRunner().invoke(app, ["replay", str(incident), "--build", "train.py:build"])
     assert result.exit_code == 1, result.output
     assert result.output.startswith("the step fails again, at the same operator and line")
-    assert "why: zero_denominator" in result.output
+    assert "why    zero_denominator" in result.output
     assert "rows of the batch that are enough to fail: 1" in result.output
 
 
