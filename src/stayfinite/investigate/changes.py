@@ -71,7 +71,7 @@ def _widened(value: Any) -> Any:
 @contextlib.contextmanager
 def higher_precision(state: TrainState) -> Iterator[None]:
     """Everything in float32: half parameters and buffers widened, autocast off, casts undone."""
-    tensors = [t for _, t in [*state.parameters(), *state.buffers()] if t.dtype in _HALF]
+    tensors = [t for _, t in [*state.parameters(), *state.buffers] if t.dtype in _HALF]
     kept = [t.data for t in tensors]
     with contextlib.ExitStack() as stack:
         for t, data in zip(tensors, kept):

@@ -144,7 +144,7 @@ def _undo_other_steps(about: Investigation) -> Replays:
         if result.failure is not None or not result.is_complete:
             moved.restore()
             return
-    state.shadow_buffers()
+    state.buffers.copy()
     about.window.small_state = state.capture_small()
     about.window.is_moved = False
     about.rewind()

@@ -98,7 +98,7 @@ def _run_again(
         return _bad_as_well(engine, vehicle, window, result.failure)
     if result.failure is not None or not result.is_complete:
         return False
-    engine.state.shadow_buffers()
+    engine.state.buffers.copy()
     window.failure = None
     window.num_applied = 1
     window.loss = result.losses[-1] if result.losses else window.loss
@@ -109,7 +109,7 @@ def _run_again(
 
 
 def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Failure) -> Verdict:
-    engine.state.shadow_buffers()
+    engine.state.buffers.copy()
     window.small_state = engine.state.capture_small()
     window.failure = failure
     window.num_applied, window.is_moved = 0, False

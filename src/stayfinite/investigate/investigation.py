@@ -97,7 +97,7 @@ class Investigation:
 
     def rewind(self) -> None:
         """Everything but parameters and moments back to the start of the window."""
-        self.state.restore_buffers()
+        self.state.buffers.restore()
         if self.window.small_state is not None:
             self.window.small_state()
         if self.window.rng is not None:

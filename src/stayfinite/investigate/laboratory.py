@@ -132,7 +132,7 @@ class Laboratory:
     def _end(self) -> None:
         self.state.clear_grads()
         self._before.restore()
-        self.state.shadow_buffers()  # a journey has moved the shadows too
+        self.state.buffers.copy()  # a journey has moved the shadows too
         self._rng.restore()
 
     def once(
@@ -198,7 +198,7 @@ class Laboratory:
     def start_of(self, window: Window) -> None:
         """Gradients, buffers and random numbers as they were before this window."""
         self.state.clear_grads()
-        self.state.restore_buffers()
+        self.state.buffers.restore()
         if window.rng is not None:
             window.rng.restore()
 
@@ -255,7 +255,7 @@ class Laboratory:
             )
             if result.failure is not None or not result.is_complete:
                 return outcome_of(result)
-            self.state.shadow_buffers()
+            self.state.buffers.copy()
         return "finite"
 
     def bisect(self) -> Generator[Replay, ReplayResult, tuple[int, ...]]:

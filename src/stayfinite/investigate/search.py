@@ -150,7 +150,7 @@ class Search:
             if has_failed or self._has_grown(before) or _has_risen(losses, len(self._windows)):
                 self._failed = value if self._failed is None else min(value, self._failed)
                 return False
-            state.shadow_buffers()
+            state.buffers.copy()
             if i + 1 >= _FEWEST:
                 self._passed[value] = max(i + 1, self._passed.get(value, 0))
         if not _is_higher(losses, len(self._windows)):

@@ -211,7 +211,7 @@ def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
         return None
     text = text_of_file(m.file)
     tensor = next(
-        (t for n, t in [*lab.state.parameters(), *lab.state.buffers()] if m.name.endswith(n)), None
+        (t for n, t in [*lab.state.parameters(), *lab.state.buffers] if m.name.endswith(n)), None
     )
     if text is None or tensor is None or not is_user_file(m.file):
         return None

@@ -82,7 +82,7 @@ def _trace_window(
     traced = yield about.trace_replay(with_step=True)
     origin = traced.origin or _origin_in_state(bad)
     before.restore()
-    about.state.shadow_buffers()  # experiments begin here
+    about.state.buffers.copy()  # experiments begin here
     about.traced = traced
     about.state.clear_grads()
     kind, name = (bad[0][0], bad[0][1]) if bad else (failure.symptom, failure.name)
@@ -126,6 +126,6 @@ def go_back(about: Investigation) -> int:
     lost = len(about.engine.log)
     about.state.clear_grads()
     about.state.snapshot.restore()
-    about.state.shadow_buffers()
+    about.state.buffers.copy()
     about.engine.log.clear()
     return lost

@@ -202,7 +202,7 @@ class Trial:
                 if not result.is_complete:
                     return number, "the steps behind it could not be run here", False
                 number += 1
-                lab.state.shadow_buffers()
+                lab.state.buffers.copy()
         return number - 1, "", False  # the first of them is the step itself
 
 

@@ -90,7 +90,7 @@ def _bodies(
             return True
         return any(value is h for o in state.optimizers for h in helpers_of(o))
 
-    is_buffer = engine.state.is_buffer
+    is_buffer = engine.state.buffers.holds
     for i, scene in enumerate(scenes[:_MAX_FRAMES]):
         body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full, is_buffer, is_loose)
         if body is not None:

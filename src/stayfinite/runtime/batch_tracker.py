@@ -107,7 +107,7 @@ class BatchTracker:
         if over is not None:
             self.close(over)
         ref.step = self.num_batches
-        self._engine.state.shadow_buffers()
+        self._engine.state.buffers.copy()
         self.window = Window([ref], ref.rng, self._engine.state.lrs())
         return over
 

@@ -53,7 +53,7 @@ class CheckpointWatch:
         if engine is None or not engine.state.roots or found.role in _OWN_ROLES:
             return engine is not None
         name = found.tensor or ""
-        known = [n for n, _ in (*engine.state.parameters(), *engine.state.buffers())]
+        known = [n for n, _ in (*engine.state.parameters(), *engine.state.buffers)]
         ours = [n for n in known if name == n or name.endswith(f".{n}")]
         bad = engine.state.initially_bad
         return any(f"parameter {n}" not in bad and f"buffer {n}" not in bad for n in ours)

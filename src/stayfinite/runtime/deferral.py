@@ -58,7 +58,7 @@ class Deferral:
     def arm(self, window: Window, optimizer: Optimizer) -> None:
         """Let the optimizer's kernel look at the flag on the device; `collect` says how it went."""
         host = self._host
-        window.shadows = host.state.shadows
+        window.shadows = host.state.buffers.copies
         if len(host.state.schedulers):
             window.small_state = host.state.capture_small()
         window.optimizer_id = id(optimizer) if len(host.state.optimizers) > 1 else 0
@@ -98,7 +98,7 @@ class Deferral:
         fine, bad, later = self._flag.collect(is_last, in_step=self._host.ranks.is_on)
         self._shared.note_agreed(self._flag.is_due)
         if bad is not None and bad.shadows is not None:
-            self._host.state.use_shadows(bad.shadows)
+            self._host.state.buffers.use(bad.shadows)
         for window in (*fine, *later):
             window.small_state = window.shadows = None
         for window in (*fine, *later, *([bad] if bad is not None else [])):

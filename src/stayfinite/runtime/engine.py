@@ -144,7 +144,7 @@ class Engine:
         share = self.settings.snapshot_ram_share
         folder = self.ranks.own_folder(self.snapshot_folder)
         self._has_room = choose_snapshot(self.state, share, folder)
-        self.state.shadow_buffers()
+        self.state.buffers.copy()
         if self._has_room:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
@@ -153,7 +153,7 @@ class Engine:
         """A loop without a loader shows itself behind its first forward: whether all can be copied
         still. Else a snapshot that weights were loaded after is let go; the next one comes soon."""
         early, self._early = self._early, None
-        if early is None or not self.state.has_moved_buffers():
+        if early is None or not self.state.buffers.have_moved():
             return early is not None
         if early == self.state.weight_versions():
             self.state.retake_small()
@@ -182,7 +182,7 @@ class Engine:
                 self.state.take_snapshot(tag)
                 self._drop_log()
             self._cost += time.perf_counter() - start
-        self.state.shadow_buffers(is_kept=self.deferral.is_waiting)
+        self.state.buffers.copy(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
 
     def _runs_away(self) -> bool:
@@ -208,7 +208,7 @@ class Engine:
                 self._early = self.state.weight_versions()
         else:
             # Going back must put the newcomer back as well, so history starts anew here.
-            self.state.shadow_buffers()
+            self.state.buffers.copy()
             if self.ranks.is_on:
                 self.want_deep_check()
             else:

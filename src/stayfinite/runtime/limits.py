@@ -44,7 +44,7 @@ class Limit:
         self._has_looked = False
 
     def matches(self, training: Watched) -> list[tuple[str, Tensor]]:
-        named = [*training.state.parameters(), *training.state.buffers()]
+        named = [*training.state.parameters(), *training.state.buffers]
         return [(n, t) for n, t in named if fnmatchcase(n, self.pattern) and t.is_floating_point()]
 
     @torch.no_grad()

@@ -409,7 +409,7 @@ class LoopDriver:
         window.failure = failure
         # What the loop does from here on (saving, validating) must not see the buffers that the
         # bad forward has written.
-        self._looks.once(self.state.restore_buffers)
+        self._looks.once(self.state.buffers.restore)
         self.phase = Phase.REFUSED
         self._looks.once(self._handle, window, failure)
 
@@ -421,7 +421,7 @@ class LoopDriver:
             if not self._looks.once(self._look_into, window, failure) and window.failure is failure:
                 self.engine.replay = None
                 self._undo = undo
-                for put in (self.state.restore_buffers, window.small_state, after.restore):
+                for put in (self.state.buffers.restore, window.small_state, after.restore):
                     if put is not None:
                         self._looks.once(put)
 

@@ -111,7 +111,7 @@ class LeftByLoop:
     @classmethod
     def take(cls, state: TrainState) -> LeftByLoop:
         snapshot = Snapshot()
-        snapshot.take(0, [b for _, b in state.buffers()], state.small_captures(), [])
+        snapshot.take(0, [b for _, b in state.buffers], state.small_captures(), [])
         return cls(snapshot, RngState.now())
 
     def put_back(self) -> None:

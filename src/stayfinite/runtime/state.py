@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
 from ..recover.snapshot import Snapshot
 from .batches import named_tensors
+from .buffers import Buffers, join
 from .undo import Capture, attributes, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
 
@@ -47,8 +47,7 @@ class TrainState:
         self.first_sizes: dict[str, tuple[float, float]] = {}
         """(largest magnitude, norm) of each parameter before the first step."""
         self.first_lrs: tuple[float, ...] = ()
-        self._shadows: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
-        self._buffer_homes: list[tuple[nn.Module, str, str]] | None = None
+        self.buffers = Buffers(self._roots)
         self._flag: FiniteFlag | None = None
         self._names: dict[int, str] | None = None
         self._params: list[list[Tensor]] | None = None
@@ -81,7 +80,7 @@ class TrainState:
             self.let_go()
             return
         self.snapshot.drop()
-        self._shadows.clear()
+        self.buffers.clear()
         self._forget_caches()
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
@@ -114,14 +113,15 @@ class TrainState:
 
     def let_go(self) -> None:
         """The training is over: hold on to nothing of it."""
-        for held in (self._roots, self.optimizers, self.schedulers, self.scalers, self._shadows):
+        for held in (self._roots, self.optimizers, self.schedulers, self.scalers, self.buffers):
             held.clear()
         self.averages.clear()
         self.snapshot.drop()
         self._forget_caches()
 
     def _forget_caches(self) -> None:
-        self._names = self._buffer_homes = self._params = None
+        self._names = self._params = None
+        self.buffers.look_again()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the models, then those that only an optimizer knows."""
@@ -130,7 +130,7 @@ class TrainState:
             for name, p in root.named_parameters():
                 if id(p) not in seen:
                     seen.add(id(p))
-                    yield _join(prefix, name), p
+                    yield join(prefix, name), p
         for i, optimizer in enumerate(self.optimizers):
             for g, group in enumerate(optimizer.param_groups):
                 names = group.get("param_names", ())
@@ -138,27 +138,6 @@ class TrainState:
                     if id(p) not in seen:
                         seen.add(id(p))
                         yield names[j] if names else f"optimizer{i}.group{g}.param{j}", p
-
-    def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for module, key, name in self._buffers():
-            value = module._buffers.get(key)
-            if isinstance(value, Tensor):
-                yield name, value
-
-    def is_buffer(self, module: object, key: str) -> bool:
-        """Whether this attribute is a buffer that `restore_buffers` puts back."""
-        return any(m is module and k == key for m, k, _ in self._buffers())
-
-    def _buffers(self) -> list[tuple[nn.Module, str, str]]:
-        if self._buffer_homes is None:
-            self._buffer_homes = []
-            for prefix, root in self.roots.items():
-                for path, module in root.named_modules():
-                    for key, value in module._buffers.items():
-                        if value is not None:
-                            name = _join(prefix, _join(path, key))
-                            self._buffer_homes.append((module, key, name))
-        return self._buffer_homes
 
     def name_of(self, parameter: Tensor) -> str:
         if self._names is None:
@@ -178,7 +157,7 @@ class TrainState:
     def average_tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, module in self.averages.items():
             for key, value in (*module.named_parameters(), *module.named_buffers()):
-                yield _join(name, key), value
+                yield join(name, key), value
         for name, other in self.others.items():
             for key, value in named_tensors(other.state_dict(), name):
                 yield key, value
@@ -225,7 +204,7 @@ class TrainState:
         """Everything that existed before the step, for the trace."""
         return [
             *(SourceRef("parameter", n, p) for n, p in self.parameters()),
-            *(SourceRef("buffer", n, b) for n, b in self.buffers()),
+            *(SourceRef("buffer", n, b) for n, b in self.buffers),
             *(SourceRef("optimizer_state", n, t) for n, t in self.optimizer_state()),
         ]
 
@@ -233,7 +212,7 @@ class TrainState:
         """(kind, name, tensor) of all that is non-finite; one fused pass while all is well."""
         groups = (
             ("parameter", list(self.parameters())),
-            ("buffer", list(self.buffers())),
+            ("buffer", list(self.buffers)),
             ("optimizer_state", list(self.optimizer_state())),
             ("average", list(self.average_tensors())),
         )
@@ -269,65 +248,6 @@ class TrainState:
             self._flag = FiniteFlag(device)
         return self._flag
 
-    def shadow_buffers(self, is_kept: bool = False) -> None:
-        """Copy the buffers that moved since the last call; a version counter tells which.
-
-        Batch norm writes its running statistics without counting, so those are always copied.
-        `is_kept`: the copies before these are still wanted by somebody (see `shadows`).
-        """
-        if self._buffer_homes is None or self._buffer_homes:
-            self._shadow_buffers(is_kept)
-
-    @property
-    def shadows(self) -> Any:
-        """The copies of the buffers, to be given to `use_shadows` later."""
-        return self._shadows
-
-    def use_shadows(self, shadows: Any) -> None:
-        """What `restore_buffers` puts back from now on."""
-        self._shadows = shadows
-
-    @torch.no_grad()
-    def _shadow_buffers(self, is_kept: bool) -> None:
-        if is_kept:
-            self._shadows = dict(self._shadows)
-        for module, key, _ in self._buffers():
-            live = module._buffers.get(key)
-            if live is None or live.device.type == "meta":
-                continue
-            known = self._shadows.get((id(module), key))
-            version = live._version
-            if known is None or known[1].shape != live.shape or known[1].dtype != live.dtype:
-                self._shadows[id(module), key] = (live, live.detach().clone(), version)
-            elif known[0] is not live or known[2] != version or isinstance(module, _NormBase):
-                room = torch.empty_like(known[1]) if is_kept else known[1]
-                self._shadows[id(module), key] = (live, room.copy_(live), version)
-
-    def has_moved_buffers(self) -> bool:
-        """Whether a forward may have written to a buffer since they were copied."""
-        shadows = self._shadows
-        return any(
-            (known := shadows.get((id(module), key))) is None
-            or known[0] is not module._buffers.get(key)
-            or known[2] != known[0]._version
-            or isinstance(module, _NormBase)
-            for module, key, _ in self._buffers()
-        )
-
-    @torch.no_grad()
-    def restore_buffers(self) -> None:
-        """Put the buffers back to the start of the step."""
-        for module, key, _ in self._buffers():
-            known = self._shadows.get((id(module), key))
-            if known is None:
-                continue
-            live, kept, version = known
-            if module._buffers.get(key) is not live:
-                module._buffers[key] = live
-            if live._version != version or isinstance(module, _NormBase):
-                live.copy_(kept)
-                self._shadows[id(module), key] = (live, kept, live._version)
-
     def take_snapshot(self, tag: int) -> float:
         """Copy all that a step moves; returns the seconds it took."""
         start = time.perf_counter()
@@ -344,11 +264,11 @@ class TrainState:
 
     def _moved(self) -> list[tuple[str, Tensor]]:
         named = [(f"parameter {n}", p) for n, p in self.parameters()]
-        named += [(f"buffer {n}", b) for n, b in self.buffers() if b.device.type != "meta"]
+        named += [(f"buffer {n}", b) for n, b in self.buffers if b.device.type != "meta"]
         named += [(f"optimizer_state {n}", t) for n, t in self.optimizer_state()]
         for name, module in self.averages.items():
             pairs = (*module.named_parameters(), *module.named_buffers())
-            named += [(f"average {_join(name, key)}", t) for key, t in pairs]
+            named += [(f"average {join(name, key)}", t) for key, t in pairs]
         for optimizer in self.optimizers:
             for i, group in enumerate(optimizer.param_groups):
                 named += [(f"group{i} {k}", v) for k, v in group.items() if isinstance(v, Tensor)]
@@ -430,10 +350,10 @@ class TrainState:
     def _average_parts(self) -> Iterator[tuple[str, Tensor]]:
         for name, module in self.averages.items():
             for key, value in (*module.named_parameters(), *module.named_buffers()):
-                yield _join(name, key), value
+                yield join(name, key), value
 
     def snapshot_bytes(self) -> int:
-        tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers()]
+        tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers]
         per_param = sum(t.numel() * t.element_size() for t in tensors)
         averages = sum(t.numel() * t.element_size() for _, t in self.average_tensors())
         return 3 * per_param + averages
@@ -478,7 +398,3 @@ def _unwrapped(module: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return module
         module = inner
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}" if prefix and name else prefix or name

@@ -96,7 +96,7 @@ class StepDriver:
         """As if this window had never been, where a look into it could not see to that."""
         self.engine.replay = None
         restore = window.rng.restore if window.rng is not None else None
-        for put in (self.engine.state.restore_buffers, window.small_state, restore):
+        for put in (self.engine.state.buffers.restore, window.small_state, restore):
             if put is not None:
                 self._looks.once(put)
 
@@ -352,7 +352,7 @@ class StepDriver:
         fresh = Window(old.batches, engine.rng.capture(), old.lrs)
         if not self.parts.schedule.is_ours:
             engine.state.set_lrs(old.lrs)
-        engine.state.shadow_buffers(is_kept=engine.deferral.is_waiting)
+        engine.state.buffers.copy(is_kept=engine.deferral.is_waiting)
         try:
             return self._finish(fresh, self._attempt(fresh))
         finally:

@@ -1,0 +1,116 @@
+"""The models' buffers: what they are called, and copies of them from the start of a step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+__all__ = ["Buffers", "join"]
+
+
+class Buffers:
+    """Of all models of one training; each is known by its module and its key there."""
+
+    def __init__(self, roots: Mapping[str, weakref.ref[nn.Module]]) -> None:
+        self._roots = roots
+        self._homes: list[tuple[nn.Module, str, str]] | None = None
+        self._copies: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for module, key, name in self._found():
+            value = module._buffers.get(key)
+            if isinstance(value, Tensor):
+                yield name, value
+
+    def holds(self, module: object, key: str) -> bool:
+        """Whether this attribute is a buffer that `restore` puts back."""
+        return any(m is module and k == key for m, k, _ in self._found())
+
+    def look_again(self) -> None:
+        """There are other models now."""
+        self._homes = None
+
+    def clear(self) -> None:
+        """Let go of the copies."""
+        self._copies.clear()
+
+    def _found(self) -> list[tuple[nn.Module, str, str]]:
+        if self._homes is None:
+            self._homes = [
+                (module, key, join(prefix, join(path, key)))
+                for prefix, ref in self._roots.items()
+                if (root := ref()) is not None
+                for path, module in root.named_modules()
+                for key, value in module._buffers.items()
+                if value is not None
+            ]
+        return self._homes
+
+    @property
+    def copies(self) -> Any:
+        """To be given to `use` later."""
+        return self._copies
+
+    def use(self, copies: Any) -> None:
+        """What `restore` puts back from now on."""
+        self._copies = copies
+
+    def copy(self, is_kept: bool = False) -> None:
+        """Copy the buffers that moved since the last call; a version counter tells which.
+
+        Batch norm writes its running statistics without counting, so those are always copied.
+        `is_kept`: the copies before these are still wanted by somebody (see `copies`).
+        """
+        if self._homes is None or self._homes:
+            self._copy(is_kept)
+
+    @torch.no_grad()
+    def _copy(self, is_kept: bool) -> None:
+        if is_kept:
+            self._copies = dict(self._copies)
+        for module, key, _ in self._found():
+            live = module._buffers.get(key)
+            if live is None or live.device.type == "meta":
+                continue
+            known = self._copies.get((id(module), key))
+            version = live._version
+            if known is None or known[1].shape != live.shape or known[1].dtype != live.dtype:
+                self._copies[id(module), key] = (live, live.detach().clone(), version)
+            elif known[0] is not live or known[2] != version or isinstance(module, _NormBase):
+                room = torch.empty_like(known[1]) if is_kept else known[1]
+                self._copies[id(module), key] = (live, room.copy_(live), version)
+
+    def have_moved(self) -> bool:
+        """Whether a forward may have written to one since they were copied."""
+        copies = self._copies
+        return any(
+            (known := copies.get((id(module), key))) is None
+            or known[0] is not module._buffers.get(key)
+            or known[2] != known[0]._version
+            or isinstance(module, _NormBase)
+            for module, key, _ in self._found()
+        )
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put them back to the start of the step."""
+        for module, key, _ in self._found():
+            known = self._copies.get((id(module), key))
+            if known is None:
+                continue
+            live, kept, version = known
+            if module._buffers.get(key) is not live:
+                module._buffers[key] = live
+            if live._version != version or isinstance(module, _NormBase):
+                live.copy_(kept)
+                self._copies[id(module), key] = (live, kept, live._version)
+
+
+def join(prefix: str, name: str) -> str:
+    """`a.b` of `a` and `b`; either may be empty."""
+    return f"{prefix}.{name}" if prefix and name else prefix or name
