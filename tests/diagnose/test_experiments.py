@@ -245,7 +245,10 @@ def test_several_lines_that_fail_are_all_named_and_tried_together():
     (tried,) = [e for e in diagnosis.experiments if e.name == "patched_operator"]
     assert tried.outcome == "finite" and "Backward0 at test_experiments.py:" in tried.changed
     first = diagnosis.fixes[0]
-    assert first.status == "proved" and set(first.remedy.split("+")) == {"floor_root", "floor_power"}
+    assert first.status == "proved" and set(first.remedy.split("+")) == {
+        "floor_root",
+        "floor_power",
+    }
     changed = [line for line in first.diff.splitlines() if line[0] == "+" and line[:3] != "+++"]
     assert len(changed) == 2
     assert any(f.title.startswith("and repair ") for f in diagnosis.fixes)
