@@ -107,6 +107,8 @@ _ORDER = {"proved": 0, "untried": 1, "refuted": 2}
 
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
     """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words."""
+    if fix.status == "proved":
+        return fix  # a search has run exactly this value
     outcome = evidence.results.get(fix.experiment or "", "not_run")
     is_refuted = outcome == "nonfinite" and fix.experiment != "patched_operator"
     return replace(fix, status="refuted" if is_refuted else "untried")
