@@ -50,6 +50,7 @@ def rate_fix(e: Evidence) -> Fix | None:
             before=f"lr={num(found.before)}",
             after=f"lr={num(found.passed)}",
             experiment="smaller_lr",
+            status="proved",
         )
     why = "each update is then shorter and does not overshoot the last one"
     if not lr:
@@ -80,4 +81,5 @@ def clip_fix(e: Evidence) -> Fix | None:
         if passed
         else "it bounds the length of an update, whatever the gradient",
         experiment="clipped",
+        status="proved" if passed else "untried",
     )

@@ -131,6 +131,9 @@ def _first(incident: Incident) -> str:
         )
         if incident.path:
             lines.append(f"  apply  stayfinite fix {short_path(incident.path)} --apply")
+    elif d.fixes and d.fixes[0].status == "proved":  # a setting: its value was run
+        lines += _wrapped(f"{d.fixes[0].title}  [proved]", "  fix    ")
+        lines += _wrapped(d.fixes[0].why, "  proof  ")
     elif d.fixes:
         lines += _wrapped("no change of the source was proved; see `try` below", "  fix    ")
     return "\n".join(lines)
