@@ -125,14 +125,9 @@ _ORDER = {"proved": 0, "untried": 1, "refuted": 2}
 
 
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
-<<<<<<< HEAD
-    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words. Only
-    a setting that was searched was run exactly as it is offered."""
-=======
     """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words."""
     if fix.status == "proved":
         return fix  # a search has run exactly this value
->>>>>>> policy
     outcome = evidence.results.get(fix.experiment or "", "not_run")
     is_refuted = outcome == "nonfinite" and fix.experiment != "patched_operator"
     if is_refuted:
