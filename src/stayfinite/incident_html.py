@@ -58,7 +58,9 @@ def _fixes(fixes: Any, location: Any) -> Iterator[str]:
     offered = [f for f in fixes if f.status != "refuted"]
     for fix in offered[:3]:
         yield f"<div><b>try:</b> {_said(fix.title, location)} <i>[{escape(fix.status)}]</i></div>"
-        if fix.before and fix.after:
+        if fix.diff:
+            yield f'<pre style="{_CODE}">{escape(fix.diff)}</pre>'
+        elif fix.before and fix.after:
             changed = f"- {escape(fix.before.strip())}\n+ {escape(fix.after.strip())}"
             yield f'<pre style="{_CODE}">{changed}</pre>'
 

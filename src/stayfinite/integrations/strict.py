@@ -46,8 +46,8 @@ class StrictBackward:
 
     def look(self, losses: list[Tensor]) -> None:
         """Raises what the policy raises."""
-        window = self._driver.tracker.window
-        if window is None or window.failure is not None:
+        window = self._driver.window_now()
+        if window.failure is not None:
             return
         leaves = list(leaves_of(losses))
         bad = next((t for t in losses if not _is_finite(t)), None)
