@@ -123,7 +123,7 @@ class Guard:
     @property
     def warnings(self) -> list[Event]:
         """What was worth a warning so far: spikes, limits, a learning rate that a resume changed."""
-        return list(self.engine.recovery.warnings)
+        return list(self.engine.lookout.warnings)
 
     @property
     def bad_parts(self) -> dict[str, int]:
@@ -150,11 +150,11 @@ class Guard:
         stayfinite.errors.UsageError: watch('*.alpha') matches no parameter; there are: weight, bias
         """
         limit = Limit(pattern, max_abs, action)
-        if not limit.matches(self.engine.recovery):
+        if not limit.matches(self.engine.lookout):
             names = [n for n, _ in self.state.parameters()]
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UsageError(f"watch({pattern!r}) matches no parameter; there are: {shown}")
-        self.engine.recovery.limits.append(limit)
+        self.engine.lookout.limits.append(limit)
 
     def track(self, name: str, what: Any) -> None:
         """Take something else along: it is checked, and goes back with a rollback.

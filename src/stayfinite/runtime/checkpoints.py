@@ -110,7 +110,7 @@ class CheckpointWatch:
         if what in self._told:
             return
         self._told.add(what)
-        engine.recovery.warn(
+        engine.lookout.warn(
             Event(
                 step=engine.num_applied, phase="parameter", kind="copy_left_out", symptom="parameter",
                 name=first.tensor,
@@ -153,7 +153,7 @@ class CheckpointWatch:
         if found is None:
             return
         self._told.add(path)
-        engine.recovery.warn(
+        engine.lookout.warn(
             Event(
                 step=engine.num_applied, phase="resume", kind="resume_mismatch", symptom="learning_rate",
                 name="lr", value=found[1], message=found[2],

@@ -30,6 +30,7 @@ from .deferral import Deferral
 from .discover import find_averages, find_generators
 from .journal import RunJournal
 from .known import KnownIncidents
+from .lookout import Lookout
 from .ranks import DUE, NOT_DUE, URGENT, Ranks, has_world, note_initial
 from .recovery import Recovery
 from .rng import RngMemory, RngState
@@ -67,9 +68,9 @@ class Engine:
         self.rng = RngMemory()
         self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
         self.log: list[Window] = []
+        """Windows applied since the snapshot, for going back."""
         self.recent: list[Window] = []
         """The last steps before the snapshot, to compare a change of the source with."""
-        """Windows applied since the snapshot, for going back."""
         self.incidents: list[Incident] = []
         self.known = KnownIncidents()
         self.on_incident: Callable[[Incident], Incident] = lambda incident: incident
@@ -78,6 +79,7 @@ class Engine:
         self.replay: RunningReplay | None = None
         """The replay under way: backward and optimizer steps go there."""
         self.scale_watch = ScaleWatch()
+        self.lookout = Lookout(self)
         self.recovery = Recovery(self)
         self.snapshot_folder: Path | None = None
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
@@ -274,13 +276,13 @@ class Engine:
         if window.losses:
             window.loss = seen.loss
             window.losses = []  # with the graph that hangs on it
-        return self.recovery.see(window, window.loss, seen.norm) if is_compared else None
+        return self.lookout.see(window, window.loss, seen.norm) if is_compared else None
 
     def see(self, window: Window) -> Failure | None:
         """Loss and norm against the usual. The host has just waited for them: reading is free."""
         window.is_seen = True
         loss = window.losses[-1][1] if window.losses else None
-        return self.recovery.see(window, *(number_of(t) for t in (loss, window.norm)))
+        return self.lookout.see(window, *(number_of(t) for t in (loss, window.norm)))
 
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which symptom it is; None for a norm that overflowed over finite gradients."""
@@ -398,7 +400,7 @@ class Engine:
         if self.journal is not None:
             self.journal.deep(step)
         unseen, self._unseen = self._unseen, []
-        spike = self.recovery.look_closer(step, unseen)
+        spike = self.lookout.look_closer(step, unseen)
         if spike is not None:
             return spike
         if self.ranks.is_on:

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from ..config import Settings
 from ..detect.check import StepCheck
-from ..records import Incident
+from ..records import Event, Incident
 from ..recover.policy import Policy
 from .ranks import Ranks
 from .state import TrainState
@@ -17,11 +17,20 @@ from .window import Failure, Window
 if TYPE_CHECKING:
     from .journal import RunJournal
 
+
+class Warns(Protocol):
+    """Who keeps the warnings."""
+
+    def warn(self, event: Event, is_printed: bool = True) -> None: ...
+
+    def forget_after(self, step: int) -> None: ...
+
+
 __all__ = ["Host"]
 
 
 class Host(Protocol):
-    """The engine, as recovery, limits, deferral and the shared check see it."""
+    """The engine, as its parts see it."""
 
     state: TrainState
     settings: Settings
@@ -31,6 +40,9 @@ class Host(Protocol):
     log: list[Window]
     journal: RunJournal | None
     num_applied: int
+
+    @property
+    def lookout(self) -> Warns: ...
 
     def meet(self) -> None: ...
 

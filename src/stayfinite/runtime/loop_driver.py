@@ -177,7 +177,7 @@ class LoopDriver:
         event = look_at_untrained(frame, self.tracker.num_batches, epoch)
         if event is not None and event.name not in self._told:
             self._told.add(event.name)
-            self.engine.recovery.warn(event)
+            self.engine.lookout.warn(event)
 
     def _look_deeper(self) -> None:
         """A deep check at the end of an epoch; ranks come there at different times."""

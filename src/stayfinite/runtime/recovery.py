@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeGuard
 
-import torch
-from torch import Tensor
-
-from ..detect import SpikeWatch
-from ..devices import widest
 from ..errors import BudgetExceededError, NonFiniteError
 from ..records import Action, Event, Incident
 from ..recover.ledger import Ledger, LedgerEntry
 from ..recover.policy import Decision, Outlook, Policy, Tally
 from ..recover.ramp import PrecisionRamp, RampMove
-from ..report.terminal import say_warning
 from ..report.text import headline, short_path
-from .headroom import Headroom
 from .healing import Healing
 from .host import Host
 from .last_state import save_last_healthy
-from .limits import Limit, everywhere
-from .ranks import RankFailure
-from .rows import map_tensors, num_rows, take_rows
-from .samples import bad_rows, zeroed
+from .samples import Sanitizer, whole_numbers
 from .state import TrainState
 from .undo import modes
-from .window import BatchRef, Failure, Item, Verdict, Window
+from .window import Verdict, Window
 
-__all__ = ["DEEP", "SPIKE_NAMES", "Recovery", "is_number"]
+__all__ = ["DEEP", "Recovery"]
 
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
-_LOUD = 3.0
-"""A spike is printed when it is an alarm and this many times the usual; small batches have heavy tails."""
 _NEARLY = 25
 """So many batches before the end of an epoch, a run that is lost is let come to it."""
 _PATIENCE = 12
 """Bad steps in a row after which a policy that thinks stops, where nothing is known of their state."""
-SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class Recovery:
@@ -58,18 +44,8 @@ class Recovery:
         """How often each part of a loss was left out by `finite_mean` or `finite_sum`."""
         self.num_replays = 0
         """Replays under way: what they compute counts for nothing."""
-        self.warnings: deque[Event] = deque(maxlen=1000)
-        self._num_warnings: Counter[tuple[str, str | None]] = Counter()
-        self.limits: list[Limit] = []
-        self.headroom = Headroom()
-        self.loss_watches: defaultdict[int, SpikeWatch] = defaultdict(lambda: SpikeWatch(ratio=1.5))
-        """By the optimizer whose step it is."""
-        self._norm_watches: defaultdict[int, SpikeWatch] = defaultdict(
-            lambda: SpikeWatch(ratio=3.0)
-        )
-        self._is_blind = host.policy.on_spike == "ignore"
         self._ramp: PrecisionRamp | None = None
-        self._sanitized: set[tuple[int, int]] = set()
+        self._sanitizer = Sanitizer(host)
         self.incidents_so_far: deque[Incident] = deque(maxlen=8)
         self.position: Callable[[Window], tuple[int, int] | None] = lambda window: None
         """(batches drawn, batches in all) of the epoch that a window is in; None where nobody knows."""
@@ -102,12 +78,12 @@ class Recovery:
             decision = Decision("skip")  # the script applies it whatever we decide
         if decision.kind == "sanitize":
             assert window is not None
-            cut = self._sanitize(window, incident)
+            cut = self._sanitizer.cut(window, incident, self.ledger)
             if cut is None:
                 decision = self.policy.decide(self.tally, leave_out=("sanitize",))
             else:
                 verdict.redo.insert(0, cut)
-                action = self._sanitized_action(incident, window)
+                action = self._sanitizer.action(incident, self.ledger)
         if decision.kind == "rollback":
             action = self._roll_back(verdict, decision)
         elif decision.kind == "heal":
@@ -210,7 +186,7 @@ class Recovery:
         self, incident: Incident, window: Window | None, outlook: Outlook | None
     ) -> Decision:
         cannot = []
-        if window is None or self._key(window) in self._sanitized:
+        if window is None or self._sanitizer.has_cut(window):
             cannot.append("sanitize")
         if not self.state.snapshot.is_taken:
             cannot.append("rollback")
@@ -276,7 +252,7 @@ class Recovery:
         def moved(move: RampMove) -> None:
             if before is not None:
                 before(move)
-            self.warn(
+            self._host.lookout.warn(
                 Event(
                     step=move.step, phase="forward", kind="precision", symptom="precision",
                     message=f"{move.before} -> {move.after}: {move.reason}",
@@ -292,7 +268,7 @@ class Recovery:
         new = [n for n in names if n not in self.bad_parts]
         self.bad_parts.update(names)
         if new:
-            self.warn(
+            self._host.lookout.warn(
                 Event(
                     step=self._host.num_applied, phase="loss", kind="bad_part", name=new[0],
                     message=f"{', '.join(new)}: not finite, left out of the loss "
@@ -320,9 +296,7 @@ class Recovery:
         host.log.clear()
         host.forget_due()
         self.tally.num_rollbacks += 1
-        for watch in (*self.loss_watches.values(), *self._norm_watches.values()):
-            watch.forget_after(tag)
-        self.headroom.forget_after(tag)
+        host.lookout.forget_after(tag)
         assert verdict.incident is not None
         for window in since:
             is_bad = window is verdict.window
@@ -353,72 +327,11 @@ class Recovery:
         if is_first:
             self.ledger.add(
                 LedgerEntry(
-                    step=step, epoch=0, kind="dropped", indices=_whole_numbers(indices),
+                    step=step, epoch=0, kind="dropped", indices=whole_numbers(indices),
                     reason="left out after a rollback (skip_next)",
                 )
             )  # fmt: skip
         return True
-
-    def _key(self, window: Window) -> tuple[int, int]:
-        return window.epoch, window.step
-
-    def _sanitize(self, window: Window, incident: Incident) -> Window | None:
-        """The same window with its non-finite samples dropped or their bad values replaced."""
-        refs: list[BatchRef] = []
-        bad: list[tuple[BatchRef, list[int]]] = []
-        found, can = False, True
-        for ref in window.batches:
-            total = num_rows(ref.value)
-            rows = bad_rows(ref.value, total)
-            if not rows and len(window.batches) == 1:
-                rows = [r for r in incident.diagnosis.samples if total and r < total]
-            if not rows:
-                refs.append(ref.again())
-                continue
-            items = self._cut(ref, rows, total)
-            if items is None:
-                can = False
-                break
-            found = True
-            bad.append((ref, rows))
-            refs.append(ref.again(items))
-        ranks = self._host.ranks  # all ranks run the step again, those with clean samples too
-        if not ranks.all(can) or not ranks.any(found):
-            return None
-        for ref, rows in bad:
-            self._note_rows(ref, rows, incident)
-        self._sanitized.add(self._key(window))
-        return Window(batches=refs, rng=window.rng, lrs=window.lrs)
-
-    def _cut(self, ref: BatchRef, rows: list[int], total: int | None) -> list[Item] | None:
-        if self.policy.sanitizer == "replace":
-            return [(o, map_tensors(item, zeroed)) for o, item in ref.items]
-        if total is None or len(rows) >= total or -1 in rows:
-            return None
-        keep = [r for r in range(total) if r not in set(rows)]
-        return [(o, take_rows(item, keep, total)) for o, item in ref.items]
-
-    def _note_rows(self, ref: BatchRef, rows: list[int], incident: Incident) -> None:
-        known = _indices(ref)
-        places = tuple(known[r] for r in rows if 0 <= r < len(known))
-        what = "dropped" if self.policy.sanitizer == "drop" else "replaced by zeros"
-        self.ledger.add(
-            LedgerEntry(
-                step=ref.step, epoch=ref.epoch, kind="sanitized", indices=places,
-                rows=tuple(r for r in rows if r >= 0), incident=incident.id,
-                reason=f"non-finite samples were {what}",
-            )
-        )  # fmt: skip
-
-    def _sanitized_action(self, incident: Incident, window: Window) -> Action:
-        entries = [e for e in self.ledger if e.incident == incident.id]
-        count = sum(len(e.rows) for e in entries)
-        what = "dropped" if self.policy.sanitizer == "drop" else "set to zero"
-        return Action(
-            kind="sanitized",
-            detail=f"{count} sample{'s' * (count != 1)} with non-finite values {what}; "
-            "the step was made with the rest",
-        )
 
     def _note(self, window: Window | None, kind: str, incident: Incident) -> None:
         if window is None:
@@ -426,90 +339,13 @@ class Recovery:
         self.ledger.add(
             *(
                 LedgerEntry(
-                    step=ref.step, epoch=ref.epoch, kind=kind, indices=_indices(ref),
+                    step=ref.step, epoch=ref.epoch, kind=kind, indices=whole_numbers(ref.indices),
                     reason=headline(replace(incident, action=Action(kind="none"))),
                     incident=incident.id,
                 )
                 for ref in window.batches
             )
         )  # fmt: skip
-
-    def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
-        """Compare this step's finite figures with the usual; a Failure where the policy acts."""
-        if self._is_blind:
-            return None
-        found: Failure | None = None
-        watch = self.loss_watches[window.optimizer_id]
-        if loss is not None and not watch.is_quiet(window.step, loss):
-            found = self._judge(window, "loss", watch, loss)
-        watch = self._norm_watches[window.optimizer_id]
-        if norm is not None and not watch.is_quiet(window.step, norm):
-            found = self._judge(window, "grad_norm", watch, norm) or found
-        return found
-
-    def _judge(
-        self, window: Window, name: str, watch: SpikeWatch, value: float
-    ) -> Failure | None:  # fmt: skip
-        ranks = self._host.ranks
-        spike = watch.note(window.step, value)
-        self.headroom.look_at_figure(self, window, name, watch)
-        if watch.tell(spike):
-            assert spike is not None
-            text = spike.describe(SPIKE_NAMES[name])
-            is_loud = spike.is_alarm and value > _LOUD * abs(spike.usual)
-            self._warn_of_spike(window, name, text, value, is_loud)
-        # Each rank has a loss of its own; the norm after the all-reduce is the same for all.
-        acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_on)
-        if spike is None or not spike.is_alarm or not acts:
-            return None
-        if ranks.is_on:
-            return RankFailure("spike", window.step, name, value, rank=ranks.first)
-        return Failure("spike", window.step, name=name, value=value)
-
-    def look_closer(self, step: int, unseen: list[Window]) -> Failure | None:
-        """With a deep check: the figures that nobody has read yet, and the watched parameters."""
-        known = {} if self._is_blind else _read_together(unseen)
-        spikes = [f for w in unseen if (f := self.see(w, *known[id(w)])) is not None]
-        for limit in (*self.limits, *everywhere):
-            limit.check(self, step)
-        self.headroom.look_at_weights(self, step)
-        # These steps are applied already: leaving them out now means going back.
-        return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
-
-    def warn(self, event: Event, is_printed: bool = True) -> None:
-        """Something to look at while nothing is wrong yet: a spike, a limit, a resumed rate."""
-        self.warnings.append(event)
-        host = self._host
-        self._num_warnings[event.kind, event.name] += 1
-        if is_printed and (host.ranks.is_first or not host.ranks.has_others):
-            say_warning(event, self._num_warnings[event.kind, event.name])
-        if host.journal is not None:
-            host.journal.journal.event(
-                "warning", step=event.step, about=event.kind, name=event.name, value=event.value,
-                text=event.message,
-            )  # fmt: skip
-
-    def _warn_of_spike(
-        self, window: Window, name: str, text: str, value: float, is_loud: bool
-    ) -> None:
-        """In the journal and in `guard.warnings`; on the terminal only what is far out."""
-        self.warn(
-            Event(
-                step=window.step, epoch=window.epoch, kind="spike", value=value, name=name,
-                phase="loss" if name == "loss" else "backward",
-                symptom="loss" if name == "loss" else "gradient",
-                lr=self.state.lrs(), message=text,
-            ),
-            is_printed=is_loud,
-        )  # fmt: skip
-
-
-def _indices(ref: BatchRef) -> tuple[int, ...]:
-    return _whole_numbers(ref.indices)
-
-
-def _whole_numbers(found: object) -> tuple[int, ...]:
-    return tuple(i for i in found if isinstance(i, int)) if isinstance(found, list) else ()
 
 
 def _doing(policy: Policy) -> str:
@@ -527,23 +363,3 @@ def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float,
     if decision.lr_factor != 1.0 and lrs:
         text += f"; the learning rate is now {lrs[0]:.4g} (times {decision.lr_factor:g})"
     return text
-
-
-def _read_together(windows: list[Window]) -> dict[int, tuple[float | None, float | None]]:
-    """Loss and norm of many steps in one transfer, by the windows' identity.
-
-    Sharded norms and complex losses are not compared with anything, so they are not read.
-    """
-    pairs = [(w.losses[-1][1] if w.losses else None, w.norm) for w in windows]
-    plain = [t for pair in pairs for t in pair if is_number(t)]
-    values: list[float] = []
-    if plain:
-        device = plain[0].device
-        values = torch.stack([t.detach().to(device, widest(device)) for t in plain]).tolist()
-    known = dict(zip(map(id, plain), values))
-    return {id(w): (known.get(id(a)), known.get(id(b))) for w, (a, b) in zip(windows, pairs)}
-
-
-def is_number(value: object) -> TypeGuard[Tensor]:
-    """A plain real scalar on a device."""
-    return type(value) is Tensor and not value.dim() and not value.is_complex()

@@ -1,4 +1,4 @@
-"""Which samples of a batch are not finite, and the batch without their bad values."""
+"""Which samples of a batch are not finite, and the batch without them or their bad values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import torch
 from torch import Tensor
 
 from ..numerics.health import is_finite
+from ..records import Action, Incident
+from ..recover.ledger import Ledger, LedgerEntry
 from .batches import named_tensors
+from .host import Host
+from .rows import map_tensors, num_rows, take_rows
+from .window import BatchRef, Item, Window
 
-__all__ = ["bad_rows", "zeroed"]
+__all__ = ["Sanitizer", "bad_rows", "whole_numbers", "zeroed"]
 
 
 def bad_rows(batch: object, total: int | None) -> list[int]:
@@ -34,3 +39,78 @@ def zeroed(t: Tensor) -> Tensor:
         return t
     clean = torch.nan_to_num(t.detach(), nan=0.0, posinf=0.0, neginf=0.0)
     return clean.requires_grad_(t.requires_grad)
+
+
+class Sanitizer:
+    """Makes a step again with the samples that are fine."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._done: set[tuple[int, int]] = set()
+
+    def has_cut(self, window: Window) -> bool:
+        """Whether this window was cut already, and is bad all the same."""
+        return (window.epoch, window.step) in self._done
+
+    def cut(self, window: Window, incident: Incident, ledger: Ledger) -> Window | None:
+        """The same window with its non-finite samples dropped or their bad values replaced."""
+        refs: list[BatchRef] = []
+        bad: list[tuple[BatchRef, list[int]]] = []
+        found, can = False, True
+        for ref in window.batches:
+            total = num_rows(ref.value)
+            rows = bad_rows(ref.value, total)
+            if not rows and len(window.batches) == 1:
+                rows = [r for r in incident.diagnosis.samples if total and r < total]
+            if not rows:
+                refs.append(ref.again())
+                continue
+            items = self._cut(ref, rows, total)
+            if items is None:
+                can = False
+                break
+            found = True
+            bad.append((ref, rows))
+            refs.append(ref.again(items))
+        ranks = self._host.ranks  # all ranks run the step again, those with clean samples too
+        if not ranks.all(can) or not ranks.any(found):
+            return None
+        for ref, rows in bad:
+            self._note(ref, rows, incident, ledger)
+        self._done.add((window.epoch, window.step))
+        return Window(batches=refs, rng=window.rng, lrs=window.lrs)
+
+    def _cut(self, ref: BatchRef, rows: list[int], total: int | None) -> list[Item] | None:
+        if self._host.policy.sanitizer == "replace":
+            return [(o, map_tensors(item, zeroed)) for o, item in ref.items]
+        if total is None or len(rows) >= total or -1 in rows:
+            return None
+        keep = [r for r in range(total) if r not in set(rows)]
+        return [(o, take_rows(item, keep, total)) for o, item in ref.items]
+
+    def _note(self, ref: BatchRef, rows: list[int], incident: Incident, ledger: Ledger) -> None:
+        known = whole_numbers(ref.indices)
+        places = tuple(known[r] for r in rows if 0 <= r < len(known))
+        what = "dropped" if self._host.policy.sanitizer == "drop" else "replaced by zeros"
+        ledger.add(
+            LedgerEntry(
+                step=ref.step, epoch=ref.epoch, kind="sanitized", indices=places,
+                rows=tuple(r for r in rows if r >= 0), incident=incident.id,
+                reason=f"non-finite samples were {what}",
+            )
+        )  # fmt: skip
+
+    def action(self, incident: Incident, ledger: Ledger) -> Action:
+        """What was done, in words."""
+        count = sum(len(e.rows) for e in ledger if e.incident == incident.id)
+        what = "dropped" if self._host.policy.sanitizer == "drop" else "set to zero"
+        return Action(
+            kind="sanitized",
+            detail=f"{count} sample{'s' * (count != 1)} with non-finite values {what}; "
+            "the step was made with the rest",
+        )
+
+
+def whole_numbers(found: object) -> tuple[int, ...]:
+    """Those of a list; a sampler may give anything."""
+    return tuple(i for i in found if isinstance(i, int)) if isinstance(found, list) else ()
