@@ -345,6 +345,5 @@ def test_a_step_that_does_not_repeat_is_said_so_and_not_guessed():
     assert not incident.location.is_reproduced
     assert incident.location.op is None
     assert incident.location.note == (
-        "the same step, replayed from the same state, batch and random numbers, was finite: "
-        "the computation is not deterministic, or the hardware failed"
+        "the same step, replayed twice from the same state, batch and random numbers, was finite"
     )

@@ -18,10 +18,16 @@ def called(*args):
     return CliRunner().invoke(app, list(args))
 
 
+def doctor(*args):
+    """In a process of its own: a module that was imported while a guard was open keeps its names."""
+    command = [sys.executable, "-m", "stayfinite", "doctor", *args]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def test_the_doctor_finds_every_way_of_replay_working():
-    done = called("doctor", "--no-frameworks")
-    assert done.exit_code == 0, done.output
-    names = [line[6:30].strip() for line in done.output.splitlines()]
+    done = doctor("--no-frameworks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [line[6:30].strip() for line in done.stdout.splitlines()]
     assert names == [
         "patches",
         "replay by guard.step",
@@ -29,8 +35,7 @@ def test_the_doctor_finds_every_way_of_replay_working():
         "replay by a closure",
         "nothing left behind",
     ]
-    assert all(line.startswith("ok  ") for line in done.output.splitlines())
-    assert table() == []
+    assert all(line.startswith("ok  ") for line in done.stdout.splitlines())
 
 
 @pytest.mark.slow
@@ -38,9 +43,9 @@ def test_the_doctor_finds_every_way_of_replay_working():
 def test_the_doctor_tries_the_frameworks_that_are_installed():
     pytest.importorskip("lightning")
     pytest.importorskip("transformers")
-    done = called("doctor")
-    assert done.exit_code == 0, done.output
-    assert "ok    replay by lightning" in done.output
+    done = doctor()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok    replay by lightning" in done.stdout
     assert "ok    replay by transformers" in done.output
 
 

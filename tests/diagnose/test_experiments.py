@@ -14,6 +14,7 @@ from stayfinite.investigate.patched_line import PatchedLine
 from stayfinite.records import Link
 from stayfinite.runtime.rows import cover_rows, num_rows, take_rows
 from stayfinite.runtime.state import TrainState
+from stayfinite.runtime.step_changes import scaled_lr
 
 
 class Net(nn.Module):
@@ -184,7 +185,7 @@ def test_settings_and_state_of_the_optimizer_are_taken_back():
     assert dict(optimizer.state) == entries and optimizer.param_groups[0]["eps"] == 0.0
     seen = []
     handle = optimizer.register_step_post_hook(lambda o, *_: None)
-    with changes.scaled_lr(0.1):
+    with scaled_lr(0.1):
         optimizer.register_step_pre_hook(lambda o, *_: seen.append(o.param_groups[0]["lr"]))
         optimizer.step()
     handle.remove()

@@ -213,8 +213,11 @@ def test_functions_that_use_torch_func_compile_whole_as_without_us():
     from stayfinite.patches.gradients import GradientPatches
 
     class Listener:
-        thread_id, is_replaying, wants_gradients = -1, False, True
+        thread_id, is_replaying = -1, False
         firewall = Firewall("a test")
+
+        def wants_gradients(self):
+            return True
 
     before = torch.autograd.grad
     patches = GradientPatches(Listener())

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ from ..patches.provenance import provenance
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.window import Window
+from .body.summary import Functions
+from .body.values import UNKNOWN, known
 
 __all__ = ["look_at_data"]
 
@@ -86,7 +88,8 @@ def _loader(owner: Any) -> _Source | None:
 def _again(loader: _Source, indices: Any, batch: Any, deadline: float) -> Data:
     stored = list(itertools.islice(_stored(loader.dataset, "dataset", 0, set()), _MAX_STORED))
     dirty = [name for name, value in stored if _is_bad_value(value)]
-    if indices is None or isinstance(loader.dataset, IterableDataset):
+    is_lost = indices is None or isinstance(loader.dataset, IterableDataset)
+    if is_lost or _is_felt(loader):
         if dirty:
             return Data(origin="stored", detail=f"{dirty[0]} holds non-finite values as stored.")
         return Data(origin="pipeline" if stored else "unknown", detail="What is stored is finite.")
@@ -120,6 +123,23 @@ def _read_at(stored: Data, lines: Data) -> Data:
     return replace(
         stored, file=lines.file, line=lines.line, source=lines.source, function=lines.function
     )
+
+
+def _is_felt(loader: _Source) -> bool:
+    """Whether fetching a sample once more would change something of the script's: a count, a cache."""
+    functions = Functions(lambda obj: False)
+    kind = type(loader.dataset)
+    getter = getattr(kind, "__getitems__", None) or getattr(kind, "__getitem__", None)
+    collate, owner = loader.collate_fn, []
+    if not isinstance(collate, FunctionType):
+        owner = [known(getattr(collate, "__self__", collate))]
+        collate = getattr(collate, "__func__", None) or getattr(type(collate), "__call__", None)
+    for func, given in ((getter, [known(loader.dataset)]), (collate, owner)):
+        if isinstance(func, FunctionType) and is_user_file(func.__code__.co_filename):
+            summary = functions.summarize(func, [*given, UNKNOWN], {}, False, 0)
+            if summary is not None and summary.mutates:
+                return True
+    return False
 
 
 def _fetch(loader: _Source, indices: Any) -> Any:

@@ -36,7 +36,6 @@ class GradientListener(Protocol):
     @property
     def firewall(self) -> Firewall: ...
 
-    @property
     def wants_gradients(self) -> bool:
         """Whether no torch optimizer has turned up."""
 
@@ -81,7 +80,10 @@ def _here(subscribers: Subscribers) -> GradientListener | None:
     me = _ident()
     for each in subscribers.now:
         listener: GradientListener = each.listener
-        if listener.thread_id == me and (listener.wants_gradients or listener.is_replaying):
+        if listener.thread_id == me and (
+            listener.is_replaying
+            or listener.firewall.call(listener.wants_gradients, fallback=False)
+        ):
             return listener
     return None
 

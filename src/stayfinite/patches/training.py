@@ -58,7 +58,6 @@ class TrainingListener(Protocol):
     @property
     def firewall(self) -> Firewall: ...
 
-    @property
     def wants_gradients(self) -> bool:
         """Whether they are looked at after a backward, because no torch optimizer has turned up."""
 
@@ -220,7 +219,7 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             if listener.is_replaying:
                 return listener.replay_backward(first, lambda: original(tensors, *args, **kwargs))
             listener.firewall.call(listener.before_backward, first)
-            if listener.wants_gradients:
+            if listener.firewall.call(listener.wants_gradients, fallback=False):
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)
                 return result

@@ -87,7 +87,6 @@ class _Listener:
     """The captor as the runtime's patches know a listener: every call goes through its hands."""
 
     is_replaying = True
-    wants_gradients = False
 
     def __init__(self, captor: Captor) -> None:
         self._captor = captor
@@ -96,6 +95,9 @@ class _Listener:
         self.on_scheduler_made: Callable[[Any], None] = lambda scheduler: None
 
     @property
+    def wants_gradients(self) -> bool:
+        return False
+
     def thread_id(self) -> int:
         """A script may train in any of its threads."""
         return threading.get_ident()

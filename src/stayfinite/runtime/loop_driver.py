@@ -90,7 +90,6 @@ class LoopDriver:
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (bool(self._stepped) or is_open)
 
-    @property
     def wants_gradients(self) -> bool:
         return False
 

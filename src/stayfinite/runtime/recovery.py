@@ -122,7 +122,7 @@ class Recovery:
 
     def _way_out(self) -> str:
         """What is left when no batch can be applied any more."""
-        if self.policy.name == "skip":
+        if self.policy.name in ("auto", "skip"):
             return (
                 "fix the cause, or let it go back and slow down: the policy rollback:6:lr=0.2 returns "
                 "to the last snapshot with a fifth of the learning rate"
@@ -196,7 +196,8 @@ class Recovery:
             if stop and wanted != "raise":
                 return Decision("stop", stop)
             return Decision("skip" if wanted in cannot else wanted, "spike")
-        is_new = outlook is None and incident.event.phase != "data"
+        is_dark = outlook is None and not incident.location.is_reproduced
+        is_new = is_dark and incident.event.phase != "data"
         if self.policy.is_thoughtful and is_new and self.tally.num_consecutive > _PATIENCE:
             count = self.tally.num_consecutive
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")

@@ -31,7 +31,6 @@ class ScriptDriver(LoopDriver):
         self._is_grad = False
         """The `torch.autograd.grad` under way is one of a training."""
 
-    @property
     def wants_gradients(self) -> bool:
         return self._own is not None and not self._is_own_work and self.phase is not Phase.OVER
 
@@ -51,7 +50,7 @@ class ScriptDriver(LoopDriver):
 
     def before_backward(self, loss: Tensor) -> None:
         self._has_trained = True
-        if self._own is None or not self.wants_gradients:
+        if self._own is None or not self.wants_gradients():
             super().before_backward(loss)
             return
         self._own.begin(loss)
