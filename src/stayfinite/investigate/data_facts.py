@@ -31,6 +31,7 @@ from ..patches.provenance import provenance
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.window import Window
+from .body.effects import class_member
 from .body.summary import Functions
 from .body.values import UNKNOWN, known
 
@@ -133,7 +134,7 @@ def _is_felt(loader: _Source) -> bool:
     collate, owner = loader.collate_fn, []
     if not isinstance(collate, FunctionType):
         owner = [known(getattr(collate, "__self__", collate))]
-        collate = getattr(collate, "__func__", None) or getattr(type(collate), "__call__", None)
+        collate = getattr(collate, "__func__", None) or class_member(type(collate), "__call__")
     for func, given in ((getter, [known(loader.dataset)]), (collate, owner)):
         if isinstance(func, FunctionType) and is_user_file(func.__code__.co_filename):
             summary = functions.summarize(func, [*given, UNKNOWN], {}, False, 0)

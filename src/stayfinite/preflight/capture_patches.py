@@ -95,12 +95,12 @@ class _Listener:
         self.on_scheduler_made: Callable[[Any], None] = lambda scheduler: None
 
     @property
-    def wants_gradients(self) -> bool:
-        return False
-
     def thread_id(self) -> int:
         """A script may train in any of its threads."""
         return threading.get_ident()
+
+    def wants_gradients(self) -> bool:
+        return False
 
     def before_batch(self, loader: Any) -> None: ...
 
