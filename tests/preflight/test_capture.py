@@ -93,7 +93,7 @@ def test_a_loop_without_a_loader_is_probed_through_its_model(checked):
     assert value_of(report, "data/coverage") == "the training takes its batches from no loader"
     assert {f.check for f in report.findings if f.status == "pass"} >= {
         "forward/finite",
-        "edges/zero",
+        "edges/blank-batch",
     }
 
 
@@ -106,7 +106,7 @@ def test_a_probe_that_kills_the_script_is_answered_and_the_others_go_on(checked)
                 step(x, y)
         """, only="edges")  # fmt: skip
     assert "the script was started" in report.notes[1]
-    said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/zero")
+    said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/blank-batch")
     assert "SIGABRT" in said
     assert any(f.check == "edges/repeated" for f in report.findings)
 
@@ -259,7 +259,7 @@ def test_a_script_that_trains_in_a_thread_is_probed_there(checked):
         "while True: time.sleep(0.1)\n"
     )
     report = checked(body, only="edges")
-    said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/zero")
+    said = " ".join(f"{f.value} {f.why}" for f in report.findings if f.check == "edges/blank-batch")
     assert "AssertionError: an empty image" in said
     assert any(f.check == "edges/repeated" for f in report.findings)
 
@@ -275,9 +275,9 @@ def test_a_loop_that_leaves_bad_losses_out_itself_does_not_hide_them(checked, lo
         for epoch in range(99):
             for x, y in loader: train(x, y)
         """, only="edges")  # fmt: skip
-    (zero,) = (f for f in report.findings if f.check == "edges/zero")
-    assert zero.is_problem
-    assert "without a backward" not in f"{zero.value} {zero.why}"
+    (blank,) = (f for f in report.findings if f.check == "edges/blank")
+    assert blank.is_problem
+    assert "without a backward" not in f"{blank.value} {blank.why}"
 
 
 def test_batches_that_a_cycle_has_kept_are_replaced_from_the_start_of_a_second_run(checked):

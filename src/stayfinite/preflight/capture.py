@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import re
@@ -42,8 +43,8 @@ _QUIET = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 
-_WITH_STEPS = ("forward", "stability")
-"""Groups that take `steps` real steps in a row, or fewer."""
+_WITH_STEPS = ("forward", "stability", "edges")
+"""Groups that take real steps in a row, or fewer."""
 _HUNG = "try: less data, or look at what it waits for: other processes, a download, an answer of somebody"
 _CRASHED = "try: run it by itself; native code that crashes, or the memory limit, end a process so"
 _NCCL = re.compile(r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs")
@@ -78,7 +79,7 @@ def check_script(
     with tempfile.TemporaryDirectory(prefix="stayfinite-check-") as folder:
         job = {
             "name": target.name, "args": list(target.args), "is_module": target.is_module,
-            "label": target.label, "groups": names, "steps": steps, "seed": seed,
+            "label": target.label, "groups": names, "steps": steps, "longest_run": None, "seed": seed,
             "config": config, "config_path": config_path, "data_samples": data_samples,
             "box_path": box_path,
             "num_first": _FIRST_STEPS, "budget_s": budget_s, "pedantic": pedantic,
@@ -149,9 +150,10 @@ class _Session:
     def _takes_fewer_steps(self, outcome: dict[str, Any]) -> bool:
         """The loop ends amid the steps that a group takes in a row: then so many as it allows."""
         num_steps = outcome.get("num_probes", 0)
-        if not 2 <= num_steps < self.job["steps"]:
+        if num_steps < 2 or num_steps >= (self.job["longest_run"] or math.inf):
             return False
-        self.job["steps"] = num_steps
+        self.job["longest_run"] = num_steps
+        self.job["steps"] = min(num_steps, self.job["steps"])
         for name in _WITH_STEPS:
             if not (self.folder / f"group-{name}.json").exists():
                 for path in self.folder.glob(f"answer-{name}-*.pkl"):

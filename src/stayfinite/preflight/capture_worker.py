@@ -197,6 +197,7 @@ def _end_with_the_parent(folder: Path) -> None:
 def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
     subject.source, subject.seed = job["label"], job["seed"]
     subject.num_steps, subject.data_samples = job["steps"], job["data_samples"]
+    subject.longest_run = job["longest_run"]
     subject.config, subject.config_path = job["config"], job["config_path"]
     subject.budget_s, subject.is_pedantic = job["budget_s"], job["pedantic"]
     subject.box_path = job["box_path"]

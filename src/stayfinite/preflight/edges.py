@@ -52,7 +52,10 @@ def edges(subject: Subject) -> Checks:
     if plain.error is not None or not plain.is_finite:
         return [skipped(GROUP, "edges/any", "the training's own first batch breaks: see forward")]
     batches = own_batches(subject)
-    ahead = yield from run_on(subject, batches, min(AHEAD_STEPS, len(batches)), AHEAD_S, mark=True)
+    # A loop of few steps is started again and again: what one start has marked is gone in the next.
+    is_long = subject.longest_run is None
+    num_steps = min(AHEAD_STEPS, len(batches), subject.longest_run or AHEAD_STEPS)
+    ahead = yield from run_on(subject, batches, num_steps, AHEAD_S, mark=is_long)
     search = Search(subject, batches, is_later=ahead.is_marked, is_half=plain.is_half)
     search.add(ahead.broke)
     yield from search.run(_budget(subject, plain.seconds))

@@ -251,6 +251,8 @@ class Subject:
     seed: int = 0
     num_steps: int = 10
     """How many real steps the stability group may take (`--steps`)."""
+    longest_run: int | None = None
+    """So many steps in a row are all that the script's loop makes; None where it makes enough."""
     budget_s: float | None = None
     """How long the whole check may take (`--budget`); None: what fits a small training."""
     is_pedantic: bool = False
