@@ -124,16 +124,15 @@ def test_a_bad_step_is_replayed_eagerly_and_located(what, backend, form):
     assert counted == without_a_bad_step  # a replay compiles nothing
 
 
-@pytest.mark.xfail(
-    strict=True, reason="backward and optimizer.step inside a compiled function break it anew"
-)
 def test_a_whole_compiled_step_has_as_many_graphs():
     _, _, counted = train("whole step", "eager", "plain")
     _, _, counted_with_us = train("whole step", "eager", "loop")
     assert counted_with_us == counted
 
 
+@pytest.mark.xfail(
+    strict=True, reason="a step that is compiled whole, optimizer included, runs without us"
+)
 def test_a_bad_step_of_a_whole_compiled_step_is_left_out():
-    """It is caught and left out; its line is not found, since the loop's body is the compiled function."""
     _, (incident,), _ = train("whole step", "eager", "loop", is_bad=True)
     assert (incident.event.step, incident.action.kind) == (BAD, "skipped")

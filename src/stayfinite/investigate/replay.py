@@ -90,12 +90,14 @@ class ActiveReplay:
                 self.result.probes.append(probes.read(name, tensor))
 
     def __exit__(self, *exc: Any) -> None:
-        probes.listen(None)
         self.engine.recovery.num_replays -= 1
-        self._stack.close()
-        if self._small is not None and not self.wanted.is_applied:
-            self._small.restore()
-        self._put_scaler_steps_back()
+        try:
+            self._stack.close()
+        finally:
+            if self._small is not None and not self.wanted.is_applied:
+                self._small.restore()
+            self._put_scaler_steps_back()
+            probes.listen(None)
 
     def _put_scaler_steps_back(self) -> None:
         """A loop that stands inside `scaler.step` goes on with what it knows of that step; where the step

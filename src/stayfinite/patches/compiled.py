@@ -14,6 +14,8 @@ __all__ = ["skip_our_code"]
 _done: set[str] = set()
 _USERS = ("stayfinite.numerics", "stayfinite.demo")
 """What a model calls by itself belongs into its graph."""
+_CHECKS = "stayfinite.numerics.health"
+"""Among them, but called by us alone."""
 
 
 def skip_our_code() -> None:
@@ -23,7 +25,8 @@ def skip_our_code() -> None:
     function is looked at by the compiler: ours would become graphs of their own.
     """
     for name, module in list(sys.modules.items()):
-        if name.startswith("stayfinite.") and name not in _done and not name.startswith(_USERS):
+        is_ours = name.startswith("stayfinite.") and not name.startswith(_USERS)
+        if (is_ours or name == _CHECKS) and name not in _done:
             _done.add(name)
             for code in _codes(module):
                 _skip(code)

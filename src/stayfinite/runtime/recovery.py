@@ -186,7 +186,7 @@ class Recovery:
         self, incident: Incident, window: Window | None, outlook: Outlook | None
     ) -> Decision:
         cannot = []
-        if window is None or self._sanitizer.has_cut(window):
+        if window is None or self._sanitizer.has_cut(window.epoch, window.step):
             cannot.append("sanitize")
         if not self.state.snapshot.is_taken:
             cannot.append("rollback")

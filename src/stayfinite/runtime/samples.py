@@ -48,9 +48,9 @@ class Sanitizer:
         self._host = host
         self._done: set[tuple[int, int]] = set()
 
-    def has_cut(self, window: Window) -> bool:
-        """Whether this window was cut already, and is bad all the same."""
-        return (window.epoch, window.step) in self._done
+    def has_cut(self, epoch: int, step: int) -> bool:
+        """Whether the batch of this step was cut already, and is bad all the same."""
+        return (epoch, step) in self._done
 
     def cut(self, window: Window, incident: Incident, ledger: Ledger) -> Window | None:
         """The same window with its non-finite samples dropped or their bad values replaced."""
