@@ -33,13 +33,17 @@ class Enough(BaseException):
 
 def drive(replays: Generator[Replay, ReplayResult, T], run: Callable[[Replay], ReplayResult]) -> T:
     """Run whatever replays are wanted, one after the other; what it all came to."""
-    try:
-        wanted = next(replays)
+    # Closed here and now where a replay fails: what it has to put back must not wait for the garbage
+    # collector, which would put it back in the middle of a later step.
+    with contextlib.closing(replays):
+        result: Any = None
         while True:
-            wanted = replays.send(run(wanted))
-    except StopIteration as stop:
-        found: T = stop.value
-        return found
+            try:
+                wanted = replays.send(result)
+            except StopIteration as stop:
+                found: T = stop.value
+                return found
+            result = run(wanted)
 
 
 class ActiveReplay:
