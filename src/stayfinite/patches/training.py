@@ -89,6 +89,9 @@ class TrainingListener(Protocol):
 
     def on_foreign_step(self) -> None: ...
 
+    def on_step_elsewhere(self, optimizer: Any) -> None:
+        """The one method that is called in another thread."""
+
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
 
     def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None: ...
@@ -278,6 +281,7 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
         for each in subscribers.now:
             listener = each.listener
             if listener.thread_id != me:
+                listener.firewall.call(listener.on_step_elsewhere, optimizer)
                 continue
             if mine is None and listener.firewall.call(listener.owns, optimizer):
                 mine = listener

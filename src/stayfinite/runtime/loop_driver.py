@@ -259,6 +259,12 @@ class LoopDriver:
         if window is not None and not window.num_attempted and not self.is_replaying:
             window.losses.clear()
 
+    def on_step_elsewhere(self, optimizer: Any) -> None:
+        """Called in another thread: one that a guard was given is this training's all the same."""
+
+    def release_others(self) -> None:
+        """Optimizers that another thread trains with are none of this training's."""
+
     def may_step(self, optimizer: Any) -> bool:
         """Whether this step is applied; one that is not has been looked into when this returns."""
         if self._is_own_work or self.phase is Phase.OVER:
@@ -400,6 +406,7 @@ class LoopDriver:
             ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank
         ):
             return
+        self.release_others()
         # Until here an error of ours means that the step is made as in plain Python; from here on
         # it is left out, whatever becomes of the look into it.
         window.small_state = self.state.capture_small()
