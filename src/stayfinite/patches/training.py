@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ..putting_back import put_back
 from .compiled import skip_our_code
 from .firewall import Firewall
 from .manager import Subscribers, Subscription, Target, subscribe
@@ -164,7 +165,7 @@ class TrainingPatches:
         self._is_nested = False
         _, undo = self._under_way.pop()
         if undo is not None:
-            undo()
+            put_back(undo)
         elif self.listener.is_replaying:
             self.listener.after_replayed_step(optimizer)
         else:

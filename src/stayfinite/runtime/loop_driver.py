@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from ..patches.firewall import Firewall
+from ..putting_back import put_back
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
@@ -345,8 +346,11 @@ class LoopDriver:
             self.engine.step_place = calling_place(sys._getframe(1), codes)
         if is_fine:
             return None
-        copy = OptimizerCopy(optimizer)
-        copy.take()
+        try:
+            copy = OptimizerCopy(optimizer)
+            copy.take()
+        except Exception:  # no memory, perhaps: a step without gradients moves nothing
+            return self.state.without_grads(optimizer)
         return copy.restore
 
     def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None:
@@ -427,9 +431,8 @@ class LoopDriver:
             if not self._looks.once(self._look_into, window, failure) and window.failure is failure:
                 self.engine.replay = None
                 self._undo = undo
-                for put in (self.state.buffers.restore, window.small_state, after.restore):
-                    if put is not None:
-                        self._looks.once(put)
+                puts = (self.state.buffers.restore, window.small_state, after.restore)
+                self._looks.once(put_back, *(p for p in puts if p is not None))
 
     def _look_into(self, window: Window, failure: Failure) -> bool:
         incident, verdict = self.engine.handle(window, failure)
@@ -489,8 +492,8 @@ class LoopDriver:
 
     def _put_back(self) -> None:
         """The iteration of a step that was left out is over."""
-        while self._undo:
-            self._undo.pop(0)()
+        undo, self._undo = self._undo, []
+        put_back(*undo)
 
     def _close(self, window: Window) -> None:
         """The iteration that this window belongs to is over."""

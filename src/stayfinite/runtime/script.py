@@ -112,9 +112,10 @@ class ScriptRun:
         try:
             return call()
         finally:
-            self._finish(sys.exc_info()[1])
-            self.leave()
-            self._sum_up(folder)
+            end = Firewall("the end of the run")
+            end.once(self._finish, sys.exc_info()[1])
+            end.once(self.leave)
+            end.once(self._sum_up, folder)
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
         """How the process that the script starts as number `index` makes its own run."""
@@ -212,7 +213,7 @@ class ScriptRun:
         except SystemExit as e:
             code = _exit_code(e)
             if code:
-                self._finish(e)
+                Firewall("the look at the end").once(self._finish, e)
         except KeyboardInterrupt as e:
             show(e)
             code = 130
@@ -221,20 +222,19 @@ class ScriptRun:
                 print(f"stayfinite: {e}", file=sys.stderr)
             code = 1
         except BaseException as e:
-            self._finish(e)
+            Firewall("the look at the end").once(self._finish, e)
             show(e)
             code = 1
         finally:
             end = Firewall("the end of the run")
             end.once(self._finish)
             end.once(self.leave)
-        self._sum_up(folder)
+        end.once(self._sum_up, folder)
         return code
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_reported:
-            steps = self.driver.num_steps
-            Firewall("the summary").once(say_summary, self.engine.incidents, steps, folder)
+            say_summary(self.engine.incidents, self.driver.num_steps, folder)
 
     def _save(self, incident: Incident) -> Incident:
         assert self.folder is not None

@@ -384,6 +384,13 @@ class TrainState:
                 p.grad = None
         return taken
 
+    def without_grads(self, optimizer: Optimizer) -> Callable[[], None]:
+        """Take its gradients off, so that its next step does nothing; returns what hangs them back."""
+        taken = [(p, p.grad) for g in optimizer.param_groups for p in g["params"]]
+        for p, _ in taken:
+            p.grad = None
+        return lambda: self.put_grads(taken)
+
     def put_grads(self, taken: list[tuple[Tensor, Tensor | None]]) -> None:
         for p, grad in taken:
             p.grad = grad
