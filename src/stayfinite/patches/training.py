@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 from ..putting_back import put_back
 from .compiled import skip_our_code
 from .firewall import Firewall
-from .manager import Subscribers, Subscription, Target, subscribe
+from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
 __all__ = ["TrainingListener", "TrainingPatches"]
 
@@ -165,7 +165,7 @@ class TrainingPatches:
         self._is_nested = False
         _, undo = self._under_way.pop()
         if undo is not None:
-            put_back(undo)
+            self.listener.firewall.once(put_back, undo)
         elif self.listener.is_replaying:
             self.listener.after_replayed_step(optimizer)
         else:
@@ -173,10 +173,8 @@ class TrainingPatches:
 
     def close(self) -> None:
         """The originals are back when the last listener has gone."""
-        while self._subscriptions:
-            self._subscriptions.pop().close()
-        while self._hooks:
-            self._hooks.pop().remove()
+        put_back(lambda: close_all(self._subscriptions), *(h.remove for h in self._hooks))
+        self._hooks.clear()
         self._classes.clear()
 
 
@@ -217,7 +215,8 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             listener = each.listener
             if listener.thread_id != me:
                 continue
-            first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+            # A generator would be used up by looking into it.
+            first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
             if not isinstance(first, Tensor):
                 continue
             if listener.is_replaying:

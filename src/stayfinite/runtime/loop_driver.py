@@ -104,10 +104,8 @@ class LoopDriver:
         """Something of ours has failed: the training goes on as if nobody watched."""
         self.phase = Phase.OVER
         self.engine.replay = None
-        with contextlib.suppress(Exception):
-            self._put_back()
-        if self.on_close is not None:
-            self.on_close()
+        closings = [self._put_back] if self.on_close is None else [self._put_back, self.on_close]
+        put_back(*closings)
 
     @contextlib.contextmanager
     def own_work(self) -> Iterator[None]:

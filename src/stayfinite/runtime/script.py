@@ -22,6 +22,7 @@ from ..patches.gradients import GradientPatches
 from ..patches.loaders import LoaderPatches
 from ..patches.manager import table
 from ..patches.training import TrainingPatches
+from ..putting_back import put_back
 from ..records import Incident
 from ..recover.ledger import LEDGER_NAME, Ledger
 from ..recover.policy import Policy
@@ -168,15 +169,9 @@ class ScriptRun:
             self._loaders.look_for_others()
 
     def _unlisten(self) -> None:
-        if self._training is not None:
-            self._training.close()
-        if self._gradients is not None:
-            self._gradients.close()
-        if self._loaders is not None:
-            self._loaders.close()
-        if self._checkpoints is not None:
-            self._checkpoints.close()
-            self._checkpoints = None
+        parts = (self._training, self._gradients, self._loaders, self._checkpoints)
+        put_back(*(part.close for part in parts if part is not None))
+        self._checkpoints = None
 
     def leave(self) -> None:
         """All patches come out, and nothing of the training is held."""
@@ -185,11 +180,11 @@ class ScriptRun:
             _listening.remove(self)
         if self.engine.journal is not None:
             end.once(self.engine.journal.close)
-        end.once(self._unlisten)
-        if "provenance" not in self.engine.settings.without:
-            end.once(_provenance.remove)
         part_listeners.discard(self.engine.recovery)
-        end.once(self.engine.recovery.healing.close)
+        closings = [self._unlisten, self.engine.recovery.healing.close]
+        if "provenance" not in self.engine.settings.without:
+            closings.append(_provenance.remove)
+        end.once(put_back, *closings)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
             self.engine.let_go()
@@ -228,7 +223,7 @@ class ScriptRun:
         finally:
             end = Firewall("the end of the run")
             end.once(self._finish)
-            end.once(self.leave)
+            end.once(put_back, self.leave)
         end.once(self._sum_up, folder)
         return code
 
