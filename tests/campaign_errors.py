@@ -225,6 +225,7 @@ DOORS = {
 LAST_RESORTS = {
     "close",
     "_close",
+    "_close_waiting",
     "leave",
     "remove",
     "_put_back",

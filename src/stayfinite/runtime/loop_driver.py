@@ -29,6 +29,7 @@ from .frames import bad_tensors, calling_place, holds_bad_number, is_at_loop_hea
 from .ranks import RankFailure, plain_norm
 from .rng import RngState
 from .saved_state import OptimizerCopy
+from .unseen import unseen
 from .validation import look_at_untrained
 from .window import Failure, Verdict, Window
 
@@ -191,6 +192,7 @@ class LoopDriver:
 
     # Losses
 
+    @unseen
     def before_backward(self, loss: Tensor) -> None:
         if self._is_own_work or self.phase is Phase.OVER:
             return
