@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from ..parsing import parsed
+
 __all__ = ["Source"]
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
@@ -19,7 +21,7 @@ class Source:
         """`dtype`: what the failing operator was seen to compute in, where there was a failure."""
         self.text = text
         self.dtype = dtype
-        self.tree = ast.parse(text) if tree is None else tree
+        self.tree = parsed(text) if tree is None else tree
         self.lines = list(io.StringIO(text, newline=""))
         self._starts = _starts(self.lines)
         self._parents: dict[ast.AST, ast.AST] | None = None
