@@ -48,4 +48,4 @@ clinic: .venv/test.stamp
 	$(BIN)/python -m clinic
 
 clean:
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-versions site .demo .mypy_cache .ruff_cache .pytest_cache

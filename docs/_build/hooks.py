@@ -38,7 +38,11 @@ def address(name: str) -> str:
 
 def code_page(name: str) -> str:
     home = posixpath.dirname(address(name))
-    return as_markdown(page_of(name), lambda other: posixpath.relpath(address(other), home))
+    kind = codes.lookup(name).kind
+    up = posixpath.relpath("codes/index.md", home), posixpath.relpath(f"codes/{kind}/index.md", home)
+    way = f"[Codes]({up[0]}) › [{TITLES[kind][0]}]({up[1]})\n\n"
+    text = as_markdown(page_of(name), lambda other: posixpath.relpath(address(other), home))
+    return text.replace("\n\n", f"\n\n{way}", 1)
 
 
 def overview() -> str:

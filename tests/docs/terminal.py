@@ -39,7 +39,7 @@ def in_a_terminal(command: list[str], folder: pathlib.Path) -> str:
     def read(fd: int) -> bytes:
         data = os.read(fd, 4096)
         said.extend(data)
-        return b""
+        return data
 
     before = os.getcwd()
     names = {"COLUMNS": str(WIDTH), "TERM": "xterm-256color", "OMP_NUM_THREADS": "1"}
