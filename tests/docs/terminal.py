@@ -59,7 +59,7 @@ def picture(said: str) -> str:
         if not line.strip("-─ "):
             continue
         console.print(Text.from_ansi(line))
-        if re.match(r"(\x1b\[[\d;]*m)*more: ", line):
+        if "more: stayfinite explain" in line:
             break
     svg = console.export_svg(title="stayfinite", theme=THEME, unique_id="terminal")
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S)  # no font from elsewhere

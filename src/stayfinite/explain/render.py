@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from .page import Page, Section
 
 __all__ = ["as_json", "as_markdown", "as_text", "listing"]
 
+_SPECIAL = re.compile(r"[*\[\]<>]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _KINDS = {
     "cause": "causes of an incident",
     "lint": "stayfinite lint: unsafe source",
@@ -110,6 +112,5 @@ def _escaped(text: str) -> str:
     """
     pieces = text.split("`")
     for i in range(0, len(pieces), 2):
-        for char in "*[]<>":
-            pieces[i] = pieces[i].replace(char, f"\\{char}")
+        pieces[i] = _SPECIAL.sub(r"\\\g<0>", pieces[i])
     return "`".join(pieces)
