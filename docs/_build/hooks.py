@@ -39,15 +39,23 @@ def address(name: str) -> str:
 def code_page(name: str) -> str:
     home = posixpath.dirname(address(name))
     kind = codes.lookup(name).kind
-    up = posixpath.relpath("codes/index.md", home), posixpath.relpath(f"codes/{kind}/index.md", home)
+    up = (
+        posixpath.relpath("codes/index.md", home),
+        posixpath.relpath(f"codes/{kind}/index.md", home),
+    )
     way = f"[Codes]({up[0]}) › [{TITLES[kind][0]}]({up[1]})\n\n"
     text = as_markdown(page_of(name), lambda other: posixpath.relpath(address(other), home))
     return text.replace("\n\n", f"\n\n{way}", 1)
 
 
 def overview() -> str:
-    lines = ["# Codes\n", "Whatever stayfinite finds has a code, and every code has a page. The same page is in the terminal:\n"]
-    lines.append("```\nstayfinite explain fully_masked_row\nstayfinite explain            # lists all\n```\n")
+    lines = [
+        "# Codes\n",
+        "Whatever stayfinite finds has a code, and every code has a page. The same page is in the terminal:\n",
+    ]
+    lines.append(
+        "```\nstayfinite explain fully_masked_row\nstayfinite explain            # lists all\n```\n"
+    )
     for kind, (title, text) in TITLES.items():
         count = len(codes.all_codes(kind))
         lines.append(f"- [{title}]({kind}/index.md), {count}: {text.replace('../../', '../')}")
@@ -72,7 +80,10 @@ def index(kind: codes.Kind) -> str:
 def commands() -> str:
     """Every command with its arguments and options, read from the command line itself."""
     root: Any = typer.main.get_command(app)
-    parts = ["# Commands\n", "Exit codes: 0 clean, 1 something was found, 2 wrong usage; `run` passes the script's own on.\n"]
+    parts = [
+        "# Commands\n",
+        "Exit codes: 0 clean, 1 something was found, 2 wrong usage; `run` passes the script's own on.\n",
+    ]
     for name, command in root.commands.items():
         parts.append(f"## stayfinite {name}\n")
         parts.append(" ".join((command.help or "").split("\b")[0].split()) + "\n")
