@@ -188,6 +188,9 @@ def test_in_a_browser_new_steps_and_incidents_appear_by_themselves(tmp_path, wid
         wait(driver, f"{points}.to === '79' && {points}.bad === '1'")
         article = driver.find_element("css selector", "article.incident")
         assert "log_of_zero" in article.text and "fresh" in article.get_attribute("class")
+        news = driver.find_element("id", "news")
+        assert news.is_displayed() and news.text == "a new incident"
+        assert news.get_attribute("href").endswith(f"#{saved.id}")
         assert driver.title.startswith("(1) ")
         assert driver.execute_script(f"return {points}.log") == "0", "linear stays linear"
         assert driver.execute_script("return document.documentElement.dataset.theme") == theme
