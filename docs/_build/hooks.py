@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import posixpath
 from typing import Any
 
@@ -100,6 +101,12 @@ def options(command: Any, context: Any) -> str:
         record = parameter.get_help_record(context)
         if record is None:
             continue
-        names, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
-        rows.append(f"| `{names}` | {text.replace('<', '&lt;').replace('*', chr(92) + '*')} |")
+        names, text = (_html(" ".join(part.split())) for part in record)
+        rows.append(f"| <code>{names}</code> | {text} |")
     return "| option | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+
+
+def _html(text: str) -> str:
+    """Plain text for a cell of a table; `code` stays code."""
+    pieces = html.escape(text).replace("|", "&#124;").replace("*", "&#42;").split("`")
+    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(pieces))
