@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 .PHONY: demo test test-fast test-versions check docs bench clinic clean
 .venv/core.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -qq -c constraints.txt -e ".[numpy]"
+	$(PIP) install -qq -c constraints.txt -e .
 	touch $@
 .venv/test.stamp: .venv/core.stamp
 	$(PIP) install -qq -c constraints.txt -e ".[test,docs,peers,sinks,plots]"

@@ -1,9 +1,11 @@
 """What `pip install stayfinite` brings: built as for a release, installed into an empty environment, used there."""
 
+import ast
 import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import shutil
 import site
 import subprocess
@@ -100,6 +102,37 @@ def test_an_installed_archive_has_its_commands_data_and_types(built, tmp_path, k
     command = python.parent / "stayfinite"
     assert run(command, "--version", cwd=tmp_path) == f"stayfinite {stayfinite.__version__}\n"
     assert "torch.log_softmax" in run(command, "explain", "SF101", cwd=tmp_path)
+
+
+PACKAGE_OF = {"yaml": "pyyaml", "markupsafe": "jinja2"}
+OPTIONAL = ("integrations/", "report/sinks/", "report/png.py")
+
+
+def module_level_imports(path):
+    """The packages that a module cannot be imported without."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_every_package_that_is_always_imported_is_a_dependency():
+
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    core = text.partition("dependencies = [")[2].partition("]")[0]
+    needed = set(re.findall(r'"([a-z0-9]+)[><=]', core))
+    home = ROOT / "src" / "stayfinite"
+    wrong = [
+        f"{path.relative_to(home)} imports {name}"
+        for path in sorted(home.rglob("*.py"))
+        if not path.relative_to(home).as_posix().startswith(OPTIONAL)
+        for name in module_level_imports(path)
+        if name not in {*sys.stdlib_module_names, "stayfinite"}
+        if PACKAGE_OF.get(name, name) not in needed
+    ]
+    assert wrong == []
+    assert {"torch", "numpy", "rich"} <= needed
 
 
 def test_the_version_is_one():
