@@ -61,12 +61,13 @@ ALLOWED = {
     "remedies": {"records", "errors", "codes", "parsing"},
     "lint": {"records", "errors", "codes", "remedies", "parsing"},
     "integrations": BASE | {"patches", "recover", "report", "runtime", "investigate"},
+    "explain": {"errors", "codes", "lint", "preflight"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
     "__main__": {"cli"},
 }
-NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies"}
+NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies", "explain"}
 
 
 def edges():
