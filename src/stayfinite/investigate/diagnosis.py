@@ -23,7 +23,7 @@ from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 from .outlook import look_ahead
-from .setting_change import with_diff
+from .rate_change import setting_diff
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -91,11 +91,10 @@ def _with_diffs(
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
     is_set = any(f.remedy == "set_eps" for f in first)  # then it is said, and as a diff
-    known = [
-        with_diff(lab, evidence, f)
-        for f in diagnosis.fixes
-        if not (is_set and f.experiment == "larger_eps")
-    ]
+    known = []
+    for fix in diagnosis.fixes:
+        if not (is_set and fix.experiment == "larger_eps"):
+            known.append((yield from setting_diff(lab, evidence, fix)))
     return replace(diagnosis, fixes=(*first, *known, *rest))
 
 

@@ -31,6 +31,7 @@ from .patching import apply_patch, read_patch
 from .rows import without_bad_rows
 from .settings import with_keyword
 from .source import Source
+from .values import at_most, filled, lines_after, lines_before, with_argument
 
 __all__ = [
     "CATALOGUE",
@@ -43,12 +44,16 @@ __all__ = [
     "apply",
     "apply_patch",
     "at",
+    "at_most",
     "candidates",
     "divisions",
     "domains",
     "exponentials",
+    "filled",
     "find",
     "floors",
+    "lines_after",
+    "lines_before",
     "log_space",
     "loops",
     "pattern",
@@ -57,6 +62,7 @@ __all__ = [
     "reductions",
     "rows",
     "unified_diff",
+    "with_argument",
     "with_keyword",
     "without_bad_rows",
 ]
