@@ -39,7 +39,7 @@ class _Place:
     symptom: Symptom
 
 
-_NOT_THE_LINE = {"lr_divergence", "exploding_gradient", "resume_mismatch", "bad_schedule",
+_NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
                  "bad_preprocessing"}  # fmt: skip
 """The line only shows what something else has done: to keep it finite would hide that."""
@@ -67,6 +67,7 @@ def proved_fixes(
     place = _place_of(evidence) if cause not in _NOT_THE_LINE else None
     if place is None:
         return ()
+    place = replace(place, symptom=_for_cause(place.symptom, cause))
     text = text_of_file(place.file)
     if text is None:
         return ()
@@ -194,6 +195,15 @@ class _Search:
             remedy="+".join(dict.fromkeys(r.name for r in remedies)),
             file_sha256=change.sha256,
         )
+
+
+def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
+    """Where the cause says more than the operator."""
+    return replace(
+        symptom,
+        is_exploding=cause == "exploding_gradient",
+        is_infeasible=cause == "infeasible_target",
+    )
 
 
 def _is_same(place: _Place, tried: _Place, change: ChangedSource) -> bool:

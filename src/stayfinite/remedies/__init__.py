@@ -18,11 +18,13 @@ from . import (
     domains,
     exponentials,
     floors,
+    gradients,
     log_space,
     loops,
     precision,
     reductions,
     rows,
+    targets,
 )
 from .catalogue import CATALOGUE, Pattern, at, find, pattern
 from .choice import Candidate, Symptom, candidates
@@ -52,6 +54,7 @@ __all__ = [
     "filled",
     "find",
     "floors",
+    "gradients",
     "lines_after",
     "lines_before",
     "log_space",
@@ -61,6 +64,7 @@ __all__ = [
     "read_patch",
     "reductions",
     "rows",
+    "targets",
     "unified_diff",
     "with_argument",
     "with_keyword",

@@ -7,7 +7,19 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, floored, grouped, limit_of, name_of, twice, with_method
+from .matching import (
+    call,
+    floored,
+    free_name,
+    grouped,
+    hoisted,
+    is_namespace,
+    limit_of,
+    name_of,
+    stands_alone,
+    twice,
+    with_method,
+)
 from .source import Source
 
 __all__: list[str] = []
@@ -158,20 +170,38 @@ def norm_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return [Edit(*source.span(node), f"{inner}.clamp(min={limit}).sqrt()")]
 
 
+_VALUES = {"eigh": "eigvalsh", "svd": "svdvals"}
+
+
 @pattern(
-    "spread_eigenvalues",
-    "move equal eigenvalues apart: add a small rising diagonal",
-    "the derivative of an eigenvector divides by the gap to the next eigenvalue",
+    "spread_values",
+    "move equal singular values or eigenvalues apart, without a gradient, where there are any",
+    "the derivative of the vectors divides by the gap to the next value; matrices with gaps stay as they are",
 )
-def spread_eigenvalues(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    found = call(node, "eigh", "symeig")
+def spread_values(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, *_VALUES)
     torch = name_of(source, "torch")
-    if found is None or torch is None:
+    statement = source.statement(node)
+    if found is None or torch is None or statement is None or not stands_alone(source, statement):
         return None
-    first, again, edits = twice(source, found[1], "matrix")
-    rising = f"{torch}.arange({again}.shape[-1], dtype={again}.dtype, device={again}.device)"
-    text = f"{first} + 1e-4 * {torch}.diag({rising})"
-    return [*edits, Edit(*source.span(found[1]), text)]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if not is_namespace(node.func.value):
+            return None
+    made = hoisted(source, found[1], "matrix")
+    if made is None:
+        return None
+    name, edit = made
+    gap, indent = free_name(source, node, "gap"), source.indent(statement)
+    lines = [
+        edit.text,
+        f"{indent}{gap} = {torch}.linalg.{_VALUES[found[0]]}({name}.detach()).diff(dim=-1).abs()"
+        f".amin(-1)[..., None, None]{source.newline}",
+        f"{indent}rising = {torch}.eye(*{name}.shape[-2:]).to({name}) * {torch}.arange(1.0, "
+        f"1 + {name}.shape[-1]).to({name}){source.newline}",
+        f"{indent}{name} = {torch}.where({gap} > 1e-6, {name}, {name}.detach() + 1e-2 * rising)"
+        f"{source.newline}",
+    ]
+    return [Edit(edit.start, edit.end, "".join(lines)), Edit(*source.span(found[1]), name)]
 
 
 @pattern(
