@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import itertools
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 
 from ..diagnose.evidence import Evidence
@@ -13,7 +14,9 @@ from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, text_of_file
+from .first_values import first_values_change
 from .laboratory import Laboratory
+from .schedule_change import schedule_changes
 from .setting_change import (
     SettingChange,
     loss_change,
@@ -28,6 +31,7 @@ __all__ = ["proved_fixes"]
 _MAX_TRIALS = 14
 _MAX_LINES = 3
 _MAX_REFUTED = 2
+_MAX_SCHEDULES = 3
 
 
 @dataclass(frozen=True)
@@ -58,8 +62,7 @@ def proved_fixes(
         search = _Search(lab, evidence, Trial(lab, seconds), rows.file, rows.before)
         yield from search.try_one(rows.candidate)
         return search.result()
-    setting = _setting(lab, evidence, cause)
-    if setting is not None:
+    for setting in _settings(lab, evidence, cause):
         search = _Search(lab, evidence, Trial(lab, seconds), setting.file, setting.before)
         yield from search.try_setting(setting)
         if search.proved is not None:
@@ -76,12 +79,22 @@ def proved_fixes(
     return search.result()
 
 
-def _setting(lab: Laboratory, e: Evidence, cause: str | None) -> SettingChange | None:
+def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
+    """What a line sets that has run in the past, as far as the cause points to one."""
+    if cause == "bad_schedule":
+        yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
+        return
+    found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
-        return optimizer_change(lab, e)
-    if cause == "uninitialized_memory" and e.memory is not None:
-        return memory_change(lab, e)
-    return loss_change(lab, e)
+        found = optimizer_change(lab, e)
+    elif cause == "uninitialized_memory" and e.memory is not None:
+        found = memory_change(lab, e)
+    elif cause == "bad_initialization":
+        found = first_values_change(lab, e)
+    else:
+        found = loss_change(lab, e)
+    if found is not None:
+        yield found
 
 
 class _Search:

@@ -31,6 +31,7 @@ from .choice import Candidate, Symptom, candidates
 from .edits import Edit, Remedy, apply, unified_diff
 from .patching import apply_patch, read_patch
 from .rows import without_bad_rows
+from .schedules import schedule_candidates
 from .settings import with_keyword
 from .source import Source
 from .values import at_most, filled, lines_after, lines_before, with_argument
@@ -64,6 +65,7 @@ __all__ = [
     "read_patch",
     "reductions",
     "rows",
+    "schedule_candidates",
     "targets",
     "unified_diff",
     "with_argument",
