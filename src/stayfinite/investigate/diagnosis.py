@@ -36,6 +36,9 @@ _PER_SAMPLE = {
 }  # fmt: skip
 
 
+_DIVERGING = ("lr_divergence", "exploding_gradient")
+
+
 def diagnose(
     about: Investigation, incident: Incident, origin: Origin | None
 ) -> Generator[Replay, ReplayResult, Incident]:
@@ -90,12 +93,24 @@ def _with_diffs(
     made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
-    is_set = any(f.remedy == "set_eps" for f in first)  # then it is said, and as a diff
     known = []
     for fix in diagnosis.fixes:
-        if not (is_set and fix.experiment == "larger_eps"):
+        if not (first and _is_said(fix, diagnosis.cause)):
             known.append((yield from setting_diff(lab, evidence, fix)))
     return replace(diagnosis, fixes=(*first, *known, *rest))
+
+
+def _is_said(fix: Fix, cause: str | None) -> bool:
+    """Whether a diff that was proved says it already: advice for the same line or setting, in words.
+
+    What bounds the updates of a training that diverges stays beside it; where something else is the cause,
+    a smaller rate only hides it.
+    """
+    if fix.status == "refuted":
+        return False
+    if fix.experiment in ("smaller_lr", "clipped"):
+        return cause not in _DIVERGING
+    return fix.experiment is not None
 
 
 def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:

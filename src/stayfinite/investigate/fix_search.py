@@ -16,6 +16,8 @@ from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, text_of_file
 from .first_values import first_values_change
 from .laboratory import Laboratory
+from .resume_change import resume_changes
+from .scale_change import scale_changes
 from .schedule_change import schedule_changes
 from .setting_change import (
     SettingChange,
@@ -47,6 +49,7 @@ _NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
                  "bad_preprocessing"}  # fmt: skip
 """The line only shows what something else has done: to keep it finite would hide that."""
+_ONLY_SETTINGS = {"bad_initialization"}
 
 
 def proved_fixes(
@@ -62,14 +65,16 @@ def proved_fixes(
         search = _Search(lab, evidence, Trial(lab, seconds), rows.file, rows.before)
         yield from search.try_one(rows.candidate)
         return search.result()
+    refuted: list[Fix] = []
     for setting in _settings(lab, evidence, cause):
         search = _Search(lab, evidence, Trial(lab, seconds), setting.file, setting.before)
         yield from search.try_setting(setting)
         if search.proved is not None:
-            return search.result()
+            return (*search.result(), *refuted[:_MAX_REFUTED])
+        refuted += search.refuted
     place = _place_of(evidence) if cause not in _NOT_THE_LINE else None
-    if place is None:
-        return ()
+    if place is None or cause in _ONLY_SETTINGS:
+        return tuple(refuted[:_MAX_REFUTED])
     place = replace(place, symptom=_for_cause(place.symptom, cause))
     text = text_of_file(place.file)
     if text is None:
@@ -79,8 +84,16 @@ def proved_fixes(
     return search.result()
 
 
-def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
+def _settings(
+    lab: Laboratory, e: Evidence, cause: str | None
+) -> Iterator[SettingChange | ChangedSource]:
     """What a line sets that has run in the past, as far as the cause points to one."""
+    if cause == "resume_mismatch":
+        yield from resume_changes(lab, e)
+        return
+    if cause == "loss_scaling":
+        yield from scale_changes(lab, e)
+        return
     if cause == "bad_schedule":
         yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
         return
@@ -135,13 +148,20 @@ class _Search:
         """One change, and no other line."""
         yield from self._try((candidate,), _MAX_LINES, None)
 
-    def try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
+    def try_setting(
+        self, setting: SettingChange | ChangedSource
+    ) -> Generator[Replay, ReplayResult, None]:
         """What a line sets, in place of what it has set."""
-        proof, _ = yield from self.trial.prove(setting, self.evidence.dtype)
+        assert setting.candidate is not None
+        if setting.is_from_snapshot:
+            at = setting.at if isinstance(setting, SettingChange) else None
+            proof, result = yield from self.trial.prove_since(setting, at)
+        else:
+            proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":
             self.proved = fix
-        else:
+        elif result.is_complete or result.failure is not None:
             self.refuted.append(fix)
 
     @property

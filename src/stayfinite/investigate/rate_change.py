@@ -40,6 +40,8 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
     if fix.experiment == "clipped" and e.clip is not None and e.clip.passed is not None:
         return _clip_diff(lab, fix, e.clip.passed)
     rate = e.rate
+    if e.resume.optimizer:
+        return fix  # what the optimizer is made with is overwritten by what is restored
     if fix.experiment != "smaller_lr" or rate is None or not rate.passed or not rate.before:
         return fix
     place = _place(lab, e)

@@ -21,6 +21,7 @@ import torch
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
 from ..remedies import Candidate, Source, apply, find, with_keyword
+from ..runtime.window import Window
 from . import changes
 from .body.scene import Scene
 from .changed_source import text_of_file
@@ -47,6 +48,10 @@ class SettingChange:
     after: str
     candidate: Candidate
     apply: Callable[[], AbstractContextManager[None]]
+    is_from_snapshot: bool = False
+    """It has acted since the last healthy state: the steps since then are run with it."""
+    at: Callable[[Window], AbstractContextManager[None]] | None = None
+    """What it sets in one step, where that is not the same in all."""
     name = ""
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,36 @@ class Trial:
             note=note,
         )  # fmt: skip
         return made if not is_bad else Proof(**{**vars(made), "is_step_finite": False}), result
+
+    def prove_since(
+        self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
+    ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
+        """All steps since the last healthy state with the change, this one, and those once more."""
+        lab, state = self.lab, self.lab.state
+        vehicle, windows = lab.at_hand()
+        result = ReplayResult(is_complete=False)
+        if not windows:
+            return Proof(note="the steps before it could not be run here"), result
+        number = 0
+        with lab.unharmed():
+            state.snapshot.restore()
+            for i, window in enumerate([*windows, *windows[:_NUM_AFTER]]):
+                state.clear_grads()
+                if i < len(windows) and window.rng is not None:
+                    window.rng.restore()
+                self.num_replays += 1
+                result = yield Replay(
+                    window=window, change=change, is_applied=True, vehicle=vehicle,
+                    contexts=[at(window)] if at is not None else [],
+                )  # fmt: skip
+                if result.failure is not None:
+                    return Proof(note="the steps before it are not finite with it either"), result
+                if not result.is_complete:
+                    return Proof(note="the changed source did not run to its end"), result
+                number += 1
+                state.buffers.copy()
+        note = "from the last healthy state on"
+        return Proof(is_step_finite=True, num_after=number, note=note), result
 
     def _is_absurd(self, result: ReplayResult) -> str:
         """A loss that is finite and of no use."""
