@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..remedies import Candidate
 from .body.scene import Scene
 from .body.source import substituted
 from .trampoline import trampoline
@@ -63,10 +62,6 @@ class ChangedSource:
     file: str
     before: str
     after: str
-    candidate: Candidate | None = None
-    """What it is made of, where it was not chosen among others."""
-    is_from_snapshot: bool = False
-    """It has acted since the last healthy state: the steps since then are run with it."""
     name: str = field(init=False)
     _old: dict[_Key, types.CodeType] = field(init=False, repr=False)
     _new: dict[_Key, types.CodeType] = field(init=False, repr=False)

@@ -84,9 +84,7 @@ def proved_fixes(
     return search.result()
 
 
-def _settings(
-    lab: Laboratory, e: Evidence, cause: str | None
-) -> Iterator[SettingChange | ChangedSource]:
+def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
     """What a line sets that has run in the past, as far as the cause points to one."""
     if cause == "resume_mismatch":
         yield from resume_changes(lab, e)
@@ -148,14 +146,10 @@ class _Search:
         """One change, and no other line."""
         yield from self._try((candidate,), _MAX_LINES, None)
 
-    def try_setting(
-        self, setting: SettingChange | ChangedSource
-    ) -> Generator[Replay, ReplayResult, None]:
+    def try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
         """What a line sets, in place of what it has set."""
-        assert setting.candidate is not None
         if setting.is_from_snapshot:
-            at = setting.at if isinstance(setting, SettingChange) else None
-            proof, result = yield from self.trial.prove_since(setting, at)
+            proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
             proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
         fix = self._fix((setting.candidate,), setting, proof)
@@ -179,6 +173,8 @@ class _Search:
         self.num_trials += 1
         proof, result = yield from self.trial.prove(change, self.evidence.dtype)
         fix = self._fix(made, change, proof)
+        if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
+            return  # whether it computes the same as before could not be seen
         if fix.status == "proved":
             self.proved = fix
             return
@@ -228,6 +224,10 @@ class _Search:
             remedy="+".join(dict.fromkeys(r.name for r in remedies)),
             file_sha256=change.sha256,
         )
+
+
+def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
+    return all(r.is_equivalent for c in made for r in c.remedies)
 
 
 def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:

@@ -16,7 +16,7 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.words import num
 from ..patches.made_at import made_at
 from ..records import Culprit, Fix, Proof
-from ..remedies import Remedy, Source, apply, at_most, lines_before, unified_diff, with_argument
+from ..remedies import Remedy, Source, apply, at_most, lines_before, unified_diff, with_argument, with_keyword
 from ..runtime.step_changes import before_steps
 from ..runtime.window import Replay, ReplayResult
 from .culprit import culprit_of
@@ -223,7 +223,13 @@ def _limited(limit: float) -> contextlib.AbstractContextManager[None]:
 
 
 def _clip_diff(lab: Laboratory, fix: Fix, norm: float) -> Fix:
-    """Clipping put in front of the loop's own optimizer step, or its norm made smaller."""
+    """Clipping put in front of the loop's own optimizer step; of a guard's, its `clip_norm`."""
+    if lab.window.batches and lab.window.batches[0].loss_fn is not None:
+        guard = only_call(lab, "Guard")
+        if guard is None:
+            return fix
+        remedy: Remedy | None = with_keyword(guard[2], guard[3], "clip_norm", _text(norm))
+        return _with_diff(fix, guard[0], guard[1], remedy) if remedy is not None else fix
     place = lab.about.engine.step_place
     scene = lab.about.vehicle.scene
     source = source_of(place[0].co_filename) if place is not None else None

@@ -14,7 +14,6 @@ import torch
 from ..diagnose.evidence import Evidence
 from ..patches.made_at import made_at
 from ..remedies import Candidate, Remedy, Source, apply, find, with_keyword
-from .changed_source import ChangedSource, NotRunnable
 from .laboratory import Laboratory
 from .setting_change import SettingChange, only_call
 from .where_set import Written, call_at, number_behind, source_of
@@ -25,11 +24,11 @@ _SMALLER = (256, 4096, 16)
 """What only just passes the batches at hand may not pass others: some distance is kept."""
 
 
-def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange | ChangedSource]:
+def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     """Steps through the scaler, then a scaler that is off; or smaller constants."""
     scaler = _scaler(lab, e)
     if scaler is not None:
-        yield from _stepped(lab)
+        yield from _stepped(lab, scaler)
         yield from _switched_off(lab, scaler)
         return
     factor = e.scale.factor
@@ -56,22 +55,24 @@ def _scaler(lab: Laboratory, e: Evidence) -> Any:
     return next((s for s in live if s.get_scale() == e.scale.factor), None)
 
 
-def _stepped(lab: Laboratory) -> Iterator[ChangedSource]:
-    """`scaler.step(optimizer); scaler.update()` in place of the loop's own step."""
+def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
+    """`scaler.step(optimizer); scaler.update()` in place of the loop's own step: gradients without the factor."""
     place = lab.about.engine.step_place
     source = source_of(place[0].co_filename) if place is not None else None
     if place is None or source is None:
         return
+    file = place[0].co_filename
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and node.lineno <= place[1] <= (node.end_lineno or 0):
             remedy = find(source, node, "scaler_step") if _is_step(node) else None
             if remedy is None:
                 continue
             after, done = apply(source.text, [remedy])
-            with contextlib.suppress(NotRunnable):
-                change = ChangedSource(place[0].co_filename, source.text, after)
-                change.candidate, change.is_from_snapshot = Candidate(done, after), True
-                yield change
+            change = SettingChange(
+                file, source.text, after, Candidate(done, after), lambda: _off(scaler)
+            )
+            change.is_from_snapshot = True
+            yield change
 
 
 def _is_step(node: ast.Call) -> bool:
