@@ -19,6 +19,7 @@ from .changed_source import ChangedSource, NotRunnable
 from .culprit import culprit_of
 from .laboratory import Laboratory
 from .setting_change import SettingChange
+from .setting_lines import assigned_key
 from .where_set import source_of
 
 __all__ = ["schedule_changes"]
@@ -38,7 +39,7 @@ def schedule_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     source = source_of(place.file) if place is not None else None
     if place is None or source is None:
         return
-    found = _formula(lab, place, source)
+    found = _formula(lab, place)
     if found is None:
         return
     formula, at, base = found
@@ -75,9 +76,7 @@ def _rate_with(change: ChangedSource, formula: Formula, at: int) -> float | None
     return later[0] if is_same and is_usable else None
 
 
-def _formula(
-    lab: Laboratory, place: Culprit, source: Source
-) -> tuple[Formula, int, float] | None:
+def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | None:
     """The function of the step, the step at which it fails, and what its result is multiplied by."""
     for scheduler in reversed(list(lab.state.schedulers)):
         for function in getattr(scheduler, "lr_lambdas", ()):
@@ -86,12 +85,27 @@ def _formula(
                 at = int(getattr(scheduler, "last_epoch", 0))
                 failing = _first_bad(function, at)
                 return None if failing is None else (function, failing, float(group["initial_lr"]))
-    scope = source.function_at(place.line)
-    if not isinstance(scope, ast.FunctionDef) or len(scope.args.args) != 1:
+    return _assigned(lab)
+
+
+def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
+    """What a loop assigns to the rate, as a function of the number that it counts its steps with."""
+    scene = lab.about.vehicle.scene
+    found = assigned_key([scene.file], "lr") if scene is not None else None
+    if scene is None or found is None:
         return None
-    function = _global(lab, place.file, scope.name)
-    at = _first_bad(function, lab.window.step) if function is not None else None
-    return (function, at, 1.0) if function is not None and at is not None else None
+    variables = scene.variables
+    names = [n.id for n in ast.walk(found[1]) if isinstance(n, ast.Name)]
+    counters = [n for n in names if type(variables.get(n)) is int]
+    if not counters:
+        return None
+    code = compile(ast.Expression(found[1]), scene.file, "eval")
+
+    def formula(step: int) -> Any:
+        return eval(code, {**variables, counters[0]: step})
+
+    at = _first_bad(formula, int(variables[counters[0]]))
+    return None if at is None else (formula, at, 1.0)
 
 
 def _first_bad(function: Formula, at: int) -> int | None:
@@ -108,10 +122,3 @@ def _is_in(function: Any, file: str) -> bool:
     if not isinstance(code, types.CodeType):
         code = getattr(vars(type(function)).get("__call__"), "__code__", None)
     return isinstance(code, types.CodeType) and code.co_filename == file
-
-
-def _global(lab: Laboratory, file: str, name: str) -> Formula | None:
-    scene = lab.about.vehicle.scene
-    found = scene.variables.get(name) if scene is not None else None
-    is_here = isinstance(found, types.FunctionType) and found.__code__.co_filename == file
-    return found if is_here else None
