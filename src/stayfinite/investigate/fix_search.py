@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from types import FunctionType
 
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
@@ -13,7 +14,7 @@ from ..records import Fix, Link, Proof
 from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
-from .changed_source import ChangedSource, NotRunnable, text_of_file
+from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
 from .first_values import first_values_change
 from .laboratory import Laboratory
 from .resume_change import resume_changes
@@ -124,6 +125,7 @@ class _Search:
         self.untried: list[Fix] = []
         self.num_trials = 0
         self._seen: set[str] = set()
+        self._functions: list[FunctionType] | None = None
 
     def result(self) -> tuple[Fix, ...]:
         if self.proved is not None:
@@ -166,12 +168,15 @@ class _Search:
         self, made: tuple[Candidate, ...], depth: int, tried: _Place | None
     ) -> Generator[Replay, ReplayResult, None]:
         text = made[-1].text
+        if self._functions is None:
+            self._functions = functions_of(self.file)
         try:
-            change = ChangedSource(self.file, self.text, text)
+            change = ChangedSource(self.file, self.text, text, self._functions)
         except NotRunnable:
             return
         self.num_trials += 1
-        proof, result = yield from self.trial.prove(change, self.evidence.dtype)
+        limits = tried is not None and tried.symptom.is_exploding
+        proof, result = yield from self.trial.prove(change, self.evidence.dtype, limits)
         fix = self._fix(made, change, proof)
         if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
             return  # whether it computes the same as before could not be seen

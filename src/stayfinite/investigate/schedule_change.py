@@ -15,7 +15,7 @@ from ..records import Culprit
 from ..remedies import Candidate, Source, schedule_candidates
 from ..sandbox.compute import computing_only
 from . import changes
-from .changed_source import ChangedSource, NotRunnable
+from .changed_source import ChangedSource, NotRunnable, functions_of
 from .culprit import culprit_of
 from .laboratory import Laboratory
 from .setting_change import SettingChange
@@ -43,9 +43,10 @@ def schedule_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     if found is None:
         return
     formula, at, base = found
+    functions = functions_of(place.file)
     for candidate in schedule_candidates(source, place.line):
         try:
-            change = ChangedSource(place.file, source.text, candidate.text)
+            change = ChangedSource(place.file, source.text, candidate.text, functions)
         except NotRunnable:
             continue
         rate = _rate_with(change, formula, at)

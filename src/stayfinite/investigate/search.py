@@ -16,6 +16,7 @@ import torch
 
 from ..diagnose.evidence import Searched
 from ..runtime.window import Replay, ReplayResult
+from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
 
 __all__ = ["Search", "rates_below"]
@@ -78,6 +79,12 @@ class Search:
         """None where nothing could be run."""
         if not self._windows or not self._values:
             return None
+        with computing_only():  # entered once: each replay would open and close it again
+            return (yield from self._run(before, usual))
+
+    def _run(
+        self, before: float | None, usual: float
+    ) -> Generator[Replay, ReplayResult, Searched | None]:
         self._failed = before
         best = yield from self._bisect(self._start(usual))
         while best is not None and self._has_time:

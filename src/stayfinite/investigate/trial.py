@@ -14,12 +14,15 @@ import torch
 from ..records import Proof
 from ..runtime.state import TrainState
 from ..runtime.window import Change, Replay, ReplayResult, Window
+from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
 
 __all__ = ["Trial", "tolerance"]
 
 _NUM_HEALTHY = 3
 _NUM_AFTER = 6
+_MAX_REPLAYS = 48
+"""Of all changes that are tried for one incident; what is under way is finished."""
 _ABSURD = 1e6
 _ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
@@ -68,7 +71,11 @@ class Trial:
 
     @property
     def has_time(self) -> bool:
-        return time.perf_counter() < self.deadline
+        return time.perf_counter() < self.deadline and self.num_replays < _MAX_REPLAYS
+
+    @property
+    def is_late(self) -> bool:
+        return time.perf_counter() > self.deadline
 
     @property
     def _windows(self) -> list[Window]:
@@ -82,9 +89,15 @@ class Trial:
         return list({id(w): w for w in found}.values())
 
     def prove(
-        self, change: Change, dtype: str
+        self, change: Change, dtype: str, limits_gradients: bool = False
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         """What the change does; and the replay of the failing step with it."""
+        with computing_only():  # entered once: each replay would open and close it again
+            return (yield from self._prove(change, dtype, limits_gradients))
+
+    def _prove(
+        self, change: Change, dtype: str, limits_gradients: bool
+    ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab = self.lab
         with lab.unharmed():
             result = yield from self._once(lab.window, change, is_applied=lab.needs_step)
@@ -92,7 +105,7 @@ class Trial:
             return Proof(note="the step is still not finite"), result
         if not result.is_complete:
             return Proof(note="the changed source did not run to its end"), result
-        number, largest, note = yield from self._compared(change, dtype)
+        number, largest, note = yield from self._compared(change, dtype, limits_gradients)
         note = note or self._is_absurd(result)
         if note:
             return (
@@ -110,6 +123,12 @@ class Trial:
         self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         """All steps since the last healthy state with the change, this one, and those once more."""
+        with computing_only():
+            return (yield from self._prove_since(change, at))
+
+    def _prove_since(
+        self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
+    ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab, state = self.lab, self.lab.state
         vehicle, windows = lab.at_hand()
         result = ReplayResult(is_complete=False)
@@ -170,7 +189,7 @@ class Trial:
             return self._healthy
         found = []
         for window in self._windows[:_NUM_HEALTHY]:
-            if not self.has_time:
+            if self.is_late:
                 break
             norm = _GradientNorm(self.lab.state)
             with self.lab.unharmed():
@@ -181,7 +200,7 @@ class Trial:
         return found
 
     def _compared(
-        self, change: Change, dtype: str
+        self, change: Change, dtype: str, limits_gradients: bool
     ) -> Generator[Replay, ReplayResult, tuple[int, float | None, str]]:
         largest: float | None = None
         number = 0
@@ -200,7 +219,7 @@ class Trial:
             largest = max(largest or 0.0, new)
             if new > tolerance(dtype):
                 return number, largest, f"it changes the loss of healthy steps by {new:.2g}"
-            if known.norm and norm.value is not None:
+            if known.norm and norm.value is not None and not limits_gradients:
                 # Only much smaller or larger ones: where the source was near its limits already, its own
                 # gradients had overflowed in part.
                 times = norm.value / known.norm
@@ -221,7 +240,7 @@ class Trial:
         number = 0
         with lab.unharmed():
             for window in [lab.window, *others, lab.window]:
-                if not self.has_time:
+                if self.is_late:
                     return number, "time was up before more steps behind it were run", False
                 lab.state.clear_grads()
                 if window.rng is not None:
