@@ -9,7 +9,6 @@ from ..records import Candidate, Diagnosis, Experiment, Fix
 from .evidence import Evidence
 from .figures import figures
 from .registry import Finding, Rule, all_rules, check_finding
-from .searched import proved_by_search
 from .words import written_in_source
 
 __all__ = ["Ranked", "conclude", "consider", "wanted_experiments"]
@@ -125,11 +124,10 @@ _ORDER = {"proved": 0, "untried": 1, "refuted": 2}
 
 
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
-    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words."""
-    if fix.status == "proved":
-        return fix  # a search has run exactly this value
+    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words.
+
+    What a search has found is proved already: it has run exactly the value that it offers.
+    """
     outcome = evidence.results.get(fix.experiment or "", "not_run")
     is_refuted = outcome == "nonfinite" and fix.experiment != "patched_operator"
-    if is_refuted:
-        return replace(fix, status="refuted")
-    return proved_by_search(replace(fix, status="untried"), evidence)
+    return replace(fix, status="refuted") if is_refuted and fix.status != "proved" else fix

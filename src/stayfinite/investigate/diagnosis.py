@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
-from ..diagnose.searched import clip_fix, proved_by_search, rate_fix
+from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..patches.provenance import provenance
@@ -119,7 +119,7 @@ def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
         return diagnosis
     passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
     found = [
-        proved_by_search(fix, evidence)
+        fix
         for searched, fix in passed
         if searched is not None and searched.passed is not None and fix is not None
     ]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from types import FunctionType
+from typing import Any
 
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
@@ -48,9 +49,8 @@ class _Place:
 
 _NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
-                 "bad_preprocessing"}  # fmt: skip
+                 "bad_preprocessing", "bad_initialization"}  # fmt: skip
 """The line only shows what something else has done: to keep it finite would hide that."""
-_ONLY_SETTINGS = {"bad_initialization"}
 
 
 def proved_fixes(
@@ -59,30 +59,52 @@ def proved_fixes(
     """The first change that holds, as a diff with its proof; before that, none or those that do not."""
     if not lab.can_replay:
         return ()
-    if cause in ("bad_input_data", "bad_preprocessing"):
-        rows = rows_change(lab, evidence)
-        if rows is None:
-            return ()
-        search = _Search(lab, evidence, Trial(lab, seconds), rows.file, rows.before)
-        yield from search.try_one(rows.candidate)
-        return search.result()
+    location = evidence.location
+    solved = lab.about.engine.solved
+    key = (cause, location.op, location.file, location.line)
+    if key in solved:
+        again = yield from _holds_again(lab, *solved[key])
+        if again is not None:
+            return (again,)
     refuted: list[Fix] = []
-    for setting in _settings(lab, evidence, cause):
-        search = _Search(lab, evidence, Trial(lab, seconds), setting.file, setting.before)
-        yield from search.try_setting(setting)
+    for search in _searches(lab, evidence, cause, seconds):
+        yield from search.run()
         if search.proved is not None:
-            return (*search.result(), *refuted[:_MAX_REFUTED])
+            assert search.change is not None
+            solved[key] = (search.change, search.proved, lab.window.step)
+            return (search.proved, *(*refuted, *search.refuted)[:_MAX_REFUTED])
         refuted += search.refuted
-    place = _place_of(evidence) if cause not in _NOT_THE_LINE else None
-    if place is None or cause in _ONLY_SETTINGS:
-        return tuple(refuted[:_MAX_REFUTED])
-    place = replace(place, symptom=_for_cause(place.symptom, cause))
-    text = text_of_file(place.file)
-    if text is None:
-        return ()
-    search = _Search(lab, evidence, Trial(lab, seconds), place.file, text)
-    yield from search.run(text, place, (), 1)
-    return search.result()
+    return tuple(refuted[:_MAX_REFUTED])
+
+
+def _holds_again(
+    lab: Laboratory, change: Any, fix: Fix, step: int
+) -> Generator[Replay, ReplayResult, Fix | None]:
+    """What was proved for the same place before, run on this step."""
+    with lab.unharmed():
+        lab.start_of(lab.window)
+        result = yield Replay(window=lab.window, change=change, is_applied=lab.needs_step)
+    if result.failure is not None or not result.is_complete or fix.proof is None:
+        return None
+    note = fix.proof.note or f"the other steps were run for step {step}"
+    return replace(fix, proof=replace(fix.proof, note=note))
+
+
+def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -> Iterator[_Search]:
+    """Where to look, one after the other: the batch's rows, what a line has set, the line itself."""
+    trial = Trial(lab, seconds)
+    if cause in ("bad_input_data", "bad_preprocessing"):
+        rows = rows_change(lab, e)
+        if rows is not None:
+            yield _Search(lab, e, trial, rows.file, rows.before, only=rows.candidate)
+        return
+    for setting in _settings(lab, e, cause):
+        yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
+    place = _place_of(e) if cause not in _NOT_THE_LINE else None
+    text = text_of_file(place.file) if place is not None else None
+    if place is not None and text is not None:
+        place = replace(place, symptom=_for_cause(place.symptom, cause))
+        yield _Search(lab, e, trial, place.file, text, place=place)
 
 
 def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
@@ -113,26 +135,42 @@ class _Search:
     """Tries candidates in order; where another line fails then, candidates for both together."""
 
     def __init__(
-        self, lab: Laboratory, evidence: Evidence, trial: Trial, file: str, text: str
+        self,
+        lab: Laboratory,
+        evidence: Evidence,
+        trial: Trial,
+        file: str,
+        text: str,
+        *,
+        place: _Place | None = None,
+        only: Candidate | None = None,
+        setting: SettingChange | None = None,
     ) -> None:
         self.lab = lab
         self.evidence = evidence
         self.trial = trial
         self.file = file
         self.text = text
+        self.place = place
+        self.only = only
+        self.setting = setting
         self.proved: Fix | None = None
+        self.change: ChangedSource | SettingChange | None = None
+        """What was proved, as it is run."""
         self.refuted: list[Fix] = []
-        self.untried: list[Fix] = []
         self.num_trials = 0
         self._seen: set[str] = set()
         self._functions: list[FunctionType] | None = None
 
-    def result(self) -> tuple[Fix, ...]:
-        if self.proved is not None:
-            return (self.proved, *self.refuted[:_MAX_REFUTED])
-        return (*self.untried[:_MAX_REFUTED], *self.refuted[:_MAX_REFUTED])
+    def run(self) -> Generator[Replay, ReplayResult, None]:
+        if self.setting is not None:
+            yield from self._try_setting(self.setting)
+        elif self.only is not None:
+            yield from self._try((self.only,), _MAX_LINES, None)
+        elif self.place is not None:
+            yield from self._try_all(self.text, self.place, (), 1)
 
-    def run(
+    def _try_all(
         self, text: str, place: _Place, before: tuple[Candidate, ...], depth: int
     ) -> Generator[Replay, ReplayResult, None]:
         source = Source(text, dtype=place.symptom.dtype)
@@ -144,11 +182,7 @@ class _Search:
             self._seen.add(candidate.text)
             yield from self._try((*before, candidate), depth, place)
 
-    def try_one(self, candidate: Candidate) -> Generator[Replay, ReplayResult, None]:
-        """One change, and no other line."""
-        yield from self._try((candidate,), _MAX_LINES, None)
-
-    def try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
+    def _try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
         """What a line sets, in place of what it has set."""
         if setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
@@ -156,7 +190,7 @@ class _Search:
             proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":
-            self.proved = fix
+            self.proved, self.change = fix, setting
         elif result.is_complete or result.failure is not None:
             self.refuted.append(fix)
 
@@ -181,7 +215,7 @@ class _Search:
         if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
             return  # whether it computes the same as before could not be seen
         if fix.status == "proved":
-            self.proved = fix
+            self.proved, self.change = fix, change
             return
         if not result.is_complete and result.failure is None:
             return  # it did not run: nothing was learned
@@ -192,7 +226,7 @@ class _Search:
         if place is None or tried is None or _is_same(place, tried, change):
             self.refuted.append(fix)
             return
-        yield from self.run(text, place, made, depth + 1)
+        yield from self._try_all(text, place, made, depth + 1)
 
     def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
         """Where the step fails now, if that is another line of the same file."""

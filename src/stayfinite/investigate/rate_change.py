@@ -16,7 +16,16 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.words import num
 from ..patches.made_at import made_at
 from ..records import Culprit, Fix, Proof
-from ..remedies import Remedy, Source, apply, at_most, lines_before, unified_diff, with_argument, with_keyword
+from ..remedies import (
+    Remedy,
+    Source,
+    apply,
+    at_most,
+    lines_before,
+    unified_diff,
+    with_argument,
+    with_keyword,
+)
 from ..runtime.step_changes import before_steps
 from ..runtime.window import Replay, ReplayResult
 from .culprit import culprit_of
@@ -52,7 +61,9 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
         made = yield from _capped_formula(lab, optimizer, fix, place, rate.passed)
         if made is not None:
             return made
-    if place is not None and ("formula" in place.what or place.what.startswith("the learning rate")):
+    if place is not None and (
+        "formula" in place.what or place.what.startswith("the learning rate")
+    ):
         made = yield from _capped_assignment(lab, fix, place, rate.passed)
         return made or fix
     ratio = rate.passed / rate.before
@@ -244,8 +255,14 @@ def _clip_diff(lab: Laboratory, fix: Fix, norm: float) -> Fix:
     if optimizer is None or torch is None:
         return fix
     roots = {id(m) for m in lab.state.roots.values()}
-    model = next((n for n, v in scene.variables.items() if id(v) in roots and n.isidentifier()), None)
-    what = f"{model}.parameters()" if model else f'[p for g in {optimizer}.param_groups for p in g["params"]]'
+    model = next(
+        (n for n, v in scene.variables.items() if id(v) in roots and n.isidentifier()), None
+    )
+    what = (
+        f"{model}.parameters()"
+        if model
+        else f'[p for g in {optimizer}.param_groups for p in g["params"]]'
+    )
     text = f"{torch}.nn.utils.clip_grad_norm_({what}, {_text(norm)})"
     remedy = lines_before(source, line, [text], "clip_norm", "", "")
     return fix if remedy is None else _with_diff(fix, file, source.text, remedy)

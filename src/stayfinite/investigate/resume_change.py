@@ -37,7 +37,9 @@ def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     made = None
     if "begins anew" in place.what:
         made = _with_schedule(lab, source, place.file, place.line, r.path)
-    elif r.optimizer and r.configured_lr and max(r.configured_lr) * _APART < max(r.saved_lr or (0,)):
+    elif (
+        r.optimizer and r.configured_lr and max(r.configured_lr) * _APART < max(r.saved_lr or (0,))
+    ):
         made = _with_rate(source, place.file, place.line, min(r.configured_lr))
     if made is not None:
         yield made
@@ -106,14 +108,20 @@ def _optimizer(value: ast.expr) -> str | None:
     """The name of the optimizer that a schedule is made for."""
     if not isinstance(value, ast.Call) or not value.args:
         return None
-    return ast.unparse(value.args[0]) if isinstance(value.args[0], (ast.Name, ast.Attribute)) else None
+    return (
+        ast.unparse(value.args[0]) if isinstance(value.args[0], (ast.Name, ast.Attribute)) else None
+    )
 
 
 def _holder(source: Source, line: int) -> str | None:
     """The name of what was loaded: `saved` of `optimizer.load_state_dict(saved["optimizer"])`."""
     scope = source.function_at(line)
     for node in ast.walk(scope):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "load_state_dict" and node.args:
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", "") == "load_state_dict"
+            and node.args
+        ):
             given = node.args[0]
             if isinstance(given, ast.Subscript) and isinstance(given.value, ast.Name):
                 return given.value.id
@@ -138,10 +146,9 @@ def _rates(scheduler: Any, state: dict[str, Any], number: int) -> list[float] | 
         groups = scheduler.optimizer.param_groups
         last = state.get("_last_lr") or [g["lr"] for g in groups]
         stand_in = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=1.0)
-        for mine, theirs, rate in zip(stand_in.param_groups, groups, last):
-            mine.update(lr=rate, initial_lr=theirs.get("initial_lr", theirs["lr"]))
+        for own, theirs, rate in zip(stand_in.param_groups, groups, last):
+            own.update(lr=rate, initial_lr=theirs.get("initial_lr", theirs["lr"]))
         mine = copy.copy(scheduler)
-        mine.__dict__ = dict(scheduler.__dict__)
         mine.optimizer = stand_in
         mine.load_state_dict(dict(state))
         rates = []

@@ -111,7 +111,11 @@ def _constant(source: Source, file: str, line: int, factor: float) -> Written | 
     """The number that the loss is multiplied by."""
     found = []
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and node.lineno <= line <= (node.end_lineno or 0):
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Mult)
+            and node.lineno <= line <= (node.end_lineno or 0)
+        ):
             for side in (node.left, node.right):
                 where = number_behind(file, source, side, factor, ())
                 found += [where] if where is not None else []

@@ -203,8 +203,8 @@ def _numbers_named(source: Source, key: str) -> Iterator[ast.expr]:
             elif not is_option:
                 yield from (k.value for k in node.keywords if k.arg == key)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            if any(getattr(t, "attr", getattr(t, "id", None)) == key for t in _targets(node)):
-                yield node.value
+            names = {getattr(t, "attr", getattr(t, "id", None)) for t in _targets(node)}
+            yield from (node.value for name in names if name == key)
 
 
 def config_number(key: str, value: float, files: Iterable[str]) -> Written | None:

@@ -9,6 +9,7 @@ from .catalogue import pattern
 from .edits import Edit
 from .matching import (
     call,
+    clamped,
     floored,
     free_name,
     grouped,
@@ -18,7 +19,6 @@ from .matching import (
     name_of,
     stands_alone,
     twice,
-    with_method,
 )
 from .source import Source
 
@@ -82,7 +82,7 @@ def above_minus_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found is None:
         return None
     limit = "0.01" if source.dtype in ("float16", "bfloat16") else "1e-6"
-    return with_method(source, found[1], f".clamp(min=-1 + {limit})")
+    return clamped(source, found[1], low=f"-1 + {limit}")
 
 
 @pattern(
@@ -94,7 +94,7 @@ def log1p_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log1p")
     if found is None:
         return None
-    return with_method(source, found[1], ".clamp(min=0)")
+    return clamped(source, found[1], low="0")
 
 
 @pattern(
@@ -107,7 +107,7 @@ def inside_unit(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     limit = limit_of(source, found[1], "eps") if found else None
     if found is None or limit is None:
         return None
-    return with_method(source, found[1], f".clamp(-1 + {limit}, 1 - {limit})")
+    return clamped(source, found[1], f"-1 + {limit}", f"1 - {limit}")
 
 
 @pattern(
@@ -184,9 +184,13 @@ def spread_values(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     statement = source.statement(node)
     if found is None or torch is None or statement is None or not stands_alone(source, statement):
         return None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if not is_namespace(node.func.value):
-            return None
+    home = (
+        node.func.value
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        else None
+    )
+    if home is None or not is_namespace(home):
+        return None
     made = hoisted(source, found[1], "matrix")
     if made is None:
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, functional, twice, with_method
+from .matching import call, clamped, functional, twice
 from .source import Source
 
 __all__: list[str] = []
@@ -47,7 +47,7 @@ def _bounded(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:
     found = call(node, *_EXPS)
     if found is None or found[2] or found[3]:
         return None
-    return with_method(source, found[1], f".clamp(max={limit})")
+    return clamped(source, found[1], high=limit)
 
 
 @pattern(

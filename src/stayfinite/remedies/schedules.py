@@ -73,7 +73,9 @@ def _remedies(source: Source, nodes: list[ast.AST]) -> Iterator[Remedy]:
 def _bounded_product(source: Source, node: ast.BinOp) -> Iterator[Remedy]:
     """0 times infinite: the factor that was made elsewhere, at a number that can be multiplied."""
     for side in (node.left, node.right):
-        if isinstance(side, ast.Name) or (isinstance(side, ast.Attribute) and not name_of(source, side.attr)):
+        if isinstance(side, ast.Name) or (
+            isinstance(side, ast.Attribute) and not name_of(source, side.attr)
+        ):
             text = source.text_of(side)
             for new in (f"max({text}, -20.0)", f"{text}.clamp(min=-20.0)"):
                 yield _made(source, node, side, new, "bound the factor of the formula from below",
@@ -81,16 +83,18 @@ def _bounded_product(source: Source, node: ast.BinOp) -> Iterator[Remedy]:
 
 
 def _group(node: ast.expr, text: str) -> str:
-    return text if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({text})"
+    return (
+        text
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        else f"({text})"
+    )
 
 
 def _is_math(function: ast.expr, name: str) -> bool:
     return isinstance(function, ast.Name) and function.id == name
 
 
-def _made(
-    source: Source, node: ast.AST, part: ast.expr, text: str, title: str, why: str
-) -> Remedy:
+def _made(source: Source, node: ast.AST, part: ast.expr, text: str, title: str, why: str) -> Remedy:
     start, end = source.span(part)
     if source.text[start - 1 : start] == "(" and source.text[end : end + 1] == ")":
         before = source.text[: start - 1][-1:]

@@ -40,9 +40,7 @@ def smooth_over_open(source: Source, node: ast.AST) -> Iterable[Edit] | None:
         f"{spread} = ({spread} / {is_open}.sum(1).clamp(min=1)).mean()",
     ]
     start = source.line_start(statement.lineno)
-    whole = (
-        f"(1 - {share}) * {dotted(node.func)}({scores}, {target}) - {share} * {spread}"
-    )
+    whole = f"(1 - {share}) * {dotted(node.func)}({scores}, {target}) - {share} * {spread}"
     if not isinstance(source.parent(node), (ast.Return, ast.Assign, ast.Expr)):
         whole = f"({whole})"
     put = "".join(f"{indent}{line}{source.newline}" for line in lines)
@@ -63,5 +61,5 @@ def without_masked(source: Source, node: ast.AST) -> Iterable[Edit] | None:
             return with_method(source, side, text)
         found = call(side, "log_softmax", "log")
         if found is not None:
-            return with_method(source, side, '.clamp(min=-1e4)')
+            return with_method(source, side, ".clamp(min=-1e4)")
     return None

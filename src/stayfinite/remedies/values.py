@@ -78,7 +78,9 @@ def filled(source: Source, line: int) -> Remedy | None:
     start, end = source.span(value)
     text = ".nan_to_num(0.0, 0.0, 0.0)"
     is_atom = isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
-    edits = [Edit(end, end, text)] if is_atom else [Edit(start, start, "("), Edit(end, end, f"){text}")]
+    edits = (
+        [Edit(end, end, text)] if is_atom else [Edit(start, start, "("), Edit(end, end, f"){text}")]
+    )
     return Remedy(
         name="fill_initial",
         title="start with 0 where the value cannot be computed: nan_to_num",
