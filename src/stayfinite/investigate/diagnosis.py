@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 
+from ..diagnose.advice import is_said_by
 from ..diagnose.evidence import Evidence
 from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
 from ..diagnose.searched import clip_fix, rate_fix
@@ -34,9 +35,6 @@ _PER_SAMPLE = {
     "zero_denominator", "singular_gradient", "masked_branch_leak", "fully_masked_row", "exp_overflow",
     "infeasible_target", "degenerate_linalg", "bad_input_data", "bad_preprocessing",
 }  # fmt: skip
-
-
-_DIVERGING = ("lr_divergence", "exploding_gradient")
 
 
 def diagnose(
@@ -95,22 +93,9 @@ def _with_diffs(
     rest = [f for f in made if f.status != "proved"]
     known = []
     for fix in diagnosis.fixes:
-        if not (first and _is_said(fix, diagnosis.cause)):
+        if not any(is_said_by(f, fix, diagnosis.cause) for f in first):
             known.append((yield from setting_diff(lab, evidence, fix)))
     return replace(diagnosis, fixes=(*first, *known, *rest))
-
-
-def _is_said(fix: Fix, cause: str | None) -> bool:
-    """Whether a diff that was proved says it already: advice for the same line or setting, in words.
-
-    What bounds the updates of a training that diverges stays beside it; where something else is the cause,
-    a smaller rate only hides it.
-    """
-    if fix.status == "refuted":
-        return False
-    if fix.experiment in ("smaller_lr", "clipped"):
-        return cause not in _DIVERGING
-    return fix.experiment is not None
 
 
 def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
