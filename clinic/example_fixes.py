@@ -43,7 +43,9 @@ def check(folder: pathlib.Path, rounds: int) -> bool:
             if not _fixed(fresh, demo, number):
                 break
             shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(fresh, place, ignore=shutil.ignore_patterns("run-*", "results", "checkpoints"))
+            shutil.copytree(
+                fresh, place, ignore=shutil.ignore_patterns("run-*", "results", "checkpoints")
+            )
             last = _last_line(fresh, ["train.py", *demo["plain"]])
             is_reached = bool(re.search(demo["metric"], last)) and "nan" not in last.lower()
             print(f"   round {number}: {last}", flush=True)

@@ -18,6 +18,7 @@ from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
 from .first_values import first_values_change
 from .laboratory import Laboratory
+from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import scale_changes
 from .schedule_change import schedule_changes
@@ -105,6 +106,9 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     if place is not None and text is not None:
         place = replace(place, symptom=_for_cause(place.symptom, cause))
         yield _Search(lab, e, trial, place.file, text, place=place)
+    if cause in ("low_precision_overflow", "low_precision_underflow", "loss_scaling"):
+        for setting in precision_changes(lab, e):
+            yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
 
 
 def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
@@ -173,7 +177,7 @@ class _Search:
     def _try_all(
         self, text: str, place: _Place, before: tuple[Candidate, ...], depth: int
     ) -> Generator[Replay, ReplayResult, None]:
-        source = Source(text, dtype=place.symptom.dtype)
+        source = Source(text, dtype=place.symptom.dtype, kernel=place.symptom.operator)
         for candidate in candidates(source, place.line, place.symptom):
             if self.proved is not None:
                 return

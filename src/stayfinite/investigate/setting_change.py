@@ -33,6 +33,7 @@ __all__ = [
     "memory_change",
     "only_call",
     "optimizer_change",
+    "own_files",
     "shown_path",
 ]
 
@@ -105,14 +106,14 @@ def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] |
         if f"{kind}(" in text
         for source, call in _calls(text, kind)
     ]
-    near = [c for c in calls if c[0] in _own_files(lab)]
+    near = [c for c in calls if c[0] in own_files(lab)]
     for found in (near, calls):
         if len(found) == 1:
             return found[0]
     return None
 
 
-def _own_files(lab: Laboratory) -> set[str]:
+def own_files(lab: Laboratory) -> set[str]:
     """Where the loop stands, its loss function and its models are written."""
     scene = lab.about.vehicle.scene
     files = {scene.file} if scene is not None else set()

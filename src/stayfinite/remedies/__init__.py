@@ -28,6 +28,7 @@ from . import (
 )
 from .catalogue import CATALOGUE, Pattern, at, find, pattern
 from .choice import Candidate, Symptom, candidates
+from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
 from .patching import apply_patch, read_patch
 from .rows import without_bad_rows
@@ -56,6 +57,7 @@ __all__ = [
     "find",
     "floors",
     "gradients",
+    "in_precision",
     "lines_after",
     "lines_before",
     "log_space",

@@ -47,8 +47,21 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
 _MASKED = ["finite_mask", "open_rows", "open_padding"]
 _EMPTY = ["mean_or_zero", "loss_or_zero", "nan_to_zero"]
 _EXPLODING = ("limit_gradient", "limit_gradient_more")
-_INFEASIBLE = ("smooth_over_open", "without_masked")
-_WIDER = ["float32_line", "float32_line_back", "float32_block", "float32_function", "float32_body"]
+_INFEASIBLE = (
+    "smooth_over_open",
+    "without_masked",
+    "ignore_masked",
+    "reduce_finite",
+    "floor_log_prob",
+)
+_WIDER = [
+    "float32_operands",
+    "float32_line",
+    "float32_line_back",
+    "float32_block",
+    "float32_function",
+    "float32_body",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
