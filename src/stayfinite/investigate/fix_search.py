@@ -37,6 +37,7 @@ _MAX_TRIALS = 14
 _MAX_LINES = 3
 _MAX_REFUTED = 2
 _MAX_SCHEDULES = 3
+_FRESH = ("empty", "empty_like", "new_empty", "empty_strided")
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,10 @@ class _Search:
             return
         self.num_trials += 1
         limits = tried is not None and tried.symptom.is_exploding
-        proof, result = yield from self.trial.prove(change, self.evidence.dtype, limits)
+        is_written = self.evidence.kernel not in _FRESH
+        proof, result = yield from self.trial.prove(
+            change, self.evidence.dtype, limits, is_compared=is_written
+        )
         fix = self._fix(made, change, proof)
         if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
             return  # whether it computes the same as before could not be seen

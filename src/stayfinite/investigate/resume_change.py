@@ -12,13 +12,16 @@ from typing import Any
 import torch
 
 from ..diagnose.evidence import Evidence
-from ..remedies import Candidate, Remedy, Source, apply, lines_after
+from ..patches.made_at import made_at
+from ..records import Culprit
+from ..remedies import Candidate, Remedy, Source, apply, lines_after, with_argument
+from ..runtime.step_changes import scaled_lr
 from ..runtime.window import Window
 from . import changes
 from .culprit import culprit_of
 from .laboratory import Laboratory
 from .setting_change import SettingChange
-from .where_set import source_of
+from .where_set import call_at, source_of
 
 __all__ = ["resume_changes"]
 
@@ -34,15 +37,78 @@ def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     if place is None or source is None:
         return
     r = e.resume
-    made = None
+    saved = r.saved_lr or r.file_lr
     if "begins anew" in place.what:
         made = _with_schedule(lab, source, place.file, place.line, r.path)
-    elif (
-        r.optimizer and r.configured_lr and max(r.configured_lr) * _APART < max(r.saved_lr or (0,))
-    ):
-        made = _with_rate(source, place.file, place.line, min(r.configured_lr))
-    if made is not None:
-        yield made
+        if made is not None:
+            yield made
+    if r.optimizer and r.configured_lr and saved and max(r.configured_lr) * _APART < max(saved):
+        made = _with_rate(lab, source, place.file, place.line, min(r.configured_lr))
+        if made is not None:
+            yield made
+    elif saved and r.first_lr and max(saved) * _APART < max(r.first_lr):
+        yield from _slower(lab, source, place, max(saved), max(saved) / max(r.first_lr))
+
+
+def _slower(
+    lab: Laboratory, source: Source, place: Culprit, rate: float, ratio: float
+) -> Iterator[SettingChange]:
+    """The rate that the checkpoint had come to: of the schedule that begins anew, else of the optimizer."""
+    statement = source.statement_at(place.line)
+    made = None
+    if isinstance(statement, ast.Assign) and "begins anew" in place.what:
+        name, optimizer = source.text_of(statement.targets[0]), _optimizer(statement.value)
+        lines = [
+            f"{name}.base_lrs = [rate * {ratio:.6g} for rate in {name}.base_lrs]",
+            f"for group in {optimizer}.param_groups:",
+            f'    group["lr"] *= {ratio:.6g}',
+        ]
+        made = lines_after(source, place.line, lines, *_SLOWER) if optimizer else None
+    elif isinstance(statement, ast.Expr) and "optimizer is restored" in place.what:
+        made = _assigned(source, place.line, rate)
+    else:
+        made = _given(lab, source, place.file, rate)
+    change = _change(source, place.file, made)
+    if change is not None:
+        change.at = lambda window: scaled_lr(ratio)
+        yield change
+
+
+_SLOWER = (
+    "resume_rate", "go on with the learning rate that the checkpoint had come to",
+    "a new schedule or optimizer starts at its peak again; the checkpoint had come down from it",
+)  # fmt: skip
+
+
+def _assigned(source: Source, line: int, rate: float) -> Remedy | None:
+    """The rate set behind a restore of the optimizer."""
+    statement = source.statement_at(line)
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    who = source.text_of(call.func.value)
+    return lines_after(
+        source, line, [f"for group in {who}.param_groups:", f'    group["lr"] = {rate:.6g}'],
+        "set_rate_again", "set the learning rate again behind load_state_dict",
+        "load_state_dict of an optimizer also restores the rate of the run that saved it",
+    )  # fmt: skip
+
+
+def _given(lab: Laboratory, source: Source, file: str, rate: float) -> Remedy | None:
+    """The rate that the optimizer is made with, in the same file."""
+    optimizer = max(
+        lab.state.optimizers, key=lambda o: float(o.param_groups[0]["lr"]), default=None
+    )
+    kind = type(optimizer).__name__
+    line = next((n for f, n, _ in made_at(optimizer) if f == file), None)
+    call = call_at(source, line, kind) if line is not None else None
+    if call is None:
+        return None
+    edit = with_argument(source, call, "lr", 1, f"{rate:.6g}")
+    if edit is None:
+        return None
+    name, title, why = _SLOWER
+    return Remedy(name=name, title=title, why=why, line=call.lineno, edits=(edit,))
 
 
 def _change(source: Source, file: str, remedy: Remedy | None) -> SettingChange | None:
@@ -54,18 +120,11 @@ def _change(source: Source, file: str, remedy: Remedy | None) -> SettingChange |
     return change
 
 
-def _with_rate(source: Source, file: str, line: int, rate: float) -> SettingChange | None:
+def _with_rate(
+    lab: Laboratory, source: Source, file: str, line: int, rate: float
+) -> SettingChange | None:
     """The rate that the script had configured, set again."""
-    statement = source.statement_at(line)
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        return None
-    who = source.text_of(call.func.value)
-    change = _change(source, file, lines_after(
-        source, line, [f"for group in {who}.param_groups:", f'    group["lr"] = {rate:.6g}'],
-        "set_rate_again", "set the learning rate again behind load_state_dict",
-        "load_state_dict of an optimizer also restores the rate of the run that saved it",
-    ))  # fmt: skip
+    change = _change(source, file, _assigned(source, line, rate))
     if change is not None:
         change.at = lambda window: changes.with_setting("lr", rate)
     return change
@@ -123,8 +182,10 @@ def _holder(source: Source, line: int) -> str | None:
             and node.args
         ):
             given = node.args[0]
-            if isinstance(given, ast.Subscript) and isinstance(given.value, ast.Name):
-                return given.value.id
+            if isinstance(given, ast.Subscript) and isinstance(
+                given.value, (ast.Name, ast.Attribute)
+            ):
+                return source.text_of(given.value)
     return None
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import math
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from ..diagnose.evidence import Evidence
+from ..locate.frames import is_user_file
 from ..records import Culprit
 from ..remedies import Candidate, Source, schedule_candidates
 from ..sandbox.compute import computing_only
@@ -79,34 +84,100 @@ def _rate_with(change: ChangedSource, formula: Formula, at: int) -> float | None
 
 def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | None:
     """The function of the step, the step at which it fails, and what its result is multiplied by."""
-    for scheduler in reversed(list(lab.state.schedulers)):
+    given = list(lab.state.schedulers)
+    inner = [s for g in given for s in getattr(g, "_schedulers", ())]
+    for scheduler in reversed([*given, *inner]):
+        at = int(getattr(scheduler, "last_epoch", lab.window.step))
         for function in getattr(scheduler, "lr_lambdas", ()):
             if _is_in(function, place.file):
                 group = scheduler.optimizer.param_groups[0]
-                at = int(getattr(scheduler, "last_epoch", 0))
                 failing = _first_bad(function, at)
-                return None if failing is None else (function, failing, float(group["initial_lr"]))
+                if failing is not None:
+                    return function, failing, float(group.get("initial_lr", 1.0))
+        if _is_in(type(scheduler).__dict__.get("get_lr"), place.file):
+            own = _by_class(scheduler)
+            failing = _first_bad(own, at)
+            if failing is not None:
+                return own, failing, 1.0
+        counted = _by_counter(lab, scheduler, place.file)
+        if counted is not None:
+            return counted
     return _assigned(lab)
+
+
+def _stand_in(scheduler: Any) -> Any:
+    """A copy of a schedule that moves an optimizer of its own."""
+    groups = scheduler.optimizer.param_groups
+    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=1.0)
+    for own, theirs in zip(optimizer.param_groups, groups):
+        first = theirs.get("initial_lr", optimizer.defaults["lr"])
+        own.update(lr=theirs["lr"] if math.isfinite(theirs["lr"]) else first, initial_lr=first)
+    mine = copy.copy(scheduler)
+    mine.optimizer = optimizer
+    return mine
+
+
+def _by_class(scheduler: Any) -> Formula:
+    """The `get_lr` of a class of the user's, as a function of the step."""
+
+    def formula(step: int) -> Any:
+        mine = _stand_in(scheduler)
+        mine.last_epoch = step
+        mine._get_lr_called_within_step = True
+        return mine.get_lr()[0]
+
+    return formula
+
+
+def _by_counter(lab: Laboratory, scheduler: Any, file: str) -> tuple[Formula, int, float] | None:
+    """A schedule of the user's own kind: it counts its steps and sets the rate of its optimizer."""
+    step = type(scheduler).__dict__.get("step")
+    if not _is_in(step, file) or not hasattr(scheduler, "optimizer"):
+        return None
+    numbers = {k: v for k, v in vars(scheduler).items() if type(v) is int}
+    near = [k for k, v in numbers.items() if abs(v - lab.window.step) <= 1]
+    if len(near) != 1:
+        return None
+
+    def formula(number: int) -> Any:
+        mine = _stand_in(scheduler)
+        setattr(mine, near[0], number)
+        mine.step()
+        return mine.optimizer.param_groups[0]["lr"]
+
+    at = _first_bad(formula, numbers[near[0]])
+    return None if at is None else (formula, at, 1.0)
 
 
 def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
     """What a loop assigns to the rate, as a function of the number that it counts its steps with."""
     scene = lab.about.vehicle.scene
-    found = assigned_key([scene.file], "lr") if scene is not None else None
-    if scene is None or found is None:
+    places = [(scene.file, scene.variables)] if scene is not None else list(_running())
+    files = [file for file, _ in places]
+    found = assigned_key(files, "lr")
+    variables = next((v for f, v in places if found is not None and f == found[0].file), None)
+    if found is None or variables is None:
         return None
-    variables = scene.variables
     names = [n.id for n in ast.walk(found[1]) if isinstance(n, ast.Name)]
     counters = [n for n in names if type(variables.get(n)) is int]
     if not counters:
         return None
-    code = compile(ast.Expression(found[1]), scene.file, "eval")
+    code = compile(ast.Expression(found[1]), found[0].file, "eval")
 
     def formula(step: int) -> Any:
         return eval(code, {**variables, counters[0]: step})
 
     at = _first_bad(formula, int(variables[counters[0]]))
     return None if at is None else (formula, at, 1.0)
+
+
+def _running() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files and variables of the user's functions that are under way."""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            yield frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}
+        frame = frame.f_back
 
 
 def _first_bad(function: Formula, at: int) -> int | None:

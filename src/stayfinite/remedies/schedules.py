@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from .choice import Candidate
 from .edits import Edit, Remedy, apply
 from .floors import divisor_of
-from .matching import call, name_of
 from .source import Source
 
 __all__ = ["schedule_candidates"]
@@ -37,45 +36,69 @@ def _remedies(source: Source, nodes: list[ast.AST]) -> Iterator[Remedy]:
     for node in nodes:
         divisor = divisor_of(node)
         if divisor is not None and not isinstance(divisor, ast.Constant):
-            text = source.text_of(divisor)
-            for new in (f"max({text}, 1)", f"{_group(divisor, text)}.clamp(min=1)"):
-                yield _made(source, node, divisor, new, "divide by at least 1",
-                            "the number of steps left is 0 there; every other one stays")  # fmt: skip
+            yield from _limited(source, node, divisor, "max", "1", "divide by at least 1",
+                                "the number of steps left is 0 there; every other one stays")  # fmt: skip
     for node in nodes:
-        power = node if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
-        found = call(node, "pow")
-        base = power.left if power is not None else found[1] if found is not None else None
-        if base is not None and not isinstance(base, ast.Constant):
-            text = source.text_of(base)
-            for new in (f"max({text}, 1)", f"{_group(base, text)}.clamp(min=1)"):
-                yield _made(source, node, base, new, "count from 1",
-                            "0 to a negative power is infinite")  # fmt: skip
-            yield _made(source, node, base, f"max({text}, 0.0)", "keep the base of the power at 0 or above",
-                        "a negative number has no real root")  # fmt: skip
-        log = call(node, "log", "log10", "log2")
-        if log is None and isinstance(node, ast.Call) and _is_math(node.func, "log"):
-            log = ("log", node.args[0], [], []) if node.args else None
-        if log is not None:
-            text = source.text_of(log[1])
-            for new in (f"max({text}, 1e-8)", f"{_group(log[1], text)}.clamp(min=1e-8)"):
-                yield _made(source, node, log[1], new, "give the logarithm a floor",
-                            "the logarithm of 0 is infinite")  # fmt: skip
-        root = node if isinstance(node, ast.Call) and _is_math(node.func, "sqrt") else None
-        if root is not None and root.args:
-            text = source.text_of(root.args[0])
-            yield _made(source, node, root.args[0], f"max({text}, 0.0)", "keep the root's argument at 0 or above",
-                        "a negative number has no real root")  # fmt: skip
+        for part, kind, limit, title, why in _parts(node):
+            if not isinstance(part, ast.Constant):
+                yield from _limited(source, node, part, kind, limit, title, why)
     for node in nodes:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             yield from _bounded_product(source, node)
 
 
+_NEGATIVE = "a negative number has no real root"
+_Part = tuple[ast.expr, str, str, str, str]
+
+
+def _parts(node: ast.AST) -> Iterator[_Part]:
+    """Arguments with a limit: which, max or min, of what, in words, and why."""
+    base = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
+    base = base if base is not None else _argument(node, "pow")
+    if base is not None:
+        yield base, "max", "1", "count from 1", "0 to a negative power is infinite"
+        yield base, "max", "0.0", "keep the base of the power at 0 or above", _NEGATIVE
+    if (log := _argument(node, "log", "log10", "log2")) is not None:
+        why = "the logarithm of 0 is infinite"
+        yield log, "max", "1e-8", "give the logarithm a floor", why
+    if (root := _argument(node, "sqrt", "rsqrt")) is not None:
+        yield root, "max", "0.0", "keep the root's argument at 0 or above", _NEGATIVE
+        yield root, "max", "1.0", "keep the root's argument at 1 or above", "0 has no inverse"
+    if (exponent := _argument(node, "exp", "expm1")) is not None:
+        why = "a decay never grows beyond its start"
+        yield exponent, "min", "0.0", "keep the exponent at 0 or below", why
+
+
+_MODULES = ("math", "np", "numpy", "torch", "th")
+
+
+def _argument(node: ast.AST, *names: str) -> ast.expr | None:
+    """What `math.log(x)`, `log(x)`, `torch.log(x)` and `x.log()` take the logarithm of."""
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Name):
+        return node.args[0] if node.func.id in names and node.args else None
+    if not isinstance(node.func, ast.Attribute) or node.func.attr not in names:
+        return None
+    if isinstance(node.func.value, ast.Name) and node.func.value.id in _MODULES:
+        return node.args[0] if node.args else None
+    return node.func.value
+
+
+def _limited(
+    source: Source, node: ast.AST, part: ast.expr, kind: str, limit: str, title: str, why: str
+) -> Iterator[Remedy]:
+    """Once as a plain number, once as a tensor."""
+    text = source.text_of(part)
+    key = "min" if kind == "max" else "max"
+    for new in (f"{kind}({text}, {limit})", f"{_group(part, text)}.clamp({key}={limit})"):
+        yield _made(source, node, part, new, title, why)
+
+
 def _bounded_product(source: Source, node: ast.BinOp) -> Iterator[Remedy]:
     """0 times infinite: the factor that was made elsewhere, at a number that can be multiplied."""
     for side in (node.left, node.right):
-        if isinstance(side, ast.Name) or (
-            isinstance(side, ast.Attribute) and not name_of(source, side.attr)
-        ):
+        if isinstance(side, (ast.Name, ast.Attribute)):
             text = source.text_of(side)
             for new in (f"max({text}, -20.0)", f"{text}.clamp(min=-20.0)"):
                 yield _made(source, node, side, new, "bound the factor of the formula from below",
@@ -88,10 +111,6 @@ def _group(node: ast.expr, text: str) -> str:
         if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
         else f"({text})"
     )
-
-
-def _is_math(function: ast.expr, name: str) -> bool:
-    return isinstance(function, ast.Name) and function.id == name
 
 
 def _made(source: Source, node: ast.AST, part: ast.expr, text: str, title: str, why: str) -> Remedy:
