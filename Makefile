@@ -25,10 +25,10 @@ check: .venv/test.stamp
 	$(PYTEST) tests/test_imports.py
 
 test: check
-	$(PYTEST) -n $(JOBS)
+	$(PYTEST) -n $(JOBS) --dist loadgroup
 
 test-fast: .venv/test.stamp
-	$(PYTEST) -n $(JOBS) -m "not slow"
+	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow"
 
 bench: .venv/test.stamp
 	$(BIN)/python -m benchmarks

@@ -8,6 +8,7 @@ variable is not finite is found by a line trace.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import math
 import sys
@@ -31,6 +32,7 @@ from ..patches.provenance import provenance
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.window import Window
+from ..sandbox.compute import computing_only
 from .body.effects import class_member
 from .body.summary import Functions
 from .body.values import UNKNOWN, known
@@ -60,7 +62,8 @@ def look_at_data(window: Window, seconds: float) -> Data:
         return Data()
     rng = RngState.now()
     try:
-        return _again(loader, ref.indices, ref.value, time.perf_counter() + seconds)
+        with computing_only():
+            return _again(loader, ref.indices, ref.value, time.perf_counter() + seconds)
     except Exception:
         return Data()  # somebody else's data set: whatever it does, the report goes on
     finally:
@@ -96,7 +99,7 @@ def _again(loader: _Source, indices: Any, batch: Any, deadline: float) -> Data:
         return Data(origin="pipeline" if stored else "unknown", detail="What is stored is finite.")
     tensors = [SourceRef("stored", n, v) for n, v in stored if isinstance(v, Tensor)]
     trace = OpTrace(tensors, {})
-    with torch.no_grad(), trace:
+    with torch.no_grad(), contextlib.closing(trace.modules), trace:
         made = _fetch(loader, indices)
         trace.is_paused = True
         origin = find_origin(trace, _bad(made))

@@ -14,6 +14,7 @@ from ..locate.frames import Frame, place_from_traceback
 from ..locate.slice import Origin, last_origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
+from ..putting_back import put_back
 from ..recover.snapshot import Snapshot
 from ..runtime import probes
 from ..runtime.engine import Engine
@@ -33,13 +34,17 @@ class Enough(BaseException):
 
 def drive(replays: Generator[Replay, ReplayResult, T], run: Callable[[Replay], ReplayResult]) -> T:
     """Run whatever replays are wanted, one after the other; what it all came to."""
-    try:
-        wanted = next(replays)
+    # Closed here and now where a replay fails: what it has to put back must not wait for the garbage
+    # collector, which would put it back in the middle of a later step.
+    with contextlib.closing(replays):
+        result: Any = None
         while True:
-            wanted = replays.send(run(wanted))
-    except StopIteration as stop:
-        found: T = stop.value
-        return found
+            try:
+                wanted = replays.send(result)
+            except StopIteration as stop:
+                found: T = stop.value
+                return found
+            result = run(wanted)
 
 
 class ActiveReplay:
@@ -54,6 +59,7 @@ class ActiveReplay:
         self.steps: list[int] = []
         """One for each backward, where one run computes several batches."""
         self.num_backward = 0
+        self._is_open = False
         self._stack = contextlib.ExitStack()
         self._small: Snapshot | None = None
         self._step: list[Callable[[], None]] = []
@@ -65,10 +71,11 @@ class ActiveReplay:
         self._small.take(0, [], state.small_captures(), [])
         self._step = [scaler_step(s)() for s in scaled]
         self.engine.recovery.num_replays += 1
+        self._is_open = True
         try:
             self._begin(scaled)
         except BaseException:
-            self.__exit__()
+            self.end()
             raise
         return self
 
@@ -90,14 +97,26 @@ class ActiveReplay:
                 self.result.probes.append(probes.read(name, tensor))
 
     def __exit__(self, *exc: Any) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """All that was entered is left, and what a replay does not keep is put back; once is enough."""
+        if not self._is_open:
+            return
+        trace = self.wanted.trace
+        put_back(
+            self._stack.close,
+            trace.modules.close if trace is not None else lambda: None,
+            self._put_small_back,
+            self._put_scaler_steps_back,
+            lambda: probes.listen(None),
+        )
+        self._is_open = False
         self.engine.recovery.num_replays -= 1
-        try:
-            self._stack.close()
-        finally:
-            if self._small is not None and not self.wanted.is_applied:
-                self._small.restore()
-            self._put_scaler_steps_back()
-            probes.listen(None)
+
+    def _put_small_back(self) -> None:
+        if self._small is not None and not self.wanted.is_applied:
+            self._small.restore()
 
     def _put_scaler_steps_back(self) -> None:
         """A loop that stands inside `scaler.step` goes on with what it knows of that step; where the step
