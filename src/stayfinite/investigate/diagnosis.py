@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 
-from ..diagnose.advice import is_said_by
 from ..diagnose.evidence import Evidence
-from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
+from ..diagnose.rank import Ranked, conclude, consider, is_said_by, wanted_experiments
 from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
