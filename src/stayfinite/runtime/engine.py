@@ -86,6 +86,8 @@ class Engine:
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.step_parts: StepParts | None = None
         """What `guard.step` makes its steps of."""
+        self.solved: dict[Any, tuple[Any, Any, int]] = {}
+        """What was proved to help, by place: for the same failure it is not searched again."""
         self.step_place: tuple[CodeType, int, int] | None = None
         """Where the loop made its last step."""
         self.script: str | None = None
