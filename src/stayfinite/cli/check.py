@@ -90,7 +90,7 @@ def check(
         )
         _validate(steps, seed, budget)
         if preset is not None:
-            _write_preset(config, preset, quiet=as_json)
+            config, target = _with_preset(config, preset, target, quiet=as_json)
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
@@ -331,9 +331,12 @@ def _write_page(report: CheckReport, path: Path) -> None:
     typer.echo(f"page: {path}", err=True)
 
 
-def _write_preset(config: Path | None, preset: str, quiet: bool) -> None:
+def _with_preset(
+    config: Path | None, preset: str, words: list[str], quiet: bool
+) -> tuple[Path, list[str]]:
+    """The preset's file, and the target with it in place of the config that it was given."""
     from ..errors import UsageError
-    from ..preflight.presets import PRESETS, write_preset
+    from ..preflight.presets import PRESETS, note_of, write_preset
 
     if preset not in PRESETS:
         raise UsageError(f"there is no preset {preset!r}; presets: {', '.join(PRESETS)}")
@@ -342,8 +345,26 @@ def _write_preset(config: Path | None, preset: str, quiet: bool) -> None:
     path, changed = write_preset(config, preset)
     if not changed:
         typer.echo(f"{config} is {preset} already: nothing to change", err=quiet)
-        return
+        return config, words
     typer.echo(f"{preset}: {path}", err=quiet)
     for change in changed:
-        by_hand = "" if change.is_applied else "  (by hand: its place in the file is not known)"
-        typer.echo(f"  {change.entry.key}: {change.value}  {change.note}{by_hand}", err=quiet)
+        by_hand = "" if change.is_applied else f"  (by hand: {change.why_by_hand})"
+        typer.echo(f"  {change.entry.key}: {change.value}  {note_of(change)}{by_hand}", err=quiet)
+    given = [str(path) if w == str(config) else w for w in words]
+    if words:
+        typer.echo(_checked_as(words, given, path), err=quiet)
+    else:
+        typer.echo("settings do not repair unsafe lines; to see which are left:", err=quiet)
+        typer.echo(f"  stayfinite check TRAIN.py --config {path}", err=quiet)
+    return path, given
+
+
+def _checked_as(words: list[str], given: list[str], path: Path) -> str:
+    if given != words:
+        return (
+            "checked with these settings: what fails below needs a change of the code or the data"
+        )
+    return (
+        "checked with the script's own settings; to check with the new ones, pass them to it:\n"
+        f"  stayfinite check {words[0]} --config {path}"
+    )
