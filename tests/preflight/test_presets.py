@@ -64,12 +64,13 @@ def test_warm_up_is_no_more_than_a_tenth_of_the_run(changed):
 
 
 def test_a_smaller_batch_is_accumulated_to_as_many_samples(changed):
-    text = "train_batch_size: 64\ngradient_accumulation_steps: 2\n"
-    assert changed(text) == {"train_batch_size": 32, "gradient_accumulation_steps": 4}
+    text = "train_batch_size: 256\ngradient_accumulation_steps: 2\n"
+    assert changed(text) == {"train_batch_size": 128, "gradient_accumulation_steps": 4}
     assert changed(text, "very-conservative") == {
-        "train_batch_size": 16,
+        "train_batch_size": 64,
         "gradient_accumulation_steps": 8,
     }
+    assert changed("batch_size: 64\n", "very-conservative") == {"batch_size": 32}
     assert changed("batch_size: 8\ngradient_accumulation_steps: 2\n") == {}
 
 

@@ -201,7 +201,7 @@ def _report(
             "only": only, "skip": skip, "seed": seed, "progress": progress,
             "on_samples": on_samples, **how, **settings,
         }  # fmt: skip
-        if not words and module is None and (config is not None or data is not None):
+        if not words and module is None and _needs_no_target(config, data, only, skip):
             return _without_target(data, more)
         report = _of_target(words, module, more)
         if data is not None:
@@ -227,17 +227,31 @@ def _of_target(words: list[str], module: str | None, more: dict[str, Any]) -> Ch
         return check_build(load_build(target), label=target.label, **more)
 
 
+def _needs_no_target(
+    config: Path | None, data: Path | None, only: list[str], skip: list[str]
+) -> bool:
+    """The machine, a config or a data file can be looked at before there is a training."""
+    from ..preflight.runner_groups import selected
+
+    if config is not None or data is not None:
+        return True
+    return bool(only) and selected(only, skip) == ("environment",)
+
+
 def _without_target(data: Path | None, more: dict[str, Any]) -> CheckReport:
-    """A config or a data file by itself."""
-    from ..preflight.probes import Subject
-    from ..preflight.runner_groups import Book, conduct, drive, load_groups, report_of
+    """The machine, a config or a data file by itself."""
+    from ..preflight.environment import before_any_model
+    from ..preflight.runner_groups import Book, conduct, drive, load_groups, report_of, selected
 
     start = time.perf_counter()
     book = Book(progress=more["progress"])
-    if more["config"] is not None:
-        subject = Subject(models={}, config=more["config"], config_path=more["config_path"])
-        drive(conduct(subject, load_groups(["config"]), book), _no_probe)
-    report = report_of(more["config_path"] or str(data), book, start)
+    wanted = selected(more["only"], more["skip"])
+    names = ["environment"] if more["only"] and "environment" in wanted else []
+    names += ["config"] if more["config"] is not None and "config" in wanted else []
+    subject = before_any_model(more["config"], more["config_path"])
+    drive(conduct(subject, load_groups(names), book), _no_probe)
+    what = more["config_path"] or (str(data) if data is not None else "this machine")
+    report = report_of(what, book, start)
     return (
         report
         if data is None

@@ -96,7 +96,8 @@ SAFER = {
         _at_least(0.05), _at_least(0.05), "logits are divided by it: smaller ones saturate",
     ),
     "loss_beta": Safer(
-        _exponent(0.5), _exponent(0.4),
+        # Below 0.5 the best that a mutual information can be is that of a uniform assignment.
+        _exponent(0.5), _exponent(0.5),
         "an exponent of probabilities: the smaller, the farther their powers stay from zero",
     ),
     "focal_gamma": Safer(_at_most(1.0), _at_most(0.0), "a plainer loss: 0 is cross entropy"),
@@ -116,6 +117,7 @@ SAFER = {
     ),
 }  # fmt: skip
 _SMALLEST_BATCH = 8
+_ENOUGH = 32
 _WHOLE = {
     "fp16": "fp32", "bf16": "fp32", "float16": "float32", "bfloat16": "float32", "half": "float",
     "torch.float16": "torch.float32", "torch.bfloat16": "torch.float32", "16": "32",
@@ -171,13 +173,15 @@ _RANGE = "bfloat16 has the range of float32: 65504 is no limit any more"
 
 def _batches(found: Entries, is_strong: bool) -> Iterator[Change]:
     """A smaller batch; where the script accumulates, as many samples to a step as before."""
-    by = 4 if is_strong else 2
     factors = []
     for entry in found.get("batch_size", []):
         number = number_of(entry.value)
         if number is None or number <= _SMALLEST_BATCH or number != int(number):
             continue
-        new = max(int(number) // by, _SMALLEST_BATCH)
+        half = int(number) // 2
+        # Losses that compare samples, and batch norm, need some of them beside each other.
+        new = max(half // 2, min(half, _ENOUGH)) if is_strong else half
+        new = max(new, _SMALLEST_BATCH)
         factors.append(number / new)
         same = "; accumulated to as many samples as before" if found.get("accumulation") else ""
         yield Change(entry, new, f"smaller sums and activations, and less memory{same}")
