@@ -60,6 +60,13 @@ def run(
         help="How a bad step is computed again: auto (by what cannot be felt outside), full (also by "
         "statements that reach outside, in the sandbox), off.",
     ),
+    plan: Optional[Path] = typer.Option(  # noqa: UP045
+        None,
+        metavar="FILE",
+        help="A YAML file of stages: what each has to show (loss, a figure that the script prints, "
+        "incidents), and what changes when it begins. A run folder that is used again goes on in "
+        "its stage.",
+    ),
     without: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Turn a part off: training, loaders, saves, provenance, processes."
     ),
@@ -88,6 +95,7 @@ def run(
     """
     from ..config import Settings
     from ..errors import UsageError
+    from ..recover.plan import StagedPlan
     from ..recover.policy import Policy
 
     words = target or []
@@ -99,6 +107,7 @@ def run(
             without=tuple(without or ()), store_args=store_args,
         )  # fmt: skip
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
+        stages = StagedPlan.from_file(plan) if plan is not None else None
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
     from ..report.hooks import incident_hook
@@ -113,6 +122,7 @@ def run(
         sinks=sink or (),
         on_incident=incident_hook(on_incident) if on_incident else None,
         resume_check=resume_check,
+        plan=stages,
     )
     sys.excepthook = sys.__excepthook__  # typer's own would show our frames
     if module is not None:

@@ -16,6 +16,7 @@ from ..report.text import headline, short_path
 from .healing import Healing
 from .host import Host
 from .last_state import save_last_healthy
+from .plan_run import PlanRun
 from .samples import Sanitizer, whole_numbers
 from .state import TrainState
 from .undo import modes
@@ -45,6 +46,7 @@ class Recovery:
         self.num_replays = 0
         """Replays under way: what they compute counts for nothing."""
         self._ramp: PrecisionRamp | None = None
+        self.plan: PlanRun | None = None
         self._sanitizer = Sanitizer(host)
         self.incidents_so_far: deque[Incident] = deque(maxlen=8)
         self.position: Callable[[Window], tuple[int, int] | None] = lambda window: None
@@ -99,6 +101,8 @@ class Recovery:
         if self._ramp is not None:
             self._ramp.refresh()  # the scaler was put back to before the step
             self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
+        if self.plan is not None:
+            self.plan.note_incident()
         if decision.kind == "raise":
             raise NonFiniteError(headline(incident), incident)
         if decision.kind == "stop" and verdict.outlook is not None:
@@ -236,6 +240,8 @@ class Recovery:
         self._lost = self._lost_epoch = None
         if self._ramp is not None:
             self._ramp.note_applied()
+        if self.plan is not None:
+            self.plan.note_applied()
 
     def note_scaler_skip(self) -> None:
         if self._ramp is not None:
