@@ -35,7 +35,8 @@ def run(
         "auto",
         help="What to do about a bad step: auto (leave a bad batch out; stop where the state itself has "
         "run away), heal (go on from the last healthy state with what was proved to pass), skip, "
-        "rollback, sanitize, raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
+        "rollback, sanitize (leave out bad samples), parts (leave out the bad part of a loss that is a "
+        "sum), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
     ),
     on_spike: str = typer.Option(
         "warn",

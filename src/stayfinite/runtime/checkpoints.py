@@ -60,7 +60,10 @@ class CheckpointWatch:
 
     def _good(self, path: str) -> None:
         engine = self._engine()
-        if engine is not None and engine.journal is not None:
+        if engine is None:
+            return
+        engine.recovery.last_save.note(path, engine.num_applied)
+        if engine.journal is not None:
             engine.journal.checkpoint(path, engine.num_applied, "good")
 
     def _refused(self, refusal: Refusal) -> None:
