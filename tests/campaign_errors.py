@@ -25,13 +25,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 import stayfinite
 from stayfinite import Guard, Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.locate.trace import OpTrace
-from stayfinite.patches import loaders
-from stayfinite.patches.manager import _DISPATCH, _Layer
+from stayfinite.patches import gradients, loaders, training
+from stayfinite.patches.manager import _DISPATCH, _Layer, table
 from stayfinite.recover.policy import Policy
 from stayfinite.runtime.loop_driver import LoopDriver
 from stayfinite.runtime.script import ScriptRun
@@ -211,12 +212,28 @@ def plain(form, bad, is_left_out):
 
 DOORS = {
     _DISPATCH,
+    training._here.__code__,
+    gradients._here.__code__,
     _Layer._call_below.__code__,
     loaders._noted.__code__,
     LoopDriver.draw.__code__,
     LoopDriver.is_replaying.fget.__code__,
 }
 """Through these the training's own calls go; there is nothing in them that could fail."""
+
+
+LAST_RESORTS = {
+    "close",
+    "_close",
+    "leave",
+    "remove",
+    "_put_back",
+    "restore",
+    "_unlisten",
+    "_put",
+    "drop",
+}
+"""Where one of these fails at each call, nothing at all can be put back; at any one call it may fail."""
 
 
 def is_ours(code):
@@ -328,19 +345,23 @@ class Campaign:
     """Draws trainings and throws; what a training must end with is computed once for each."""
 
     def __init__(self, seed):
-        self._rng = random.Random(seed)
+        self._seed = seed
+        self._num_drawn = 0
         self._called = {}
         self._allowed = {}
 
     def draw(self):
         """A training, and what is thrown into it."""
-        rng = self._rng
+        # Made anew each time: a generator that is held is the training's, and put back with it.
+        self._num_drawn += 1
+        rng = random.Random(f"{self._seed} {self._num_drawn}")
         training = rng.choice(TRAININGS)
         counts, direct = self._calls_of(training)
         code = rng.choice(list(counts))
         # One that asks for its caller's frame cannot be called by way of another.
         is_always = "_getframe" in code.co_names or rng.random() < 0.3
-        at = None if is_always and code not in direct else rng.randint(1, counts[code])
+        is_always = is_always and code not in direct and code.co_name not in LAST_RESORTS
+        at = None if is_always else rng.randint(1, counts[code])
         return training, Throw(code, at, rng.choice(list(ERRORS)))
 
     def _calls_of(self, training):
@@ -379,15 +400,30 @@ class Campaign:
         """(what is wrong, in words; whether anything was thrown)."""
         allowed = self._may_end_with(training)
         thrown = Thrown(throw, self._holders[throw.code])
-        wrong = ""
+        wrong, before = "", left_behind()
         try:
             with thrown:
                 found = quietly(train, training)
             if found not in allowed:
                 wrong = "ended with another state"
+            elif left := [x for x in left_behind() if x not in before]:
+                wrong = f"left behind: {left}"
         except Exception as error:
             wrong = f"ended with {type(error).__name__}: {error}"
         return wrong, thrown.count > 0
+
+
+def left_behind():
+    """What is still in the process after a training is over."""
+    steps = sys.modules[Optimizer.__module__]
+    hooks = (
+        nn.modules.module._global_forward_hooks,
+        nn.modules.module._global_forward_pre_hooks,
+        steps._global_optimizer_pre_hooks,
+        steps._global_optimizer_post_hooks,
+    )
+    patches = [f"{r.owner}.{r.name}" for r in table()]
+    return [*patches, *(h for each in hooks for h in each.values())]
 
 
 def room_of(code):

@@ -9,7 +9,7 @@ from tests.import_graph import circles, graph, imports, modules
 
 SRC = ROOT / "stayfinite"
 
-BASE = {"records", "errors", "config", "codes", "numerics", "private", "devices"}
+BASE = {"records", "errors", "config", "codes", "numerics", "private", "devices", "putting_back"}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
     "records": {"errors", "incident_html"},
@@ -18,11 +18,12 @@ ALLOWED = {
     "config": {"errors"},
     "codes": {"errors"},
     "private": set(),
+    "putting_back": set(),
     "devices": set(),
     "numerics": {"records", "errors", "devices"},
     **dict.fromkeys(STAGES - {"report"}, BASE),
     "report": BASE - {"numerics", "devices"},
-    "patches": {"errors"},
+    "patches": {"errors", "putting_back"},
     "sandbox": {"patches"},
     "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},

@@ -18,6 +18,7 @@ from .numerics.parts import listeners as part_listeners
 from .patches import provenance as _provenance
 from .patches.firewall import Firewall
 from .patches.training import TrainingPatches
+from .putting_back import put_back
 from .records import Event, Incident
 from .recover.ledger import LEDGER_NAME, Ledger
 from .recover.plan import StagedPlan
@@ -293,8 +294,7 @@ class _Open:
                 raise
             print(f"stayfinite: {e}", file=sys.stderr)
         finally:
-            for close in self._closings():
-                end.once(close)
+            end.once(put_back, *self._closings())
 
     def _closings(self) -> Iterator[Callable[[], object]]:
         yield from self._patches

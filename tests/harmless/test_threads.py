@@ -98,3 +98,31 @@ def test_two_trainings_side_by_side_end_as_each_alone(tmp_path):
 @pytest.mark.slow
 def test_two_trainings_side_by_side_end_as_each_alone_fifty_times(tmp_path):
     check(50, tmp_path)
+
+
+def test_an_optimizer_that_another_thread_trains_with_is_let_alone(tmp_path):
+    """It was made in the script's own thread, before the other one began."""
+    mine, other = Training(1, BAD), Training(2)
+    run = ScriptRun(Settings(), Policy(), tmp_path, investigate)
+    is_over, has_begun = threading.Event(), threading.Event()
+
+    def train():
+        while not is_over.is_set():
+            other.loop(other.batches)
+            has_begun.set()
+
+    def script():
+        other.optimizer = torch.optim.SGD(other.model.parameters(), lr=0.05)
+        mine.optimizer = torch.optim.Adam(mine.model.parameters(), lr=0.05)
+        thread = threading.Thread(target=train)
+        thread.start()
+        has_begun.wait()
+        mine.loop(torch.utils.data.DataLoader(mine.batches, batch_size=None))
+        is_over.set()
+        thread.join()
+        return list(run.engine.state.optimizers)
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        watched = run.run_call(script)
+    assert watched == [mine.optimizer]
+    assert mine.weights() == alone(1, BAD)

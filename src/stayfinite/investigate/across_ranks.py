@@ -6,6 +6,7 @@ own; the others only received it.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Generator
 from dataclasses import replace
@@ -29,13 +30,14 @@ def together(
 ) -> Generator[Replay, ReplayResult, Verdict]:
     """Runs an investigation so that each rank is sent the same verdict on each replay."""
     ranks = about.engine.ranks
-    try:
-        wanted = next(alone)
-        while True:
-            result = yield wanted
-            wanted = alone.send(_agree(about, wanted, result))
-    except StopIteration as stop:
-        verdict: Verdict = stop.value
+    with contextlib.closing(alone):
+        try:
+            wanted = next(alone)
+            while True:
+                result = yield wanted
+                wanted = alone.send(_agree(about, wanted, result))
+        except StopIteration as stop:
+            verdict: Verdict = stop.value
     incident = verdict.incident
     # Whether there is one is the same everywhere; what is in it, only the leader knows.
     text = ranks.broadcast_from(about.leader, incident.to_json() if incident else None)
@@ -75,9 +77,10 @@ def by_rules(diagnosis: Generator[Replay, ReplayResult, Incident], incident: Inc
     (another precision, fewer rows, an early end): each would be a new way to hang.
     """
     try:
-        next(diagnosis)
-        while True:
-            diagnosis.send(ReplayResult(is_complete=False))
+        with contextlib.closing(diagnosis):
+            next(diagnosis)
+            while True:
+                diagnosis.send(ReplayResult(is_complete=False))
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except Exception as e:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..putting_back import put_back
 from .body.scene import Scene
 from .body.source import substituted
 from .trampoline import trampoline
@@ -140,9 +141,8 @@ class ChangedSource:
             with substituted(codes):
                 yield
         finally:
-            for back in undo:
-                back()
             linecache.cache.pop(self.name, None)
+            put_back(*undo)
 
     def _redirect(self, function: types.FunctionType) -> Callable[[], None] | None:
         old = function.__code__

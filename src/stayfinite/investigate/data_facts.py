@@ -31,6 +31,7 @@ from ..patches.provenance import provenance
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.window import Window
+from ..sandbox.compute import computing_only
 from .body.effects import class_member
 from .body.summary import Functions
 from .body.values import UNKNOWN, known
@@ -60,7 +61,8 @@ def look_at_data(window: Window, seconds: float) -> Data:
         return Data()
     rng = RngState.now()
     try:
-        return _again(loader, ref.indices, ref.value, time.perf_counter() + seconds)
+        with computing_only():
+            return _again(loader, ref.indices, ref.value, time.perf_counter() + seconds)
     except Exception:
         return Data()  # somebody else's data set: whatever it does, the report goes on
     finally:

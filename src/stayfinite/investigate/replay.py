@@ -14,6 +14,7 @@ from ..locate.frames import Frame, place_from_traceback
 from ..locate.slice import Origin, last_origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
+from ..putting_back import put_back
 from ..recover.snapshot import Snapshot
 from ..runtime import probes
 from ..runtime.engine import Engine
@@ -33,13 +34,17 @@ class Enough(BaseException):
 
 def drive(replays: Generator[Replay, ReplayResult, T], run: Callable[[Replay], ReplayResult]) -> T:
     """Run whatever replays are wanted, one after the other; what it all came to."""
-    try:
-        wanted = next(replays)
+    # Closed here and now where a replay fails: what it has to put back must not wait for the garbage
+    # collector, which would put it back in the middle of a later step.
+    with contextlib.closing(replays):
+        result: Any = None
         while True:
-            wanted = replays.send(run(wanted))
-    except StopIteration as stop:
-        found: T = stop.value
-        return found
+            try:
+                wanted = replays.send(result)
+            except StopIteration as stop:
+                found: T = stop.value
+                return found
+            result = run(wanted)
 
 
 class ActiveReplay:
@@ -91,13 +96,16 @@ class ActiveReplay:
 
     def __exit__(self, *exc: Any) -> None:
         self.engine.recovery.num_replays -= 1
-        try:
-            self._stack.close()
-        finally:
-            if self._small is not None and not self.wanted.is_applied:
-                self._small.restore()
-            self._put_scaler_steps_back()
-            probes.listen(None)
+        put_back(
+            self._stack.close,
+            self._put_small_back,
+            self._put_scaler_steps_back,
+            lambda: probes.listen(None),
+        )
+
+    def _put_small_back(self) -> None:
+        if self._small is not None and not self.wanted.is_applied:
+            self._small.restore()
 
     def _put_scaler_steps_back(self) -> None:
         """A loop that stands inside `scaler.step` goes on with what it knows of that step; where the step

@@ -41,7 +41,7 @@ class ModuleStack:
         self._spans: list[tuple[int, int, str | None, str]] = []
         self._handles: list[Any] = []
         self._thread = 0
-        self._quiet = warnings.catch_warnings()
+        self._quiet: warnings.catch_warnings[None] | None = None
 
     def __enter__(self) -> ModuleStack:
         self._thread = threading.get_ident()  # modules that another thread calls are not ours
@@ -58,10 +58,15 @@ class ModuleStack:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._quiet.__exit__(None, None, None)
+        self.close()
+
+    def close(self) -> None:
+        """The hooks are off the modules; once more does nothing."""
+        while self._handles:
+            self._handles.pop().remove()
+        if self._quiet is not None:
+            self._quiet.__exit__(None, None, None)
+            self._quiet = None
 
     def _push(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() != self._thread:

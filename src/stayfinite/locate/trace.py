@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..numerics.health import Badness, badness
+from ..putting_back import put_back
 from .facts import Given, bad_mask, birth_facts, describe_operands
 from .frames import backward_place, current_place
 from .gradients import Call, GradientFlow
@@ -122,13 +123,17 @@ class OpTrace(TorchDispatchMode):
     def __enter__(self) -> OpTrace:
         self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
         self._anomaly.__enter__()
-        self.modules.__enter__()
-        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+        try:
+            self.modules.__enter__()
+            return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+        except BaseException:
+            put_back(self.modules.close, self._anomaly.__exit__)
+            raise
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
-        self.modules.__exit__(*exc)
-        self._anomaly.__exit__(*exc)
+        # No hook may be left on the user's modules.
+        put_back(self.modules.close, lambda: self._anomaly.__exit__(*exc))
 
     def __torch_dispatch__(
         self,

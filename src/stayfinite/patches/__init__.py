@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .firewall import Firewall, failures, guarded
-from .manager import Row, Subscribers, Subscription, Target, subscribe, table, unpatched
+from .manager import Row, Subscribers, Subscription, Target, close_all, subscribe, table, unpatched
 
 __all__ = [
     "Firewall",
@@ -11,6 +11,7 @@ __all__ = [
     "Subscribers",
     "Subscription",
     "Target",
+    "close_all",
     "failures",
     "guarded",
     "subscribe",

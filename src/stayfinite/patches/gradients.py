@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._functorch import eager_transforms
 
 from .firewall import Firewall
-from .manager import Subscribers, Subscription, Target, subscribe
+from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
 __all__ = ["GradientListener", "GradientPatches"]
 
@@ -66,8 +66,7 @@ class GradientPatches:
 
     def close(self) -> None:
         """The originals are back when the last listener has gone."""
-        while self._subscriptions:
-            self._subscriptions.pop().close()
+        close_all(self._subscriptions)
 
 
 def _is_inside() -> bool:
@@ -91,7 +90,8 @@ def _here(subscribers: Subscribers) -> GradientListener | None:
 def _grad(original: Any, subscribers: Subscribers) -> Any:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         listener = None if _is_compiling() or _is_inside() else _here(subscribers)
-        first = outputs if isinstance(outputs, Tensor) else next(iter(outputs), None)
+        # A generator would be used up by looking into it.
+        first = outputs[0] if isinstance(outputs, (list, tuple)) and outputs else outputs
         if listener is None or not isinstance(first, Tensor):
             return original(outputs, inputs, *args, **kwargs)
         if listener.is_replaying:

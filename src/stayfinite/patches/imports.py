@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .manager import MakeWrapper, Subscription, Target, subscribe
+from .manager import MakeWrapper, Subscription, Target, close_all, subscribe
 
 __all__ = ["ImportPatch", "patch_when_imported", "renew"]
 
@@ -57,8 +57,7 @@ class ImportPatch:
     def close(self) -> None:
         if self in _waiting:
             _waiting.remove(self)
-        while self._subscriptions:
-            self._subscriptions.pop().close()
+        close_all(self._subscriptions)
 
 
 _waiting = []

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .firewall import Firewall
-from .manager import Subscribers, Subscription, Target, subscribe
+from .manager import Subscribers, Subscription, Target, close_all, subscribe
 from .provenance import provenance
 
 __all__ = ["LoaderListener", "LoaderPatches"]
@@ -71,8 +71,7 @@ class LoaderPatches:
                 self._subscriptions.append(subscribe(target, _iter_around, self))
 
     def close(self) -> None:
-        while self._subscriptions:
-            self._subscriptions.pop().close()
+        close_all(self._subscriptions)
 
 
 def _next(original: Any, subscribers: Subscribers) -> Any:

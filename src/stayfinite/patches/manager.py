@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, cast, overload
 
+from ..putting_back import put_back
 from .attribute import Attribute, describe
 from .firewall import Firewall
 
@@ -24,6 +25,7 @@ __all__ = [
     "Subscribers",
     "Subscription",
     "Target",
+    "close_all",
     "subscribe",
     "table",
     "unpatched",
@@ -92,8 +94,8 @@ class Subscription:
         return self in self._layer.subscriptions
 
     def close(self) -> None:
-        """What fails here leaves this patch where it is, without a subscriber that is called."""
-        _closing.once(_manager.close, self)
+        """What fails twice here leaves this patch where it is."""
+        _closing.once(put_back, lambda: _manager.close(self))
 
     def __enter__(self) -> Subscription:
         return self
@@ -257,10 +259,9 @@ class _Manager:
 
     def _close(self, subscription: Subscription) -> None:
         layer, patch = subscription._layer, subscription._patch
-        if subscription not in layer.subscriptions:
-            return
-        layer.remove(subscription)
-        if not layer.subscriptions:
+        if subscription in layer.subscriptions:
+            layer.remove(subscription)
+        if not layer.subscriptions and layer in patch.layers:
             patch.drop(layer)
         if not patch.layers:
             self._settle((id(patch.attribute.owner), patch.attribute.name))
@@ -303,6 +304,11 @@ class _Manager:
                 self._kept[key] = patch
         if not patches:
             self._patches.pop(key, None)
+
+
+def close_all(subscriptions: list[Any]) -> None:
+    """Close each, though one of them fails; the list is empty then."""
+    put_back(*(s.close for s in subscriptions), subscriptions.clear)
 
 
 _manager = _Manager()

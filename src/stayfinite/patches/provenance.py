@@ -27,7 +27,7 @@ from .firewall import Firewall
 from .imports import ImportPatch, patch_when_imported
 from .made_at import CallStack, call_stack
 from .made_at import targets as _constructors
-from .manager import Subscribers, Subscription, Target, subscribe
+from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
 __all__ = ["Provenance", "install", "provenance", "remove"]
 
@@ -185,8 +185,8 @@ def remove(is_last_user: bool = False) -> None:
     _users = max(0, _users - 1)
     if _users == 1 and is_last_user and _IMPORT in sys.modules:
         _users = 0
-    while not _users and _subscriptions:
-        _subscriptions.pop().close()
+    if not _users:
+        close_all(_subscriptions)
 
 
 def _add(owner: Any, name: str, reason: str, make: Any) -> None:

@@ -26,9 +26,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ..putting_back import put_back
 from .compiled import skip_our_code
 from .firewall import Firewall
-from .manager import Subscribers, Subscription, Target, subscribe
+from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
 __all__ = ["TrainingListener", "TrainingPatches"]
 
@@ -88,6 +89,9 @@ class TrainingListener(Protocol):
     def special_step(self, optimizer: Any, closure: Any, call: Callable[[Any], Any]) -> Any: ...
 
     def on_foreign_step(self) -> None: ...
+
+    def on_step_elsewhere(self, optimizer: Any) -> None:
+        """The one method that is called in another thread."""
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
 
@@ -161,7 +165,7 @@ class TrainingPatches:
         self._is_nested = False
         _, undo = self._under_way.pop()
         if undo is not None:
-            undo()
+            self.listener.firewall.once(put_back, undo)
         elif self.listener.is_replaying:
             self.listener.after_replayed_step(optimizer)
         else:
@@ -169,10 +173,8 @@ class TrainingPatches:
 
     def close(self) -> None:
         """The originals are back when the last listener has gone."""
-        while self._subscriptions:
-            self._subscriptions.pop().close()
-        while self._hooks:
-            self._hooks.pop().remove()
+        put_back(lambda: close_all(self._subscriptions), *(h.remove for h in self._hooks))
+        self._hooks.clear()
         self._classes.clear()
 
 
@@ -213,7 +215,8 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             listener = each.listener
             if listener.thread_id != me:
                 continue
-            first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+            # A generator would be used up by looking into it.
+            first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
             if not isinstance(first, Tensor):
                 continue
             if listener.is_replaying:
@@ -278,6 +281,7 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
         for each in subscribers.now:
             listener = each.listener
             if listener.thread_id != me:
+                listener.firewall.call(listener.on_step_elsewhere, optimizer)
                 continue
             if mine is None and listener.firewall.call(listener.owns, optimizer):
                 mine = listener

@@ -153,6 +153,8 @@ class _Listener:
 
     def on_foreign_step(self) -> None: ...
 
+    def on_step_elsewhere(self, optimizer: Any) -> None: ...
+
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._captor.on_scale(scaler, raw, scaled)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..devices import room_on_host
 from ..private import make_folder
+from ..putting_back import put_back
 from .atomic import atomic_path
 
 __all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot"]
@@ -88,9 +89,7 @@ class Snapshot:
         for state, key, entry, held in self._homes:
             state[key] = entry  # an optimizer may put new ones there with every step
             entry.update(held)
-        self._put_back()
-        for undo in self._small:
-            undo()
+        put_back(self._put_back, *self._small)
 
     def drop(self) -> None:
         """Forget the copies."""

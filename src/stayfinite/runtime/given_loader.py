@@ -41,7 +41,7 @@ class GivenBatches:
             try:
                 batch = next(self._inner)
             except StopIteration:
-                self._end()
+                call(self._end)
                 raise
             indices = provenance.batch_indices
             if not call(driver.drops_batch, self._loader, indices, fallback=False):
@@ -51,7 +51,7 @@ class GivenBatches:
         return batch
 
     def _end(self) -> None:
-        self._driver.firewall.call(self._driver.on_loader_end, self._loader)
+        self._driver.on_loader_end(self._loader)
         if not self._num_given and iter(self._loader) is self._loader:
             raise UsageError(
                 "the loader gave no batch: it is an iterator that is already exhausted; "

@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from ..patches.firewall import Firewall
+from ..putting_back import put_back
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
@@ -103,10 +104,8 @@ class LoopDriver:
         """Something of ours has failed: the training goes on as if nobody watched."""
         self.phase = Phase.OVER
         self.engine.replay = None
-        with contextlib.suppress(Exception):
-            self._put_back()
-        if self.on_close is not None:
-            self.on_close()
+        closings = [self._put_back] if self.on_close is None else [self._put_back, self.on_close]
+        put_back(*closings)
 
     @contextlib.contextmanager
     def own_work(self) -> Iterator[None]:
@@ -259,6 +258,12 @@ class LoopDriver:
         if window is not None and not window.num_attempted and not self.is_replaying:
             window.losses.clear()
 
+    def on_step_elsewhere(self, optimizer: Any) -> None:
+        """Called in another thread: one that a guard was given is this training's all the same."""
+
+    def release_others(self) -> None:
+        """Optimizers that another thread trains with are none of this training's."""
+
     def may_step(self, optimizer: Any) -> bool:
         """Whether this step is applied; one that is not has been looked into when this returns."""
         if self._is_own_work or self.phase is Phase.OVER:
@@ -339,8 +344,11 @@ class LoopDriver:
             self.engine.step_place = calling_place(sys._getframe(1), codes)
         if is_fine:
             return None
-        copy = OptimizerCopy(optimizer)
-        copy.take()
+        try:
+            copy = OptimizerCopy(optimizer)
+            copy.take()
+        except Exception:  # no memory, perhaps: a step without gradients moves nothing
+            return self.state.without_grads(optimizer)
         return copy.restore
 
     def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None:
@@ -400,6 +408,7 @@ class LoopDriver:
             ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank
         ):
             return
+        self.release_others()
         # Until here an error of ours means that the step is made as in plain Python; from here on
         # it is left out, whatever becomes of the look into it.
         window.small_state = self.state.capture_small()
@@ -420,9 +429,8 @@ class LoopDriver:
             if not self._looks.once(self._look_into, window, failure) and window.failure is failure:
                 self.engine.replay = None
                 self._undo = undo
-                for put in (self.state.buffers.restore, window.small_state, after.restore):
-                    if put is not None:
-                        self._looks.once(put)
+                puts = (self.state.buffers.restore, window.small_state, after.restore)
+                self._looks.once(put_back, *(p for p in puts if p is not None))
 
     def _look_into(self, window: Window, failure: Failure) -> bool:
         incident, verdict = self.engine.handle(window, failure)
@@ -482,8 +490,8 @@ class LoopDriver:
 
     def _put_back(self) -> None:
         """The iteration of a step that was left out is over."""
-        while self._undo:
-            self._undo.pop(0)()
+        undo, self._undo = self._undo, []
+        put_back(*undo)
 
     def _close(self, window: Window) -> None:
         """The iteration that this window belongs to is over."""

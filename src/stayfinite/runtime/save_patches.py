@@ -16,7 +16,7 @@ import torch
 from ..patches import provenance as _provenance
 from ..patches.firewall import Firewall
 from ..patches.imports import ImportPatch, patch_when_imported, renew
-from ..patches.manager import Subscribers, Subscription, Target, subscribe
+from ..patches.manager import Subscribers, Subscription, Target, close_all, subscribe
 from ..patches.provenance import provenance
 from ..recover.atomic import atomic_path
 from .save_gate import SaveGate, is_ungated, refused_name, ungated
@@ -64,13 +64,11 @@ class SavePatches:
                 self._renames.append(subscribe(Target(owner, name, _REASON, "saves"), make, self))
 
     def close(self) -> None:
-        for subscription in (*self._subscriptions, *self._renames):
-            subscription.close()
-        self._subscriptions.clear()
-        self._renames.clear()
+        close_all(self._subscriptions)
+        close_all(self._renames)
         if self.gate in provenance.stand_ins:
-            provenance.stand_ins.discard(self.gate)
             _provenance.remove()
+            provenance.stand_ins.discard(self.gate)
         self.gate.close()
 
     def save(

@@ -28,6 +28,7 @@ from ..patches.gradients import GradientPatches
 from ..patches.loaders import LoaderPatches
 from ..patches.manager import table
 from ..patches.training import TrainingPatches
+from ..putting_back import put_back
 from ..records import Incident
 from ..recover.ledger import LEDGER_NAME, Ledger
 from ..recover.plan import StagedPlan
@@ -122,9 +123,10 @@ class ScriptRun:
         try:
             return call()
         finally:
-            self._finish(sys.exc_info()[1])
-            self.leave()
-            self._sum_up(folder)
+            end = Firewall("the end of the run")
+            end.once(self._finish, sys.exc_info()[1])
+            end.once(self.leave)
+            end.once(self._sum_up, folder)
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
         """How the process that the script starts as number `index` makes its own run."""
@@ -179,15 +181,9 @@ class ScriptRun:
             self._loaders.look_for_others()
 
     def _unlisten(self) -> None:
-        if self._training is not None:
-            self._training.close()
-        if self._gradients is not None:
-            self._gradients.close()
-        if self._loaders is not None:
-            self._loaders.close()
-        if self._checkpoints is not None:
-            self._checkpoints.close()
-            self._checkpoints = None
+        parts = (self._training, self._gradients, self._loaders, self._checkpoints)
+        put_back(*(part.close for part in parts if part is not None))
+        self._checkpoints = None
 
     def leave(self) -> None:
         """All patches come out, and nothing of the training is held."""
@@ -196,13 +192,13 @@ class ScriptRun:
             _listening.remove(self)
         if self.engine.journal is not None:
             end.once(self.engine.journal.close)
-        end.once(self._unlisten)
-        if "provenance" not in self.engine.settings.without:
-            end.once(_provenance.remove)
         part_listeners.discard(self.engine.recovery)
-        end.once(self.engine.recovery.healing.close)
+        closings = [self._unlisten, self.engine.recovery.healing.close]
         if self.engine.recovery.plan is not None:
-            end.once(self.engine.recovery.plan.close)
+            closings.append(self.engine.recovery.plan.close)
+        if "provenance" not in self.engine.settings.without:
+            closings.append(_provenance.remove)
+        end.once(put_back, *closings)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
             self.engine.let_go()
@@ -226,7 +222,7 @@ class ScriptRun:
         except SystemExit as e:
             code = _exit_code(e)
             if code:
-                self._finish(e)
+                Firewall("the look at the end").once(self._finish, e)
         except KeyboardInterrupt as e:
             show(e)
             code = 130
@@ -235,20 +231,19 @@ class ScriptRun:
                 print(f"stayfinite: {e}", file=sys.stderr)
             code = 1
         except BaseException as e:
-            self._finish(e)
+            Firewall("the look at the end").once(self._finish, e)
             show(e)
             code = 1
         finally:
             end = Firewall("the end of the run")
             end.once(self._finish)
-            end.once(self.leave)
-        self._sum_up(folder)
+            end.once(put_back, self.leave)
+        end.once(self._sum_up, folder)
         return code
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_reported:
-            steps = self.driver.num_steps
-            Firewall("the summary").once(say_summary, self.engine.incidents, steps, folder)
+            say_summary(self.engine.incidents, self.driver.num_steps, folder)
 
     def _save(self, incident: Incident) -> Incident:
         assert self.folder is not None

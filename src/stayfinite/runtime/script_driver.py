@@ -13,6 +13,7 @@ from .discover import find_models, find_stateful
 from .engine import Engine
 from .loop_driver import LoopDriver, Phase
 from .own_updates import OwnUpdates
+from .window import Window
 
 __all__ = ["ScriptDriver"]
 
@@ -30,6 +31,10 @@ class ScriptDriver(LoopDriver):
         """Until a torch optimizer turns up."""
         self._is_grad = False
         """The `torch.autograd.grad` under way is one of a training."""
+
+        self._stepped_here: set[int] = set()
+        self._elsewhere: dict[int, Any] = {}
+        """Optimizers that another thread steps, to be released before more is read of them."""
 
     def wants_gradients(self) -> bool:
         return self._own is not None and not self._is_own_work and self.phase is not Phase.OVER
@@ -88,10 +93,24 @@ class ScriptDriver(LoopDriver):
     def before_window(self) -> None:
         """Models are looked for when an optimizer has turned up since the last look, and when the loop
         begins: a loss with a state of its own may be made later than the optimizer."""
+        self.release_others()
         now = tuple(id(o) for o in self.state.optimizers)
         if now != self._known or not self._has_looked_in_loop:
             self._has_looked_in_loop = bool(now)
             self._look_for_models(is_opening=True)
+
+    def window_for(self, optimizer: Any) -> Window:
+        self._stepped_here.add(id(optimizer))
+        return super().window_for(optimizer)
+
+    def on_step_elsewhere(self, optimizer: Any) -> None:
+        """An optimizer that this thread has made may be another one's to train with."""
+        if optimizer in self.state.optimizers and id(optimizer) not in self._stepped_here:
+            self._elsewhere[id(optimizer)] = optimizer
+
+    def release_others(self) -> None:
+        while self._elsewhere:
+            self.state.release(self._elsewhere.popitem()[1])
 
     def _look_for_models(self, is_opening: bool = False) -> None:
         optimizers = list(self.state.optimizers)

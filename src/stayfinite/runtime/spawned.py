@@ -70,8 +70,8 @@ def watch_spawned(run: Watching) -> Iterator[None]:
     try:
         yield
     finally:
-        subscription.close()
         _here = before
+        _firewall.once(subscription.close)
 
 
 def _start(original: Any, subscribers: Subscribers) -> Any:

@@ -88,6 +88,17 @@ class TrainState:
             self.optimizers.append(optimizer)
             self._forget_caches()
 
+    def release(self, optimizer: Optimizer) -> None:
+        """Somebody else trains with it: neither it nor its model is touched here any more."""
+        self.optimizers.remove(optimizer)
+        moved = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        theirs = {id(p) for g in optimizer.param_groups for p in g["params"]} - moved
+        for name, root in self.roots.items():
+            params = {id(p) for p in root.parameters()}
+            if params & theirs and not params & moved:
+                del self._roots[name]
+        self._optimizer_gone()
+
     def add_scheduler(self, scheduler: Any) -> None:
         if not any(s is scheduler for s in self.schedulers):
             self.schedulers.append(scheduler)
@@ -372,6 +383,13 @@ class TrainState:
             if grad is not None:
                 p.grad = None
         return taken
+
+    def without_grads(self, optimizer: Optimizer) -> Callable[[], None]:
+        """Take its gradients off, so that its next step does nothing; returns what hangs them back."""
+        taken = [(p, p.grad) for g in optimizer.param_groups for p in g["params"]]
+        for p, _ in taken:
+            p.grad = None
+        return lambda: self.put_grads(taken)
 
     def put_grads(self, taken: list[tuple[Tensor, Tensor | None]]) -> None:
         for p, grad in taken:

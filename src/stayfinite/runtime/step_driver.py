@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..errors import StayfiniteError
 from ..patches.firewall import Firewall
 from ..patches.provenance import provenance
+from ..putting_back import put_back
 from ..records import Incident
 from .closures import Abort
 from .engine import Engine
@@ -96,9 +97,8 @@ class StepDriver:
         """As if this window had never been, where a look into it could not see to that."""
         self.engine.replay = None
         restore = window.rng.restore if window.rng is not None else None
-        for put in (self.engine.state.buffers.restore, window.small_state, restore):
-            if put is not None:
-                self._looks.once(put)
+        puts = (self.engine.state.buffers.restore, window.small_state, restore)
+        self._looks.once(put_back, *(p for p in puts if p is not None))
 
     def _look_into(
         self, window: Window, failure: Failure

@@ -27,9 +27,8 @@ class StepParts:
     clip_norm: float | None
     schedule: Schedule
 
-    @property
-    def needs_closure(self) -> bool:
-        return isinstance(self.optimizer, torch.optim.LBFGS)
+    def __post_init__(self) -> None:
+        self.needs_closure = isinstance(self.optimizer, torch.optim.LBFGS)
 
     def loss(self, loss_fn: LossFn, batch: Any) -> Tensor:
         """The loss of this batch; what is no scalar loss is a mistake that is named."""

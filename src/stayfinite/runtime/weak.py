@@ -58,6 +58,9 @@ class WeakList(Generic[T]):
         if tell is not None:
             tell()
 
+    def remove(self, member: T) -> None:
+        self._refs = [ref for ref in self._refs if ref() is not member]
+
     def clear(self) -> None:
         self._refs.clear()
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from ..patches import Subscription, Target, subscribe, unpatched
+from ..patches import Subscription, Target, close_all, subscribe, unpatched
 from . import descriptors, file_rules, quiet, refusals, warning_rules
 from .box import Abandoned, Box, Refused, Report, Rule, here, outside
 from .imported_names import imported_names, stamp
@@ -103,18 +103,9 @@ def _subscribe(box: Box, streams: Iterable[Any], stack: contextlib.ExitStack) ->
         wanted.append((Target(module, name, reason, _SWITCH), make))
     wanted += quiet.stream_targets([*quiet.standard_streams(), *streams])
     made: list[Subscription] = []
-    stack.callback(_close_all, made)
+    stack.callback(close_all, made)
     for target, make in wanted:
         made.append(subscribe(target, make, box))
-
-
-def _close_all(subscriptions: list[Subscription]) -> None:
-    try:
-        while subscriptions:
-            subscriptions.pop().close()
-    finally:  # an interrupt in between
-        for left in subscriptions:
-            left.close()
 
 
 @functools.lru_cache(maxsize=1)
