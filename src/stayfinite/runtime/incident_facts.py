@@ -55,9 +55,15 @@ class LastSave:
         return f"{text} (saved every {max(self._intervals)})" if self._intervals else text
 
 
-def facts(home: str | None, state: TrainState, limits: Iterable[Limit], cost: str) -> list[str]:
-    """The parts of the loss, the single numbers of the module `home`, and what a failure would cost."""
-    return [*_losses(), *_scalars(home, state, list(limits)), *([cost] if cost else [])]
+def facts(
+    home: str | None, state: TrainState, limits: Iterable[Limit], cost: str, is_loop: bool
+) -> list[str]:
+    """The parts of the loss, the single numbers of the module `home`, and what a failure would cost.
+
+    `is_loop`: a loop stands where its loss was computed; the function that `guard.step` calls has ended.
+    """
+    losses = _losses() if is_loop else ()
+    return [*losses, *_scalars(home, state, list(limits)), *([cost] if cost else [])]
 
 
 def _losses() -> Iterator[str]:

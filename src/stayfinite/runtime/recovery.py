@@ -106,7 +106,7 @@ class Recovery:
             action = self._plain_action(incident, decision)
             if window is not None and (not is_own or window.is_put_back):
                 self._note(window, "skipped", incident)
-        incident = self._host.publish(replace(self._with_facts(incident), action=action))
+        incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
         self.incidents_so_far.append(incident)
         if self._ramp is not None:
             self._ramp.refresh()  # the scaler was put back to before the step
@@ -126,13 +126,15 @@ class Recovery:
             )
         return incident
 
-    def _with_facts(self, incident: Incident) -> Incident:
+    def _with_facts(self, incident: Incident, window: Window | None) -> Incident:
         """With what only the running training knows; said once for incidents that are alike."""
         if incident.same_as is not None:
             return incident
         limits = [*self._host.lookout.limits, *everywhere]
         cost = self.last_save.cost(self._host.num_applied)
-        found = self._looks.once(facts, incident.location.module, self.state, limits, cost) or []
+        is_loop = window is not None and window.batches[0].loss_fn is None
+        home = incident.location.module
+        found = self._looks.once(facts, home, self.state, limits, cost, is_loop) or []
         diagnosis = incident.diagnosis
         evidence = (*diagnosis.evidence, *found)
         return replace(incident, diagnosis=replace(diagnosis, evidence=evidence))
