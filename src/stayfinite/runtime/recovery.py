@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .plan_run import PlanRun
 from .samples import Sanitizer, whole_numbers
 from .state import TrainState
 from .undo import modes
-from .window import Verdict, Window
+from .window import BatchRef, Verdict, Window
 
 __all__ = ["DEEP", "Recovery"]
 
@@ -387,11 +388,23 @@ class Recovery:
                 LedgerEntry(
                     step=ref.step, epoch=ref.epoch, kind=kind, indices=whole_numbers(ref.indices),
                     reason=headline(replace(incident, action=Action(kind="none"))),
-                    incident=incident.id,
+                    incident=incident.id, first_bad=_first_bad(incident, ref),
                 )
                 for ref in window.batches
             )
         )  # fmt: skip
+
+
+def _first_bad(incident: Incident, ref: BatchRef) -> str:
+    """The value that went bad first, where this batch was looked into: by its place in the data."""
+    text = incident.location.first_bad
+    if incident.same_as is not None or ref.step != incident.event.step:
+        return ""
+    found = re.match(r"sample (\d+)", text)
+    known = whole_numbers(ref.indices)
+    if found is None or int(found[1]) >= len(known):
+        return text
+    return f"sample {known[int(found[1])]} of the data set{text[found.end() :]}"
 
 
 def _doing(policy: Policy) -> str:
