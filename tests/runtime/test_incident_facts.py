@@ -77,3 +77,16 @@ def test_the_steps_since_the_last_checkpoint_are_counted(tmp_path):
 
 def test_the_first_step_has_nothing_to_lose():
     assert LastSave().cost(0) == ""
+
+
+def test_a_save_amid_an_iteration_has_its_step_in_it(tmp_path):
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with Guard(model, optimizer) as guard:
+        for i, x in enumerate(guard([torch.ones(4)] * 5 + [torch.full((4,), 100.0)])):
+            optimizer.zero_grad()
+            model(x).backward()
+            optimizer.step()
+            if i == 2:
+                torch.save(model.state_dict(), tmp_path / "a.pt")  # holds 3 steps; 5 are made
+    assert any("a.pt, 2 steps ago" in e for e in guard.incidents[0].diagnosis.evidence)

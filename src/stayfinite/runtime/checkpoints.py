@@ -62,7 +62,8 @@ class CheckpointWatch:
         engine = self._engine()
         if engine is None:
             return
-        engine.recovery.last_save.note(path, engine.num_applied)
+        made = engine.num_applied + engine.recovery.num_open()
+        engine.recovery.last_save.note(path, made)
         if engine.journal is not None:
             engine.journal.checkpoint(path, engine.num_applied, "good")
 

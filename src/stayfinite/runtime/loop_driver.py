@@ -65,6 +65,7 @@ class LoopDriver:
         self.firewall = Firewall("the protection of this training", self._give_up)
         self._looks = Firewall("a look into a bad step")
         engine.recovery.position = self.tracker.position
+        engine.recovery.num_open = self.tracker.num_open
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
         self.num_iterations = 0

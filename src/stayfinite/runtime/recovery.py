@@ -57,6 +57,8 @@ class Recovery:
         self.incidents_so_far: deque[Incident] = deque(maxlen=8)
         self.position: Callable[[Window], tuple[int, int] | None] = lambda window: None
         """(batches drawn, batches in all) of the epoch that a window is in; None where nobody knows."""
+        self.num_open: Callable[[], int] = lambda: 0
+        """Steps that were made and are not counted yet: a loop's window closes with its next batch."""
         self._lost: Outlook | None = None
         """The state has run away, and the end of the epoch is waited for."""
         self._lost_epoch: int | None = None
