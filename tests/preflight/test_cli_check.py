@@ -134,7 +134,7 @@ def test_a_page_is_one_file_with_everything_escaped(run, tmp_path):
         (("good.py:build", "--lr"), "good.py:build: a build function takes no arguments, got "
          "--lr\ntry: stayfinite's own options go before the target"),
         (("--only", "dat", "good.py:build"), "there is no group 'dat'; groups: environment, config, "
-         "data, init, forward, edges, precision, stability, proof"),
+         "data, init, forward, edges, precision, stability, resources, proof"),
         (("--steps", "0", "good.py:build"), "`--steps` must be at least 1, got 0"),
         (("--seed", "-1", "good.py:build"), "`--seed` must be 0 or more, got -1"),
         (("--data-samples", "x", "--data", "a.npy"), "`--data-samples` must be a number above 0 or "

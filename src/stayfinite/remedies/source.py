@@ -25,7 +25,6 @@ class Source:
         self.dtype = dtype
         self.tree = parsed(text) if tree is None else tree
         self.kernel = kernel
-        self.tree = ast.parse(text) if tree is None else tree
         self.lines = list(io.StringIO(text, newline=""))
         self._starts = _starts(self.lines)
         self._parents: dict[ast.AST, ast.AST] | None = None

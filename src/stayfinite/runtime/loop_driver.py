@@ -62,6 +62,7 @@ class LoopDriver:
         self.firewall = Firewall("the protection of this training", self._give_up)
         self._bad = BadSteps(engine, self.tracker, self.own_work, self._made_again)
         engine.recovery.position = self.tracker.position
+        engine.recovery.num_open = self.tracker.num_open
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
         self._closures = ClosureSteps(self)
