@@ -44,7 +44,7 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
     if text is None or not bad:
         return None
     source = Source(text)
-    parts = len(value) if isinstance(value, (list, tuple)) else 1
+    parts = len(value) if isinstance(value, (list, tuple)) else 0
     made = without_bad_rows(source, line, batch, bad, parts, limit)
     if made is None:
         return None

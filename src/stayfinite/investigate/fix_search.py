@@ -189,6 +189,11 @@ class _Search:
 
     def _try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
         """What a line sets, in place of what it has set."""
+        if setting.beyond is not None:
+            further = replace(setting, apply=setting.beyond, beyond=None)
+            proof, _ = yield from self.trial.prove_since(further, setting.at)
+            if not proof.is_step_finite:
+                return
         if setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:

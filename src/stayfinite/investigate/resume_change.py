@@ -47,15 +47,26 @@ def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
         if made is not None:
             yield made
     elif saved and r.first_lr and max(saved) * _APART < max(r.first_lr):
-        yield from _slower(lab, source, place, max(saved), max(saved) / max(r.first_lr))
+        ratio = max(saved) / max(r.first_lr)
+        yield from _slower(lab, source, place, max(saved), ratio, r.optimizer)
 
 
 def _slower(
-    lab: Laboratory, source: Source, place: Culprit, rate: float, ratio: float
+    lab: Laboratory,
+    source: Source,
+    place: Culprit,
+    rate: float,
+    ratio: float,
+    is_restored: bool,
 ) -> Iterator[SettingChange]:
     """The rate that the checkpoint had come to: of the schedule that begins anew, else of the optimizer."""
     statement = source.statement_at(place.line)
     made = None
+    is_cyclic = any(hasattr(s, "max_lrs") or "max_lr" in vars(s) or "OneCycle" in type(s).__name__
+                    for s in lab.state.schedulers)  # fmt: skip
+    has_schedule = bool(len(lab.state.schedulers))
+    if is_cyclic:
+        return  # these keep their rates elsewhere
     if isinstance(statement, ast.Assign) and "begins anew" in place.what:
         name, optimizer = source.text_of(statement.targets[0]), _optimizer(statement.value)
         lines = [
@@ -65,8 +76,8 @@ def _slower(
         ]
         made = lines_after(source, place.line, lines, *_SLOWER) if optimizer else None
     elif isinstance(statement, ast.Expr) and "optimizer is restored" in place.what:
-        made = _assigned(source, place.line, rate)
-    else:
+        made = _assigned(source, place.line, rate) if not has_schedule else None
+    elif not is_restored:
         made = _given(lab, source, place.file, rate)
     change = _change(source, place.file, made)
     if change is not None:

@@ -20,8 +20,9 @@ from .where_set import Written, call_at, number_behind, source_of
 
 __all__ = ["scale_changes"]
 
-_SMALLER = (256, 4096, 16)
-"""What only just passes the batches at hand may not pass others: some distance is kept."""
+_SMALLER = (16, 256, 4096)
+_DISTANCE = 16
+"""What only just passes the batches at hand may not pass others: so much less is offered."""
 
 
 def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
@@ -41,8 +42,7 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     if where is None:
         return
     for times in _SMALLER:
-        if factor / times >= 1:
-            yield from _smaller(where, factor / times)
+        yield from _smaller(where, max(1.0, factor / times / _DISTANCE), factor / times)
 
 
 def _scaler(lab: Laboratory, e: Evidence) -> Any:
@@ -122,7 +122,7 @@ def _constant(source: Source, file: str, line: int, factor: float) -> Written | 
     return found[0] if len(set(found)) == 1 else None
 
 
-def _smaller(where: Written, value: float) -> Iterator[SettingChange]:
+def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingChange]:
     """The number itself; where it is a constant of the file, its value for the length of a replay."""
     text = f"{value:.1f}"
     remedy = Remedy(
@@ -140,6 +140,7 @@ def _smaller(where: Written, value: float) -> Iterator[SettingChange]:
         where.file, where.text, after, Candidate(done, after), lambda: _as(modules, name, value)
     )
     change.is_from_snapshot = True
+    change.beyond = lambda: _as(modules, name, beyond)
     yield change
 
 

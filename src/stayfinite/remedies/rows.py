@@ -33,7 +33,7 @@ def without_bad_rows(
 
     `line`: in the function or loop that has the batch; `batch`: its name, None for the target of the loop at that
     line; `bad`: keys or positions of its parts that hold bad rows; `num_parts`: how many tensors of one length it
-    has; `limit`: what is larger is bad too.
+    has, 0 where it is one by itself; `limit`: what is larger is bad too.
     """
     found = _parts(source, line, batch, num_parts)
     torch = name_of(source, "torch")
@@ -77,7 +77,7 @@ def _lines(
 
     if isinstance(names, str):
         keys = [k for k in bad if isinstance(k, str)]
-        is_parted = num_parts > 1 or bool(keys)
+        is_parted = num_parts > 0 or bool(keys)
         parts = [f"{names}[{k!r}]" for k in bad] if is_parted else [names]
         first = f"{keep} = " + " & ".join(is_good(p) for p in parts)
         if is_parted and not keys:
