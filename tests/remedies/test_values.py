@@ -95,9 +95,14 @@ def test_a_hook_limits_the_gradient_behind_an_assignment_and_before_a_return():
     text = "def f(x):\n    h = torch.tanh(g(x))\n    return g(h)\n"
     symptom = Symptom(operator="mul", is_exploding=True)
     first = candidates(Source(text), 2, symptom)[0].text
-    assert "    if h.requires_grad:\n        h.register_hook(lambda grad: grad.clamp(-1, 1))\n" in first
+    assert (
+        "    if h.requires_grad:\n        h.register_hook(lambda grad: grad.clamp(-1, 1))\n"
+        in first
+    )
     last = candidates(Source(text), 3, symptom)[0].text
-    assert "    out = g(h)\n    if out.requires_grad:\n" in last and last.endswith("    return out\n")
+    assert "    out = g(h)\n    if out.requires_grad:\n" in last and last.endswith(
+        "    return out\n"
+    )
 
 
 def test_smoothing_is_spread_over_open_classes_only():

@@ -45,7 +45,8 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
         return None
     source = Source(text)
     parts = len(value) if isinstance(value, (list, tuple)) else 0
-    made = without_bad_rows(source, line, batch, bad, parts, limit)
+    others = [k for p in _row_parts(e, total) if (k := _key(p)) not in bad]
+    made = without_bad_rows(source, line, batch, bad, parts, limit, others)
     if made is None:
         return None
     changed, done = apply(text, [made])
@@ -54,7 +55,7 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
 
 def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:
     """Keys or positions of the parts with bad rows; and a limit, where they are finite but absurd."""
-    rows = [p for p in e.batch if p.stats.shape[:1] == (total,) and "float" in p.stats.dtype]
+    rows = _row_parts(e, total)
     broken = [p for p in rows if p.stats.num_nonfinite]
     if broken:
         return [_key(p) for p in broken], None
@@ -63,6 +64,11 @@ def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:
         return [], None
     usual = max(p.usual or p.usual_here or 1.0 for p in large)
     return [_key(p) for p in large], f"{1000 * max(usual, 1.0):.1g}"
+
+
+def _row_parts(e: Evidence, total: int) -> list[BatchPart]:
+    """The parts of a batch that have a row for each sample and can hold a NaN."""
+    return [p for p in e.batch if p.stats.shape[:1] == (total,) and "float" in p.stats.dtype]
 
 
 def _is_absurd(part: BatchPart) -> bool:

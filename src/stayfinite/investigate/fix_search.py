@@ -49,7 +49,7 @@ class _Place:
     symptom: Symptom
 
 
-_NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "bad_schedule",
+_NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "loss_scaling", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
                  "bad_preprocessing", "bad_initialization"}  # fmt: skip
 """The line only shows what something else has done: to keep it finite would hide that."""
