@@ -226,6 +226,7 @@ LAST_RESORTS = {
     "close",
     "_close",
     "_close_waiting",
+    "close_all",
     "leave",
     "remove",
     "_put_back",

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..parsing import without_syntax_warnings
 from ..putting_back import put_back
 from .body.scene import Scene
 from .body.source import substituted
@@ -74,8 +75,10 @@ class ChangedSource:
             f"{self.file} (change {next(_NUMBERS)})"  # what was read of another is no use here
         )
         try:
-            self._old = dict(_codes(compile(self.before, self.file, "exec", dont_inherit=True)))
-            self._new = dict(_codes(compile(self.after, self.name, "exec", dont_inherit=True)))
+            with without_syntax_warnings():
+                old = compile(self.before, self.file, "exec", dont_inherit=True)
+                new = compile(self.after, self.name, "exec", dont_inherit=True)
+            self._old, self._new = dict(_codes(old)), dict(_codes(new))
         except (SyntaxError, ValueError) as error:
             raise NotRunnable(f"the changed text does not compile: {error}") from error
         if self._old.keys() != self._new.keys() and not self._is_matched():

@@ -8,6 +8,7 @@ import linecache
 from collections.abc import Iterable, Iterator
 
 from ..locate.frames import Frame, is_user_file
+from ..parsing import parsed
 
 __all__ = ["assigned_key", "called", "given_keyword", "made_attribute", "returned_by"]
 
@@ -20,7 +21,7 @@ _WRAPS = {
 @functools.lru_cache(maxsize=64)
 def _tree(file: str) -> ast.Module | None:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return None
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..parsing import parsed
 from .catalogue import find
 from .edits import Remedy, apply
 from .source import Source
@@ -159,7 +160,7 @@ def _covers(node: ast.AST, line: int) -> bool:
 
 def _parses(text: str) -> bool:
     try:
-        ast.parse(text)
+        parsed(text)
     except (SyntaxError, ValueError):
         return False
     return True

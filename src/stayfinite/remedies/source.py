@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from ..parsing import parsed
+
 __all__ = ["Source"]
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
@@ -21,8 +23,8 @@ class Source:
         """`dtype`, `kernel`: what the failing operator was seen to compute in, and its name."""
         self.text = text
         self.dtype = dtype
+        self.tree = parsed(text) if tree is None else tree
         self.kernel = kernel
-        self.tree = ast.parse(text) if tree is None else tree
         self.lines = list(io.StringIO(text, newline=""))
         self._starts = _starts(self.lines)
         self._parents: dict[ast.AST, ast.AST] | None = None
