@@ -181,3 +181,28 @@ def test_lines_are_put_behind_a_statement_and_never_into_a_block():
     made = lines_after(Source(text), 2, ["a = 1"], "n", "t", "w")
     assert rewritten(text, made).endswith("    opt.load_state_dict(s)\n    a = 1\n")
     assert lines_after(Source("if x: y = 1\n"), 1, ["a = 1"], "n", "t", "w") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "operator", "change"),
+    [
+        ("w /= w.sum()", "div", "w /= w.sum().clamp(min="),
+        ("y = x.std(dim=1)", "std", "x.var(dim=1).clamp(min=torch.finfo(x.dtype).tiny).sqrt()"),
+        ("y = torch.acosh(x)", "acosh", "torch.acosh(x.clamp(min=1 + 1e-6))"),
+        (
+            "y = torch.xlogy(p, q)",
+            "xlogy",
+            "torch.xlogy(p, q.clamp(min=torch.finfo(q.dtype).tiny))",
+        ),
+        ("y = Normal(mu, sigma).log_prob(x)", "div", "Normal(mu, sigma.clamp(min=1e-6))"),
+        (
+            "y = x.norm(p='fro')",
+            "norm",
+            "x.square().sum().clamp(min=torch.finfo(x.dtype).tiny).sqrt()",
+        ),
+    ],
+)
+def test_more_operators_have_a_floor(line, operator, change):
+    text = f"import torch\ndef f(x, w, p, q, mu, sigma):\n    {line}\n    return y\n"
+    made = [c.text for c in candidates(Source(text), 3, Symptom(operator=operator))]
+    assert any(change in each for each in made), made
