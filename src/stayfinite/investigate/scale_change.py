@@ -18,7 +18,7 @@ from .laboratory import Laboratory
 from .setting_change import SettingChange, only_call
 from .where_set import Written, call_at, number_behind, source_of
 
-__all__ = ["scale_changes"]
+__all__ = ["is_fixed_scale", "scale_changes"]
 
 _SMALLER = (16, 256, 4096)
 _DISTANCE = 16
@@ -30,7 +30,10 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     scaler = _scaler(lab, e)
     if scaler is not None:
         yield from _stepped(lab, scaler)
-        yield from _switched_off(lab, scaler)
+        if e.dtype != "float16" and all(
+            p.dtype != torch.float16 for _, p in lab.state.parameters()
+        ):
+            yield from _switched_off(lab, scaler)  # float16 needs one
         return
     factor = e.scale.factor
     traced = lab.about.traced
@@ -105,6 +108,33 @@ def _off(scaler: Any) -> Iterator[None]:
         yield
     finally:
         scaler._enabled = kept
+
+
+def is_fixed_scale(lab: Laboratory) -> bool:
+    """Whether nothing in the file moves what the loss is multiplied by."""
+    traced = lab.about.traced
+    line = traced.loss_factor_line if traced is not None else None
+    source = source_of(line.file) if line is not None else None
+    if line is None or source is None:
+        return False
+    names: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.BinOp) and node.lineno <= line.line <= (node.end_lineno or 0):
+            if any(isinstance(side, ast.Subscript) for side in (node.left, node.right)):
+                return False
+            names |= {_called(side) for side in (node.left, node.right)}
+    moved = {_called(n.target) for n in ast.walk(source.tree) if isinstance(n, ast.AugAssign)}
+    for function in ast.walk(source.tree):
+        if isinstance(function, ast.FunctionDef) and function.name != "__init__":
+            moved |= {
+                _called(t) for n in ast.walk(function) if isinstance(n, ast.Assign)
+                for t in n.targets if isinstance(t, ast.Attribute)
+            }  # fmt: skip
+    return not (names - {""}) & moved
+
+
+def _called(node: ast.expr) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _constant(source: Source, file: str, line: int, factor: float) -> Written | None:

@@ -29,12 +29,14 @@ def without_bad_rows(
     num_parts: int,
     limit: str | None = None,
     others: Sequence[str | int] = (),
+    model: str | None = None,
 ) -> Remedy | None:
     """Rows left out behind the statement that takes the batch apart.
 
     `line`: in the function or loop that has the batch; `batch`: its name, None for the target of the loop at that
     line; `bad`: keys or positions of its parts that hold bad rows; `num_parts`: how many tensors of one length it
-    has, 0 where it is one by itself; `limit`: what is larger is bad too; `others`: parts that were good this time.
+    has, 0 where it is one by itself; `limit`: what is larger is bad too; `others`: parts that were good this time;
+    `model`: its name in a function that computes the loss: a batch without a good row costs 0 then.
     """
     found = _parts(source, line, batch, num_parts)
     torch = name_of(source, "torch")
@@ -45,6 +47,9 @@ def without_bad_rows(
     lines = _lines(torch, keep, names, bad, others, limit, num_parts)
     if lines is None:
         return None
+    if model is not None:
+        nothing = f"return 0.0 * sum(p.float().sum() for p in {model}.parameters())"
+        lines[1:1] = [f"if not {keep}.any():", f"    {nothing}"]
     indent = source.indent(statement)
     body = getattr(statement, "body", None)
     if is_inside and isinstance(body, list):
