@@ -160,7 +160,7 @@ def test_without_one_of_the_three_it_would_have_survived(key, value, survives):
     torch.manual_seed(0)
     module = load_example("train_first_batch")
     criterion = module.BalancedFocalLoss(config)
-    x, target = module.mixed(
+    _, target = module.mixed(
         torch.randn(64, 4), torch.ones(64, dtype=torch.long), config["mixup_alpha"]
     )
     assert bool(criterion(torch.randn(64, 3), target).isfinite()) is survives
