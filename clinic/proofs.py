@@ -162,6 +162,9 @@ def _totals(results: list[Result]) -> None:
         print(f"{split}: {count} of {len(tried)} trainings have a proved diff", end="")
         print(f" ({count / max(1, len(tried)):.0%})")
         _by_cause(list(tried.values()), lambda r: r.diff is not None)
+        wrong = Counter(_cause(r) for r in with_diff if r.problem)
+        for cause, number in sorted(wrong.items()):
+            print(f"  does not hold: {cause} {number}")
 
 
 def _by_cause(results: list[Result], is_good: Callable[[Result], bool]) -> None:

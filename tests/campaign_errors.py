@@ -225,6 +225,8 @@ DOORS = {
 LAST_RESORTS = {
     "close",
     "_close",
+    "_close_waiting",
+    "close_all",
     "leave",
     "remove",
     "_put_back",

@@ -18,6 +18,14 @@ OpTrace.is_strict = True
 collect_ignore_glob = ["scripts/*", "peers/scripts/*"]
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that share something made for their module stay together, so that it is made once."""
+    for item in items:
+        made = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+        if any(d.scope == "module" for defs in made.values() for d in defs):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 @pytest.fixture
 def as_script(monkeypatch):
     """Room for running a script inside this process: what it changes of `sys` is put back."""

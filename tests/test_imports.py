@@ -9,7 +9,17 @@ from tests.import_graph import circles, graph, imports, modules
 
 SRC = ROOT / "stayfinite"
 
-BASE = {"records", "errors", "config", "codes", "numerics", "private", "devices", "putting_back"}
+BASE = {
+    "records",
+    "errors",
+    "config",
+    "codes",
+    "numerics",
+    "private",
+    "devices",
+    "putting_back",
+    "parsing",
+}
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
     "records": {"errors", "incident_html"},
@@ -19,6 +29,7 @@ ALLOWED = {
     "codes": {"errors"},
     "private": set(),
     "putting_back": set(),
+    "parsing": set(),
     "devices": set(),
     "numerics": {"records", "errors", "devices"},
     **dict.fromkeys(STAGES - {"report"}, BASE),
@@ -47,15 +58,16 @@ ALLOWED = {
     },
     "ladder": BASE
     | {"sandbox", "patches", "runtime", "investigate", "preflight", "recover", "report"},
-    "remedies": {"records", "errors", "codes"},
-    "lint": {"records", "errors", "codes", "remedies"},
+    "remedies": {"records", "errors", "codes", "parsing"},
+    "lint": {"records", "errors", "codes", "remedies", "parsing"},
     "integrations": BASE | {"patches", "recover", "report", "runtime", "investigate"},
+    "explain": {"errors", "codes", "lint", "preflight"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
     "__main__": {"cli"},
 }
-NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies"}
+NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies", "explain"}
 
 
 def edges():

@@ -69,6 +69,6 @@ def test_the_walk_of_a_failing_step_is_the_one_in_the_docs_and_does_not_grow(
 
 def test_the_walk_begins_at_the_driver_and_ends_in_the_journal(walks):
     assert walks["guard.step"]["walk"][0] == "stayfinite.runtime.step_driver"
-    assert walks["stayfinite run"]["walk"][0] == "stayfinite.runtime.loop_driver"
+    assert walks["stayfinite run"]["walk"][0] == "stayfinite.runtime.bad_steps"
     for walk in walks.values():
         assert walk["walk"][-1] == "stayfinite.runtime.journal"

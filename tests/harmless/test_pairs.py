@@ -4,13 +4,6 @@ import pytest
 from tests.harmless.pairs import SCRIPTS, Fresh, Server, differences, run_pair
 
 KINDS = ("plain", "guarded")
-KNOWN = {
-    "subclassed_tensors": "the check is seen by a mode for torch functions of the script's own",
-    "counting_hooks": "a hook after the accumulation of a gradient is called in a replay",
-    "own_autograd_function": "what an autograd function writes into a list is written by a replay, too",
-    "pickled_in_the_middle": "a schedule that comes out of a pickle is not found",
-}
-"""What does not hold yet, and why."""
 
 
 def scripts():
@@ -18,15 +11,11 @@ def scripts():
     for path in sorted(SCRIPTS.glob("healthy/*.py")) + sorted(SCRIPTS.glob("bad_batch/*.py")):
         marks = path.read_text().splitlines()[1]
         is_slow = marks in ("# slow", "# alone")
-        known = KNOWN.get(path.stem)
         yield pytest.param(
             path,
             marks == "# alone",
             id=f"{path.parent.name}-{path.stem}",
-            marks=[
-                *([pytest.mark.slow] if is_slow else []),
-                *([pytest.mark.xfail(reason=known, strict=True)] if known else []),
-            ],
+            marks=[pytest.mark.slow] if is_slow else [],
         )
 
 

@@ -78,6 +78,7 @@ def test_a_fail_ends_with_1_and_says_what_to_do_first(run):
         "do this:",
         "  1. Adam lr: start at 1e-3 or below",
         "     (fail config/lr: 0.5 (expected at most 0.1))",
+        "more: stayfinite explain config/lr",
         "",
         out.stdout.splitlines()[-3],
         "verdict: do not start: this run would break or be worthless",

@@ -8,6 +8,7 @@ variable is not finite is found by a line trace.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import math
 import sys
@@ -98,7 +99,7 @@ def _again(loader: _Source, indices: Any, batch: Any, deadline: float) -> Data:
         return Data(origin="pipeline" if stored else "unknown", detail="What is stored is finite.")
     tensors = [SourceRef("stored", n, v) for n, v in stored if isinstance(v, Tensor)]
     trace = OpTrace(tensors, {})
-    with torch.no_grad(), trace:
+    with torch.no_grad(), contextlib.closing(trace.modules), trace:
         made = _fetch(loader, indices)
         trace.is_paused = True
         origin = find_origin(trace, _bad(made))

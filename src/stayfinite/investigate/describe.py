@@ -17,7 +17,6 @@ from ..runtime.engine import Engine
 from ..runtime.recovery import DEEP
 from ..runtime.state import TrainState
 from ..runtime.window import Failure, Window
-from ..sandbox.compute import computing_only
 from .loop_counters import counters
 
 __all__ = [
@@ -88,8 +87,7 @@ def seen_by_lint(location: Location) -> Location:
     """The location with a word about what could have been known before the run."""
     from ..lint import sentence_at  # only a failure needs it
 
-    with computing_only():  # it reads the file without warnings of its own
-        said = sentence_at(location.file, location.line)
+    said = sentence_at(location.file, location.line)
     note = "; ".join(n for n in (location.note, said) if n)
     return replace(location, note=note) if said else location
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 from ..locate.frames import is_user_file
+from ..parsing import parsed
 from ..runtime.frames import calling_frames, variables
 
 __all__ = ["counters"]
@@ -42,7 +43,7 @@ def counters(frame: FrameType | None, traceback: TracebackType | None = None) ->
 def _names(file: str, line: int) -> tuple[str, ...]:
     """The counters of the loops around a line, of the function that it is in, outermost first."""
     try:
-        node: ast.AST | None = ast.parse("".join(linecache.getlines(file)))
+        node: ast.AST | None = parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ()
     loops: list[ast.AST] = []

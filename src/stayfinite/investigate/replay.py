@@ -59,6 +59,7 @@ class ActiveReplay:
         self.steps: list[int] = []
         """One for each backward, where one run computes several batches."""
         self.num_backward = 0
+        self._is_open = False
         self._stack = contextlib.ExitStack()
         self._small: Snapshot | None = None
         self._step: list[Callable[[], None]] = []
@@ -70,10 +71,11 @@ class ActiveReplay:
         self._small.take(0, [], state.small_captures(), [])
         self._step = [scaler_step(s)() for s in scaled]
         self.engine.recovery.num_replays += 1
+        self._is_open = True
         try:
             self._begin(scaled)
         except BaseException:
-            self.__exit__()
+            self.end()
             raise
         return self
 
@@ -95,13 +97,22 @@ class ActiveReplay:
                 self.result.probes.append(probes.read(name, tensor))
 
     def __exit__(self, *exc: Any) -> None:
-        self.engine.recovery.num_replays -= 1
+        self.end()
+
+    def end(self) -> None:
+        """All that was entered is left, and what a replay does not keep is put back; once is enough."""
+        if not self._is_open:
+            return
+        trace = self.wanted.trace
         put_back(
             self._stack.close,
+            trace.modules.close if trace is not None else lambda: None,
             self._put_small_back,
             self._put_scaler_steps_back,
             lambda: probes.listen(None),
         )
+        self._is_open = False
+        self.engine.recovery.num_replays -= 1
 
     def _put_small_back(self) -> None:
         if self._small is not None and not self.wanted.is_applied:

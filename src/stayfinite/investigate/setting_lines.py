@@ -8,6 +8,7 @@ import linecache
 from collections.abc import Iterable, Iterator
 
 from ..locate.frames import Frame, is_user_file
+from ..parsing import parsed
 
 __all__ = ["assigned_key", "called", "given_keyword", "made_attribute", "returned_by"]
 
@@ -20,7 +21,7 @@ _WRAPS = {
 @functools.lru_cache(maxsize=64)
 def _tree(file: str) -> ast.Module | None:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return None
 
@@ -105,6 +106,9 @@ def returned_by(file: str, value: ast.expr, function: str) -> tuple[str, ast.Cal
             name = _name(value.func)
             is_here = any(n == name for n, _ in _functions(file))
             return (name, value) if name and is_here else None
+        if isinstance(value, ast.BinOp):
+            value = value.right if isinstance(value.right, ast.Call) else value.left
+            continue
         if not isinstance(value, ast.Name):
             return None
         made = _assignment(file, function, value.id, value.lineno)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..numerics.health import badness
+from ..putting_back import put_back
 from ..runtime.engine import Engine
 from ..runtime.frames import bad_tensors
 from ..runtime.ranks import hushed
@@ -114,7 +115,7 @@ class Vehicle:
             self.refused += [r for r in report.refused if r not in self.refused]
         finally:
             self.engine.replay = None
-            state.put_grads(grads)
+            put_back(active.end, lambda: state.put_grads(grads))
         return active.result
 
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:

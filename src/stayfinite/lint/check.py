@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator
 
 from .. import remedies
 from ..errors import UsageError
+from ..parsing import parsed
 from .advice import ADVICE
 from .context import Hit
 from .reader import FileReader
@@ -49,9 +49,7 @@ def check_source(
 
 def _parsed(text: str) -> ast.Module:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the author's invalid escapes are not ours to report
-            return ast.parse(text)
+        return parsed(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
         line = getattr(e, "lineno", None)
         where = f"line {line}: " if line else ""

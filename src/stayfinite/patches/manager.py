@@ -229,13 +229,21 @@ class _Manager:
                 made = Subscription(target, subscriber, patch, layer)
                 layer.add(made)
             except BaseException:
-                self._settle((id(target.owner), target.name))
+                self._drop_empty((id(target.owner), target.name))
                 raise
             finally:
                 self._is_changing = was_changing
             if self._to_close:
                 self._close_waiting()
         return made
+
+    def _drop_empty(self, key: tuple[int, str]) -> None:
+        """What a subscription that failed has left half-made."""
+        for patch in self._patches.get(key, []):
+            for layer in patch.layers:
+                if not layer.subscriptions:
+                    patch.drop(layer)
+        self._settle(key)
 
     def close(self, subscription: Subscription) -> None:
         with self._lock:

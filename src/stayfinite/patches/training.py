@@ -104,6 +104,19 @@ class TrainingPatches:
     def __init__(self, listener: TrainingListener, finds_optimizers: bool) -> None:
         self.listener = listener
         self._subscriptions: list[Subscription] = []
+        self._classes: set[type] = set()
+        self._hooks: list[Any] = []
+        self._under_way: list[tuple[Any, Callable[[], None] | None]] = []
+        """Steps that hooks have begun, each with what takes it back."""
+        self._is_nested = False
+        """The step under way calls the step of its base class, which has the same hooks."""
+        try:
+            self._subscribe(finds_optimizers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _subscribe(self, finds_optimizers: bool) -> None:
         skip_our_code()
         self._add(torch.autograd, "backward", _LOSS, _backward)
         self._add(nn.utils.clip_grad, "clip_grad_norm_", _NORM, _clip)
@@ -115,12 +128,6 @@ class TrainingPatches:
                 self._add(Optimizer, name, _FIND, _new_optimizer)
             for cls in (LRScheduler, ReduceLROnPlateau, SequentialLR, ChainedScheduler):
                 self._add(cls, "__init__", _FIND, _new_scheduler)
-        self._classes: set[type] = set()
-        self._hooks: list[Any] = []
-        self._under_way: list[tuple[Any, Callable[[], None] | None]] = []
-        """Steps that hooks have begun, each with what takes it back."""
-        self._is_nested = False
-        """The step under way calls the step of its base class, which has the same hooks."""
 
     def _add(self, owner: Any, name: str, reason: str, make: Any) -> None:
         target = Target(owner, name, reason, "training")

@@ -7,7 +7,19 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, floored, grouped, limit_of, name_of, twice, with_method
+from .matching import (
+    call,
+    clamped,
+    floored,
+    free_name,
+    grouped,
+    hoisted,
+    is_namespace,
+    limit_of,
+    name_of,
+    stands_alone,
+    twice,
+)
 from .source import Source
 
 __all__: list[str] = []
@@ -70,7 +82,7 @@ def above_minus_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found is None:
         return None
     limit = "0.01" if source.dtype in ("float16", "bfloat16") else "1e-6"
-    return with_method(source, found[1], f".clamp(min=-1 + {limit})")
+    return clamped(source, found[1], low=f"-1 + {limit}")
 
 
 @pattern(
@@ -82,7 +94,7 @@ def log1p_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log1p")
     if found is None:
         return None
-    return with_method(source, found[1], ".clamp(min=0)")
+    return clamped(source, found[1], low="0")
 
 
 @pattern(
@@ -95,7 +107,7 @@ def inside_unit(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     limit = limit_of(source, found[1], "eps") if found else None
     if found is None or limit is None:
         return None
-    return with_method(source, found[1], f".clamp(-1 + {limit}, 1 - {limit})")
+    return clamped(source, found[1], f"-1 + {limit}", f"1 - {limit}")
 
 
 @pattern(
@@ -158,20 +170,42 @@ def norm_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return [Edit(*source.span(node), f"{inner}.clamp(min={limit}).sqrt()")]
 
 
+_VALUES = {"eigh": "eigvalsh", "svd": "svdvals"}
+
+
 @pattern(
-    "spread_eigenvalues",
-    "move equal eigenvalues apart: add a small rising diagonal",
-    "the derivative of an eigenvector divides by the gap to the next eigenvalue",
+    "spread_values",
+    "move equal singular values or eigenvalues apart, without a gradient, where there are any",
+    "the derivative of the vectors divides by the gap to the next value; matrices with gaps stay as they are",
 )
-def spread_eigenvalues(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    found = call(node, "eigh", "symeig")
+def spread_values(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, *_VALUES)
     torch = name_of(source, "torch")
-    if found is None or torch is None:
+    statement = source.statement(node)
+    if found is None or torch is None or statement is None or not stands_alone(source, statement):
         return None
-    first, again, edits = twice(source, found[1], "matrix")
-    rising = f"{torch}.arange({again}.shape[-1], dtype={again}.dtype, device={again}.device)"
-    text = f"{first} + 1e-4 * {torch}.diag({rising})"
-    return [*edits, Edit(*source.span(found[1]), text)]
+    home = (
+        node.func.value
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        else None
+    )
+    if home is None or not is_namespace(home):
+        return None
+    made = hoisted(source, found[1], "matrix")
+    if made is None:
+        return None
+    name, edit = made
+    gap, indent = free_name(source, node, "gap"), source.indent(statement)
+    lines = [
+        edit.text,
+        f"{indent}{gap} = {torch}.linalg.{_VALUES[found[0]]}({name}.detach()).diff(dim=-1).abs()"
+        f".amin(-1)[..., None, None]{source.newline}",
+        f"{indent}rising = {torch}.eye(*{name}.shape[-2:]).to({name}) * {torch}.arange(1.0, "
+        f"1 + {name}.shape[-1]).to({name}){source.newline}",
+        f"{indent}{name} = {torch}.where({gap} > 1e-6, {name}, {name}.detach() + 1e-2 * rising)"
+        f"{source.newline}",
+    ]
+    return [Edit(edit.start, edit.end, "".join(lines)), Edit(*source.span(found[1]), name)]
 
 
 @pattern(

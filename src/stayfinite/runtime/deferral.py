@@ -9,6 +9,7 @@ from ..detect.deferred import DeferredFlag
 from .host import Host
 from .ranks import NOT_DUE, local
 from .shared_check import SharedCheck
+from .unseen import unseen
 from .window import Window
 
 __all__ = ["Deferral"]
@@ -55,6 +56,7 @@ class Deferral:
         params = [p for g in optimizer.param_groups for p in g["params"]]
         return any(p.device.type != "cpu" for p in params)
 
+    @unseen
     def arm(self, window: Window, optimizer: Optimizer) -> None:
         """Let the optimizer's kernel look at the flag on the device; `collect` says how it went."""
         host = self._host
@@ -82,6 +84,7 @@ class Deferral:
     def is_armed(self, optimizer: Optimizer) -> bool:
         return self._armed == id(optimizer)
 
+    @unseen
     def submit(self, window: Window, optimizer: Optimizer) -> None:
         """The step has been issued."""
         assert self._flag is not None
@@ -91,6 +94,7 @@ class Deferral:
         window.is_moved = True
         self._flag.submit(window)
 
+    @unseen
     def collect(self, is_last: bool = False) -> tuple[list[Window], Window | None, list[Window]]:
         """(steps now known to be fine, the first bad one, the ones skipped after it)."""
         if self._flag is None:

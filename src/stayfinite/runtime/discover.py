@@ -25,6 +25,7 @@ __all__ = [
     "find_generators",
     "find_models",
     "find_optimizers",
+    "find_schedulers",
     "find_stateful",
     "reachable_modules",
 ]
@@ -49,6 +50,15 @@ def find_optimizers(frame: FrameType | None, names: Mapping[str, Any] | None = N
     given = [(n, v, 0) for n, v in (names or {}).items()]
     found = itertools.chain(_reachable(frame), _walk(deque(given)))
     return [v for _, v in found if issubclass(type(v), torch.optim.Optimizer)]
+
+
+def find_schedulers(frame: FrameType | None) -> list[Any]:
+    """Schedulers among the variables of the running functions: one that comes out of a pickle, or was
+    made before anybody watched."""
+    kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    scopes = [s for f in calling_frames(frame) for s in (variables(f), f.f_globals)]
+    found = [v for scope in scopes for v in list(scope.values()) if isinstance(v, kinds)]
+    return list({id(v): v for v in found}.values())
 
 
 def find_generators(frame: FrameType | None) -> list[Any]:

@@ -38,6 +38,7 @@ from .saved_state import choose_snapshot
 from .shared_check import SharedCheck
 from .state import TrainState
 from .step_parts import StepParts
+from .unseen import unseen
 from .window import Failure, RunningReplay, Verdict, Window
 
 __all__ = ["Engine", "Investigate"]
@@ -85,6 +86,8 @@ class Engine:
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.step_parts: StepParts | None = None
         """What `guard.step` makes its steps of."""
+        self.solved: dict[Any, tuple[Any, Any, int]] = {}
+        """What was proved to help, by place: for the same failure it is not searched again."""
         self.step_place: tuple[CodeType, int, int] | None = None
         """Where the loop made its last step."""
         self.script: str | None = None
@@ -126,6 +129,7 @@ class Engine:
         """Look with the next step: a save was held back, or ranks came to the end of an epoch."""
         self._is_deep_wanted = True
 
+    @unseen
     def prime(self) -> None:
         """Before the first step: what is bad already, and the first snapshot."""
         self._has_world = has_world()
@@ -164,6 +168,7 @@ class Engine:
             self.want_deep_check()
         return False
 
+    @unseen
     def open(self) -> RngState:
         """A window opens: the snapshot that the last deep check allowed is taken now, with all that
         the loop did after its step (schedule, averages) in it. Returns the random state."""
@@ -247,6 +252,7 @@ class Engine:
         """The training is another one from here on: what fails now is looked into anew."""
         self.known = KnownIncidents()
 
+    @unseen
     def check(
         self, window: Window, optimizer: Optimizer, is_compared: bool = True
     ) -> Failure | None:
@@ -284,6 +290,7 @@ class Engine:
         loss = window.losses[-1][1] if window.losses else None
         return self.lookout.see(window, *(number_of(t) for t in (loss, window.norm)))
 
+    @unseen
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which symptom it is; None for a norm that overflowed over finite gradients."""
         for step, loss in window.losses:
@@ -323,6 +330,7 @@ class Engine:
             return scale
         return scale.item() if scale.device.type == "cpu" else scale.clone()
 
+    @unseen
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows.
 
@@ -386,6 +394,7 @@ class Engine:
         is_new = bool(self.log) or not self._has_room
         return is_new and self._cost <= self.settings.budget * elapsed
 
+    @unseen
     def deep_check(self, step: int) -> Failure | None:
         """Parameters, buffers and optimizer state; when all are finite, a new snapshot.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..numerics.health import is_finite
+from ..parsing import parsed
 
 __all__ = [
     "bad_tensors",
@@ -108,7 +109,7 @@ def is_at_loop_head(frame: FrameType | None) -> bool:
 @functools.lru_cache(maxsize=32)
 def _loop_heads(file: str) -> frozenset[int]:
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        tree = parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return frozenset()
     loops = [n for n in ast.walk(tree) if isinstance(n, (ast.For, ast.comprehension))]

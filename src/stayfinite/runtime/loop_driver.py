@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import inspect
-import re
 import sys
 import threading
 import weakref
@@ -22,21 +21,19 @@ from torch import Tensor
 
 from ..patches.firewall import Firewall
 from ..putting_back import put_back
+from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import bad_tensors, calling_place, holds_bad_number, is_at_loop_head
+from .frames import calling_place, is_at_loop_head
+from .number_errors import is_about_numbers
 from .ranks import RankFailure, plain_norm
-from .rng import RngState
 from .saved_state import OptimizerCopy
+from .unseen import unseen
 from .validation import look_at_untrained
-from .window import Failure, Verdict, Window
+from .window import Failure, Window
 
 __all__ = ["LoopDriver", "Phase"]
-
-_SPEAKS_OF_NAN = re.compile(
-    r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow)\b"
-)
 
 
 class Phase(enum.Enum):
@@ -63,15 +60,12 @@ class LoopDriver:
         self.phase = Phase.FORWARD
         self.thread_id = threading.get_ident()
         self.firewall = Firewall("the protection of this training", self._give_up)
-        self._looks = Firewall("a look into a bad step")
+        self._bad = BadSteps(engine, self.tracker, self.own_work, self._made_again)
         engine.recovery.position = self.tracker.position
         engine.recovery.num_open = self.tracker.num_open
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
-        self.num_iterations = 0
-        """Of a loop without a loader."""
         self._closures = ClosureSteps(self)
-        self._undo: list[Callable[[], None]] = []
         self._raw: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
         self._was_stepped = False
         self._is_own_work = False
@@ -105,8 +99,13 @@ class LoopDriver:
         """Something of ours has failed: the training goes on as if nobody watched."""
         self.phase = Phase.OVER
         self.engine.replay = None
-        closings = [self._put_back] if self.on_close is None else [self._put_back, self.on_close]
+        closings = (
+            [self._bad.put_back] if self.on_close is None else [self._bad.put_back, self.on_close]
+        )
         put_back(*closings)
+
+    def _made_again(self) -> None:
+        self.phase = Phase.STEPPED
 
     @contextlib.contextmanager
     def own_work(self) -> Iterator[None]:
@@ -168,7 +167,7 @@ class LoopDriver:
             self._look_deeper()
             self.tracker.end_epoch(loader)
         else:
-            self._looks.once(self._look_at_validation, sys._getframe(1))
+            self._bad.looks.once(self._look_at_validation, sys._getframe(1))
 
     def _look_at_validation(self, frame: FrameType) -> None:
         """NaN in what is only evaluated is told in one line, once for each place."""
@@ -188,10 +187,11 @@ class LoopDriver:
             last = self.engine.log[-1]
             failure = self.engine.deep_check(last.step)
             if failure is not None:
-                self._handle(last, failure)
+                self._bad.handle(last, failure)
 
     # Losses
 
+    @unseen
     def before_backward(self, loss: Tensor) -> None:
         if self._is_own_work or self.phase is Phase.OVER:
             return
@@ -280,7 +280,7 @@ class LoopDriver:
         if failure is None:
             return True
         self.refuse(window, failure)
-        self._looks.once(self.end_refused, window)
+        self._bad.looks.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"
 
     def window_for(self, optimizer: Any) -> Window:
@@ -299,7 +299,7 @@ class LoopDriver:
 
     def undo_only(self, undo: Callable[[], None] | None) -> None:
         """Of an iteration whose update is the script's own: this alone is undone."""
-        self._undo = [] if undo is None else [undo]
+        self._bad.undo = [] if undo is None else [undo]
 
     def same_iteration(self, optimizer: Any) -> None:
         """The loop is still in the iteration in which this one has stepped."""
@@ -413,86 +413,14 @@ class LoopDriver:
         # Until here an error of ours means that the step is made as in plain Python; from here on
         # it is left out, whatever becomes of the look into it.
         window.small_state = self.state.capture_small()
-        self._plan_undo(window, failure)
+        self._bad.plan(window, failure)
         window.is_moved = window.num_applied > 0
         window.failure = failure
         # What the loop does from here on (saving, validating) must not see the buffers that the
         # bad forward has written.
-        self._looks.once(self.state.buffers.restore)
+        self._bad.looks.once(self.state.buffers.restore)
         self.phase = Phase.REFUSED
-        self._looks.once(self._handle, window, failure)
-
-    def _handle(self, window: Window, failure: Failure) -> None:
-        """A look into it; one that fails leaves the training where the look began."""
-        undo = list(self._undo)
-        after = window.rng.now_too() if window.rng is not None else RngState.now()
-        with self.own_work():
-            if not self._looks.once(self._look_into, window, failure) and window.failure is failure:
-                self.engine.replay = None
-                self._undo = undo
-                puts = (self.state.buffers.restore, window.small_state, after.restore)
-                self._looks.once(put_back, *(p for p in puts if p is not None))
-
-    def _look_into(self, window: Window, failure: Failure) -> bool:
-        incident, verdict = self.engine.handle(window, failure)
-        is_back = incident is not None and incident.action.kind == "rolled_back"
-        is_open = window is self.tracker.window
-        if verdict.is_rebuilt and verdict.window is not window:
-            self._undo.clear()
-        else:
-            self._plan_undo(window, failure, verdict, is_back)
-        self._redo(verdict, verdict.redo, window if is_open else None)
-        if verdict.is_rebuilt and is_open and window.failure is not None:
-            self._plan_undo(window, failure, verdict, is_back)  # it was not computed again
-        return True
-
-    def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
-        """Windows that ran on corrupted state, in their order; one that is bad by itself is left out."""
-        todo = list(windows)
-        while todo and verdict.run_again is not None:
-            old = todo.pop(0)
-            again = verdict.run_again(old, old is current)
-            if again is False:
-                return
-            if isinstance(again, Verdict):
-                is_back = self._left_out_too(again, old is current)
-                todo = again.redo if is_back else [*again.redo, *todo]
-            elif old is current:
-                self.phase = Phase.STEPPED
-                self._undo.clear()
-
-    def _left_out_too(self, verdict: Verdict, is_current: bool) -> bool:
-        """A step that was made again and is bad as well; whether the policy has gone back for it."""
-        incident = self.engine.conclude(verdict) if verdict.incident is not None else None
-        is_back = incident is not None and incident.action.kind == "rolled_back"
-        window = verdict.window
-        if is_current and window is not None and window.failure is not None:
-            self._plan_undo(window, window.failure, verdict, is_back)
-        return is_back
-
-    def _plan_undo(
-        self,
-        window: Window,
-        failure: Failure,
-        verdict: Verdict | None = None,
-        is_back: bool = False,
-    ) -> None:
-        """What is put back when the iteration is over, as if its batch had never been."""
-        undo: list[Callable[[], None]] = []
-        is_scalers = failure.symptom == "scaler_skip"
-        if not is_scalers or (verdict is not None and verdict.incident is not None):
-            # A schedule that stood still would give the same bad rate for ever.
-            if failure.symptom != "learning_rate":
-                undo = [self.state.capture_small(), *self.state.capture_averages()]
-            keeps = is_back or (verdict is not None and verdict.keeps_random_state)
-            if not window.is_loaderless and not keeps and window.rng is not None:
-                undo.append(window.rng.restore)
-        self._undo = undo
-
-    def _put_back(self) -> None:
-        """The iteration of a step that was left out is over."""
-        undo, self._undo = self._undo, []
-        put_back(*undo)
+        self._bad.looks.once(self._bad.handle, window, failure)
 
     def _close(self, window: Window) -> None:
         """The iteration that this window belongs to is over."""
@@ -504,10 +432,10 @@ class LoopDriver:
         then is not this iteration's."""
         self.phase = Phase.FORWARD
         if not is_regular:
-            self._undo.clear()
+            self._bad.undo.clear()
         if window.failure is not None:
-            rates = self._rates_that_stay() if self._undo else None
-            self._put_back()
+            rates = self._rates_that_stay() if self._bad.undo else None
+            self._bad.put_back()
             if rates is not None:
                 self.state.set_lrs(rates)
             return
@@ -518,7 +446,7 @@ class LoopDriver:
         if window.num_applied and len(self.state.scalers):
             self.engine.scale_watch.note_applied()
         if failure is not None:
-            self._handle(window, failure)
+            self._bad.handle(window, failure)
 
     def _rates_that_stay(self) -> tuple[float, ...] | None:
         """A loop that calls `next` by itself may have set the rate of its next step before."""
@@ -531,7 +459,7 @@ class LoopDriver:
         fine, bad, later = self.engine.deferral.collect(is_last)
         found = self.engine.close_fine(fine, bad)
         if found is not None:
-            self._handle(*found)
+            self._bad.handle(*found)
             return
         if bad is None:
             if self.engine.must_wait:
@@ -539,24 +467,12 @@ class LoopDriver:
             return
         failure = self.engine.shared.late_failure(bad)
         if failure is not None:
-            with self.own_work():
-                incident, verdict = self.engine.handle(bad, failure)
-                is_back = incident is not None and incident.action.kind == "rolled_back"
-                if is_regular and not verdict.is_rebuilt:
-                    self._put_late_back(bad, keeps=is_back or verdict.keeps_random_state)
-                self._redo(verdict, [*verdict.redo, *later], None)
-
-    def _put_late_back(self, bad: Window, keeps: bool) -> None:
-        """The iterations since then are over: the next ones are as if this batch had never been."""
-        if not len(self.state.schedulers):
-            self.state.set_lrs(bad.lrs)
-        if not keeps and not bad.is_loaderless and bad.rng is not None:
-            bad.rng.restore()
+            self._bad.handle_late(bad, failure, later, is_regular)
 
     # Loops without a loader
 
     def _open_loaderless(self) -> Window:
-        self._put_back()
+        self._bad.put_back()
         self.before_window()
         self.engine.prime()
         if self._stepped and all(id(o) in self._stepped for o in self.state.optimizers):
@@ -583,7 +499,7 @@ class LoopDriver:
         if window.failure is None:
             failure = self.engine.close_healthy(window)
             if failure is not None:
-                self._handle(window, failure)
+                self._bad.handle(window, failure)
         self._loaderless_rng = self.engine.open()
 
     # The end
@@ -594,7 +510,7 @@ class LoopDriver:
         if self.phase is Phase.OVER or (window is not None and window.failure is not None):
             return
         if window is None:
-            if not self._is_about_numbers(error):
+            if not is_about_numbers(error):
                 return
             window = self._open_loaderless()  # its forward has not come to a loss
             self._stepped.update(id(o) for o in self.state.optimizers)
@@ -603,20 +519,13 @@ class LoopDriver:
         if failure is None:
             bad = self.state.bad_state()
             name = bad[0][1] if bad else None
-            if not bad and not self._is_about_numbers(error):
+            if not bad and not is_about_numbers(error):
                 return
             failure = Failure("loss" if not window.num_backward else "gradient", window.step, name)
         window.error = error
         window.num_attempted += 1
         self.engine.ranks.leave()
         self.refuse(window, failure)
-
-    def _is_about_numbers(self, error: BaseException) -> bool:
-        """Whether values that are not finite made it: it says so, or what raised it was given some."""
-        trace = error.__traceback__
-        if _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
-            return True
-        return isinstance(error, (RuntimeError, ValueError)) and bool(bad_tensors(trace))
 
     def finish(self) -> None:
         """The loop is over, perhaps in the middle of something: a last look."""
@@ -636,4 +545,4 @@ class LoopDriver:
             last = self.engine.log[-1]
             failure = self.engine.deep_check(last.step)
             if failure is not None:
-                self._handle(last, failure)
+                self._bad.handle(last, failure)

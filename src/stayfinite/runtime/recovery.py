@@ -162,7 +162,10 @@ class Recovery:
     def _farewell(self, incident: Incident, outlook: Outlook) -> str:
         lines = [f"stopped: {outlook.reason}, so leaving batches out cannot help"]
         lines.append(f"  where: {headline(incident)}")
-        if outlook.change:
+        diff = next((f for f in incident.diagnosis.fixes if f.status == "proved" and f.diff), None)
+        if diff is not None and diff.experiment is None:
+            lines.append(f"  try: {diff.title} (the diff above)")
+        elif outlook.change:
             again = (
                 "; --policy heal goes on with it by itself" if self.policy.name == "auto" else ""
             )

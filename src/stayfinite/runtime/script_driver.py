@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..patches.imports import renew
-from .discover import find_models, find_stateful
+from .discover import find_models, find_schedulers, find_stateful
 from .engine import Engine
 from .loop_driver import LoopDriver, Phase
 from .own_updates import OwnUpdates
@@ -47,6 +47,7 @@ class ScriptDriver(LoopDriver):
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
         self._look_for_models()
+        self._has_looked_in_loop = False  # what is made around it has no name yet
 
     def on_trained(self, trained: Any) -> None:
         """What a training without a torch optimizer trains has turned up."""
@@ -116,6 +117,9 @@ class ScriptDriver(LoopDriver):
         optimizers = list(self.state.optimizers)
         self._known = tuple(id(o) for o in optimizers)
         frame = sys._getframe(1)
+        for scheduler in find_schedulers(frame) if is_opening else ():
+            if any(scheduler.optimizer is o for o in optimizers):
+                self.on_scheduler(scheduler)
         found = find_models(optimizers, frame)
         others = find_stateful(frame)
         known = {id(m) for m in self.state.roots.values()}

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from ..locate.frames import is_user_file
+from ..parsing import parsed
 from ..records import Event
 from ..report.text import short_path
 from .frames import calling_frames, variables
@@ -62,7 +63,7 @@ def _is_nan(value: Any) -> bool:
 def _made_in_loop(file: str, line: int) -> tuple[str, ...]:
     """The names that the loop at this line binds, adds to or appends to."""
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        tree = parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ()
     loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and _is_head(n, line)]

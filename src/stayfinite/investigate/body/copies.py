@@ -14,7 +14,7 @@ import functools
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ _ATOMS = (
 )  # fmt: skip
 
 
+_ATOMS_WITH_CODE = (types.BuiltinFunctionType, type(torch.autograd.Function))
+
 _PLAIN = (list, dict, tuple, set, frozenset, OrderedDict, deque)
 """Nothing but their items is in them."""
 
@@ -56,6 +58,8 @@ class Copier:
         # The caller puts the global random state where it was: these have to be the real ones.
         self._memo: dict[int, Any] = {id(g): g for g in _global_generators()}
         self._alive: list[Any] = []
+        self._hooked: list[Tensor] = []
+        """Parameters, which are not copied, with hooks of their own."""
         self._depth = 0
         self._slots: dict[type, list[types.MemberDescriptorType]] = {}
         self._methods: dict[type, list[tuple[str, types.FunctionType]]] = {}
@@ -63,7 +67,7 @@ class Copier:
 
     def copy(self, value: Any) -> Any:
         """The copy of a value; the value itself where it is not to be copied."""
-        if isinstance(value, _ATOMS) and type(value) is not types.BuiltinFunctionType:
+        if isinstance(value, _ATOMS) and type(value) not in _ATOMS_WITH_CODE:
             return value
         if id(value) in self._memo:
             return self._memo[id(value)]
@@ -86,12 +90,26 @@ class Copier:
             space[name] = self.copy(original[name])
         return space
 
+    @contextlib.contextmanager
+    def with_hooks(self) -> Iterator[None]:
+        """While it is entered, parameters call the copies of the hooks on them."""
+        found = [(hooks, dict(hooks)) for p in self._hooked for hooks in _hooks_of(p)]
+        try:
+            for hooks, kept in found:
+                hooks.update({k: self.copy(hook) for k, hook in kept.items()})
+            yield
+        finally:
+            for hooks, kept in found:
+                hooks.update(kept)
+
     def _keep(self, value: Any, new: Any) -> Any:
         self._memo[id(value)] = new
         self._alive.append(value)  # else another object might get its id
         return new
 
     def _is_shared(self, value: Any) -> bool:
+        if type(value) is type(torch.autograd.Function):
+            return False
         if is_shared(value):
             return True
         return type(value) not in _PLAIN and self._is_training_object(value)
@@ -210,12 +228,22 @@ class Copier:
             self.globals(value.__globals__, names_of(code))
         return new
 
+    def _autograd_function(self, value: Any) -> Any:
+        """A class whose forward and backward are the user's, and see copies of its globals."""
+        static = {n: f for n, f in vars(value).items() if isinstance(f, staticmethod)}
+        made = {n: staticmethod(self.copy(f.__func__)) for n, f in static.items()}
+        if all(made[n].__func__ is f.__func__ for n, f in static.items()):
+            return self._keep(value, value)
+        own = {"__module__": value.__module__, "__qualname__": value.__qualname__}
+        return self._keep(value, type(value)(value.__name__, (value,), {**own, **made}))
+
     def _module(self, value: nn.Module) -> Any:
         original = value.__dict__.get("_modules", {}).get("_orig_mod")
         if original is not None and type(value).__name__ == "OptimizedModule":
             return self._keep(value, self.copy(original))
         new = self._keep(value, _bare(value))
         clones[id(new)] = id(value)
+        self._hooked += [p for p in value.__dict__.get("_parameters", {}).values() if _hooks_of(p)]
         for name, part in list(value.__dict__.items()):
             new.__dict__[name] = self.copy(part)
         self._protect_methods(value, new)
@@ -310,6 +338,11 @@ class Copier:
         return method.__closure__ is not None
 
 
+def _hooks_of(parameter: Any) -> list[dict[Any, Any]]:
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return [hooks for n in names if (hooks := getattr(parameter, n, None))]
+
+
 def _global_generators() -> list[Any]:
     return [random._inst, np.random.mtrand._rand, torch.default_generator]
 
@@ -354,6 +387,7 @@ _EXACT: dict[type, Callable[[Copier, Any], Any]] = {
     array.array: Copier._bytes, types.FunctionType: Copier._function,
     types.MethodType: Copier._method, types.BuiltinFunctionType: Copier._builtin,
     types.CellType: Copier._cell, functools.partial: Copier._partial,
+    type(torch.autograd.Function): Copier._autograd_function,
     types.ModuleType: Copier._user_module, torch.Generator: Copier._generator, random.Random: Copier._generator,
     np.random.Generator: Copier._generator, np.random.RandomState: Copier._generator,
 }  # fmt: skip

@@ -233,13 +233,15 @@ class Plan:
         if not self._scene.is_function:
             space.update({n: copier.copy(v) for n, v in self._scene.local_variables.items()})
             space.update(extra)
-            exec(self.code, space)
+            with copier.with_hooks():
+                exec(self.code, space)
             return space
         local = self._scene.local_variables
         values = [extra[n] if n in extra else copier.copy(local.get(n)) for n in self._arguments]
         closure = tuple(types.CellType(local[n]) for n in self.code.co_freevars)
         function = types.FunctionType(self.code, space, self.code.co_name, None, closure)
-        return {**variables, **function(*values)}
+        with copier.with_hooks():
+            return {**variables, **function(*values)}
 
 
 def _is_always_run(unit: Unit) -> bool:

@@ -16,6 +16,7 @@ from types import CodeType
 import torch
 
 from ...locate.frames import is_user_file
+from ...parsing import parsed
 
 __all__ = [
     "FunctionNode",
@@ -61,7 +62,7 @@ def source_tree(file: str) -> ast.Module | None:
     """The syntax tree of a source file, read once; None where there is none to read."""
     lines = linecache.getlines(file)
     try:
-        return ast.parse("".join(lines), file) if lines else None
+        return parsed("".join(lines), file) if lines else None
     except (SyntaxError, ValueError):
         return None
 

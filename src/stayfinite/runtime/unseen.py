@@ -1,0 +1,30 @@
+"""Our own arithmetic is not seen by the modes that a script has entered: it may count or record calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = ["unseen"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_num_function_modes = torch._C._len_torch_function_stack
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def unseen(function: F) -> F:
+    """Without a mode of the script's nothing is done here but to ask."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not _num_function_modes() and not _num_dispatch_modes():
+            return function(*args, **kwargs)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
