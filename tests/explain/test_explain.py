@@ -15,7 +15,7 @@ from stayfinite.cli.app import app
 from stayfinite.explain import as_markdown, as_text, page_of
 
 SRC = pathlib.Path(__file__).parents[2] / "src" / "stayfinite"
-GROUPS = "environment|config|data|init|forward|loss|gradients|edges|precision|stability|proof"
+GROUPS = "environment|config|data|init|forward|loss|gradients|edges|precision|stability|resources|proof"
 
 
 def run(*args, columns="88"):
