@@ -19,6 +19,7 @@ __all__ = [
     "filled",
     "fresh_optimizer",
     "higher_precision",
+    "limited_lr",
     "root_gradient",
     "with_setting",
 ]
@@ -169,6 +170,24 @@ def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[No
         def undo() -> None:
             for g, old in zip(groups, kept):
                 g[key] = old
+
+        return undo
+
+    return before_steps(change)
+
+
+def limited_lr(limit: float) -> contextlib.AbstractContextManager[None]:
+    """Every learning rate at most `limit`, whatever a schedule has set."""
+
+    def change(optimizer: Optimizer) -> Callable[[], None]:
+        groups = [g for g in optimizer.param_groups if "lr" in g]
+        kept = [g["lr"] for g in groups]
+        for g in groups:
+            g["lr"] = min(float(g["lr"]), limit)
+
+        def undo() -> None:
+            for g, old in zip(groups, kept):
+                g["lr"] = old
 
         return undo
 

@@ -20,7 +20,7 @@ from .first_values import first_values_change
 from .laboratory import Laboratory
 from .precision_change import precision_changes
 from .resume_change import resume_changes
-from .scale_change import scale_changes
+from .scale_change import is_fixed_scale, scale_changes
 from .schedule_change import schedule_changes
 from .setting_change import (
     SettingChange,
@@ -49,7 +49,7 @@ class _Place:
     symptom: Symptom
 
 
-_NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "bad_schedule",
+_NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "loss_scaling", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
                  "bad_preprocessing", "bad_initialization"}  # fmt: skip
 """The line only shows what something else has done: to keep it finite would hide that."""
@@ -107,7 +107,8 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     if place is not None and text is not None:
         place = replace(place, symptom=_for_cause(place.symptom, cause))
         yield _Search(lab, e, trial, place.file, text, place=place)
-    if cause in ("low_precision_overflow", "low_precision_underflow", "loss_scaling"):
+    is_scale = cause == "loss_scaling" and is_fixed_scale(lab)
+    if is_scale or cause in ("low_precision_overflow", "low_precision_underflow"):
         for setting in precision_changes(lab, e):
             yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
 
@@ -189,6 +190,11 @@ class _Search:
 
     def _try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
         """What a line sets, in place of what it has set."""
+        if setting.beyond is not None:
+            further = replace(setting, apply=setting.beyond, beyond=None)
+            proof, _ = yield from self.trial.prove_since(further, setting.at)
+            if not proof.is_step_finite:
+                return
         if setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:

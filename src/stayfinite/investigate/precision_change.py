@@ -18,7 +18,7 @@ __all__ = ["precision_changes"]
 
 
 def precision_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
-    """bfloat16, then float32, where one file of the training asks for float16."""
+    """float32 where the weights are half, bfloat16 for autocast; where one file of the training asks for float16."""
     files = {*own_files(lab), *([e.location.file] if e.location.file else [])}
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     sources = [(f, s) for f in sorted(files | ({main} if main else set())) if (s := source_of(f))]
@@ -26,7 +26,10 @@ def precision_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     if len(asking) != 1 or e.dtype != "float16":
         return
     file, source = asking[0]
-    for name, dtype in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
+    # Weights in bfloat16 have 8 bits: small updates would round away.
+    has_half = any(p.dtype == torch.float16 for _, p in lab.state.parameters())
+    kinds = [("float32", torch.float32)] if has_half else [("bfloat16", torch.bfloat16)]
+    for name, dtype in kinds:
         remedy = in_precision(source, name)
         if remedy is None:
             continue

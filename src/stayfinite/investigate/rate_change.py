@@ -6,9 +6,8 @@ import contextlib
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
-from typing import Any
 
 from torch.optim import Optimizer
 
@@ -26,11 +25,11 @@ from ..remedies import (
     with_argument,
     with_keyword,
 )
-from ..runtime.step_changes import before_steps
 from ..runtime.window import Replay, ReplayResult
+from . import changes
 from .culprit import culprit_of
 from .laboratory import Laboratory
-from .search import Search
+from .search import Search, has_risen
 from .setting_change import only_call, shown_path
 from .setting_lines import assigned_key
 from .where_set import Written, call_at, key_of, number_behind, option_for, source_of
@@ -201,36 +200,20 @@ def _capped_assignment(
 def _run_capped(
     lab: Laboratory, fix: Fix, file: str, source: Source, remedy: Remedy, passed: float
 ) -> Generator[Replay, ReplayResult, Fix | None]:
-    """The search has scaled the rates; a limit is something else, and is run as such."""
-    search = Search(lab, [passed], lambda value: [_limited(value)])
+    """Where the search has scaled the rates, a limit is something else, and is run as such."""
+    title = f"{remedy.title} (a learning rate of {num(passed)} at most)"
+    made = _with_diff(fix, file, source.text, remedy, title)
+    if has_risen(lab):
+        return made
+    search = Search(lab, [passed], lambda value: [changes.limited_lr(value)])
     with lab.unharmed():
         found = yield from search.run(None, usual=passed)
     if found is None or found.passed is None:
         return None
-    title = f"{remedy.title} (a learning rate of {num(passed)} at most)"
-    made = _with_diff(fix, file, source.text, remedy, title)
     proof = Proof(
         is_step_finite=True, num_after=found.num_steps, note="from the last healthy state on"
     )
     return replace(made, proof=proof)
-
-
-def _limited(limit: float) -> contextlib.AbstractContextManager[None]:
-    """Every learning rate at most `limit`."""
-
-    def change(optimizer: Optimizer) -> Callable[[], None]:
-        groups = [g for g in optimizer.param_groups if "lr" in g]
-        kept: list[Any] = [g["lr"] for g in groups]
-        for g in groups:
-            g["lr"] = min(float(g["lr"]), limit)
-
-        def undo() -> None:
-            for g, old in zip(groups, kept):
-                g["lr"] = old
-
-        return undo
-
-    return before_steps(change)
 
 
 def _clip_diff(lab: Laboratory, fix: Fix, norm: float) -> Fix:

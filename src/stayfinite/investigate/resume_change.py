@@ -12,16 +12,13 @@ from typing import Any
 import torch
 
 from ..diagnose.evidence import Evidence
-from ..patches.made_at import made_at
-from ..records import Culprit
-from ..remedies import Candidate, Remedy, Source, apply, lines_after, with_argument
-from ..runtime.step_changes import scaled_lr
+from ..remedies import Candidate, Remedy, Source, apply, lines_after
 from ..runtime.window import Window
 from . import changes
 from .culprit import culprit_of
 from .laboratory import Laboratory
 from .setting_change import SettingChange
-from .where_set import call_at, source_of
+from .where_set import source_of
 
 __all__ = ["resume_changes"]
 
@@ -43,41 +40,9 @@ def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
         if made is not None:
             yield made
     if r.optimizer and r.configured_lr and saved and max(r.configured_lr) * _APART < max(saved):
-        made = _with_rate(lab, source, place.file, place.line, min(r.configured_lr))
+        made = _with_rate(source, place.file, place.line, min(r.configured_lr))
         if made is not None:
             yield made
-    elif saved and r.first_lr and max(saved) * _APART < max(r.first_lr):
-        yield from _slower(lab, source, place, max(saved), max(saved) / max(r.first_lr))
-
-
-def _slower(
-    lab: Laboratory, source: Source, place: Culprit, rate: float, ratio: float
-) -> Iterator[SettingChange]:
-    """The rate that the checkpoint had come to: of the schedule that begins anew, else of the optimizer."""
-    statement = source.statement_at(place.line)
-    made = None
-    if isinstance(statement, ast.Assign) and "begins anew" in place.what:
-        name, optimizer = source.text_of(statement.targets[0]), _optimizer(statement.value)
-        lines = [
-            f"{name}.base_lrs = [rate * {ratio:.6g} for rate in {name}.base_lrs]",
-            f"for group in {optimizer}.param_groups:",
-            f'    group["lr"] *= {ratio:.6g}',
-        ]
-        made = lines_after(source, place.line, lines, *_SLOWER) if optimizer else None
-    elif isinstance(statement, ast.Expr) and "optimizer is restored" in place.what:
-        made = _assigned(source, place.line, rate)
-    else:
-        made = _given(lab, source, place.file, rate)
-    change = _change(source, place.file, made)
-    if change is not None:
-        change.at = lambda window: scaled_lr(ratio)
-        yield change
-
-
-_SLOWER = (
-    "resume_rate", "go on with the learning rate that the checkpoint had come to",
-    "a new schedule or optimizer starts at its peak again; the checkpoint had come down from it",
-)  # fmt: skip
 
 
 def _assigned(source: Source, line: int, rate: float) -> Remedy | None:
@@ -94,23 +59,6 @@ def _assigned(source: Source, line: int, rate: float) -> Remedy | None:
     )  # fmt: skip
 
 
-def _given(lab: Laboratory, source: Source, file: str, rate: float) -> Remedy | None:
-    """The rate that the optimizer is made with, in the same file."""
-    optimizer = max(
-        lab.state.optimizers, key=lambda o: float(o.param_groups[0]["lr"]), default=None
-    )
-    kind = type(optimizer).__name__
-    line = next((n for f, n, _ in made_at(optimizer) if f == file), None)
-    call = call_at(source, line, kind) if line is not None else None
-    if call is None:
-        return None
-    edit = with_argument(source, call, "lr", 1, f"{rate:.6g}")
-    if edit is None:
-        return None
-    name, title, why = _SLOWER
-    return Remedy(name=name, title=title, why=why, line=call.lineno, edits=(edit,))
-
-
 def _change(source: Source, file: str, remedy: Remedy | None) -> SettingChange | None:
     if remedy is None:
         return None
@@ -120,9 +68,7 @@ def _change(source: Source, file: str, remedy: Remedy | None) -> SettingChange |
     return change
 
 
-def _with_rate(
-    lab: Laboratory, source: Source, file: str, line: int, rate: float
-) -> SettingChange | None:
+def _with_rate(source: Source, file: str, line: int, rate: float) -> SettingChange | None:
     """The rate that the script had configured, set again."""
     change = _change(source, file, _assigned(source, line, rate))
     if change is not None:

@@ -18,10 +18,11 @@ from .laboratory import Laboratory
 from .setting_change import SettingChange, only_call
 from .where_set import Written, call_at, number_behind, source_of
 
-__all__ = ["scale_changes"]
+__all__ = ["is_fixed_scale", "scale_changes"]
 
-_SMALLER = (256, 4096, 16)
-"""What only just passes the batches at hand may not pass others: some distance is kept."""
+_SMALLER = (16, 256, 4096)
+_DISTANCE = 16
+"""What only just passes the batches at hand may not pass others: so much less is offered."""
 
 
 def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
@@ -29,7 +30,10 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     scaler = _scaler(lab, e)
     if scaler is not None:
         yield from _stepped(lab, scaler)
-        yield from _switched_off(lab, scaler)
+        if e.dtype != "float16" and all(
+            p.dtype != torch.float16 for _, p in lab.state.parameters()
+        ):
+            yield from _switched_off(lab, scaler)  # float16 needs one
         return
     factor = e.scale.factor
     traced = lab.about.traced
@@ -41,8 +45,7 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     if where is None:
         return
     for times in _SMALLER:
-        if factor / times >= 1:
-            yield from _smaller(where, factor / times)
+        yield from _smaller(where, max(1.0, factor / times / _DISTANCE), factor / times)
 
 
 def _scaler(lab: Laboratory, e: Evidence) -> Any:
@@ -107,6 +110,33 @@ def _off(scaler: Any) -> Iterator[None]:
         scaler._enabled = kept
 
 
+def is_fixed_scale(lab: Laboratory) -> bool:
+    """Whether nothing in the file moves what the loss is multiplied by."""
+    traced = lab.about.traced
+    line = traced.loss_factor_line if traced is not None else None
+    source = source_of(line.file) if line is not None else None
+    if line is None or source is None:
+        return False
+    names: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.BinOp) and node.lineno <= line.line <= (node.end_lineno or 0):
+            if any(isinstance(side, ast.Subscript) for side in (node.left, node.right)):
+                return False
+            names |= {_called(side) for side in (node.left, node.right)}
+    moved = {_called(n.target) for n in ast.walk(source.tree) if isinstance(n, ast.AugAssign)}
+    for function in ast.walk(source.tree):
+        if isinstance(function, ast.FunctionDef) and function.name != "__init__":
+            moved |= {
+                _called(t) for n in ast.walk(function) if isinstance(n, ast.Assign)
+                for t in n.targets if isinstance(t, ast.Attribute)
+            }  # fmt: skip
+    return not (names - {""}) & moved
+
+
+def _called(node: ast.expr) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
 def _constant(source: Source, file: str, line: int, factor: float) -> Written | None:
     """The number that the loss is multiplied by."""
     found = []
@@ -122,7 +152,7 @@ def _constant(source: Source, file: str, line: int, factor: float) -> Written | 
     return found[0] if len(set(found)) == 1 else None
 
 
-def _smaller(where: Written, value: float) -> Iterator[SettingChange]:
+def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingChange]:
     """The number itself; where it is a constant of the file, its value for the length of a replay."""
     text = f"{value:.1f}"
     remedy = Remedy(
@@ -140,6 +170,7 @@ def _smaller(where: Written, value: float) -> Iterator[SettingChange]:
         where.file, where.text, after, Candidate(done, after), lambda: _as(modules, name, value)
     )
     change.is_from_snapshot = True
+    change.beyond = lambda: _as(modules, name, beyond)
     yield change
 
 

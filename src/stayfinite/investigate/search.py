@@ -19,7 +19,7 @@ from ..runtime.window import Replay, ReplayResult
 from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
 
-__all__ = ["Search", "rates_below"]
+__all__ = ["Search", "has_risen", "rates_below"]
 
 _TRIAL_STEPS = 5
 _PROOF_STEPS = 16
@@ -48,6 +48,25 @@ def rates_below(rate: float, least: float = 1e-8) -> list[float]:
     low = min(math.floor(math.log10(least)), top - 3)
     values = [float(f"{digit}e{power}") for power in range(top, low - 1, -1) for digit in (3, 1)]
     return [v for v in values if least <= v <= rate / 2.5 or (v <= rate / 2.5 and rate < least)]
+
+
+_CYCLES = ("OneCycleLR", "CyclicLR")
+_GREW = 1.05
+
+
+def has_risen(lab: Laboratory) -> bool:
+    """Whether a schedule or the loop has raised the rate above what the optimizer was made with.
+
+    Then an upper limit is what is searched for; a cycle with a peak of its own is scaled instead.
+    """
+    if any(type(s).__name__ in _CYCLES for s in lab.state.schedulers):
+        return False
+    for optimizer in lab.state.optimizers:
+        for group in optimizer.param_groups:
+            given = group.get("initial_lr", optimizer.defaults.get("lr"))
+            if given is not None and float(group.get("lr", 0.0)) > _GREW * float(given):
+                return True
+    return False
 
 
 class Search:

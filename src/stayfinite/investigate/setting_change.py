@@ -53,6 +53,8 @@ class SettingChange:
     """It has acted since the last healthy state: the steps since then are run with it."""
     at: Callable[[Window], AbstractContextManager[None]] | None = None
     """What it sets in one step, where that is not the same in all."""
+    beyond: Callable[[], AbstractContextManager[None]] | None = None
+    """A value beyond the one that is offered: it has to pass too, so that some distance is kept."""
     name = ""
 
     @property

@@ -144,7 +144,7 @@ class Trial:
         result = ReplayResult(is_complete=False)
         if not windows:
             return Proof(note="the steps before it could not be run here"), result
-        number = 0
+        number, losses = 0, []
         with lab.unharmed():
             state.snapshot.restore()
             for i, window in enumerate([*windows, *windows[:_NUM_AFTER]]):
@@ -161,7 +161,11 @@ class Trial:
                 if not result.is_complete:
                     return Proof(note="the changed source did not run to its end"), result
                 number += 1
+                losses += result.losses[-1:]
                 state.buffers.copy()
+        again = losses[len(windows) :] if not any(w.is_loaderless for w in windows) else []
+        if again and _mean(again) > 1.05 * abs(_mean(losses[: len(again)])) + 1e-3:
+            return Proof(is_step_finite=True, note="it leaves a loss that rises"), result
         note = "from the last healthy state on"
         return Proof(is_step_finite=True, num_after=number, note=note), result
 
@@ -264,6 +268,10 @@ class Trial:
                 number += 1
                 lab.state.buffers.copy()
         return number - 1, "", False  # the first of them is the step itself
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
 def _relative(one: Sequence[float], other: Sequence[float]) -> float:

@@ -16,15 +16,15 @@ __all__ = ["Candidate", "Symptom", "candidates"]
 _HALF = ("float16", "bfloat16")
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
-                "normalize", "smooth_over_open"}  # fmt: skip
+                "normalize", "smooth_over_open", "floor_distribution"}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
 _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
-        "floor_log")  # fmt: skip
+        "floor_log", "floor_distribution")  # fmt: skip
 _EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
         "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
 _DIVISION = ("log_of_share", "softmax", "normalize", "floor_norm", "nonzero_divisor", "floor_number",
-             "floor_reciprocal")  # fmt: skip
+             "floor_reciprocal", "floor_distribution")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
     "log1p": ("log1p_of_positive", "above_minus_one"),
@@ -36,7 +36,9 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     "rsqrt": ("floor_root_eps", "floor_root"),
     "pow": ("floor_power", "floor_power_eps", "floor_root", "norm_as_root"),
     **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ("norm_as_root",)),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "nan_to_zero")),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "std_as_root", "nan_to_zero")),
+    **dict.fromkeys(("acosh", "arccosh"), ("above_one",)),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("floor_log", "floor_distribution")),
     "hypot": ("hypot_as_norm",),
     **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ("bound_arc",)),
     **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),

@@ -148,7 +148,7 @@ def _norm_dim(
     rest = list(args)
     if rest and order is None:
         order = rest.pop(0)
-    is_two = order is None or (isinstance(order, ast.Constant) and order.value in (2, 2.0))
+    is_two = order is None or (isinstance(order, ast.Constant) and order.value in (2, 2.0, "fro"))
     if not is_two or set(given) - {"dim", "keepdim"} or len(rest) > 2:
         return None
     return [*(source.text_of(a) for a in rest),
@@ -168,6 +168,68 @@ def norm_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
         return None
     inner = f"{grouped(source, found[1])}.square().sum({', '.join(asked)})"
     return [Edit(*source.span(node), f"{inner}.clamp(min={limit}).sqrt()")]
+
+
+@pattern(
+    "std_as_root",
+    "write the deviation as the root of the variance, with a floor under the root",
+    "of equal values the derivative of the deviation is 0 / 0; with the floor it is 0",
+)
+def std_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "std")
+    limit = limit_of(source, found[1], "tiny") if found else None
+    if found is None or limit is None:
+        return None
+    asked = ", ".join(
+        [*(source.text_of(a) for a in found[2]), *(source.text_of(k) for k in found[3])]
+    )
+    text = f"{grouped(source, found[1])}.var({asked}).clamp(min={limit}).sqrt()"
+    return [Edit(*source.span(node), text)]
+
+
+@pattern(
+    "above_one",
+    "keep the argument of acosh above 1",
+    "acosh is defined from 1 on, and its derivative is infinite there; elsewhere nothing changes",
+)
+def above_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "acosh", "arccosh")
+    return clamped(source, found[1], low="1 + 1e-6") if found else None
+
+
+_SCALED = ("Normal", "LogNormal", "Laplace", "Cauchy", "Gumbel", "HalfNormal", "MultivariateNormal")
+_COUNTED = (
+    "Beta",
+    "Gamma",
+    "Dirichlet",
+    "Exponential",
+    "Poisson",
+    "InverseGamma",
+    "Weibull",
+    "Pareto",
+)
+
+
+@pattern(
+    "floor_distribution",
+    "give the scale or rate of the distribution a floor",
+    "its density divides by it or takes its logarithm; above the floor nothing changes",
+)
+def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call):
+        return None
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    given = [k.value for k in node.keywords if k.arg in ("scale", "rate", "concentration")]
+    if name in _SCALED:
+        given += node.args[1:2]
+    elif name in _COUNTED:
+        given += node.args
+    else:
+        return None
+    floor = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
+    edits = [e for part in given if not isinstance(part, ast.Constant)
+             for e in clamped(source, part, low=floor)]  # fmt: skip
+    return edits or None
 
 
 _VALUES = {"eigh": "eigvalsh", "svd": "svdvals"}

@@ -14,6 +14,8 @@ from .source import Source
 def divisor_of(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return node.right
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return node.value
     found = call(node, "div", "divide", "true_divide", "div_")
     return found[2][0] if found and found[2] else None
 
@@ -46,7 +48,7 @@ def floor_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     "below the floor the gradient is 0 instead of inf; above it nothing changes",
 )
 def floor_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    found = call(node, "sqrt", "rsqrt")
+    found = call(node, "sqrt", "rsqrt", "sqrt_", "rsqrt_")
     return floored(source, found[1], "tiny") if found else None
 
 
