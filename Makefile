@@ -14,6 +14,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 .venv/test.stamp: .venv/core.stamp
 	$(PIP) install -qq -c constraints.txt -e ".[test,docs,peers,sinks,plots]"
 	touch $@
+.venv/docs.stamp: .venv/core.stamp
+	$(PIP) install -qq -c constraints.txt -e ".[docs]"
+	touch $@
 
 demo: .venv/core.stamp
 	$(BIN)/stayfinite demo attention
@@ -31,7 +34,7 @@ test-fast: .venv/test.stamp
 	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow"
 
 # The site, into site/; a broken link or a page in no menu is an error.
-docs: .venv/test.stamp
+docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The core tests with another torch or Python: make test-versions TORCH=2.6.0 PYTHON=python3.10

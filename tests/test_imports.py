@@ -35,7 +35,7 @@ ALLOWED = {
     **dict.fromkeys(STAGES - {"report"}, BASE),
     "report": BASE - {"numerics", "devices"},
     "patches": {"errors", "putting_back"},
-    "sandbox": {"patches"},
+    "sandbox": {"patches", "putting_back"},
     "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
     "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies", "lint"},

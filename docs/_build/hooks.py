@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import posixpath
+import re
 from typing import Any
 
 import typer
@@ -19,6 +20,21 @@ TITLES = {
     "scan": ("Scan", "What can be wrong with a checkpoint or a data file: [stayfinite scan](../../SCAN.md)."),
     "check": ("Check", "What is looked at before a run: [stayfinite check](../../CHECK.md). A check is shown without its group in that group's table."),
 }  # fmt: skip
+
+
+_OUTSIDE = re.compile(
+    r"\[([^\]]+)\]\((?:\.\./)+((?:examples|tests|clinic|benchmarks|src)/[^)#]*)[^)]*\)"
+)
+
+
+def on_page_markdown(markdown: str, **kwargs: Any) -> str:
+    """What is linked in the repository beside docs/ is no page here: it is named instead."""
+
+    def named(link: re.Match[str]) -> str:
+        text, path = link[1], link[2]
+        return f"`{path}`" if text.strip("`") in path else f"{text} (`{path}`)"
+
+    return _OUTSIDE.sub(named, markdown)
 
 
 def on_files(files: Files, config: Any) -> Files:

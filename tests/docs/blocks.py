@@ -13,9 +13,12 @@ compared.
 """
 
 import argparse
+import contextlib
+import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -59,17 +62,35 @@ def commands(body: str) -> list[Command]:
     return [Command(line, shown) for line, shown in zip(parts[1::2], parts[2::2])]
 
 
-def run(line: str, folder: pathlib.Path) -> str:
-    """What a command prints, both streams in their order."""
-    env = {
-        **os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
-        "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    }  # fmt: skip
-    done = subprocess.run(
-        line, shell=True, cwd=folder, env=env, text=True, timeout=120,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    return done.stdout.replace(os.path.realpath(folder), HOME).replace(str(folder), HOME)
+class Shell:
+    """Runs commands one by one; those of Python in children of one process that has torch loaded."""
+
+    def __init__(self) -> None:
+        self.env = {
+            **os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
+            "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }  # fmt: skip
+        command = [sys.executable, str(pathlib.Path(__file__).with_name("forks.py"))]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._forks = subprocess.Popen(command, env=self.env, text=True, **pipes)
+
+    def run(self, line: str, folder: pathlib.Path) -> str:
+        """What a command prints, both streams in their order."""
+        argv = shlex.split(line)
+        if argv[0] not in ("python", "stayfinite"):
+            raise ValueError(f"only python and stayfinite are run, got {line!r}")
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8") as out:
+            asked = {"argv": argv, "cwd": str(folder), "out": out.name}
+            self._forks.stdin.write(json.dumps(asked) + "\n")
+            self._forks.stdin.flush()
+            self._forks.stdout.readline()
+            said = out.read()
+        return said.replace(os.path.realpath(folder), HOME).replace(str(folder), HOME)
+
+    def close(self) -> None:
+        self._forks.stdin.close()
+        self._forks.wait()
+        self._forks.stdout.close()
 
 
 def is_same(shown: str, printed: str) -> bool:
@@ -84,21 +105,21 @@ def is_same(shown: str, printed: str) -> bool:
     return re.fullmatch(r"(?:.*\n)*?".join(parts), printed) is not None
 
 
-def play(path: pathlib.Path, folder: pathlib.Path) -> list[tuple[Command, str]]:
+def play(path: pathlib.Path, folder: pathlib.Path, shell: Shell) -> list[tuple[Command, str]]:
     """Run a page from top to bottom; (command, what it printed) of each."""
     seen = []
     for block in _MARK.finditer(path.read_text(encoding="utf-8")):
         if block["file"]:
             (folder / block["file"]).write_text(block["body"], encoding="utf-8")
             continue
-        seen += [(c, run(c.line, folder)) for c in commands(block["body"])]
+        seen += [(c, shell.run(c.line, folder)) for c in commands(block["body"])]
     return seen
 
 
 def write(path: pathlib.Path) -> None:
     """Put the real output into the page where it shows something else; what is cut (`…`) stays cut."""
-    with tempfile.TemporaryDirectory() as folder:
-        seen = play(path, pathlib.Path(folder))
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(Shell()) as shell:
+        seen = play(path, pathlib.Path(folder), shell)
     text = path.read_text(encoding="utf-8")
     for command, printed in seen:
         old = f"$ {command.line}\n{command.shown}"

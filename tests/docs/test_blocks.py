@@ -1,12 +1,20 @@
 """Every marked command in the docs prints what the page shows; the tutorial among them."""
 
+import contextlib
+
 import pytest
-from tests.docs.blocks import DOCS, README, commands, is_same, pages, play
+from tests.docs.blocks import DOCS, README, Shell, commands, is_same, pages, play
+
+
+@pytest.fixture(scope="module")
+def shell():
+    with contextlib.closing(Shell()) as shell:
+        yield shell
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda p: p.name)
-def test_a_page_shows_what_its_commands_print(page, tmp_path):
-    seen = play(page, tmp_path)
+def test_a_page_shows_what_its_commands_print(page, tmp_path, shell):
+    seen = play(page, tmp_path, shell)
     assert seen
     for command, printed in seen:
         assert is_same(command.shown, printed), (

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from stayfinite import codes
 from stayfinite.cli.app import app
 from stayfinite.explain import as_markdown, as_text, page_of
+from stayfinite.preflight.records import ALL_GROUPS
 
 SRC = pathlib.Path(__file__).parents[2] / "src" / "stayfinite"
-GROUPS = "environment|config|data|init|forward|loss|gradients|edges|precision|stability|proof"
+GROUPS = "|".join((*ALL_GROUPS, "loss", "gradients"))
 
 
 def run(*args, columns="88"):
@@ -58,12 +59,14 @@ def names_in(folder, function=None):
 def test_every_check_that_the_source_names_has_a_page_and_no_page_is_of_a_check_that_is_gone():
     from stayfinite.preflight.environment_rules import RULES as ENVIRONMENT
     from stayfinite.preflight.precision import _NAMES
+    from stayfinite.preflight.resources import _NAMES as MEASURED
     from stayfinite.preflight.rules import RULES as CONFIG
 
     named = {n for n in names_in("preflight") if n != "init/nan"}  # that one is a doctest's
     named |= {f"config/{rule.name}" for rule in CONFIG}
     named |= {f"environment/{name}" for name in ENVIRONMENT}
     named |= {f"precision/{short}" for short in _NAMES}
+    named |= {f"resources/{short}" for short in MEASURED}
     for folder in ("foresee", "preflight"):
         named |= {f"edges/{family}" for family in names_in(folder, "Candidate")}
     known = {c.name for c in codes.all_codes("check")}

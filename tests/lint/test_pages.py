@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from stayfinite import codes, remedies
-from stayfinite.explain import as_markdown, page_of
+from stayfinite.explain import as_text, page_of
 from stayfinite.lint import Settings, check_source
 from stayfinite.lint.advice import ADVICE
 
@@ -22,7 +22,7 @@ def test_the_example_of_a_page_is_flagged_and_its_page_says_how(code):
         if f.code == code.name
     ]
     assert found and ADVICE[code.name]
-    text = as_markdown(page, lambda name: name)
+    text = as_text(page, width=1000)
     assert ("`--pedantic` only" in text) == (not any(f.is_default for f in found))
     titles = {f.remedy.title for f in found if f.remedy}
     assert titles == {

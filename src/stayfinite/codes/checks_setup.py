@@ -99,6 +99,16 @@ _CHECKS = {
         "every gradient norm of the first steps is more than 1000 times the limit: every step has the same length",
         "find out why gradients are so large (see the groups forward and init) before clipping them away",
     ),
+    "config/save-every": (
+        "what a failure would cost: the steps between two checkpoints",
+        "half of the run or more lies between two saves, or the figure is no interval",
+        "save every 1,000 steps, or ten times in a run",
+    ),
+    "config/eval-every": (
+        "how late a model that gets worse is seen: the steps between two evaluations",
+        "half of the run or more lies between two evaluations, or the figure is no interval",
+        "evaluate every 1,000 steps, or ten times in a run",
+    ),
     "config/lr": ("the learning rate for this optimizer and model", "", ""),
     "config/warmup": ("the warmup, beside the length of the run", "", ""),
     "config/weight-decay": ("the weight decay for this kind of optimizer", "", ""),

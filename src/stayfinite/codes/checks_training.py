@@ -1,4 +1,5 @@
-"""What `check` looks at in the training itself: init, forward, edges, precision, stability, proof."""
+"""What `check` looks at in the training itself: init, forward, edges, precision, stability,
+resources, proof."""
 
 from __future__ import annotations
 
@@ -115,6 +116,12 @@ _CHECKS = {
     "stability/lr": ("how far this learning rate is from the edge", "10 real steps at × 1 diverge (fail); × 1 rises threefold, or × 3 diverges (warning). Diverged: not finite, or ten times the loss at the start", "a lower rate, or a warmup"),
     "stability/batch": ("no batch that breaks by itself", "this batch breaks before any step, and which row of it does so alone; or its loss there is ten times that of the others. The rate is judged on the other batches", "look at the row that is named"),
     "stability/step": ("the optimizer's step itself is sound", "the steps break at a rate of 1e-9, too: it is the optimizer or the loop, not the rate", "look at epsilon, moments and loss scale"),
+    "resources/step": ("a step could be measured", "skipped where no batch was seen, or the step raises", ""),
+    "resources/held": ("what the training holds whatever the batch: parameters, gradients, optimizer state", "never a warning: it is measured after a real step", ""),
+    "resources/fp32": ("a step in float32 fits the memory", "it is in use and takes more than nine tenths of the free memory (fail: more than all of it). Measured in a real step: the bytes that autograd keeps, and the time as the median of three", "the batch that fits is named: use it and accumulate, or half precision, or activation checkpointing"),
+    "resources/bf16": ("a step in bfloat16 fits the memory", "it is in use and takes more than nine tenths of the free memory (fail: more than all of it). Measured in a real step: the bytes that autograd keeps, and the time as the median of three", "the batch that fits is named: use it and accumulate, or half precision, or activation checkpointing"),
+    "resources/fp16": ("a step in float16 fits the memory", "it is in use and takes more than nine tenths of the free memory (fail: more than all of it). Measured in a real step: the bytes that autograd keeps, and the time as the median of three", "the batch that fits is named: use it and accumulate, or half precision, or activation checkpointing"),
+    "resources/accumulate": ("the same samples in smaller batches: memory and time", "never a warning; skipped where a batch cannot be cut into rows", ""),
     "proof/step": ("a step could be captured operator by operator", "skipped where it could not, with the reason", ""),
     "proof/box": ("the ranges that the proof holds for", "never a warning: it is printed first", "`--box FILE` sets others"),
     "proof/can-fail": ("lines with an operator that can give NaN or Inf in the box", "the operator's operand reaches a point where it is not finite: the condition is in words, with the range. It is not said that your data does so", "keep the operand away from there, or say in the box that it cannot be"),

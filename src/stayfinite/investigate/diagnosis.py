@@ -54,7 +54,8 @@ def diagnose(
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
-    if about.engine.policy.is_thoughtful and not about.engine.ranks.has_others:
+    ranks = about.engine.ranks
+    if about.engine.policy.is_thoughtful and not ranks.has_others and not ranks.is_apart:
         evidence = yield from look_ahead(about, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))

@@ -34,7 +34,7 @@ def cost_of_failure(readings: Iterable[Reading]) -> Iterator[Finding]:
 
 
 def _judged(quantity: str, reading: Reading, words: str, total: float) -> Finding:
-    check = f"config/{quantity.replace('_', '-')}"
+    check = "config/save-every" if quantity == "save_every" else "config/eval-every"
     share = reading.value / total if total > 0 else 0.0
     if total > 0:
         words += f": {min(share, 1):.0%} of the run".replace("%", " %")

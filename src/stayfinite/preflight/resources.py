@@ -23,6 +23,7 @@ __all__ = ["Measured", "largest_batch", "resources"]
 
 GROUP = "resources"
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_CHECKS = {"fp32": "resources/fp32", "bf16": "resources/bf16", "fp16": "resources/fp16"}
 _ROOM = 0.9
 """The share of the free memory that a training may plan with: allocators and libraries need some."""
 _TIMED = 3
@@ -99,7 +100,7 @@ def resources(subject: Subject) -> Checks:
     for precision in ("fp32", "bf16", "fp16"):
         found = yield from _measure(subject, precision)
         if isinstance(found, str):
-            findings.append(skipped(GROUP, f"resources/{precision}", found))
+            findings.append(skipped(GROUP, _CHECKS[precision], found))
             continue
         measured[precision] = found
         findings.append(_of_precision(found, fixed, free, is_used=precision == own))
@@ -159,7 +160,7 @@ def _one(batch: Any, precision: str, name: str) -> Generator[Probe, Seen, tuple[
 
 
 def _of_precision(found: Measured, fixed: float, free: float, is_used: bool) -> Finding:
-    check = f"resources/{found.precision}"
+    check = _CHECKS[found.precision]
     needed = fixed + found.activations
     at = f"batch of {found.rows}" if found.rows is not None else "this batch"
     words = (

@@ -289,6 +289,8 @@ class Recovery:
             self.plan.note_applied()
 
     def note_scaler_skip(self) -> None:
+        """The loss scale was too large for a batch that is fine by itself: the row of bad ones is broken."""
+        self.tally.num_consecutive = 0
         if self._ramp is not None:
             self._ramp.note_skip()
 
