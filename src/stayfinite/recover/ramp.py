@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..devices import accelerator
 from ..errors import UsageError
 
 __all__ = ["PrecisionRamp", "RampMove"]
@@ -31,9 +32,10 @@ class PrecisionRamp:
     """Trains in fp32 until that is stable, then in half precision with a conservative loss scale.
 
     Give `ramp.scaler` to the guard (or use it as any GradScaler) and compute the loss under
-    `ramp.autocast()`. In fp32 the scaler's scale is exactly 1, so that it changes no bit.
+    `ramp.autocast()`. In fp32 the scaler's scale is exactly 1, so that it changes no bit. `device_type` is
+    that of the accelerator at hand, or "cpu".
 
-        ramp = PrecisionRamp(stable_steps=2000, device_type="cuda")
+        ramp = PrecisionRamp(stable_steps=2000)
         guard = Guard(model, optimizer, ramp=ramp)
 
     fp32 for `stable_steps` steps (or `stable_epochs` epochs) without an incident; then AMP at the
@@ -57,7 +59,7 @@ class PrecisionRamp:
         *,
         stable_steps: int | None = None,
         stable_epochs: int | None = None,
-        device_type: str = "cuda",
+        device_type: str | None = None,
         dtype: torch.dtype = torch.float16,
         scales: tuple[float, ...] = (2.0**10, 2.0**12, 2.0**14, 2.0**16),
         growth_interval: int = 1000,
@@ -71,7 +73,7 @@ class PrecisionRamp:
             raise UsageError("give either `stable_steps` or `stable_epochs`")
         _check(stable_steps or stable_epochs, scales, watch_batches, patience, dtype)
         self.dtype = dtype
-        self.device_type = device_type
+        self.device_type = device_type or accelerator() or "cpu"
         self.scales = scales if dtype == torch.float16 else (1.0,)
         self.watch_batches = watch_batches
         self.on_move = on_move
@@ -90,7 +92,7 @@ class PrecisionRamp:
         self._max_rise = max_rise
         self._best: float | None = None
         self._has_risen = False
-        self.scaler = torch.amp.GradScaler(device_type, init_scale=1.0, growth_interval=_NEVER)
+        self.scaler = torch.amp.GradScaler(self.device_type, init_scale=1.0, growth_interval=_NEVER)
 
     @property
     def is_on(self) -> bool:
