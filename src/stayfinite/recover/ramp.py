@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..devices import accelerator
+from ..devices import accelerator, has_accelerator
 from ..errors import UsageError
 
 __all__ = ["PrecisionRamp", "RampMove"]
@@ -73,7 +73,8 @@ class PrecisionRamp:
             raise UsageError("give either `stable_steps` or `stable_epochs`")
         _check(stable_steps or stable_epochs, scales, watch_batches, patience, dtype)
         self.dtype = dtype
-        self.device_type = device_type or accelerator() or "cpu"
+        at_hand = accelerator() if has_accelerator() else None
+        self.device_type = device_type or at_hand or "cpu"
         self.scales = scales if dtype == torch.float16 else (1.0,)
         self.watch_batches = watch_batches
         self.on_move = on_move
