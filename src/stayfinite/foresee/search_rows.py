@@ -38,6 +38,13 @@ def blank(seen: Seen) -> Iterator[Candidate]:
         how = first_row(torch.zeros_like, total)
         what = f"one sample of {name} all zero"
         yield Candidate("blank", what, seen.changed(parts, how), level, why)
+    for name, parts in _sets(seen, "target"):
+        if all(p.tensor.dim() > 1 and p.has_rows for p in parts):
+            is_near = all(p.may_be_zero and not (p.is_code or p.is_unit) for p in parts)
+            how = first_row(torch.zeros_like, total)
+            what = f"one sample of {name} all zero"
+            level = "possible" if is_near else "far"
+            yield Candidate("blank", what, seen.changed(parts, how), level)
     for name, parts in _sets(seen, "input"):
         # A modality may be missing from a whole batch; everything at once is nobody's data.
         is_one = len(floats) > 1 and len(parts) == 1 and parts[0].tensor.dim() > 1
@@ -191,9 +198,9 @@ def _identity(t: Tensor) -> Tensor:
 def inner(seen: Seen) -> Iterator[Candidate]:
     """Inside one sample: a point without neighbors, steps at rest, two equal points."""
     total = seen.num_rows
-    for p in seen.of_kind("input", "mask"):
+    for p in seen.of_kind("input", "mask", "target"):
         t = p.tensor
-        level = "far" if p.is_code and p.kind == "input" else "possible"
+        level = "far" if p.is_code and p.kind != "mask" else "possible"
         is_square = t.dim() >= 2 and t.shape[-1] == t.shape[-2] and (t.dim() == 2 or p.has_rows)
         if p.kind == "mask" and not is_square:
             continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..records import StepRecord
+from .config_schedule import num_batches
 from .layers import has_scaler, is_lost
 from .predict import Prediction, capsule_path, new_id
 from .probes import Probe, Seen, Subject
@@ -120,7 +121,9 @@ def _traced(
         group=group,
         check=f"{group}/ahead",
         what=f"step {last} of a copy of the training ({done})",
-        level="certain" if last < max(_SOON * len(batches), _FEW) else "far",
+        level="certain"
+        if last < max(_SOON * max(len(batches), num_batches(subject) or 0), _FEW)
+        else "far",
         why=f"seen: {last} steps at its own rates are finite, the next one is not",
         seen=seen,
         batch=batch,
