@@ -79,7 +79,9 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
     >>> [p for p, _ in leaves({"text": ["a", "b"], "ids": [[1, 2], [3]], "x": 4})]
     [('text', 0), ('text', 1), ('ids', 0), ('ids', 1)]
     """
-    if isinstance(value, str) or (isinstance(value, list) and value and all(type(v) in (int, float) for v in value)):
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and all(type(v) in (int, float) for v in value)
+    ):
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
