@@ -66,6 +66,7 @@ def both(seen: Seen) -> Iterator[Candidate]:
     boxes = _boxes(seen)
     inputs = [p for p in seen.of_kind("input") if _is_free(p)][:2]
     for p in inputs:
+        others: list[tuple[Part, How, str]]
         others = [(b, _equal_halves, "without extent") for b in boxes if b is not p]
         others += [
             (q, _times(0.0), "blank")
