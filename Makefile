@@ -6,13 +6,16 @@ JOBS ?= 2
 # Each of the parallel test processes computes on one core; two threads each would starve one another.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-fast check bench clinic clean
+.PHONY: demo test test-fast test-versions check docs bench clinic clean
 .venv/core.stamp: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -qq -c constraints.txt -e ".[numpy]"
+	$(PIP) install -qq -c constraints.txt -e .
 	touch $@
 .venv/test.stamp: .venv/core.stamp
-	$(PIP) install -qq -c constraints.txt -e ".[test,peers,sinks,plots]"
+	$(PIP) install -qq -c constraints.txt -e ".[test,docs,peers,sinks,plots]"
+	touch $@
+.venv/docs.stamp: .venv/core.stamp
+	$(PIP) install -qq -c constraints.txt -e ".[docs]"
 	touch $@
 
 demo: .venv/core.stamp
@@ -30,6 +33,17 @@ test: check
 test-fast: .venv/test.stamp
 	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow"
 
+# The site, into site/; a broken link or a page in no menu is an error.
+docs: .venv/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The core tests with another torch or Python: make test-versions TORCH=2.6.0 PYTHON=python3.10
+# Only CPU builds are installed, into an environment of their own in .venv-versions/.
+TORCH ?= 2.13.0
+INDEX ?= https://download.pytorch.org/whl/cpu
+test-versions:
+	PYTHON="$(PYTHON)" TORCH="$(TORCH)" INDEX="$(INDEX)" sh tests/versions.sh
+
 bench: .venv/test.stamp
 	$(BIN)/python -m benchmarks
 
@@ -37,4 +51,4 @@ clinic: .venv/test.stamp
 	$(BIN)/python -m clinic
 
 clean:
-	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-versions site .demo .mypy_cache .ruff_cache .pytest_cache

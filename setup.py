@@ -7,7 +7,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).parent
-KINDS = {".py", ".yaml", ".md"}
+KINDS = {".py", ".yaml", ".md", ".npz"}
 
 
 class BuildWithExamples(build_py):

@@ -16,7 +16,7 @@ import torch
 
 from clinic.form import SPLITS, Entry, all_cases, all_controls
 from clinic.measure import FORMS, Score, run
-from clinic.peers import PeerScore, debug_underflow_overflow, detect_anomaly
+from clinic.peers import PeerScore, debug_underflow_overflow, detect_anomaly, torchlens
 
 BARS = {"noticed": 1.0, "op": 0.97, "line": 0.97, "cause": 0.92}
 FIX_BAR = 0.55
@@ -103,13 +103,17 @@ def _totals(scores: list[Score]) -> bool:
 
 
 def _peers(entries: list[Entry]) -> None:
-    tools = {"detect_anomaly": detect_anomaly, "DebugUnderflowOverflow": debug_underflow_overflow}
+    tools = {
+        "detect_anomaly": detect_anomaly,
+        "DebugUnderflowOverflow": debug_underflow_overflow,
+        "torchlens find_nan": torchlens,
+    }
     print("\nthe same cases under other tools (right at the true step)")
     for name, tool in tools.items():
         found: list[PeerScore | None] = [tool(e) for e in entries]
         known = [f for f in found if f is not None]
         if not known:
-            print(f"  {name:<24} left out: transformers is not installed")
+            print(f"  {name:<24} left out: it is not installed")
             continue
         cells = [f"noticed {_share(known, 'noticed')}"]
         cells += [

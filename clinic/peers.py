@@ -1,4 +1,4 @@
-"""What the tools at hand say of the same cases: torch's anomaly mode and transformers' debugger."""
+"""What the tools at hand say of the same cases: torch's anomaly mode, transformers' debugger, torchlens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import io
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,48 @@ def debug_underflow_overflow(entry: Entry) -> PeerScore | None:
     at_step = len(seen) == truth.step
     named = truth.module is not None and _last_frame(said.getvalue()) == truth.module
     return PeerScore(at_step, module=at_step and named)
+
+
+def torchlens(entry: Entry) -> PeerScore | None:
+    """`torchlens.debug.find_nan` on the forward and loss of the very batch that fails; None where it is
+    not installed. It is not made to watch a training, so it is told when to look.
+    """
+    try:
+        from torchlens.debug import find_nan
+    except ImportError:
+        return None
+    truth = entry.truth
+    assert truth is not None
+    found: list[Any] = []
+
+    def listen(case: Any) -> None:
+        @contextlib.contextmanager
+        def during(part: str, step: int, value: Any) -> Iterator[None]:
+            if part == "forward" and step == truth.step:
+                found.append(find_nan(ForwardAndLoss(case), [value]))
+                raise StopIteration
+            yield
+
+        for _ in steps(case, during):
+            pass
+
+    _run(entry, listen)
+    if not found or not found[0].found:
+        return PeerScore(False, line=False)
+    place = f"{entry.path.name}:{truth.line}"
+    return PeerScore(True, line=(found[0].source_line or "").endswith(place))
+
+
+class ForwardAndLoss(torch.nn.Module):
+    """A training step's forward and loss as one module, for tools that take a module."""
+
+    def __init__(self, case: Any) -> None:
+        super().__init__()
+        self.model = case.model
+        self.loss_fn = case.loss_fn
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.loss_fn(self.model, batch)
 
 
 def _last_frame(text: str) -> str | None:

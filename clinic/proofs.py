@@ -162,6 +162,15 @@ def _totals(results: list[Result]) -> None:
         print(f"{split}: {count} of {len(tried)} trainings have a proved diff", end="")
         print(f" ({count / max(1, len(tried)):.0%})")
         _by_cause(list(tried.values()), lambda r: r.diff is not None)
+        wrong = Counter((_cause(r), _kind(r.problem)) for r in with_diff if r.problem)
+        for (cause, kind), number in sorted(wrong.items()):
+            print(f"  does not hold: {cause} {number} ({kind})")
+
+
+def _kind(problem: str) -> str:
+    """What is wrong, without the figures of the case."""
+    kinds = ("not finite", "ends at a loss", "does not apply", "steps instead of")
+    return next((k for k in kinds if k in problem), problem.partition(":")[0])
 
 
 def _by_cause(results: list[Result], is_good: Callable[[Result], bool]) -> None:

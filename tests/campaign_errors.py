@@ -226,15 +226,20 @@ LAST_RESORTS = {
     "close",
     "_close",
     "_close_waiting",
+    "close_all",
     "leave",
     "remove",
     "_put_back",
+    "put_back",
     "restore",
     "_unlisten",
     "_put",
     "drop",
+    "end",
+    "apply",
 }
-"""Where one of these fails at each call, nothing at all can be put back; at any one call it may fail."""
+"""Where one of these fails at each call, nothing at all can be put back, or the step itself cannot be made; at any
+one call it may fail."""
 
 
 def is_ours(code):

@@ -130,9 +130,11 @@ def test_a_whole_compiled_step_has_as_many_graphs():
     assert counted_with_us == counted
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a step that is compiled whole, optimizer included, runs without us"
-)
-def test_a_bad_step_of_a_whole_compiled_step_is_left_out():
-    _, (incident,), _ = train("whole step", "eager", "loop", is_bad=True)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_bad_step_of_a_whole_compiled_step_is_left_out_and_located(backend):
+    losses, (incident,), _ = train("whole step", backend, "loop", is_bad=True)
     assert (incident.event.step, incident.action.kind) == (BAD, "skipped")
+    assert incident.location.op == "aten.log"
+    assert incident.location.line == line_of(__file__, "# HERE")
+    healthy, _, _ = train("whole step", backend, "loop")
+    assert losses[:BAD] == healthy[:BAD] and torch.isfinite(torch.tensor(losses[BAD + 1]))

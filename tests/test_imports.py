@@ -35,7 +35,7 @@ ALLOWED = {
     **dict.fromkeys(STAGES - {"report"}, BASE),
     "report": BASE - {"numerics", "devices"},
     "patches": {"errors", "putting_back"},
-    "sandbox": {"patches"},
+    "sandbox": {"patches", "putting_back"},
     "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
     "investigate": BASE | STAGES | {"patches", "sandbox", "runtime", "remedies", "lint"},
@@ -61,12 +61,13 @@ ALLOWED = {
     "remedies": {"records", "errors", "codes", "parsing"},
     "lint": {"records", "errors", "codes", "remedies", "parsing"},
     "integrations": BASE | {"patches", "recover", "report", "runtime", "investigate"},
+    "explain": {"errors", "codes", "lint", "preflight"},
     "demo": {"records", "errors", "numerics"},
     "cli": None,
     "__init__": None,
     "__main__": {"cli"},
 }
-NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies"}
+NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies", "explain"}
 
 
 def edges():

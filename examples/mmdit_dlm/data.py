@@ -1,6 +1,7 @@
-"""Sentences of a small grammar, each with the latent that a frozen encoder gives it."""
+"""Sentences of a small grammar, each with the latents that a frozen VAE gives it."""
 
 import torch
+import vae
 from torch import Tensor
 
 NUM_TOPICS = 8
@@ -12,7 +13,13 @@ NUM_LATENTS, LATENT_DIM = 8, 16
 
 
 def make_corpus(num: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(tokens, latents): two clauses "ADJ NOUN VERB the ADJ ADJ NOUN ." on one topic."""
+    """(tokens, latents)"""
+    tokens = make_tokens(num, seed)
+    return tokens, vae.load(VOCAB, LATENT_DIM).encode(tokens)
+
+
+def make_tokens(num: int, seed: int) -> Tensor:
+    """Two clauses "ADJ NOUN VERB the ADJ ADJ NOUN ." on one topic."""
     rng = torch.Generator().manual_seed(seed)
     topic = torch.randint(NUM_TOPICS, (num, 1), generator=rng)
     word = torch.randint(WORDS_PER_CLASS, (num, LENGTH), generator=rng)
@@ -20,10 +27,4 @@ def make_corpus(num: int, seed: int) -> tuple[Tensor, Tensor]:
     kind = torch.tensor([0, 1, 2, -1, 0, 0, 1, -2] * 2)
     tokens = 3 + (topic * 3 + kind.clamp(min=0)) * WORDS_PER_CLASS + word
     tokens[:, kind == -1], tokens[:, kind == -2] = THE, DOT
-    return tokens, encode(tokens)
-
-
-def encode(tokens: Tensor) -> Tensor:
-    """Eight latent vectors a sentence, one for each two words: a fixed random map of its words."""
-    table = torch.randn(VOCAB, LATENT_DIM, generator=torch.Generator().manual_seed(0))
-    return 2.0 * table[tokens].unflatten(1, (NUM_LATENTS, -1)).mean(2)
+    return tokens

@@ -4,6 +4,7 @@ StayfiniteError
 ├── UsageError            (also ValueError)  a wrong argument, setting or call; names the value and the way out
 ├── NonFiniteError        (also ArithmeticError)  policy "raise": carries the Incident
 ├── BudgetExceededError   skipping went past its budget; carries the last Incident
+├── StageFailedError      a stage of a plan did not show what it had to
 ├── CheckpointError       a checkpoint that cannot or must not be used
 │   ├── UnreadableError   not a format that is known, truncated, or lying about itself
 │   └── HostileFileError  reading it the usual way would run code
@@ -20,6 +21,7 @@ __all__ = [
     "HostileFileError",
     "MissingExtraError",
     "NonFiniteError",
+    "StageFailedError",
     "StayfiniteError",
     "UnreadableError",
     "UsageError",
@@ -47,6 +49,10 @@ class NonFiniteError(_CarriesIncident, ArithmeticError):
 
 class BudgetExceededError(_CarriesIncident):
     """Too many steps were skipped; `.incident` is the last one."""
+
+
+class StageFailedError(StayfiniteError):
+    """A stage of a plan did not show what it had to: the run ends before the next one."""
 
 
 class CheckpointError(StayfiniteError):

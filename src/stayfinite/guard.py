@@ -21,6 +21,7 @@ from .patches.training import TrainingPatches
 from .putting_back import put_back
 from .records import Event, Incident
 from .recover.ledger import LEDGER_NAME, Ledger
+from .recover.plan import StagedPlan
 from .recover.policy import Policy
 from .recover.ramp import PrecisionRamp
 from .report.inline import InlineReport
@@ -32,6 +33,8 @@ from .runtime.incidents import environment
 from .runtime.journal import RunJournal
 from .runtime.limits import Limit
 from .runtime.loop_driver import LoopDriver
+from .runtime.plan_follow import follow_plan
+from .runtime.plan_run import PlanRun
 from .runtime.state import TrainState
 from .runtime.step_driver import Outcome, StepDriver
 from .runtime.step_parts import LossFn
@@ -71,6 +74,7 @@ class Guard:
         run_dir: str | Path | None = None,
         settings: Settings | Mapping[str, Any] | None = None,
         ramp: PrecisionRamp | None = None,
+        plan: StagedPlan | str | Path | None = None,
     ) -> None:
         models = _check_models(model)
         optimizers = _check_optimizers(models, optimizer)
@@ -115,6 +119,19 @@ class Guard:
         self._at_end = weakref.finalize(self, self._open.close, is_quiet=True)
         if ramp is not None:
             self.engine.recovery.follow(ramp)
+        self._plan = self._follow(plan, run_dir) if plan is not None else None
+
+    def _follow(self, plan: StagedPlan | str | Path, run_dir: str | Path | None) -> PlanRun:
+        """Every step counts for this plan from now on."""
+        chosen = plan if isinstance(plan, StagedPlan) else StagedPlan.from_file(plan)
+        following = follow_plan(self.engine, chosen, Path(run_dir) if run_dir is not None else None)
+        self._open.add_closing(following.close)
+        return following
+
+    @property
+    def plan(self) -> StagedPlan | None:
+        """The plan that this training follows; `reports()` says how its stages went."""
+        return self._plan.plan if self._plan is not None else None
 
     @property
     def incidents(self) -> list[Incident]:
@@ -205,6 +222,10 @@ class Guard:
         """
         if self.engine.journal is not None and not self.replaying:
             self.engine.journal.note_parts(parts)
+        if self._plan is not None:
+            for name, value in parts.items():
+                if isinstance(value, (int, float)):
+                    self._plan.note_metric(name, float(value))
 
     def __call__(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The loader's batches, for an existing loop that makes its own steps."""
@@ -258,6 +279,9 @@ class _Open:
     def add(self, flush: Callable[[], None], close: Callable[[], None]) -> None:
         """A loop is watched from now on."""
         self._flush = flush
+        self._patches.append(close)
+
+    def add_closing(self, close: Callable[[], None]) -> None:
         self._patches.append(close)
 
     def close(self, is_quiet: bool = False) -> None:

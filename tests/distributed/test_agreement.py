@@ -119,6 +119,10 @@ def test_one_faulty_rank(crew, kind, form, fault):
             .read_text()
             .splitlines()[incident.location.line - 1]
         )
+        made = [e.name for e in incident.diagnosis.experiments]
+        is_whole = kind == "ddp"  # each rank has all of the model, and can compute it alone
+        assert bool(made) == is_whole
+        assert any("spread over the ranks" in e for e in incident.diagnosis.evidence) != is_whole
     told = ["stayfinite:" in e for e in run.errors]
     assert told == [True, False], "one rank tells, the others are silent"
     assert "on rank 1" in run.errors[0]

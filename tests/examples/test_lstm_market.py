@@ -1,13 +1,17 @@
 """The market example: one feature beyond fp16, a poisoned batch norm; caught, and trained once fixed."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from tests.examples.runs import EXAMPLES, incidents_of, three_runs
+from tests.examples.runs import EXAMPLES, incidents_of, python, three_runs
 
 from stayfinite.checkpoint import scan_file
+from stayfinite.records import Incident
 
 HERE = EXAMPLES / "lstm_market"
 FAILING_STEP = 15
@@ -100,3 +104,63 @@ def test_the_config_keys_of_the_ladder_are_there():
     script = "".join((HERE / name).read_text() for name in ("train.py", "model.py"))
     for key in config:
         assert f'"{key}"' in script, f"{key} controls nothing"
+
+
+def load_example(name):
+    """A script of the example, whose neighbors (data, model) have the names of others' modules."""
+    others = {n: sys.modules.pop(n, None) for n in ("data", "model", name)}
+    sys.path.insert(0, str(HERE))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(HERE))
+        for other, module in others.items():
+            sys.modules.pop(other, None)
+            if module is not None:
+                sys.modules[other] = module
+
+
+@pytest.fixture(scope="module")
+def first_batch(tmp_path_factory):
+    """The variant that is NaN from its first batch on, plainly and under the guard."""
+    folder = tmp_path_factory.mktemp("first_batch")
+    config = yaml.safe_load((HERE / "config_first_batch.yaml").read_text())
+    config |= {"epochs": 1, "train_sequences": 320, "val_sequences": 64, "hidden_size": 8}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    script = (HERE / "train_first_batch.py", "--config", "config.yaml")
+    plain = python(folder, *script).stdout
+    python(folder, "-m", "stayfinite", "run", "--run-dir", "run", *script)
+    paths = sorted((folder / "run" / "incidents").glob("*/incident.json"))
+    return plain, [Incident.from_json(path.read_text()) for path in paths]
+
+
+@pytest.mark.slow
+def test_focal_loss_class_balance_and_mixup_are_nan_in_the_first_batch(first_batch):
+    plain, incidents = first_batch
+    assert plain.splitlines()[0].endswith("loss=nan")
+    first = incidents[0]
+    assert (first.event.step, first.diagnosis.cause) == (0, "zero_denominator")
+    assert first.location.source.strip() == "weights = len(target) / (CLASSES * target.sum(0))"
+    assert first.diagnosis.fixes[0].status == "proved"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "survives"),
+    [
+        ("use_focal_loss", False, True),
+        ("use_class_weights", False, True),
+        ("mixup_alpha", 0.0, True),
+        ("use_amp", False, False),
+        ("lr", 0.0004, False),
+    ],
+)
+def test_without_one_of_the_three_it_would_have_survived(key, value, survives):
+    """Steps 3 and 5 of the guide help here; its first and its fourth do not."""
+    config = yaml.safe_load((HERE / "config_first_batch.yaml").read_text()) | {key: value}
+    torch.manual_seed(0)
+    module = load_example("train_first_batch")
+    criterion = module.BalancedFocalLoss(config)
+    _, target = module.mixed(
+        torch.randn(64, 4), torch.ones(64, dtype=torch.long), config["mixup_alpha"]
+    )
+    assert bool(criterion(torch.randn(64, 3), target).isfinite()) is survives

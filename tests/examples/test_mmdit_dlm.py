@@ -1,9 +1,10 @@
 """The MMDiT example: NaN gradients zeroed for ever, caught at the draw that begins it, and repaired."""
 
-import importlib.util
+import importlib
 import json
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,13 +179,37 @@ def test_zeroed_gradients_still_move_the_weights():
     assert (before - weight).abs().min() > 0.05
 
 
-def test_a_sentence_and_its_latents_belong_together():
-    spec = importlib.util.spec_from_file_location("mmdit_data", HERE / "data.py")
-    data = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(data)
+@pytest.fixture
+def data(monkeypatch):
+    """The example's data.py, which imports its vae.py."""
+    monkeypatch.syspath_prepend(str(HERE))
+    for name in ("vae", "data"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found = importlib.import_module("data")
+    yield found
+    for name in ("vae", "data"):
+        sys.modules.pop(name, None)
+
+
+def test_a_sentence_and_its_latents_belong_together(data):
     tokens, latents = data.make_corpus(32, seed=1)
     assert tokens.shape == (32, data.LENGTH)
     assert latents.shape == (32, data.NUM_LATENTS, data.LATENT_DIM)
     assert tokens.max() < data.VOCAB
     assert not (tokens == data.MASK).any()
-    assert torch.equal(data.encode(tokens), latents)
+    assert torch.equal(data.make_corpus(32, seed=1)[1], latents)
+
+
+def test_the_latents_are_those_of_a_trained_vae(data):
+    """Words come back from them, and they are of unit scale; those of a new VAE give nothing back."""
+    tokens, latents = data.make_corpus(256, seed=5)
+    vae = data.vae.load(data.VOCAB, data.LATENT_DIM)
+    assert latents.std().item() == pytest.approx(1, abs=0.1)
+    pairs = tokens.unflatten(-1, (-1, 2))
+
+    def restored(model):
+        mean, _ = model.posterior(pairs)
+        return (model.decoder(mean).unflatten(-1, (2, -1)).argmax(-1) == pairs).float().mean()
+
+    assert restored(vae) > 0.99
+    assert restored(data.vae.PairVAE(data.VOCAB, data.LATENT_DIM)) < 0.2

@@ -155,6 +155,23 @@ def test_the_default_ladder_has_the_usual_order_and_only_what_is_there(home):
     ]
 
 
+def test_temperatures_an_exponent_and_the_batch_are_rungs_where_they_are_there(home):
+    (home / "config.yaml").write_text(
+        "teacher_temp: [0.07, 0.01]\nstudent_temp: 0.1\ntemperature: 0.02\nbeta: 0.6\n"
+        "batch_size: 64\nlr: 1e-3\ntemp_dir: x\n"
+    )
+    assert labels(resolver(home)) == [
+        "teacher_temp=[0.07, 0.05]",
+        "temperature=0.05",
+        "beta=0.5",
+        "lr=0.1x",
+        "batch_size=32",
+        "stayfinite:clip=1",
+    ]
+    (home / "config.yaml").write_text("beta: 4.0\nbatch_size: 1\nlr: 1e-3\n")
+    assert labels(resolver(home)) == ["lr=0.1x", "stayfinite:clip=1"]
+
+
 def test_the_default_ladder_of_a_script_without_any_setting():
     assert labels(Resolver(Survey(), ())) == ["stayfinite:lr=0.1x", "stayfinite:clip=1"]
     assert labels(Resolver(Survey(), ()), has_autocast=True, is_half=True) == [

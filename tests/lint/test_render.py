@@ -29,7 +29,10 @@ def test_text_has_the_place_the_line_and_what_to_write():
 
 
 def test_the_summary_counts():
-    assert summary(report()) == "1 found in 1 of 2 files, 5 lines (1.2 s), 1 with a repair (--fix)"
+    assert (
+        summary(report())
+        == "1 found in 1 of 2 files, 5 lines (1.2 s), 1 with a repair (--fix); more: stayfinite explain SF101"
+    )
 
 
 def test_json_has_everything():

@@ -78,6 +78,7 @@ def test_a_fail_ends_with_1_and_says_what_to_do_first(run):
         "do this:",
         "  1. Adam lr: start at 1e-3 or below",
         "     (fail config/lr: 0.5 (expected at most 0.1))",
+        "more: stayfinite explain config/lr",
         "",
         out.stdout.splitlines()[-3],
         "verdict: do not start: this run would break or be worthless",
@@ -133,7 +134,7 @@ def test_a_page_is_one_file_with_everything_escaped(run, tmp_path):
         (("good.py:build", "--lr"), "good.py:build: a build function takes no arguments, got "
          "--lr\ntry: stayfinite's own options go before the target"),
         (("--only", "dat", "good.py:build"), "there is no group 'dat'; groups: environment, config, "
-         "data, init, forward, edges, precision, stability, proof"),
+         "data, init, forward, edges, precision, stability, resources, proof"),
         (("--steps", "0", "good.py:build"), "`--steps` must be at least 1, got 0"),
         (("--seed", "-1", "good.py:build"), "`--seed` must be 0 or more, got -1"),
         (("--data-samples", "x", "--data", "a.npy"), "`--data-samples` must be a number above 0 or "

@@ -167,6 +167,31 @@ def test_wrong_settings_are_told(options, words):
 
 # -- plans ----------------------------------------------------------------------------------------
 
+
+def test_a_validation_loss_that_rises_stands_against_the_move_and_falls_back():
+    ramp = PrecisionRamp(stable_epochs=2, watch_batches=2, device_type="cpu")
+    for loss in (1.0, 1.2, 0.9):  # the second rises: its epoch does not count
+        ramp.note_validation(loss)
+        ramp.note_epoch()
+    assert not ramp.is_on
+    ramp.note_validation(0.8)
+    ramp.note_epoch()
+    assert ramp.precision == "float16 at scale 1024"
+    ramp.note_validation(0.81)  # within the tolerance
+    for _ in range(2):
+        ramp.note_applied()
+    assert ramp.precision == "float16 at scale 4096"
+    ramp.note_validation(float("nan"))
+    assert ramp.precision == "fp32"
+    assert ramp.moves[-1].reason == (
+        "the validation loss is nan, the best was 0.8; next attempt after 4 stable epochs"
+    )
+    other = PrecisionRamp(stable_epochs=2, watch_batches=2, device_type="cpu")
+    other.load_state_dict(ramp.state_dict())
+    other.note_validation(0.9)
+    assert other._has_risen
+
+
 PLAN = [
     {"name": "validate", "steps": 5, "loss_below": 10.0, "limits": {"*.alpha": 0.1}},
     {"name": "continue", "steps": 5},

@@ -256,3 +256,22 @@ def test_a_module_that_was_frozen_since_the_snapshot_stays_frozen():
             modes.append(model[1].training)
     assert [i.action.kind for i in guard.incidents] == ["rolled_back"]
     assert modes == [True] * 3 + [False] * 5
+
+
+def test_the_ledger_names_the_feature_and_the_sample_of_the_data_set():
+    data = torch.ones(12, 3)
+    data[7, 2] = float("inf")
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = Guard(model, optimizer)
+    with guard:
+        for i, x in enumerate(guard(torch.utils.data.DataLoader(data, batch_size=2))):
+            if i % 2 == 0:
+                optimizer.zero_grad()
+            (model(x).square().mean() / 2).backward()  # two batches a step
+            if i % 2:
+                optimizer.step()
+    entries = {e.step: e for e in guard.ledger}
+    assert sorted(entries) == [2, 3]  # the whole window
+    assert entries[3].first_bad == "sample 7 of the data set, feature 2"
+    assert entries[2].first_bad == ""

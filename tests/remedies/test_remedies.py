@@ -107,7 +107,8 @@ def test_a_diff_can_be_applied():
 def test_an_unknown_name_lists_the_known_ones():
     source = remedies.Source("x = 1")
     with pytest.raises(
-        UsageError, match="unknown remedy 'nothing'; known: above_minus_one, atan2_off_origin"
+        UsageError,
+        match="unknown remedy 'nothing'; known: above_minus_one, above_one, atan2_off_origin",
     ):
         remedies.find(source, source.tree.body[0], "nothing")
 

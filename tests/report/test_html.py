@@ -211,6 +211,17 @@ def test_the_command_writes_beside_the_run(run):
     assert (run / "report.html").read_text().startswith("<!doctype html>")
 
 
+def test_without_matplotlib_the_page_is_written_all_the_same(run, tmp_path, monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr("stayfinite.report.png.import_module", missing)
+    done = invoke(run, "-o", tmp_path / "a.html", "--png", tmp_path / "png")
+    assert done.exit_code == 0, done.output
+    assert "pip install 'stayfinite[plots]'; the page is written without them" in done.output
+    assert (tmp_path / "a.html").read_text().startswith("<!")
+
+
 def test_json_has_everything_and_no_bare_nan(run):
     done = invoke(run, "--format", "json", "-o", "-")
 

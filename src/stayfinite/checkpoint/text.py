@@ -49,6 +49,13 @@ def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]
         yield from _timeline(timeline)
     yield ""
     yield summary(report)
+    found = [f.code for c in report.checkpoints for f in (*c.findings, *_of_files(c))]
+    if found:
+        yield f"more: stayfinite explain {found[0]}"
+
+
+def _of_files(checkpoint: CheckpointReport) -> Iterator[TensorFinding]:
+    return (finding for file in checkpoint.files for finding in file.findings)
 
 
 def summary(report: ScanReport) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from .. import __version__
-from . import check, demo, doctor, fix, ladder, lint, replay, report, run, scan, watch
+from . import check, demo, doctor, explain, fix, ladder, lint, replay, report, run, scan, watch
 from .about import about
 
 __all__ = ["app"]
@@ -41,5 +41,5 @@ def options(
         raise typer.BadParameter("--verbose goes with --version; else give a command, see --help")
 
 
-for module in (run, scan, check, lint, fix, replay, ladder, watch, report, demo, doctor):
+for module in (run, scan, check, lint, fix, replay, ladder, watch, report, explain, demo, doctor):
     module.register(app)

@@ -90,7 +90,7 @@ def check(
         )
         _validate(steps, seed, budget)
         if preset is not None:
-            _write_preset(config, preset, quiet=as_json)
+            config, target = _with_preset(config, preset, target, quiet=as_json)
             if not target and module is None and data is None:
                 raise typer.Exit(0)
         report = _report(
@@ -201,7 +201,7 @@ def _report(
             "only": only, "skip": skip, "seed": seed, "progress": progress,
             "on_samples": on_samples, **how, **settings,
         }  # fmt: skip
-        if not words and module is None and (config is not None or data is not None):
+        if not words and module is None and _needs_no_target(config, data, only, skip):
             return _without_target(data, more)
         report = _of_target(words, module, more)
         if data is not None:
@@ -227,17 +227,31 @@ def _of_target(words: list[str], module: str | None, more: dict[str, Any]) -> Ch
         return check_build(load_build(target), label=target.label, **more)
 
 
+def _needs_no_target(
+    config: Path | None, data: Path | None, only: list[str], skip: list[str]
+) -> bool:
+    """The machine, a config or a data file can be looked at before there is a training."""
+    from ..preflight.runner_groups import selected
+
+    if config is not None or data is not None:
+        return True
+    return bool(only) and selected(only, skip) == ("environment",)
+
+
 def _without_target(data: Path | None, more: dict[str, Any]) -> CheckReport:
-    """A config or a data file by itself."""
-    from ..preflight.probes import Subject
-    from ..preflight.runner_groups import Book, conduct, drive, load_groups, report_of
+    """The machine, a config or a data file by itself."""
+    from ..preflight.environment import before_any_model
+    from ..preflight.runner_groups import Book, conduct, drive, load_groups, report_of, selected
 
     start = time.perf_counter()
     book = Book(progress=more["progress"])
-    if more["config"] is not None:
-        subject = Subject(models={}, config=more["config"], config_path=more["config_path"])
-        drive(conduct(subject, load_groups(["config"]), book), _no_probe)
-    report = report_of(more["config_path"] or str(data), book, start)
+    wanted = selected(more["only"], more["skip"])
+    names = ["environment"] if more["only"] and "environment" in wanted else []
+    names += ["config"] if more["config"] is not None and "config" in wanted else []
+    subject = before_any_model(more["config"], more["config_path"])
+    drive(conduct(subject, load_groups(names), book), _no_probe)
+    what = more["config_path"] or (str(data) if data is not None else "this machine")
+    report = report_of(what, book, start)
     return (
         report
         if data is None
@@ -331,9 +345,12 @@ def _write_page(report: CheckReport, path: Path) -> None:
     typer.echo(f"page: {path}", err=True)
 
 
-def _write_preset(config: Path | None, preset: str, quiet: bool) -> None:
+def _with_preset(
+    config: Path | None, preset: str, words: list[str], quiet: bool
+) -> tuple[Path, list[str]]:
+    """The preset's file, and the target with it in place of the config that it was given."""
     from ..errors import UsageError
-    from ..preflight.presets import PRESETS, write_preset
+    from ..preflight.presets import PRESETS, note_of, write_preset
 
     if preset not in PRESETS:
         raise UsageError(f"there is no preset {preset!r}; presets: {', '.join(PRESETS)}")
@@ -342,8 +359,26 @@ def _write_preset(config: Path | None, preset: str, quiet: bool) -> None:
     path, changed = write_preset(config, preset)
     if not changed:
         typer.echo(f"{config} is {preset} already: nothing to change", err=quiet)
-        return
+        return config, words
     typer.echo(f"{preset}: {path}", err=quiet)
     for change in changed:
-        by_hand = "" if change.is_applied else "  (by hand: its place in the file is not known)"
-        typer.echo(f"  {change.entry.key}: {change.value}  {change.note}{by_hand}", err=quiet)
+        by_hand = "" if change.is_applied else f"  (by hand: {change.why_by_hand})"
+        typer.echo(f"  {change.entry.key}: {change.value}  {note_of(change)}{by_hand}", err=quiet)
+    given = [str(path) if w == str(config) else w for w in words]
+    if words:
+        typer.echo(_checked_as(words, given, path), err=quiet)
+    else:
+        typer.echo("settings do not repair unsafe lines; to see which are left:", err=quiet)
+        typer.echo(f"  stayfinite check TRAIN.py --config {path}", err=quiet)
+    return path, given
+
+
+def _checked_as(words: list[str], given: list[str], path: Path) -> str:
+    if given != words:
+        return (
+            "checked with these settings: what fails below needs a change of the code or the data"
+        )
+    return (
+        "checked with the script's own settings; to check with the new ones, pass them to it:\n"
+        f"  stayfinite check {words[0]} --config {path}"
+    )

@@ -19,6 +19,7 @@ __all__ = ["Target", "change_files"]
 
 _KEPT = ".before-fix"
 _MAX_BYTES = 16 << 20
+_CONFIGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".cfg")
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ def _below(fix: Fix, folder: Path) -> Path:
 
 
 def _source(path: Path) -> Path:
-    if path.suffix != ".py":
-        raise UsageError(f"{path} is no Python source")
+    if path.suffix not in (".py", *_CONFIGS):
+        raise UsageError(f"{path} is no Python source and no config file")
     if not path.is_file() or path.is_symlink():
         raise UsageError(f"{path} is no ordinary file")
     if path.stat().st_size > _MAX_BYTES:
@@ -102,7 +103,10 @@ def _plain(text: str) -> str:
 def _changed(fix: Fix, text: str) -> str:
     from ..remedies import apply_patch, read_patch
 
-    made = apply_patch(text, read_patch(fix.diff or ""))
+    patch = read_patch(fix.diff or "")
+    made = apply_patch(text, patch)
+    if patch.path.endswith(_CONFIGS):
+        return made
     try:
         ast.parse(made)
     except (SyntaxError, ValueError) as e:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from ..report.model import RunView
 
 __all__ = ["register"]
 
@@ -65,10 +68,7 @@ def report(
         )
         text = _render(view, format)
         if png is not None:
-            from ..report.png import write_pngs
-
-            for path in write_pngs(view, png):
-                typer.echo(str(path), err=True)
+            _write_plots(view, png)
         if to:
             from ..report.sinks import export
 
@@ -90,6 +90,18 @@ def report(
         raise typer.Exit(2) from e
     typer.echo(str(target))
     raise typer.Exit(code)
+
+
+def _write_plots(view: RunView, folder: Path) -> None:
+    """A missing package is no reason to be without the page."""
+    from ..errors import MissingExtraError
+    from ..report.png import write_pngs
+
+    try:
+        for path in write_pngs(view, folder):
+            typer.echo(str(path), err=True)
+    except MissingExtraError as e:
+        typer.echo(f"stayfinite report: {e}; the page is written without them", err=True)
 
 
 def _render(view: object, format: str) -> str:

@@ -35,7 +35,8 @@ def run(
         "auto",
         help="What to do about a bad step: auto (leave a bad batch out; stop where the state itself has "
         "run away), heal (go on from the last healthy state with what was proved to pass), skip, "
-        "rollback, sanitize, raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
+        "rollback, sanitize (leave out bad samples), parts (leave out the bad part of a loss that is a "
+        "sum), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
     ),
     on_spike: str = typer.Option(
         "warn",
@@ -59,6 +60,13 @@ def run(
         "auto",
         help="How a bad step is computed again: auto (by what cannot be felt outside), full (also by "
         "statements that reach outside, in the sandbox), off.",
+    ),
+    plan: Optional[Path] = typer.Option(  # noqa: UP045
+        None,
+        metavar="FILE",
+        help="A YAML file of stages: what each has to show (loss, a figure that the script prints, "
+        "incidents), and what changes when it begins. A run folder that is used again goes on in "
+        "its stage.",
     ),
     without: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Turn a part off: training, loaders, saves, provenance, processes."
@@ -88,6 +96,7 @@ def run(
     """
     from ..config import Settings
     from ..errors import UsageError
+    from ..recover.plan import StagedPlan
     from ..recover.policy import Policy
 
     words = target or []
@@ -99,6 +108,7 @@ def run(
             without=tuple(without or ()), store_args=store_args,
         )  # fmt: skip
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
+        stages = StagedPlan.from_file(plan) if plan is not None else None
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
     from ..report.hooks import incident_hook
@@ -113,6 +123,7 @@ def run(
         sinks=sink or (),
         on_incident=incident_hook(on_incident) if on_incident else None,
         resume_check=resume_check,
+        plan=stages,
     )
     sys.excepthook = sys.__excepthook__  # typer's own would show our frames
     if module is not None:

@@ -1,11 +1,14 @@
-"""`stayfinite watch RUN`: the run, live in the terminal."""
+"""`stayfinite watch RUN`: the run, live in the terminal or in a browser."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from ..report.foreign import KeyMap
 
 __all__ = ["register"]
 
@@ -20,6 +23,10 @@ def watch(
     ),
     interval: float = typer.Option(0.5, min=0.05, help="Seconds between two looks."),
     once: bool = typer.Option(False, "--once", help="Print one picture and exit."),
+    web: bool = typer.Option(
+        False, "--web", help="In a browser instead: prints an address of this machine's loopback."
+    ),
+    port: int = typer.Option(0, min=0, max=65535, help="With --web: the port; 0 takes a free one."),
     max_seconds: float = typer.Option(10.0, help="Processor time for one look at the log."),
     map_: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads it
         None,
@@ -28,12 +35,16 @@ def watch(
         help="Which key of a foreign log is which: loss=total, step=n, ...",
     ),
 ) -> None:
-    """Loss, gradient norm, learning rate, scale, layers and incidents as they come; q quits."""
+    """Loss, gradient norm, learning rate, scale, layers and incidents as they come; q quits.
+
+    With --web the page of `stayfinite report` in a browser, and it follows the run.
+    """
     from ..errors import StayfiniteError
     from ..report.foreign import KeyMap
     from ..report.watch import watch as show
 
     try:
+        _no_contradiction(web, once, port)
         keys = KeyMap.parse(map_ or ())
         if not run.exists():
             typer.echo(
@@ -41,6 +52,8 @@ def watch(
                 err=True,
             )
             raise typer.Exit(2)
+        if web:
+            return _serve(run, port, interval, keys, max_seconds)
         seen = show(run, interval, once, keys, max_seconds)
     except StayfiniteError as e:
         typer.echo(f"stayfinite watch: {e}", err=True)
@@ -48,3 +61,29 @@ def watch(
     if seen.cut:
         typer.echo(f"stayfinite watch: {seen.cut}\n  try: --max-seconds", err=True)
         raise typer.Exit(1)
+
+
+def _no_contradiction(web: bool, once: bool, port: int) -> None:
+    from ..errors import UsageError
+
+    if web and once:
+        raise UsageError("`--once` prints one picture in the terminal; leave out `--web`")
+    if port and not web:
+        raise UsageError("`--port` goes with `--web`")
+
+
+def _serve(run: Path, port: int, interval: float, keys: KeyMap, max_seconds: float) -> None:
+    from ..report.live import LiveServer
+
+    server = LiveServer(run, port=port, interval=interval, keys=keys, max_seconds=max_seconds)
+    try:
+        typer.echo(
+            "stayfinite watch: only this machine reaches it, and only with the token; Ctrl-C ends",
+            err=True,
+        )
+        typer.echo(server.address)
+        server.serve()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.release()

@@ -9,10 +9,9 @@ from ..records import Candidate, Diagnosis, Experiment, Fix
 from .evidence import Evidence
 from .figures import figures
 from .registry import Finding, Rule, all_rules, check_finding
-from .searched import proved_by_search
 from .words import written_in_source
 
-__all__ = ["Ranked", "conclude", "consider", "wanted_experiments"]
+__all__ = ["Ranked", "conclude", "consider", "is_said_by", "wanted_experiments"]
 
 _CLOSE = 0.4
 _MAX_CANDIDATES = 5
@@ -125,11 +124,53 @@ _ORDER = {"proved": 0, "untried": 1, "refuted": 2}
 
 
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
-    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words."""
-    if fix.status == "proved":
-        return fix  # a search has run exactly this value
+    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words.
+
+    What a search has found is proved already: it has run exactly the value that it offers.
+    """
     outcome = evidence.results.get(fix.experiment or "", "not_run")
     is_refuted = outcome == "nonfinite" and fix.experiment != "patched_operator"
-    if is_refuted:
-        return replace(fix, status="refuted")
-    return proved_by_search(replace(fix, status="untried"), evidence)
+    return replace(fix, status="refuted") if is_refuted and fix.status != "proved" else fix
+
+
+_DIVERGING = ("lr_divergence", "exploding_gradient")
+_SAME = (
+    (("log_space", "logsumexp", "log_of_share", "softmax", "with_logits", "log_cosh"),
+     ("log space", "logsumexp", "log_softmax", "with_logits")),
+    (("floor_", "norm", "bound_arc", "inside_unit", "above_minus", "log1p", "logit", "hypot", "nonzero",
+      "eps_for", "atan2"),
+     ("safe_", "clamp", "floor", "eps", "inside its domain", "away from zero")),
+    (("bound_exp", "shift_exp"), ("safe_exp", "bound what goes in")),
+    (("finite_mask", "open_"), ("mask", "finfo")),
+    (("float32",), ("float32", "float()")),
+    (("mean_or", "loss_or", "nan_to_zero", "spread_of_one"), ("masked_mean", "safe_std", "max(", "empty", "skip")),
+    (("zero_infinity",), ("zero_infinity",)),
+    (("zeros", "zeroed"), ("zeros", "initialize")),
+    (("drop_rows",), ("drop", "clean")),
+)  # fmt: skip
+"""How remedies begin, and the words by which advice means the same."""
+
+
+def is_said_by(proved: Fix, advice: Fix, cause: str | None) -> bool:
+    """Whether a diff that was proved says it already.
+
+    What bounds the updates of a training that diverges stays beside it; where something else is the
+    cause, a smaller rate only hides it. A line that has to be repaired as well is in the diff.
+
+    >>> mask = Fix(title="", why="", status="proved", remedy="finite_mask")
+    >>> is_said_by(mask, Fix(title="or mask with torch.finfo(scores.dtype).min", why=""), None)
+    True
+    >>> is_said_by(mask, Fix(title="drop empty sequences when the batch is made", why=""), None)
+    False
+    """
+    if advice.status == "refuted":
+        return False
+    if advice.experiment in ("smaller_lr", "clipped"):
+        return cause not in _DIVERGING
+    if advice.title.startswith("and repair "):
+        return "+" in (proved.remedy or "")
+    names = (proved.remedy or "").split("+")
+    words = [w for heads, means in _SAME if any(n.startswith(heads) for n in names) for w in means]
+    if not words:
+        return advice.experiment is not None  # a setting: there is one advice for it
+    return any(w in advice.title for w in words)

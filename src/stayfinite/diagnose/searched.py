@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..records import Fix, Proof
 from .evidence import Evidence, Searched
 from .words import num
 
-__all__ = ["clip_fix", "describe_search", "proved_by_search", "rate_fix"]
+__all__ = ["clip_fix", "describe_search", "rate_fix"]
 
 
 def describe_search(found: Searched | None) -> str:
@@ -26,15 +24,11 @@ def describe_search(found: Searched | None) -> str:
     return f"{text}, {num(found.failed)} does not" if found.failed is not None else text
 
 
-def proved_by_search(fix: Fix, e: Evidence) -> Fix:
-    """A setting whose very value was run, with what that showed; any other fix as it is."""
-    found = {"smaller_lr": e.rate, "clipped": e.clip}.get(fix.experiment or "")
-    if found is None or found.passed is None or not found.num_steps:
-        return fix
-    proof = Proof(
+def _proof(found: Searched) -> Proof:
+    """What the search has seen of the value that it offers."""
+    return Proof(
         is_step_finite=True, num_after=found.num_steps, note="from the last healthy state on"
     )
-    return replace(fix, status="proved", proof=proof)
 
 
 def rate_fix(e: Evidence) -> Fix | None:
@@ -51,6 +45,7 @@ def rate_fix(e: Evidence) -> Fix | None:
             after=f"lr={num(found.passed)}",
             experiment="smaller_lr",
             status="proved",
+            proof=_proof(found),
         )
     why = "each update is then shorter and does not overshoot the last one"
     if not lr:
@@ -82,4 +77,5 @@ def clip_fix(e: Evidence) -> Fix | None:
         else "it bounds the length of an update, whatever the gradient",
         experiment="clipped",
         status="proved" if passed else "untried",
+        proof=_proof(found) if found is not None and passed else None,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from ..locate.slice import Origin
@@ -17,9 +17,11 @@ from ..records import Incident
 from ..runtime.window import Replay, ReplayResult, Verdict
 from .investigation import Investigation
 from .rank_trace import RankTrace, is_received
+from .replay import drive
 
-__all__ = ["by_rules", "together"]
+__all__ = ["by_itself", "together"]
 
+_NO_EXPERIMENTS = "no experiment was made: the model is spread over the ranks, and one of them cannot compute it alone"
 _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
 """What a rank has to tell, best first: where its own symptom was born, where a bad value was born
 that it sent away, a symptom that came from elsewhere, nothing."""
@@ -70,12 +72,49 @@ def _own_story(trace: OpTrace | None, result: ReplayResult) -> tuple[Origin | No
     return origin, _SYMPTOM if result.failure is not None else _NOTHING
 
 
-def by_rules(diagnosis: Generator[Replay, ReplayResult, Incident], incident: Incident) -> Incident:
-    """The diagnosis without its experiments.
+def by_itself(
+    about: Investigation,
+    diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
+    incident: Incident,
+) -> Incident:
+    """The diagnosis by the rank where it began, with experiments where it can compute without the others:
+    they wait for what comes of it."""
+    ranks = about.engine.ranks
+    if ranks.can_be_apart:
+        try:
+            with ranks.apart():
+                found = drive(diagnose(), about.compute)
+            return _alone(found, ranks.rank)
+        except Exception as e:
+            _warn(e)
+    found = _by_rules(diagnose(), incident)
+    if found.diagnosis.cause is None:
+        return found
+    evidence = (*found.diagnosis.evidence, _NO_EXPERIMENTS)
+    return replace(found, diagnosis=replace(found.diagnosis, evidence=evidence))
 
-    An experiment changes the step on one rank, and then its gradients no longer fit the others'
-    (another precision, fewer rows, an early end): each would be a new way to hang.
-    """
+
+def _alone(incident: Incident, rank: int) -> Incident:
+    """What was run by one rank is said to be so."""
+    fixes = []
+    for fix in incident.diagnosis.fixes:
+        if fix.proof is not None and fix.status == "proved":
+            note = "; ".join(n for n in (fix.proof.note, f"run by rank {rank} alone") if n)
+            fix = replace(fix, proof=replace(fix.proof, note=note))
+        fixes.append(fix)
+    return replace(incident, diagnosis=replace(incident.diagnosis, fixes=tuple(fixes)))
+
+
+def _warn(error: Exception) -> None:
+    # The other ranks wait for this incident; without a cause it is still worth having.
+    warnings.warn(
+        f"the cause could not be looked for: {type(error).__name__}: {error}", stacklevel=3
+    )
+
+
+def _by_rules(diagnosis: Generator[Replay, ReplayResult, Incident], incident: Incident) -> Incident:
+    """The diagnosis without its experiments: where the model is spread over the ranks, an experiment would
+    change the step of one of them, and each would be a new way to hang."""
     try:
         with contextlib.closing(diagnosis):
             next(diagnosis)
@@ -84,6 +123,5 @@ def by_rules(diagnosis: Generator[Replay, ReplayResult, Incident], incident: Inc
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     except Exception as e:
-        # The other ranks wait for this incident; without a cause it is still worth having.
-        warnings.warn(f"the cause could not be looked for: {type(e).__name__}: {e}", stacklevel=2)
+        _warn(e)
         return incident

@@ -38,14 +38,15 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
     total = num_rows(value)
     if home is None or total is None:
         return None
-    file, line, batch = home
+    file, line, batch, model = home
     text = text_of_file(file)
     bad, limit = _bad_parts(e, total)
     if text is None or not bad:
         return None
     source = Source(text)
-    parts = len(value) if isinstance(value, (list, tuple)) else 1
-    made = without_bad_rows(source, line, batch, bad, parts, limit)
+    parts = len(value) if isinstance(value, (list, tuple)) else 0
+    others = [k for p in _row_parts(e, total) if (k := _key(p)) not in bad]
+    made = without_bad_rows(source, line, batch, bad, parts, limit, others, model)
     if made is None:
         return None
     changed, done = apply(text, [made])
@@ -54,7 +55,7 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
 
 def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:
     """Keys or positions of the parts with bad rows; and a limit, where they are finite but absurd."""
-    rows = [p for p in e.batch if p.stats.shape[:1] == (total,) and "float" in p.stats.dtype]
+    rows = _row_parts(e, total)
     broken = [p for p in rows if p.stats.num_nonfinite]
     if broken:
         return [_key(p) for p in broken], None
@@ -63,6 +64,11 @@ def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:
         return [], None
     usual = max(p.usual or p.usual_here or 1.0 for p in large)
     return [_key(p) for p in large], f"{1000 * max(usual, 1.0):.1g}"
+
+
+def _row_parts(e: Evidence, total: int) -> list[BatchPart]:
+    """The parts of a batch that have a row for each sample and can hold a NaN."""
+    return [p for p in e.batch if p.stats.shape[:1] == (total,) and "float" in p.stats.dtype]
 
 
 def _is_absurd(part: BatchPart) -> bool:
@@ -78,8 +84,8 @@ def _key(part: BatchPart) -> str | int:
     return found.group(1) if found.group(1) is not None else int(found.group(2))
 
 
-def _home(lab: Laboratory) -> tuple[str, int, str | None] | None:
-    """File, line and the batch's name in the function that is given it, or the loop that draws it."""
+def _home(lab: Laboratory) -> tuple[str, int, str | None, str | None] | None:
+    """File, line, the batch's name and the model's in the function that is given it, or the loop that draws it."""
     function: Any = lab.window.batches[0].loss_fn
     if function is not None:
         function = getattr(function, "__func__", function)
@@ -89,8 +95,9 @@ def _home(lab: Laboratory) -> tuple[str, int, str | None] | None:
         if not is_user_file(code.co_filename) or code.co_argcount < 2:
             return None
         line = code.co_firstlineno + 1
-        return code.co_filename, line, code.co_varnames[code.co_argcount - 1]
+        names = code.co_varnames[: code.co_argcount]
+        return code.co_filename, line, names[-1], names[0] if names[0] != "self" else None
     scene = lab.about.vehicle.scene
     if scene is None or not is_user_file(scene.file):
         return None
-    return scene.file, scene.line, None
+    return scene.file, scene.line, None, None

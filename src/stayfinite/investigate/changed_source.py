@@ -15,7 +15,7 @@ import itertools
 import linecache
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from .body.scene import Scene
 from .body.source import substituted
 from .trampoline import trampoline
 
-__all__ = ["ChangedSource", "NotRunnable", "text_of_file"]
+__all__ = ["ChangedSource", "NotRunnable", "functions_of", "text_of_file"]
 
 _NUMBERS = itertools.count(1)
 
@@ -64,6 +64,8 @@ class ChangedSource:
     file: str
     before: str
     after: str
+    functions: Sequence[types.FunctionType] | None = None
+    """All functions of the file, where they are known already: to look for them takes long."""
     name: str = field(init=False)
     _old: dict[_Key, types.CodeType] = field(init=False, repr=False)
     _new: dict[_Key, types.CodeType] = field(init=False, repr=False)
@@ -81,7 +83,8 @@ class ChangedSource:
             raise NotRunnable(f"the changed text does not compile: {error}") from error
         if self._old.keys() != self._new.keys() and not self._is_matched():
             raise NotRunnable("the change adds or takes away a function")
-        self._functions = _functions_of(self.file)  # a sandbox hides them from the collector
+        # A sandbox hides them from the collector.
+        self._functions = functions_of(self.file) if self.functions is None else self.functions
         self._twins: dict[types.CodeType, types.CodeType] = {}
         for key, code in self._old.items():
             if key in self._new:
@@ -192,7 +195,8 @@ def _twin(function: types.FunctionType, code: types.CodeType, closure: Any) -> t
     return twin
 
 
-def _functions_of(file: str) -> list[types.FunctionType]:
+def functions_of(file: str) -> list[types.FunctionType]:
+    """Every function of a file that is alive, those inside of others included."""
     return [
         f
         for f in gc.get_objects()

@@ -19,6 +19,7 @@ __all__ = [
     "filled",
     "fresh_optimizer",
     "higher_precision",
+    "limited_lr",
     "root_gradient",
     "with_setting",
 ]
@@ -27,10 +28,14 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class _Widen(TorchFunctionMode):
-    """Calls that ask for a half precision, or are given one, get float32.
+    """Calls that ask for a half precision, or are given one, get another.
 
     With every argument widened nothing half is left to clash with, so the user's own code runs on.
     """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self._dtype = dtype
 
     def __torch_function__(
         self,
@@ -50,35 +55,36 @@ class _Widen(TorchFunctionMode):
         ):
             return func(*args, **kwargs)  # in place, or a look at an attribute: not a computation
         if name in ("half", "bfloat16"):
-            return _widened(args[0])
-        args = tuple(_widened(a) for a in args)
-        kwargs = {k: _widened(v) for k, v in kwargs.items() if k != "out"} | (
+            return _widened(args[0], self._dtype)
+        args = tuple(_widened(a, self._dtype) for a in args)
+        kwargs = {k: _widened(v, self._dtype) for k, v in kwargs.items() if k != "out"} | (
             {"out": kwargs["out"]} if "out" in kwargs else {}
         )
         return func(*args, **kwargs)
 
 
-def _widened(value: Any) -> Any:
+def _widened(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.dtype):
-        return torch.float32 if value in _HALF else value
+        return dtype if value in _HALF else value
     if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALF else value
+        return value.to(dtype) if value.dtype in _HALF else value
     if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
-        return type(value)(_widened(v) for v in value) if type(value) in (list, tuple) else value
+        is_plain = type(value) in (list, tuple)
+        return type(value)(_widened(v, dtype) for v in value) if is_plain else value
     return value
 
 
 @contextlib.contextmanager
-def higher_precision(state: TrainState) -> Iterator[None]:
-    """Everything in float32: half parameters and buffers widened, autocast off, casts undone."""
+def higher_precision(state: TrainState, dtype: torch.dtype = torch.float32) -> Iterator[None]:
+    """Everything in `dtype`: half parameters and buffers moved to it, autocast too, casts undone."""
     tensors = [t for _, t in [*state.parameters(), *state.buffers] if t.dtype in _HALF]
     kept = [t.data for t in tensors]
     with contextlib.ExitStack() as stack:
         for t, data in zip(tensors, kept):
-            t.data = data.to(torch.float32)
+            t.data = data.to(dtype)
         stack.callback(_put_back, tensors, kept)
-        stack.enter_context(_no_autocast())
-        stack.enter_context(_Widen())
+        stack.enter_context(_no_autocast() if dtype == torch.float32 else _autocast_to(dtype))
+        stack.enter_context(_Widen(dtype))
         yield
 
 
@@ -115,6 +121,27 @@ def _no_autocast() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _autocast_to(dtype: torch.dtype) -> Iterator[None]:
+    """An autocast that the step enters, in another precision."""
+    cls: Any = torch.amp.autocast_mode.autocast
+    original = cls.__enter__
+
+    def __enter__(self: Any) -> Any:
+        was, self.fast_dtype = self.fast_dtype, dtype
+        try:
+            return original(self)
+        finally:
+            self.fast_dtype = was
+
+    cls.__enter__ = __enter__
+    try:
+        yield
+    finally:
+        cls.__enter__ = original
+        torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
 def root_gradient(factor: float) -> Iterator[None]:
     """The backward starts with `factor` instead of 1, as if the loss were that much smaller."""
     original = Tensor.backward
@@ -143,6 +170,24 @@ def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[No
         def undo() -> None:
             for g, old in zip(groups, kept):
                 g[key] = old
+
+        return undo
+
+    return before_steps(change)
+
+
+def limited_lr(limit: float) -> contextlib.AbstractContextManager[None]:
+    """Every learning rate at most `limit`, whatever a schedule has set."""
+
+    def change(optimizer: Optimizer) -> Callable[[], None]:
+        groups = [g for g in optimizer.param_groups if "lr" in g]
+        kept = [g["lr"] for g in groups]
+        for g in groups:
+            g["lr"] = min(float(g["lr"]), limit)
+
+        def undo() -> None:
+            for g, old in zip(groups, kept):
+                g["lr"] = old
 
         return undo
 

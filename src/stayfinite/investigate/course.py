@@ -11,7 +11,7 @@ from ..runtime.incidents import new_incident
 from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
-from .across_ranks import by_rules
+from .across_ranks import by_itself
 from .describe import scale_collapse, seen_by_lint
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
@@ -187,7 +187,8 @@ def _finish(
     incident = about.incident(failure, origin, location, noticed)
     if engine.ranks.has_others:
         if engine.settings.diagnose and about.leader == engine.ranks.rank:
-            incident = by_rules(diagnose(about, incident, origin), incident)
+            found = incident
+            incident = by_itself(about, lambda: diagnose(about, found, origin), found)
     elif engine.settings.diagnose:
         incident = yield from diagnose(about, incident, origin)
     incident = replace(incident, location=seen_by_lint(incident.location))

@@ -6,6 +6,7 @@ Where there is none, the source of the files that the training runs in is read.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import math
 import sys
@@ -243,8 +244,18 @@ def _function_named(about: Investigation, file: str, name: str) -> Any:
 
 
 def _arguments(about: Investigation, wanted: list[Any]) -> tuple[Any, ...] | None:
-    """What the call was given, as far as it was the number of the step."""
-    return (about.window.step,) if len(wanted) == 1 else None
+    """What the call was given: plain numbers, by the loop's own variables."""
+    scene = about.vehicle.scene
+    variables = scene.variables if scene is not None else {}
+    found: list[Any] = []
+    for node in wanted:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(node, ast.Name):
+            value = variables.get(node.id)
+        if not isinstance(value, (int, float)):
+            return (about.window.step,) if len(wanted) == 1 else None
+        found.append(value)
+    return tuple(found)
 
 
 def _epsilon(about: Investigation, e: Evidence) -> Culprit | None:

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from ..diagnose.evidence import Evidence
-from ..diagnose.rank import Ranked, conclude, consider, wanted_experiments
-from ..diagnose.searched import clip_fix, proved_by_search, rate_fix
+from ..diagnose.rank import Ranked, conclude, consider, is_said_by, wanted_experiments
+from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..patches.provenance import provenance
@@ -23,7 +23,7 @@ from .indices import first_bad
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 from .outlook import look_ahead
-from .setting_change import with_diff
+from .rate_change import setting_diff
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -54,7 +54,8 @@ def diagnose(
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
-    if about.engine.policy.is_thoughtful and not about.engine.ranks.has_others:
+    ranks = about.engine.ranks
+    if about.engine.policy.is_thoughtful and not ranks.has_others and not ranks.is_apart:
         evidence = yield from look_ahead(about, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
@@ -90,12 +91,10 @@ def _with_diffs(
     made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
-    is_set = any(f.remedy == "set_eps" for f in first)  # then it is said, and as a diff
-    known = [
-        with_diff(lab, evidence, f)
-        for f in diagnosis.fixes
-        if not (is_set and f.experiment == "larger_eps")
-    ]
+    known = []
+    for fix in diagnosis.fixes:
+        if not any(is_said_by(f, fix, diagnosis.cause) for f in first):
+            known.append((yield from setting_diff(lab, evidence, fix)))
     return replace(diagnosis, fixes=(*first, *known, *rest))
 
 
@@ -105,7 +104,7 @@ def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
         return diagnosis
     passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
     found = [
-        proved_by_search(fix, evidence)
+        fix
         for searched, fix in passed
         if searched is not None and searched.passed is not None and fix is not None
     ]

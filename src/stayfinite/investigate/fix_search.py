@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import itertools
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
 
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
@@ -12,8 +15,13 @@ from ..records import Fix, Link, Proof
 from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
-from .changed_source import ChangedSource, NotRunnable, text_of_file
+from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
+from .first_values import first_values_change
 from .laboratory import Laboratory
+from .precision_change import precision_changes
+from .resume_change import resume_changes
+from .scale_change import is_fixed_scale, scale_changes
+from .schedule_change import schedule_changes
 from .setting_change import (
     SettingChange,
     loss_change,
@@ -28,6 +36,8 @@ __all__ = ["proved_fixes"]
 _MAX_TRIALS = 14
 _MAX_LINES = 3
 _MAX_REFUTED = 2
+_MAX_SCHEDULES = 3
+_FRESH = ("empty", "empty_like", "new_empty", "empty_strided")
 
 
 @dataclass(frozen=True)
@@ -39,9 +49,9 @@ class _Place:
     symptom: Symptom
 
 
-_NOT_THE_LINE = {"lr_divergence", "exploding_gradient", "resume_mismatch", "bad_schedule",
+_NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "loss_scaling", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
-                 "bad_preprocessing"}  # fmt: skip
+                 "bad_preprocessing", "bad_initialization"}  # fmt: skip
 """The line only shows what something else has done: to keep it finite would hide that."""
 
 
@@ -51,64 +61,125 @@ def proved_fixes(
     """The first change that holds, as a diff with its proof; before that, none or those that do not."""
     if not lab.can_replay:
         return ()
-    if cause in ("bad_input_data", "bad_preprocessing"):
-        rows = rows_change(lab, evidence)
-        if rows is None:
-            return ()
-        search = _Search(lab, evidence, Trial(lab, seconds), rows.file, rows.before)
-        yield from search.try_one(rows.candidate)
-        return search.result()
-    setting = _setting(lab, evidence, cause)
-    if setting is not None:
-        search = _Search(lab, evidence, Trial(lab, seconds), setting.file, setting.before)
-        yield from search.try_setting(setting)
+    location = evidence.location
+    solved = lab.about.engine.solved
+    key = (cause, location.op, location.file, location.line)
+    if key in solved:
+        again = yield from _holds_again(lab, *solved[key])
+        if again is not None:
+            return (again,)
+    refuted: list[Fix] = []
+    for search in _searches(lab, evidence, cause, seconds):
+        yield from search.run()
         if search.proved is not None:
-            return search.result()
-    place = _place_of(evidence) if cause not in _NOT_THE_LINE else None
-    if place is None:
-        return ()
-    text = text_of_file(place.file)
-    if text is None:
-        return ()
-    search = _Search(lab, evidence, Trial(lab, seconds), place.file, text)
-    yield from search.run(text, place, (), 1)
-    return search.result()
+            assert search.change is not None
+            solved[key] = (search.change, search.proved, lab.window.step)
+            return (search.proved, *(*refuted, *search.refuted)[:_MAX_REFUTED])
+        refuted += search.refuted
+    return tuple(refuted[:_MAX_REFUTED])
 
 
-def _setting(lab: Laboratory, e: Evidence, cause: str | None) -> SettingChange | None:
+def _holds_again(
+    lab: Laboratory, change: Any, fix: Fix, step: int
+) -> Generator[Replay, ReplayResult, Fix | None]:
+    """What was proved for the same place before, run on this step."""
+    with lab.unharmed():
+        lab.start_of(lab.window)
+        result = yield Replay(window=lab.window, change=change, is_applied=lab.needs_step)
+    if result.failure is not None or not result.is_complete or fix.proof is None:
+        return None
+    note = fix.proof.note or f"the other steps were run for step {step}"
+    return replace(fix, proof=replace(fix.proof, note=note))
+
+
+def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -> Iterator[_Search]:
+    """Where to look, one after the other: the batch's rows, what a line has set, the line itself."""
+    trial = Trial(lab, seconds)
+    if cause in ("bad_input_data", "bad_preprocessing"):
+        rows = rows_change(lab, e)
+        if rows is not None:
+            yield _Search(lab, e, trial, rows.file, rows.before, only=rows.candidate)
+        return
+    for setting in _settings(lab, e, cause):
+        yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
+    place = _place_of(e) if cause not in _NOT_THE_LINE else None
+    text = text_of_file(place.file) if place is not None else None
+    if place is not None and text is not None:
+        place = replace(place, symptom=_for_cause(place.symptom, cause))
+        yield _Search(lab, e, trial, place.file, text, place=place)
+    is_scale = cause == "loss_scaling" and is_fixed_scale(lab)
+    if is_scale or cause in ("low_precision_overflow", "low_precision_underflow"):
+        for setting in precision_changes(lab, e):
+            yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
+
+
+def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
+    """What a line sets that has run in the past, as far as the cause points to one."""
+    if cause == "resume_mismatch":
+        yield from resume_changes(lab, e)
+        return
+    if cause == "loss_scaling":
+        yield from scale_changes(lab, e)
+        return
+    if cause == "bad_schedule":
+        yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
+        return
+    found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
-        return optimizer_change(lab, e)
-    if cause == "uninitialized_memory" and e.memory is not None:
-        return memory_change(lab, e)
-    return loss_change(lab, e)
+        found = optimizer_change(lab, e)
+    elif cause == "uninitialized_memory" and e.memory is not None:
+        found = memory_change(lab, e)
+    elif cause == "bad_initialization":
+        found = first_values_change(lab, e)
+    else:
+        found = loss_change(lab, e)
+    if found is not None:
+        yield found
 
 
 class _Search:
     """Tries candidates in order; where another line fails then, candidates for both together."""
 
     def __init__(
-        self, lab: Laboratory, evidence: Evidence, trial: Trial, file: str, text: str
+        self,
+        lab: Laboratory,
+        evidence: Evidence,
+        trial: Trial,
+        file: str,
+        text: str,
+        *,
+        place: _Place | None = None,
+        only: Candidate | None = None,
+        setting: SettingChange | None = None,
     ) -> None:
         self.lab = lab
         self.evidence = evidence
         self.trial = trial
         self.file = file
         self.text = text
+        self.place = place
+        self.only = only
+        self.setting = setting
         self.proved: Fix | None = None
+        self.change: ChangedSource | SettingChange | None = None
+        """What was proved, as it is run."""
         self.refuted: list[Fix] = []
-        self.untried: list[Fix] = []
         self.num_trials = 0
         self._seen: set[str] = set()
+        self._functions: list[FunctionType] | None = None
 
-    def result(self) -> tuple[Fix, ...]:
-        if self.proved is not None:
-            return (self.proved, *self.refuted[:_MAX_REFUTED])
-        return (*self.untried[:_MAX_REFUTED], *self.refuted[:_MAX_REFUTED])
+    def run(self) -> Generator[Replay, ReplayResult, None]:
+        if self.setting is not None:
+            yield from self._try_setting(self.setting)
+        elif self.only is not None:
+            yield from self._try((self.only,), _MAX_LINES, None)
+        elif self.place is not None:
+            yield from self._try_all(self.text, self.place, (), 1)
 
-    def run(
+    def _try_all(
         self, text: str, place: _Place, before: tuple[Candidate, ...], depth: int
     ) -> Generator[Replay, ReplayResult, None]:
-        source = Source(text, dtype=place.symptom.dtype)
+        source = Source(text, dtype=place.symptom.dtype, kernel=place.symptom.operator)
         for candidate in candidates(source, place.line, place.symptom):
             if self.proved is not None:
                 return
@@ -117,17 +188,21 @@ class _Search:
             self._seen.add(candidate.text)
             yield from self._try((*before, candidate), depth, place)
 
-    def try_one(self, candidate: Candidate) -> Generator[Replay, ReplayResult, None]:
-        """One change, and no other line."""
-        yield from self._try((candidate,), _MAX_LINES, None)
-
-    def try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
+    def _try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
         """What a line sets, in place of what it has set."""
-        proof, _ = yield from self.trial.prove(setting, self.evidence.dtype)
+        if setting.beyond is not None:
+            further = replace(setting, apply=setting.beyond, beyond=None)
+            proof, _ = yield from self.trial.prove_since(further, setting.at)
+            if not proof.is_step_finite:
+                return
+        if setting.is_from_snapshot:
+            proof, result = yield from self.trial.prove_since(setting, setting.at)
+        else:
+            proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":
-            self.proved = fix
-        else:
+            self.proved, self.change = fix, setting
+        elif result.is_complete or result.failure is not None:
             self.refuted.append(fix)
 
     @property
@@ -138,15 +213,23 @@ class _Search:
         self, made: tuple[Candidate, ...], depth: int, tried: _Place | None
     ) -> Generator[Replay, ReplayResult, None]:
         text = made[-1].text
+        if self._functions is None:
+            self._functions = functions_of(self.file)
         try:
-            change = ChangedSource(self.file, self.text, text)
+            change = ChangedSource(self.file, self.text, text, self._functions)
         except NotRunnable:
             return
         self.num_trials += 1
-        proof, result = yield from self.trial.prove(change, self.evidence.dtype)
+        limits = tried is not None and tried.symptom.is_exploding
+        is_written = self.evidence.kernel not in _FRESH
+        proof, result = yield from self.trial.prove(
+            change, self.evidence.dtype, limits, is_compared=is_written
+        )
         fix = self._fix(made, change, proof)
+        if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
+            return  # whether it computes the same as before could not be seen
         if fix.status == "proved":
-            self.proved = fix
+            self.proved, self.change = fix, change
             return
         if not result.is_complete and result.failure is None:
             return  # it did not run: nothing was learned
@@ -157,7 +240,7 @@ class _Search:
         if place is None or tried is None or _is_same(place, tried, change):
             self.refuted.append(fix)
             return
-        yield from self.run(text, place, made, depth + 1)
+        yield from self._try_all(text, place, made, depth + 1)
 
     def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
         """Where the step fails now, if that is another line of the same file."""
@@ -194,6 +277,19 @@ class _Search:
             remedy="+".join(dict.fromkeys(r.name for r in remedies)),
             file_sha256=change.sha256,
         )
+
+
+def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
+    return all(r.is_equivalent for c in made for r in c.remedies)
+
+
+def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
+    """Where the cause says more than the operator."""
+    return replace(
+        symptom,
+        is_exploding=cause == "exploding_gradient",
+        is_infeasible=cause == "infeasible_target",
+    )
 
 
 def _is_same(place: _Place, tried: _Place, change: ChangedSource) -> bool:

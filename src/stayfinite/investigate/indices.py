@@ -20,7 +20,8 @@ def first_bad(location: Location, window: Window) -> str:
     stats = next((o.stats for o in link.outputs if o.stats and o.stats.first_bad is not None), None)
     if stats is None or not stats.shape or not stats.first_bad:
         return ""
-    rows = num_rows(window.batches[0].value) if len(window.batches) == 1 else None
+    sizes = {num_rows(ref.value) for ref in window.batches}
+    rows = sizes.pop() if len(sizes) == 1 else None  # of accumulated batches: all of one size
     names = _names(link, stats.shape, rows)
     if names is None:
         return f"index [{', '.join(map(str, stats.first_bad))}]"

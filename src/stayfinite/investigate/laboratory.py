@@ -213,8 +213,9 @@ class Laboratory:
         """What training can be gone on with, and by whom: the steps since the snapshot and this one, as far
         as they can be computed again, else steps like this one."""
         about = self.about
-        if self.window.own_update or not self.state.snapshot.is_taken or self.has_others:
-            return about.vehicle, []
+        is_shared = self.has_others or about.engine.ranks.is_apart
+        if self.window.own_update or not self.state.snapshot.is_taken or is_shared:
+            return about.vehicle, []  # other steps are not this rank's alone
         log = [w for w in about.engine.log if w is not self.window and not w.is_loaderless]
         log = log[-_MAX_STEPS_BACK:]
         is_shown = about.traced is not None and about.traced.failure is not None
@@ -237,6 +238,7 @@ class Laboratory:
         log = [w for w in self.about.engine.log if w is not self.window and w.step != without]
         is_too_long = self.is_loop and len(log) > _MAX_STEPS_BACK
         is_own = bool(self.window.own_update)  # nobody but the script can apply its steps
+        is_own |= self.about.engine.ranks.is_apart  # nor one rank those that all have made
         if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None
         self.state.snapshot.restore()

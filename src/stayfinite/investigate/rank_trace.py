@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace
 from ..numerics.health import badness
 from ..runtime.ranks import local
 
-__all__ = ["PARTED_NOTE", "SUM_NOTE", "NeedsOthers", "RankTrace", "is_received"]
+__all__ = ["PARTED_NOTE", "SUM_NOTE", "NeedsOthers", "RankTrace", "Silence", "is_received"]
 
 _TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 _SENT = {
@@ -38,6 +39,17 @@ PARTED_NOTE = (
 
 class NeedsOthers(Exception):
     """What is replayed wants an answer from ranks that are not there any more."""
+
+
+class Silence(TorchDispatchMode):
+    """Stops what is computed before its first collective: nobody would answer."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace in _TALK:
+            raise NeedsOthers(func._schema.name)
+        return func(*args, **(kwargs or {}))
 
 
 class RankTrace(OpTrace):

@@ -16,9 +16,10 @@ import torch
 
 from ..diagnose.evidence import Searched
 from ..runtime.window import Replay, ReplayResult
+from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
 
-__all__ = ["Search", "rates_below"]
+__all__ = ["Search", "has_risen", "rates_below"]
 
 _TRIAL_STEPS = 5
 _PROOF_STEPS = 16
@@ -28,6 +29,7 @@ _FEWEST = 3
 _NEAR = 2
 _FEW_BATCHES = 4
 """With fewer, what passes on them says less: a larger distance is kept from what failed."""
+_REDRAWN = 4
 _LEAP = 4
 """So many values further down after a failure: two decades."""
 _FAR = 10.0
@@ -48,6 +50,25 @@ def rates_below(rate: float, least: float = 1e-8) -> list[float]:
     return [v for v in values if least <= v <= rate / 2.5 or (v <= rate / 2.5 and rate < least)]
 
 
+_CYCLES = ("OneCycleLR", "CyclicLR")
+_GREW = 1.05
+
+
+def has_risen(lab: Laboratory) -> bool:
+    """Whether a schedule or the loop has raised the rate above what the optimizer was made with.
+
+    Then an upper limit is what is searched for; a cycle with a peak of its own is scaled instead.
+    """
+    if any(type(s).__name__ in _CYCLES for s in lab.state.schedulers):
+        return False
+    for optimizer in lab.state.optimizers:
+        for group in optimizer.param_groups:
+            given = group.get("initial_lr", optimizer.defaults.get("lr"))
+            if given is not None and float(group.get("lr", 0.0)) > _GREW * float(given):
+                return True
+    return False
+
+
 class Search:
     """One setting of one training."""
 
@@ -61,6 +82,9 @@ class Search:
         self._values = values
         self._contexts = contexts
         self._vehicle, self._windows = lab.at_hand()
+        is_redrawn = any(w.is_loaderless for w in self._windows)
+        self._cycle = _REDRAWN if is_redrawn else len(self._windows)
+        """After so many steps the same batches come again; where a loop draws its own, a few make a mean."""
         self._num_steps = 0
         self._failed: float | None = None
         self._passed: dict[float, int] = {}
@@ -74,6 +98,12 @@ class Search:
         """None where nothing could be run."""
         if not self._windows or not self._values:
             return None
+        with computing_only():  # entered once: each replay would open and close it again
+            return (yield from self._run(before, usual))
+
+    def _run(
+        self, before: float | None, usual: float
+    ) -> Generator[Replay, ReplayResult, Searched | None]:
         self._failed = before
         best = yield from self._bisect(self._start(usual))
         while best is not None and self._has_time:
@@ -147,13 +177,13 @@ class Search:
                 return False  # it cannot be run: that says nothing of the value
             self._num_steps += 1
             has_failed = result.failure is not None or not result.is_complete
-            if has_failed or self._has_grown(before) or _has_risen(losses, len(self._windows)):
+            if has_failed or self._has_grown(before) or _has_risen(losses, self._cycle):
                 self._failed = value if self._failed is None else min(value, self._failed)
                 return False
             state.buffers.copy()
             if i + 1 >= _FEWEST:
                 self._passed[value] = max(i + 1, self._passed.get(value, 0))
-        if not _is_higher(losses, len(self._windows)):
+        if not _is_higher(losses, self._cycle):
             self._learned.add(value)
         return True
 

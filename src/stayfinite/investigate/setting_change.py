@@ -10,19 +10,18 @@ import ast
 import contextlib
 import gc
 import hashlib
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
-from ..records import Fix
-from ..remedies import Candidate, Source, apply, find, unified_diff, with_keyword
+from ..remedies import Candidate, Source, apply, find, with_keyword
+from ..runtime.window import Window
 from . import changes
 from .body.scene import Scene
 from .changed_source import text_of_file
@@ -32,9 +31,10 @@ __all__ = [
     "SettingChange",
     "loss_change",
     "memory_change",
+    "only_call",
     "optimizer_change",
+    "own_files",
     "shown_path",
-    "with_diff",
 ]
 
 _MAX_FILES = 200
@@ -49,6 +49,12 @@ class SettingChange:
     after: str
     candidate: Candidate
     apply: Callable[[], AbstractContextManager[None]]
+    is_from_snapshot: bool = False
+    """It has acted since the last healthy state: the steps since then are run with it."""
+    at: Callable[[Window], AbstractContextManager[None]] | None = None
+    """What it sets in one step, where that is not the same in all."""
+    beyond: Callable[[], AbstractContextManager[None]] | None = None
+    """A value beyond the one that is offered: it has to pass too, so that some distance is kept."""
     name = ""
 
     @property
@@ -73,7 +79,7 @@ def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     if kind is None or found is None:
         return None
     key, text, value = found
-    built = _only_call(lab, kind)
+    built = only_call(lab, kind)
     if built is None:
         return None
     file, before, source, call = built
@@ -94,7 +100,7 @@ def _setting(e: Evidence) -> tuple[str, str, float] | None:
     return ("eps", "1e-4", 1e-4) if is_half else ("eps", "1e-8", 1e-8)
 
 
-def _only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] | None:
+def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] | None:
     """The one call in the user's files that builds such an object; first in those of this training."""
     calls = [
         (file, text, source, call)
@@ -102,14 +108,14 @@ def _only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] 
         if f"{kind}(" in text
         for source, call in _calls(text, kind)
     ]
-    near = [c for c in calls if c[0] in _own_files(lab)]
+    near = [c for c in calls if c[0] in own_files(lab)]
     for found in (near, calls):
         if len(found) == 1:
             return found[0]
     return None
 
 
-def _own_files(lab: Laboratory) -> set[str]:
+def own_files(lab: Laboratory) -> set[str]:
     """Where the loop stands, its loss function and its models are written."""
     scene = lab.about.vehicle.scene
     files = {scene.file} if scene is not None else set()
@@ -145,33 +151,6 @@ def _calls(text: str, kind: str) -> list[tuple[Source, ast.Call]]:
     return found
 
 
-def with_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Fix:
-    """A learning rate that was proved, as a diff of the line that sets it."""
-    rate = e.rate
-    kind = e.optimizer.get("type")
-    if fix.experiment != "smaller_lr" or fix.status != "proved" or rate is None or kind is None:
-        return fix
-    if rate.passed is None or rate.before is None:
-        return fix
-    found = _only_call(lab, kind)
-    if found is None:
-        return fix
-    file, before, source, call = found
-    given = next((k.value for k in call.keywords if k.arg == "lr"), None)
-    built = [o.defaults.get("lr") for o in lab.state.optimizers if type(o).__name__ == kind]
-    value = given.value if isinstance(given, ast.Constant) else next(iter(built), None)
-    if given is None:
-        return fix
-    if not isinstance(value, (int, float)) or not math.isclose(value, rate.before, rel_tol=1e-6):
-        return fix
-    after, _ = apply(before, [with_keyword(source, call, "lr", f"{rate.passed:.4g}")])
-    return replace(
-        fix, file=file, line=call.lineno, remedy="set_lr",
-        diff=unified_diff(shown_path(file), before, after),
-        file_sha256=hashlib.sha256(before.encode()).hexdigest(),
-    )  # fmt: skip
-
-
 def shown_path(file: str) -> str:
     """The path as people write it: below the working directory where it is there."""
     relative = os.path.relpath(file)
@@ -182,7 +161,7 @@ def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     """`nn.CTCLoss` with zero_infinity, where one call in the user's files builds it."""
     if e.kernel != "_ctc_loss":
         return None
-    built = _only_call(lab, "CTCLoss")
+    built = only_call(lab, "CTCLoss")
     live = [m for m in gc.get_objects() if type(m) is torch.nn.CTCLoss]
     if built is None or not live:
         return None

@@ -106,6 +106,9 @@ def returned_by(file: str, value: ast.expr, function: str) -> tuple[str, ast.Cal
             name = _name(value.func)
             is_here = any(n == name for n, _ in _functions(file))
             return (name, value) if name and is_here else None
+        if isinstance(value, ast.BinOp):
+            value = value.right if isinstance(value.right, ast.Call) else value.left
+            continue
         if not isinstance(value, ast.Name):
             return None
         made = _assignment(file, function, value.id, value.lineno)

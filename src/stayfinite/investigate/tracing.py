@@ -43,9 +43,19 @@ def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:
 
 @contextlib.contextmanager
 def eager_stance() -> Iterator[None]:
-    """Compiled models run operator by operator during a replay."""
+    """Compiled models run operator by operator during a replay.
+
+    A step that is compiled whole stands inside of its compiled region when it is looked into. There
+    torch takes no stance, so the region is left first; afterwards it goes on as it was.
+    """
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    from torch._C._dynamo.eval_frame import set_eval_frame
+
+    region = set_eval_frame(None)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        set_eval_frame(region)

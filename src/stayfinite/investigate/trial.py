@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +14,15 @@ import torch
 from ..records import Proof
 from ..runtime.state import TrainState
 from ..runtime.window import Change, Replay, ReplayResult, Window
+from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
 
 __all__ = ["Trial", "tolerance"]
 
 _NUM_HEALTHY = 3
 _NUM_AFTER = 6
+_MAX_REPLAYS = 48
+"""Of all changes that are tried for one incident; what is under way is finished."""
 _ABSURD = 1e6
 _ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
@@ -67,7 +71,11 @@ class Trial:
 
     @property
     def has_time(self) -> bool:
-        return time.perf_counter() < self.deadline
+        return time.perf_counter() < self.deadline and self.num_replays < _MAX_REPLAYS
+
+    @property
+    def is_late(self) -> bool:
+        return time.perf_counter() > self.deadline
 
     @property
     def _windows(self) -> list[Window]:
@@ -81,9 +89,23 @@ class Trial:
         return list({id(w): w for w in found}.values())
 
     def prove(
-        self, change: Change, dtype: str
+        self,
+        change: Change,
+        dtype: str,
+        limits_gradients: bool = False,
+        is_compared: bool = True,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
-        """What the change does; and the replay of the failing step with it."""
+        """What the change does; and the replay of the failing step with it.
+
+        `is_compared`: whether healthy steps should give the same as before; not where they have read memory
+        that nobody wrote.
+        """
+        with computing_only():  # entered once: each replay would open and close it again
+            return (yield from self._prove(change, dtype, limits_gradients, is_compared))
+
+    def _prove(
+        self, change: Change, dtype: str, limits_gradients: bool, is_compared: bool
+    ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab = self.lab
         with lab.unharmed():
             result = yield from self._once(lab.window, change, is_applied=lab.needs_step)
@@ -91,7 +113,9 @@ class Trial:
             return Proof(note="the step is still not finite"), result
         if not result.is_complete:
             return Proof(note="the changed source did not run to its end"), result
-        number, largest, note = yield from self._compared(change, dtype)
+        number, largest, note = 0, None, ""
+        if is_compared:
+            number, largest, note = yield from self._compared(change, dtype, limits_gradients)
         note = note or self._is_absurd(result)
         if note:
             return (
@@ -104,6 +128,46 @@ class Trial:
             note=note,
         )  # fmt: skip
         return made if not is_bad else Proof(**{**vars(made), "is_step_finite": False}), result
+
+    def prove_since(
+        self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
+    ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
+        """All steps since the last healthy state with the change, this one, and those once more."""
+        with computing_only():
+            return (yield from self._prove_since(change, at))
+
+    def _prove_since(
+        self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
+    ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
+        lab, state = self.lab, self.lab.state
+        vehicle, windows = lab.at_hand()
+        result = ReplayResult(is_complete=False)
+        if not windows:
+            return Proof(note="the steps before it could not be run here"), result
+        number, losses = 0, []
+        with lab.unharmed():
+            state.snapshot.restore()
+            for i, window in enumerate([*windows, *windows[:_NUM_AFTER]]):
+                state.clear_grads()
+                if i < len(windows) and window.rng is not None:
+                    window.rng.restore()
+                self.num_replays += 1
+                result = yield Replay(
+                    window=window, change=change, is_applied=True, vehicle=vehicle,
+                    contexts=[at(window)] if at is not None else [],
+                )  # fmt: skip
+                if result.failure is not None:
+                    return Proof(note="the steps before it are not finite with it either"), result
+                if not result.is_complete:
+                    return Proof(note="the changed source did not run to its end"), result
+                number += 1
+                losses += result.losses[-1:]
+                state.buffers.copy()
+        again = losses[len(windows) :] if not any(w.is_loaderless for w in windows) else []
+        if again and _mean(again) > 1.05 * abs(_mean(losses[: len(again)])) + 1e-3:
+            return Proof(is_step_finite=True, note="it leaves a loss that rises"), result
+        note = "from the last healthy state on"
+        return Proof(is_step_finite=True, num_after=number, note=note), result
 
     def _is_absurd(self, result: ReplayResult) -> str:
         """A loss that is finite and of no use."""
@@ -139,7 +203,7 @@ class Trial:
             return self._healthy
         found = []
         for window in self._windows[:_NUM_HEALTHY]:
-            if not self.has_time:
+            if self.is_late:
                 break
             norm = _GradientNorm(self.lab.state)
             with self.lab.unharmed():
@@ -150,7 +214,7 @@ class Trial:
         return found
 
     def _compared(
-        self, change: Change, dtype: str
+        self, change: Change, dtype: str, limits_gradients: bool
     ) -> Generator[Replay, ReplayResult, tuple[int, float | None, str]]:
         largest: float | None = None
         number = 0
@@ -169,7 +233,7 @@ class Trial:
             largest = max(largest or 0.0, new)
             if new > tolerance(dtype):
                 return number, largest, f"it changes the loss of healthy steps by {new:.2g}"
-            if known.norm and norm.value is not None:
+            if known.norm and norm.value is not None and not limits_gradients:
                 # Only much smaller or larger ones: where the source was near its limits already, its own
                 # gradients had overflowed in part.
                 times = norm.value / known.norm
@@ -190,7 +254,7 @@ class Trial:
         number = 0
         with lab.unharmed():
             for window in [lab.window, *others, lab.window]:
-                if not self.has_time:
+                if self.is_late:
                     return number, "time was up before more steps behind it were run", False
                 lab.state.clear_grads()
                 if window.rng is not None:
@@ -204,6 +268,10 @@ class Trial:
                 number += 1
                 lab.state.buffers.copy()
         return number - 1, "", False  # the first of them is the step itself
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
 def _relative(one: Sequence[float], other: Sequence[float]) -> float:

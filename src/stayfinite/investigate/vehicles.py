@@ -28,7 +28,7 @@ from .body.body import Body
 from .body.scene import Scene
 from .changed_source import NotRunnable
 from .frameworks import FrameworkStep, unlogged
-from .rank_trace import NeedsOthers, RankTrace
+from .rank_trace import NeedsOthers, RankTrace, Silence
 from .replay import ActiveReplay, Enough
 from .tracing import eager_stance, symptom_origin
 
@@ -89,9 +89,11 @@ class Vehicle:
         grads = state.take_grads()
         self.engine.replay = active
         try:
-            quiet = hushed() if is_quiet else contextlib.nullcontext()
+            ranks = self.engine.ranks
+            is_alone = is_quiet or ranks.is_apart
             with (
-                quiet,
+                hushed(ranks) if is_alone else contextlib.nullcontext(),
+                Silence() if ranks.is_apart else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
                 computing_only() as report,
                 self._unlogged(),
                 eager_stance(),

@@ -1,11 +1,13 @@
 """The ladder when none is given: the usual order, made from what the script really has.
 
-Precision first, then the data, a simpler loss, a smaller learning rate, no augmentation, and at last
-the forward itself in float32 and the gradients clipped.
+Precision first, then the data, a simpler loss, warmer temperatures and a smaller exponent, a smaller
+learning rate, no augmentation, a smaller batch, and at last the forward itself in float32 and the
+gradients clipped.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..errors import UsageError
@@ -34,6 +36,11 @@ _AUGMENTATION = (
     "use_augmentation", "augmentation", "augment", "use_mixup", "mixup", "mixup_alpha",
     "use_cutmix", "cutmix", "cutmix_alpha", "noise_std", "random_erasing",
 )  # fmt: skip
+_TEMPERATURE = re.compile(r"(\w+_)?(temperature|temp)s?")
+_COLD = 0.05
+_BETA = ("beta", "loss_beta", "mi_beta")
+_LEAST_BETA = 0.5
+_BATCH = ("batch_size", "train_batch_size", "per_device_train_batch_size", "micro_batch_size", "bs")
 
 
 def default_ladder(found: Resolver, baseline: Outcome) -> list[Change]:
@@ -43,8 +50,11 @@ def default_ladder(found: Resolver, baseline: Outcome) -> list[Change]:
     if baseline.has_loader:
         rungs.append(_ours("skip_bad_samples", "true"))
     rungs += _switched_off(found, _LOSS)
+    rungs += _warmer(found)
+    rungs += _flatter(found)
     rungs += _scaled(found, _LR, 0.1) or [_ours("lr", "0.1x")]
     rungs += _switched_off(found, _AUGMENTATION)
+    rungs += _smaller_batch(found)
     if baseline.cause == "loss_scaling":
         rungs.append(_ours("init_scale", "1024"))
     if baseline.is_half and not baseline.has_autocast:
@@ -88,6 +98,43 @@ def _scaled(found: Resolver, names: tuple[str, ...], factor: float) -> list[Chan
         if (as_number(value) or 0) > 0:
             return _set(found, name, f"{factor:g}x")
     return []
+
+
+def _warmer(found: Resolver) -> list[Change]:
+    """Each temperature at 0.05 at least, those in a list too."""
+    rungs = []
+    for name, value in _present(found, _ending(found, _TEMPERATURE)):
+        values = value if isinstance(value, list) else [value]
+        numbers = [as_number(v) for v in values]
+        if None in numbers or not any(0 < n < _COLD for n in numbers if n is not None):
+            continue
+        warm = [max(n, _COLD) for n in numbers if n is not None]
+        rungs += _set(found, name, warm if isinstance(value, list) else warm[0])
+    return rungs
+
+
+def _flatter(found: Resolver) -> list[Change]:
+    """An exponent of probabilities; any other `beta` is something else."""
+    rungs = []
+    for name, value in _present(found, _BETA):
+        number = as_number(value)
+        if number is not None and _LEAST_BETA < number <= 1:
+            rungs += _set(found, name, _LEAST_BETA)
+    return rungs
+
+
+def _smaller_batch(found: Resolver) -> list[Change]:
+    for name, value in _present(found, _BATCH):
+        number = as_number(value)
+        if number is not None and number >= 2 and number.is_integer():
+            return _set(found, name, int(number) // 2)
+    return []
+
+
+def _ending(found: Resolver, pattern: re.Pattern[str]) -> tuple[str, ...]:
+    names = [normal(f["dest"]) for f in found.flags]
+    names += [normal(str(e.path[-1])) for e in (*found.data, *found.code)]
+    return tuple(dict.fromkeys(n for n in names if pattern.fullmatch(n)))
 
 
 def _set(found: Resolver, name: str, value: Any) -> list[Change]:

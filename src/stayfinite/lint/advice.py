@@ -2,52 +2,8 @@
 
 from __future__ import annotations
 
+from ..codes import all_codes
+
 __all__ = ["ADVICE"]
 
-ADVICE = {
-    "SF101": "log_softmax(x) or logsigmoid(x); log(1 - sigmoid(x)) is logsigmoid(-x)",
-    "SF102": "stay in log space, or p.clamp(min=torch.finfo(p.dtype).tiny).log()",
-    "SF103": "binary_cross_entropy_with_logits on what goes into the sigmoid",
-    "SF104": "torch.logsumexp(x, dim)",
-    "SF105": "bound it first: x.clamp(max=...), stayfinite.numerics.bound, or softplus instead of exp",
-    "SF106": "torch.softmax(x, dim)",
-    "SF107": "softplus instead of relu, or a floor: x.clamp(min=torch.finfo(x.dtype).tiny).log()",
-    "SF111": ".clamp(min=1) on the count, or stayfinite.numerics.masked_mean",
-    "SF112": ".clamp(min=torch.finfo(x.dtype).eps) on the divisor, F.normalize, or safe_normalize",
-    "SF113": "a floor on the sum, or stayfinite.numerics.safe_div",
-    "SF114": "work with the logits: p / (1 - p) is exp(logit), its log is the logit",
-    "SF121": "torch.sqrt(x.clamp(min=torch.finfo(x.dtype).tiny)), stayfinite.numerics.safe_norm, or the square",
-    "SF122": "a floor under the base, or stayfinite.numerics.safe_pow",
-    "SF123": "clamp to 1 - eps before the arc, stayfinite.numerics.safe_acos, or atan2 of sine and cosine",
-    "SF124": "the double where: replace the bad inputs before the operation as well as the result after it",
-    "SF125": "x.var(correction=0), or clamp the difference at the smallest number before the root",
-    "SF126": "keep the value before tanh or sigmoid, or stayfinite.numerics.safe_atanh; torch.logit(p, eps=...)",
-    "SF131": "masked_softmax of stayfinite.numerics, or a finite mask: torch.finfo(x.dtype).min",
-    "SF132": "correction=0, drop_last=True, or stayfinite.numerics.safe_std",
-    "SF133": "sum and divide by .sum().clamp(min=1), or stayfinite.numerics.masked_mean",
-    "SF134": 'reduction="sum" over the count of kept targets, at least 1; or masked_cross_entropy',
-    "SF135": "zero_infinity=True, or stayfinite.numerics.ctc_loss, which names the samples",
-    "SF136": "torch.xlogy(p, p), torch.special.entr(p), or log_softmax with F.kl_div(log_target=True)",
-    "SF137": "smooth over the classes that are left, or stayfinite.numerics.masked_cross_entropy",
-    "SF141": "eigvalsh or svdvals if the values are enough; detach; or pull equal values apart by a small diagonal",
-    "SF142": "a new tensor: y = y * m instead of y *= m or y.mul_(m)",
-    "SF151": "torch.finfo(x.dtype).min",
-    "SF152": "an epsilon for the dtype: torch.finfo(x.dtype).eps, or compute in float32",
-    "SF161": "fill it in __init__: nn.init.zeros_(self.x), nn.init.xavier_uniform_(self.x), ...",
-    "SF162": "torch.zeros, or torch.empty with nn.init",
-    "SF163": "torch.zeros or torch.zeros_like",
-    "SF164": "eps=1e-8, in half precision 1e-4 or float32 parameters",
-    "SF201": "scaler.unscale_(optimizer) before the clipping",
-    "SF202": "scaler.step(optimizer) and scaler.update()",
-    "SF203": "scaler.update() after scaler.step(optimizer)",
-    "SF204": "scheduler.step() after optimizer.step()",
-    "SF205": "optimizer.zero_grad() in each round",
-    "SF206": "leave the step out (`continue`), or stayfinite run train.py",
-    "SF207": "find the part of the loss that overflows and repair that; clip the gradient instead",
-    "SF208": "isfinite",
-    "SF209": "check before saving, or stayfinite.save_gate",
-    "SF210": "scheduler.load_state_dict(checkpoint[...]) beside the optimizer's",
-    "SF211": "loss = loss / num_parts before backward()",
-    "SF212": "torch.isnan(x) or math.isnan(x)",
-    "SF213": "math.isfinite(x) and x < best, with best = math.inf to begin with",
-}
+ADVICE = {code.name: code.detail("Write instead") for code in all_codes("lint")}

@@ -40,7 +40,8 @@ def summary(report: Report) -> str:
     files = len({f.path for f in report.findings})
     ways = sum(f.remedy is not None for f in report.findings)
     can = f", {ways} with a repair (--fix)" if ways else ""
-    return f"{fixed}{number} found in {files} of {read}{can}"
+    more = f"; more: stayfinite explain {report.findings[0].code}"
+    return f"{fixed}{number} found in {files} of {read}{can}{more}"
 
 
 def as_json(report: Report) -> str:

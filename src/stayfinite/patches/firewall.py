@@ -25,14 +25,21 @@ class Firewall:
     A running out of memory and a recursion that is too deep count as well. What is raised on purpose
     (`StayfiniteError`), an interrupt and an exit go through. `on_failure` is called once, for example to
     close a subscription. The user's own function must not be called in here: its errors are theirs.
+    `is_inside`: says when a failure is for somebody above to catch, who puts back what was begun.
 
     >>> firewall = Firewall("the loss check")
     >>> firewall.call(len, [1, 2])
     2
     """
 
-    def __init__(self, place: str, on_failure: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        place: str,
+        on_failure: Callable[[], object] | None = None,
+        is_inside: Callable[[], bool] | None = None,
+    ) -> None:
         self.place = place
+        self._is_inside = is_inside
         self.is_down = False
         self._on_failure = on_failure
 
@@ -81,6 +88,8 @@ class Firewall:
 
     def fail(self, error: Exception) -> None:
         """Something of ours has raised this: it is reported, and nothing more is called here."""
+        if self._is_inside is not None and self._is_inside():
+            raise error
         self.is_down = True
         # Where memory or the stack has run out, reporting may fail too.
         with contextlib.suppress(Exception):

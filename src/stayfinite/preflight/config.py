@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from torch.optim.lr_scheduler import LRScheduler
 
 from .config_gather import Reading, held, in_file, tags_of
+from .config_intervals import cost_of_failure
 from .config_schedule import judge_schedule, num_batches
 from .probes import Checks, Subject
 from .records import Finding, failed, passed, skipped, warned
@@ -32,6 +33,7 @@ def config(subject: Subject) -> Checks:
     if subject.config is not None:
         found += _differences(mine, written)
         found += _warmup(written)
+        found += cost_of_failure(written)
     found += [*_scaler(subject), *_clip(subject), *_schedules(subject)]
     return found
 

@@ -19,6 +19,7 @@ __all__ = ["Reading", "held", "in_file", "tags_of"]
 
 _ADAM = ("adam", "rmsprop", "adafactor", "lamb")
 _LARGE_BATCH = 2048
+_MAX_HEADS = 256
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,7 @@ def _of_module(path: str, module: nn.Module, subject: Subject) -> Iterator[Readi
             yield Reading("bn_momentum", float(module.momentum), f"{path}.momentum")
     if isinstance(module, _DropoutNd):
         yield Reading("dropout", float(module.p), f"{path}.p")
-    for name in ("temperature", "temp"):
-        value = _number(getattr(module, name, None))
-        if value is not None:
-            yield Reading("temperature", value, f"{path}.{name}")
+    yield from _temperatures(path, module)
     smoothing = number_of(getattr(module, "label_smoothing", None))
     if smoothing is not None:
         yield Reading("label_smoothing", smoothing, f"{path}.label_smoothing")
@@ -125,6 +123,23 @@ def _of_module(path: str, module: nn.Module, subject: Subject) -> Iterator[Readi
             value = _number(getattr(module, name, None))
             if value is not None:
                 yield Reading("sinkhorn_eps", value, f"{path}.{name}")
+
+
+def _temperatures(path: str, module: nn.Module) -> Iterator[Reading]:
+    """One number, or one for each head: a list, a tensor. Of several the lowest counts most."""
+    own = {**vars(module), **module._buffers, **module._parameters}
+    for name, value in own.items():
+        if name.startswith("_") or quantity_of((name,)) != "temperature":
+            continue
+        if isinstance(value, Tensor):
+            is_small = value.is_floating_point() and 0 < value.numel() <= _MAX_HEADS
+            values = value.detach().flatten().tolist() if is_small else []
+        else:
+            values = list(value) if isinstance(value, (list, tuple)) else [value]
+        numbers = [(i, n) for i, v in enumerate(values) if (n := number_of(v)) is not None]
+        for i, number in numbers:
+            at = f"[{i}]" if len(values) > 1 else ""
+            yield Reading("temperature", number, f"{path}.{name}{at}")
 
 
 def _gamma(value: float, label: str) -> Iterator[Reading]:

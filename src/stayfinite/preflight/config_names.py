@@ -11,6 +11,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
         "lr",
         r"((?!min|end|final|warmup|eta)\w+_)?(lr|learning_rate|learningrate)(_max|_peak|_init)?",
     ),
+    ("lr_multiplier", r"(\w+_)?lr_(mult|multiplier|factor)"),
     ("warmup_ratio", r"warmup_(ratio|fraction|pct|proportion)"),
     ("warmup_steps", r"(num_)?(lr_)?warmup(_steps|_iters|_iterations|_updates)?"),
     ("total_steps", r"(max|total|num_training|num|train)_(steps|iters|iterations)"),
@@ -19,6 +20,10 @@ _NAMES: tuple[tuple[str, str], ...] = (
         r"(grad(ient)?_?clip(ping)?(_norm|_val|_value|_max_norm)?|clip_grad(ient)?(_norm)?|"
         r"max_(grad_)?norm|clip(_norm|_value)?)",
     ),
+    ("epochs", r"(num_|max_|train_|n_)?epochs"),
+    ("save_every", r"(save|checkpoint|ckpt)_(every|interval|freq|steps|every_n_steps)"),
+    ("eval_every", r"(eval|val|validat(e|ion))_(every|interval|freq|steps|every_n_steps)"),
+    ("loss_beta", r"(loss_|mi_)?beta"),
     ("beta1", r"(adam_)?beta_?1"),
     ("beta2", r"(adam_)?beta_?2"),
     ("adam_eps", r"(adamw?|optimizer|optim|opt)_eps(ilon)?"),
@@ -26,7 +31,17 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("norm_eps", r"((rms|layer|batch|group|instance)_?)?(norm|ln|bn)_eps(ilon)?"),
     ("focal_gamma", r"(focal_(loss_)?gamma|gamma_focal)"),
     ("label_smoothing", r"(label_)?smoothing"),
-    ("temperature", r"(\w+_)?(temperature|temp)"),
+    ("temperature", r"(\w+_)?(temperatures?|temps?)"),
+    ("sinkhorn_eps", r"(sinkhorn|mhc|routing)_tau"),
+    (
+        "loss_weight",
+        r"\w+_loss_(weight|coef|coeff|coefficient)|"
+        r"(kl|aux|auxiliary|commitment|perceptual|latent|adv|gan)_(weight|coef|coeff)",
+    ),
+    ("streams", r"mhc_n|(num|n)_streams"),
+    ("augmentation_level", r"(aug|augmentation)_(level|strength)"),
+    ("use_augmentation", r"(use_)?(augmentation|augment|aug)"),
+    ("oversample", r"oversample(_\w+)?"),
     ("batch_size", r"((train|per_device_train|micro|training)_)?batch_size|bs"),
     ("init_scale", r"(scaler_)?(init_scale|loss_scale|initial_scale)"),
     ("growth_interval", r"(scaler_)?growth_interval"),
@@ -43,6 +58,8 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ),
     ("dropout", r"(\w+_)?(dropout|drop_rate|drop_prob|drop_path(_rate)?)(_p|_prob|_rate)?"),
     ("use_amp", r"(use_)?(amp|fp16|half|mixed_precision)"),
+    ("use_bf16", r"(use_)?(bf16|bfloat16)"),
+    ("dtype", r"((torch|amp|compute|model|param|autocast)_)?dtype|precision"),
     ("optimizer", r"(optim(izer)?(_name|_type)?|opt)"),
 )
 _PATTERNS = tuple((q, re.compile(p)) for q, p in _NAMES)
@@ -61,13 +78,17 @@ def quantity_of(path: tuple[str, ...]) -> str | None:
     ('lr', 'lr')
     >>> quantity_of(("optim", "betas", "1")), quantity_of(("model", "norm", "eps"))
     ('beta2', 'norm_eps')
-    >>> quantity_of(("min_lr",)), quantity_of(("temp_dir",))
-    (None, None)
+    >>> quantity_of(("min_lr",)), quantity_of(("temp_dir",)), quantity_of(("teacher_temp", "3"))
+    (None, None, 'temperature')
     """
     words = [re.sub(r"[^a-z0-9]+", "_", w.lower()).strip("_") for w in path]
+    if len(words) > 1 and words[-1].isdigit():
+        *words, place = words
+        if re.fullmatch(r"(adamw?_|optim(izer)?_)?betas", words[-1]):
+            return {"0": "beta1", "1": "beta2"}.get(place)
     last, above = words[-1], "_".join(words[:-1])
-    if last in ("0", "1") and len(words) > 1 and words[-2] in ("betas", "adam_betas"):
-        return ("beta1", "beta2")[int(last)]
+    if last == "beta" and re.search(r"optim|adam", above):
+        return None
     if last == "gamma" and "focal" in above:
         return "focal_gamma"
     if last == "momentum" and re.search(r"norm|(^|_)bn(_|$)", above):

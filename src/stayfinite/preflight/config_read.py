@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from ..errors import UsageError
+from .config_numbers import arithmetic, number_in
 
 __all__ = ["ConfigFile", "PlacedValue", "read_config"]
 
@@ -126,17 +127,7 @@ def _yaml_entries(
             value = loader.construct_object(node)
         except (yaml.YAMLError, ValueError):
             value = node.value
-        yield PlacedValue(path, _number(value), node.start_mark.index, node.end_mark.index)
-
-
-def _number(value: Any) -> Any:
-    """YAML reads `1e-4` as text; it is meant as a number."""
-    if isinstance(value, str) and re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", value.strip()):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+        yield PlacedValue(path, number_in(value), node.start_mark.index, node.end_mark.index)
 
 
 def _read_json(path: Path, text: str) -> Iterator[PlacedValue]:
@@ -165,7 +156,7 @@ def _plain_entries(value: Any, path: tuple[str, ...]) -> Iterator[PlacedValue]:
         for i, inner in enumerate(value):
             yield from _plain_entries(inner, (*path, str(i)))
     else:
-        yield PlacedValue(path, _number(value))
+        yield PlacedValue(path, number_in(value))
 
 
 def _read_toml(path: Path, text: str) -> Iterator[PlacedValue]:
@@ -235,7 +226,9 @@ def _read_python(path: Path, text: str) -> Iterator[PlacedValue]:
 
     for key, value in _assignments(tree, ()):
         for entry_path, node in _literals(value, key):
-            yield PlacedValue(entry_path, ast.literal_eval(node), *place(node))
+            number = arithmetic(node)
+            literal = ast.literal_eval(node) if number is None else number
+            yield PlacedValue(entry_path, literal, *place(node))
 
 
 def _offset(lines: list[str], offsets: list[int], line: int, column: int) -> int:
@@ -260,9 +253,22 @@ def _assignments(
             name = _target_name(child.target)
             if name:
                 yield (*path, *name), child.value
-        elif isinstance(child, ast.keyword) and child.arg:
+        elif isinstance(child, ast.keyword) and child.arg not in (None, "default"):
             yield (*path, child.arg), child.value
+        elif isinstance(child, ast.Call):
+            yield from _flag(child, path)
         yield from _assignments(child, path)
+
+
+def _flag(call: ast.Call, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ast.expr]]:
+    """`add_argument("--lr", default=1e-3)` sets `lr`."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
+        return
+    names = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+    name = next((n.lstrip("-") for n in names if n.startswith("--")), "")
+    for given in call.keywords:
+        if given.arg == "default" and name:
+            yield (*path, name.replace("-", "_")), given.value
 
 
 def _target_name(target: ast.expr) -> tuple[str, ...]:
@@ -281,10 +287,18 @@ def _literals(value: ast.expr, path: tuple[str, ...]) -> Iterator[tuple[tuple[st
     elif isinstance(value, (ast.List, ast.Tuple)):
         for i, inner in enumerate(value.elts):
             yield from _literals(inner, (*path, str(i)))
-    elif isinstance(value, ast.Constant) or (
-        isinstance(value, ast.UnaryOp) and isinstance(value.operand, ast.Constant)
-    ):
+    elif isinstance(value, ast.Call) and _is_field(value.func):
+        for given in value.keywords:
+            if given.arg == "default":
+                yield from _literals(given.value, path)
+    elif isinstance(value, ast.Constant) or arithmetic(value) is not None:
         yield path, value
+
+
+def _is_field(function: ast.expr) -> bool:
+    """`lr: float = field(default=1e-3)`, as dataclasses, attrs and pydantic write it."""
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in ("field", "Field", "attrib", "ib")
 
 
 _READERS = {"yaml": _read_yaml, "json": _read_json, "toml": _read_toml, "py": _read_python}

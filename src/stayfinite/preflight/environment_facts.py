@@ -17,7 +17,7 @@ from ..runtime.batches import named_tensors
 from ..runtime.saved_state import free_memory
 from .probes import Subject
 
-__all__ = ["Facts", "bytes_text", "gather"]
+__all__ = ["Facts", "bytes_text", "free_host_memory", "gather"]
 
 _PACKAGES = (
     "torch",
@@ -43,6 +43,8 @@ class Facts:
     versions: dict[str, str] = field(default_factory=lambda: {"torch": torch.__version__})
     cudnn: int | None = None
     model_device: str = "cpu"
+    has_model: bool = True
+    """False where the machine is looked at before there is a training."""
     device_name: str = ""
     capability: tuple[int, int] | None = None
     """Of the GPU that the model is on."""
@@ -83,6 +85,7 @@ def gather(subject: Subject) -> Facts:
         versions=_versions(),
         cudnn=torch.backends.cudnn.version() if on_gpu else None,
         model_device=subject.device,
+        has_model=bool(subject.models),
         device_name=device_name(subject.device),
         capability=torch.cuda.get_device_capability() if on_gpu else None,
         has_idle_gpu=subject.device == "cpu" and has_accelerator(),
@@ -105,7 +108,7 @@ def gather(subject: Subject) -> Facts:
         num_workers=max([w for w in workers if isinstance(w, int)], default=0),
         free_shm_bytes=_free_shm(),
         needed_bytes=4 * size,
-        free_bytes=device_memory(subject.device) or _available(),
+        free_bytes=device_memory(subject.device) or free_host_memory(),
         free_disk_bytes=float(shutil.disk_usage(Path.cwd()).free),
         parameter_bytes=size,
     )
@@ -149,7 +152,7 @@ def _varying(batches: list[Any]) -> bool:
     return len(shapes) > 1
 
 
-def _available() -> float:
+def free_host_memory() -> float:
     """Memory that a process can have; what the system only caches counts."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

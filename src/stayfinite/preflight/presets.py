@@ -3,92 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from .config_names import number_of, quantity_of
-from .config_read import ConfigFile, PlacedValue, read_config
+from .config_read import ConfigFile, read_config
+from .preset_rules import SAFER, Change, related
 
-__all__ = ["PRESETS", "Change", "changes_of", "write_preset"]
+__all__ = ["PRESETS", "changes_of", "note_of", "write_preset"]
 
 PRESETS = ("conservative", "very-conservative")
 _MARK = "made by stayfinite check --preset"
-
-
-@dataclass(frozen=True)
-class Safer:
-    """How one quantity is made safer: for `conservative` and for `very-conservative`."""
-
-    mild: Callable[[float], float]
-    strong: Callable[[float], float]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Change:
-    """One value that the preset changes."""
-
-    entry: PlacedValue
-    value: Any
-    reason: str
-
-    @property
-    def is_applied(self) -> bool:
-        """False where the value's place in the text is not known: change it by hand."""
-        return self.entry.start >= 0
-
-    @property
-    def note(self) -> str:
-        return f"was {_shown(self.entry.value)}: {self.reason}"
-
-
-def _at_most(limit: float) -> Callable[[float], float]:
-    return lambda value: min(value, limit)
-
-
-def _at_least(limit: float) -> Callable[[float], float]:
-    return lambda value: max(value, limit)
-
-
-SAFER = {
-    "lr": Safer(
-        lambda v: v / 2, lambda v: v / 10,
-        "a smaller step is the first thing that helps against divergence",
-    ),
-    "clip": Safer(
-        _at_most(1.0), _at_most(0.5),
-        "one large gradient moves the weights less (Pascanu et al. 2013)",
-    ),
-    "warmup_steps": Safer(
-        lambda v: max(2 * v, 1000), lambda v: max(4 * v, 2000),
-        "Adam's second moment needs some hundred steps to settle",
-    ),
-    "warmup_ratio": Safer(_at_least(0.05), _at_least(0.1), "the same, as a share of the run"),
-    "beta2": Safer(
-        _at_most(0.98), _at_most(0.95),
-        "a second moment that follows faster is not caught out by a sudden large gradient "
-        "(Wortsman et al. 2023)",
-    ),
-    "adam_eps": Safer(
-        _at_least(1e-7), _at_least(1e-6),
-        "parameters whose gradients are nearly zero move less",
-    ),
-    "temperature": Safer(
-        _at_least(0.05), _at_least(0.1), "logits are divided by it: smaller ones saturate",
-    ),
-    "focal_gamma": Safer(_at_most(1.0), _at_most(0.0), "a plainer loss: 0 is cross entropy"),
-    "label_smoothing": Safer(_at_most(0.1), _at_most(0.0), "no mass on classes that are masked"),
-    "mixup_alpha": Safer(_at_most(0.2), _at_most(0.0), "less mixing while the fault is looked for"),
-    "growth_interval": Safer(
-        _at_least(2000), _at_least(5000), "the loss scale grows less often, so it overflows less",
-    ),
-    "init_scale": Safer(_at_most(65536.0), _at_most(1024.0), "fewer skipped steps at the start"),
-    "norm_eps": Safer(_at_least(1e-6), _at_least(1e-5), "bounds the gain of a constant row"),
-    "sinkhorn_eps": Safer(_at_least(0.05), _at_least(0.1), "exp(-cost/eps) stays above zero"),
-}  # fmt: skip
 
 
 def changes_of(config: ConfigFile, preset: str) -> list[Change]:
@@ -96,20 +23,22 @@ def changes_of(config: ConfigFile, preset: str) -> list[Change]:
     if preset not in PRESETS:
         raise UsageError(f"there is no preset {preset!r}; presets: {', '.join(PRESETS)}")
     is_strong = preset == "very-conservative"
-    found = []
+    found = list(related(config, is_strong))
     for entry in config.entries:
-        quantity = quantity_of(entry.path)
-        if quantity == "use_amp" and is_strong and entry.value is True:
-            reason = "full precision first; switch it back on when the run is stable"
-            found.append(Change(entry, False, reason))
         number = number_of(entry.value)
-        safer = SAFER.get(quantity or "")
+        safer = SAFER.get(quantity_of(entry.path) or "")
         if safer is None or number is None:
             continue
         value = _tidy((safer.strong if is_strong else safer.mild)(number), entry.value)
         if not math.isclose(value, number):
             found.append(Change(entry, value, safer.reason))
-    return found
+    places = {entry.path: i for i, entry in enumerate(config.entries)}
+    return sorted(found, key=lambda c: places[c.entry.path])
+
+
+def note_of(change: Change) -> str:
+    """What it was, and why it is changed."""
+    return f"was {_shown(change.entry.value)}: {change.reason}"
 
 
 def _tidy(value: float, old: Any) -> float | int:
@@ -129,7 +58,7 @@ def write_preset(path: Path, preset: str) -> tuple[Path, list[Change]]:
         raise UsageError(f"{target} is there already and was not made by a preset; move it away")
     text = _with_values(config, [c for c in changed if c.is_applied])
     if config.kind == "json":
-        reasons = [f"{c.entry.key} = {_shown(c.value)}  ({c.note})" for c in changed]
+        reasons = [f"{c.entry.key} = {_shown(c.value)}  ({note_of(c)})" for c in changed]
         head = f"{target.name}, {_MARK} {preset} from {path.name}:"
         _reasons_path(target).write_text("\n".join([head, *reasons, ""]), encoding="utf-8")
     else:
@@ -157,14 +86,30 @@ def _with_values(config: ConfigFile, changed: list[Change]) -> str:
         start = sum(map(len, config.text.splitlines(keepends=True)[:number]))
         line = lines[number]
         for change in sorted(here, key=lambda c: -c.entry.start):
-            value = _shown(change.value, config.kind)
+            old = config.text[change.entry.start : change.entry.end]
+            value = _written(change.value, old, config.kind)
             line = line[: change.entry.start - start] + value + line[change.entry.end - start :]
         if config.kind != "json":
             code = line.rstrip("\r\n")
-            notes = [f"{c.entry.path[-1]} {c.note}" if len(here) > 1 else c.note for c in here]
+            notes = [
+                f"{c.entry.path[-1]} {note_of(c)}" if len(here) > 1 else note_of(c) for c in here
+            ]
             line = f"{code.rstrip()}  # {' | '.join(notes)}{line[len(code) :]}"
         lines[number] = line
     return "".join(lines)
+
+
+def _written(value: Any, old: str, kind: str) -> str:
+    """The new value as the old one was written: in quotes, or as a power of two."""
+    if isinstance(value, str):
+        is_plain = kind == "yaml" and value != "no"  # YAML takes a bare `no` for false
+        quote = old[:1] if old[:1] in ("'", '"') else "" if is_plain else '"'
+        return f"{quote}{value}{quote}"
+    power = re.fullmatch(r"(\s*['\"]?2\.?0?\s*\*\*\s*)\d+(['\"]?)", old)
+    exponent = math.log2(value) if power and not isinstance(value, bool) and value > 0 else 0.5
+    if power and exponent.is_integer():
+        return f"{power[1]}{exponent:.0f}{power[2]}"
+    return _shown(value, kind)
 
 
 def _shown(value: Any, kind: str = "yaml") -> str:

@@ -74,6 +74,8 @@ class Probe:
     """Measure how much each weight moves, where the step is applied."""
     measure: bool = False
     """Measure how large weights and moments are behind an applied step."""
+    sizes: bool = False
+    """Measure how much memory the training holds, and what the forward keeps for the backward."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
     """What the step runs inside of."""
     note_half: bool = False
@@ -191,6 +193,8 @@ class Seen:
     """An operator gave float16 or bfloat16; with `note_half`."""
     peaks: dict[str, float] = field(default_factory=dict)
     """The largest magnitude of the weights and of each kind of moment; with `measure`."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes: parameters, gradients, optimizer, activations; with `sizes`."""
     seconds: float = 0.0
     """Of computing; of waiting, where the device is not the CPU."""
     proof: Proof | None = None

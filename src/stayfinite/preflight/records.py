@@ -27,7 +27,7 @@ GROUPS = (
     "environment", "config", "data", "init", "forward", "edges", "precision", "stability",
 )  # fmt: skip
 """The groups in the order in which they run and are shown."""
-ALL_GROUPS = (*GROUPS, "proof")
+ALL_GROUPS = (*GROUPS, "resources", "proof")
 """With those that run only when they are asked for."""
 
 STATUSES = ("pass", "warn", "fail", "skip")

@@ -105,6 +105,7 @@ def _verdict(report: CheckReport) -> Iterator[str]:
             about = f"{f.subject}{more}: " if f.subject else ""
             yield f"  {i}. {about}{f.action}"
             yield f"     ({f.status} {f.check}: {f.value})"
+        yield f"more: stayfinite explain {first[0].check}"
         yield ""
     for note in report.notes:
         yield f"note: {note}"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..devices import widest
@@ -31,7 +31,7 @@ from .flow_losses import LossWatch
 from .probes import Probe, Proof, Seen
 from .runner_casts import HalfWatch, in_precision
 from .runner_save import save_step
-from .runner_sizes import peaks
+from .runner_sizes import SavedSizes, peaks, state_sizes
 from .runner_watch import LayerWatch
 
 __all__ = ["Attempt", "Bench", "loss_nodes", "step_schedule"]
@@ -127,6 +127,7 @@ class Attempt:
         self._watch: LayerWatch | None = None
         self._losses: LossWatch | None = None
         self._half: HalfWatch | None = None
+        self._saved: SavedSizes | None = None
         self._norms: dict[int, float] = {}
         self._frozen: set[int] = set()
         self._weights: list[tuple[str, Tensor, Tensor]] = []
@@ -154,6 +155,10 @@ class Attempt:
         self._stack.enter_context(in_precision(probe.precision, self.state, self.bench.device))
         if probe.note_half:
             self._half = self._stack.enter_context(HalfWatch())
+        if probe.sizes:
+            held = [t for _, t in named_tensors(probe.batch)]
+            held += [t for root in self.state.roots.values() for t in _held(root)]
+            self._saved = self._stack.enter_context(SavedSizes(held))
         if probe.watch:
             self._watch = LayerWatch(names)
             self._stack.enter_context(self._watch)
@@ -185,6 +190,8 @@ class Attempt:
             self._look_at_state()
             if self.probe.measure:
                 seen.peaks = peaks(self.state)
+        if self._saved is not None:
+            seen.sizes = {**state_sizes(self.state), "activations": self._saved.num_bytes}
         self._stack.close()
         if self._capture is not None and seen.error is None:
             self._prove(self._capture)
@@ -290,6 +297,12 @@ def _with_scale(state: TrainState, scale: float, device: str) -> Iterator[None]:
     finally:
         for s, value, tracker in kept:
             s._scale, s._growth_tracker = value, tracker
+
+
+def _held(root: nn.Module) -> Iterator[Tensor]:
+    """What a model has in memory whether or not a step is taken."""
+    yield from root.parameters()
+    yield from root.buffers()
 
 
 def step_schedule(call: Callable[[], Any]) -> Any:

@@ -28,6 +28,7 @@ _HOMES = {
     "edges": "edges",
     "precision": "precision",
     "stability": "stability",
+    "resources": "resources",
     "proof": "proof",
 }
 """The module of each group; the function in it has the group's name."""
@@ -40,7 +41,7 @@ def selected(only: Iterable[str] = (), skip: Iterable[str] = ()) -> tuple[str, .
     ('data', 'init')
     >>> selected(skip=["dat"])
     Traceback (most recent call last):
-    stayfinite.errors.UsageError: there is no group 'dat'; groups: environment, config, data, init, forward, edges, precision, stability, proof
+    stayfinite.errors.UsageError: there is no group 'dat'; groups: environment, config, data, init, forward, edges, precision, stability, resources, proof
     """
     wanted, unwanted = _names(only), _names(skip)
     for name in (*wanted, *unwanted):

@@ -33,6 +33,8 @@ class LedgerEntry:
     reason: str = ""
     incident: str | None = None
     """Id of the incident that it belongs to."""
+    first_bad: str = ""
+    """The first bad value: "sample 1327 of the data set, feature 101"; "" where nobody has looked."""
 
 
 class Ledger:

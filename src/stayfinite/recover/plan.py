@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,6 +19,8 @@ from ..errors import UsageError
 __all__ = ["Stage", "StageReport", "StagedPlan"]
 
 _EDGE = 0.1
+_MOST = 100
+"""So many losses at either end are enough for a median, however long the stage is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +37,21 @@ class Stage:
     limits: Mapping[str, float] = field(default_factory=dict)
     """The largest magnitude that parameters of these names may have at its end: {"*.alpha": 0.1}."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What the training changes when it begins: {"lr": 1.5e-4}. Yours to apply."""
+    """What changes when it begins: {"lr": 1.5e-4} or {"lr": "1.5x"}. A guard sets what an optimizer holds."""
+    metric: str | None = None
+    """A figure that the script prints or logs: "val accuracy"; the last one of the stage counts."""
+    metric_above: float | None = None
+    metric_below: float | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.steps, int) or self.steps < 1:
             raise UsageError(f"a stage needs a name and at least 1 step, got {self!r}")
+        is_bounded = self.metric_above is not None or self.metric_below is not None
+        if is_bounded != (self.metric is not None):
+            raise UsageError(
+                f"stage {self.name!r}: `metric` goes with `metric_above` or `metric_below`, "
+                f"got {self.metric!r}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +65,7 @@ class StageReport:
     num_incidents: int = 0
     first_loss: float | None = None
     last_loss: float | None = None
+    metric: float | None = None
     reasons: tuple[str, ...] = ()
 
 
@@ -72,10 +87,21 @@ class StagedPlan:
         if not stages:
             raise UsageError("a plan needs at least one Stage(...)")
         self.stages = tuple(stages)
+        self.sees_metrics = True
+        """False in a process to which the script prints nothing: a rank that is not the first."""
         self._done: list[StageReport] = []
-        self._losses: list[float] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        """A stage begins."""
+        stage = self.current
+        self._edge = max(1, min(_MOST, round(stage.steps * _EDGE))) if stage is not None else 1
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=self._edge)
+        self._num_losses = 0
         self._incidents = 0
         self._steps = 0
+        self._metric: float | None = None
 
     @classmethod
     def from_data(cls, stages: Iterable[Mapping[str, Any]]) -> StagedPlan:
@@ -90,6 +116,38 @@ class StagedPlan:
                 )
             found.append(Stage(**stage))
         return cls(found)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> StagedPlan:
+        """A plan from a YAML file: a list of stages, or a mapping with the key `stages`."""
+        import yaml
+
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            data = yaml.safe_load(text)  # type: ignore[no-untyped-call]
+        except (OSError, UnicodeDecodeError) as e:
+            raise UsageError(f"cannot read the plan {path}: {e}") from None
+        except yaml.YAMLError as e:
+            raise UsageError(f"the plan {path} is no YAML: {str(e).splitlines()[0]}") from None
+        stages = data.get("stages") if isinstance(data, dict) else data
+        if not isinstance(stages, list) or not all(isinstance(s, dict) for s in stages):
+            raise UsageError(f"the plan {path} must be a list of stages, each with name and steps")
+        return cls.from_data(_numbers(s) for s in stages)
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """The names of all figures that its stages ask for."""
+        return frozenset(s.metric for s in self.stages if s.metric is not None)
+
+    @property
+    def is_at_last_step(self) -> bool:
+        """Whether the next `note` ends the stage."""
+        return self.current is not None and self._steps + 1 >= self.current.steps
+
+    def note_metric(self, name: str, value: float) -> None:
+        """The script has printed this figure."""
+        if self.current is not None and self.current.metric == name:
+            self._metric = value
 
     @property
     def current(self) -> Stage | None:
@@ -120,15 +178,23 @@ class StagedPlan:
             return None
         self._steps += 1
         self._incidents += not is_healthy
-        if loss is not None and math.isfinite(loss):
-            self._losses.append(loss)
+        self.see(loss)
         is_over = self._steps >= stage.steps or self._incidents > stage.max_incidents
         if not is_over:
             return None
         report = self._judge(stage, parameters)
         self._done.append(report)
-        self._losses, self._incidents, self._steps = [], 0, 0
+        self._clear()
         return report
+
+    def see(self, loss: float | None) -> None:
+        """A loss of the current stage."""
+        if loss is None or not math.isfinite(loss):
+            return
+        self._num_losses += 1
+        if len(self._first) < self._edge:
+            self._first.append(loss)
+        self._last.append(loss)
 
     def reports(self) -> list[StageReport]:
         """Every stage: passed, failed, running, or still waiting."""
@@ -140,32 +206,38 @@ class StagedPlan:
         return found
 
     def _judge(self, stage: Stage, parameters: Iterable[tuple[str, Tensor]]) -> StageReport:
-        edge = max(1, round(len(self._losses) * _EDGE))
-        first = median(self._losses[:edge]) if self._losses else None
-        last = median(self._losses[-edge:]) if self._losses else None
+        first = median(self._first) if self._first else None
+        last = median(self._last) if self._last else None
         reasons = []
         if self._incidents > stage.max_incidents:
             reasons.append(f"{self._incidents} incidents, allowed are {stage.max_incidents}")
         if first is None or last is None:
             reasons.append("no finite loss was seen")
         else:
-            if stage.must_improve and last >= first and len(self._losses) > 1:
+            if stage.must_improve and last >= first and self._num_losses > 1:
                 reasons.append(f"the loss went from {first:.4g} to {last:.4g} instead of down")
             if stage.loss_below is not None and last >= stage.loss_below:
                 reasons.append(f"the loss is {last:.4g}, wanted is below {stage.loss_below:g}")
-        reasons += _beyond(stage, parameters)
+        reasons += [*_beyond(stage, parameters), *self._of_metric(stage)]
         return StageReport(
             name=stage.name, status="failed" if reasons else "passed", num_steps=self._steps,
             num_incidents=self._incidents, first_loss=first, last_loss=last, reasons=tuple(reasons),
+            metric=self._metric,
         )  # fmt: skip
+
+    def _of_metric(self, stage: Stage) -> list[str]:
+        return _of_metric(stage, self._metric) if self.sees_metrics else []
 
     def state_dict(self) -> dict[str, Any]:
         """How far the plan is; plain values only."""
         return {
             "done": [dataclasses.asdict(r) for r in self._done],
-            "losses": list(self._losses),
+            "first": list(self._first),
+            "last": list(self._last),
+            "num_losses": self._num_losses,
             "incidents": self._incidents,
             "steps": self._steps,
+            "metric": self._metric,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -177,8 +249,37 @@ class StagedPlan:
                 f"the saved plan has stages {[r.name for r in done]}, this one {names}"
             )
         self._done = done
-        self._losses = list(state["losses"])
+        self._clear()
+        self._first = list(state["first"])
+        self._last.extend(state["last"])
+        self._num_losses, self._metric = state["num_losses"], state["metric"]
         self._incidents, self._steps = state["incidents"], state["steps"]
+
+
+def _numbers(value: Any) -> Any:
+    """YAML reads `1e-4` as text; it is meant as a number."""
+    if isinstance(value, dict):
+        return {k: _numbers(v) for k, v in value.items()}
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _of_metric(stage: Stage, seen: float | None) -> list[str]:
+    if stage.metric is None:
+        return []
+    if seen is None or not math.isfinite(seen):
+        what = "was not printed or logged" if seen is None else f"is {seen}"
+        return [f"{stage.metric!r} {what} in this stage"]
+    found = []
+    if stage.metric_above is not None and seen <= stage.metric_above:
+        found.append(f"{stage.metric} is {seen:.4g}, wanted is above {stage.metric_above:g}")
+    if stage.metric_below is not None and seen >= stage.metric_below:
+        found.append(f"{stage.metric} is {seen:.4g}, wanted is below {stage.metric_below:g}")
+    return found
 
 
 def _beyond(stage: Stage, parameters: Iterable[tuple[str, Tensor]]) -> list[str]:

@@ -10,8 +10,8 @@ from ..errors import UsageError
 
 __all__ = ["Decision", "Outlook", "Policy", "Rung", "Tally"]
 
-_NAMES = ("raise", "skip", "rollback", "sanitize", "auto", "heal")
-_KINDS = ("raise", "skip", "rollback", "sanitize", "stop")
+_NAMES = ("raise", "skip", "rollback", "sanitize", "parts", "auto", "heal")
+_KINDS = ("raise", "skip", "rollback", "sanitize", "parts", "stop")
 _SPIKES = ("ignore", "warn", "skip", "rollback", "raise")
 _SANITIZERS = ("drop", "replace")
 
@@ -71,7 +71,7 @@ class Decision:
     """What is to be done about this one bad step."""
 
     kind: str
-    """raise | skip | rollback | sanitize | heal | stop"""
+    """raise | skip | rollback | sanitize | parts | heal | stop"""
     reason: str = ""
     lr_factor: float = 1.0
     skip_next: int = 0
@@ -159,8 +159,8 @@ class Policy:
             return self.rungs
         if self.name == "rollback":
             return (Rung("rollback", None, self.lr_factor, self.skip_next),)
-        if self.name == "sanitize":
-            return (Rung("sanitize"), Rung("skip"))
+        if self.name in ("sanitize", "parts"):
+            return (Rung(self.name), Rung("skip"))
         return (Rung("skip" if self.is_thoughtful else self.name),)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -38,7 +39,8 @@ class PrecisionRamp:
     fp32 for `stable_steps` steps (or `stable_epochs` epochs) without an incident; then AMP at the
     first of `scales`, watched for `watch_batches` batches; then the next scale. An incident under AMP
     falls back to fp32 and the next attempt waits `patience` times as long; more than `max_skips`
-    skips of the scaler within one watch fall back by one scale. Every move is in `moves`.
+    skips of the scaler within one watch fall back by one scale. A validation loss that rises
+    (`note_validation`) stands against each move up, and falls back too. Every move is in `moves`.
 
     >>> ramp = PrecisionRamp(stable_steps=2, watch_batches=3, device_type="cpu")
     >>> for _ in range(5):
@@ -63,6 +65,7 @@ class PrecisionRamp:
         max_skips: int = 2,
         patience: float = 2.0,
         on_move: Callable[[RampMove], None] | None = None,
+        max_rise: float = 0.05,
     ) -> None:
         if (stable_steps is None) == (stable_epochs is None):
             raise UsageError("give either `stable_steps` or `stable_epochs`")
@@ -84,6 +87,9 @@ class PrecisionRamp:
         self._skips = 0
         self._fails = 0
         self._step = 0
+        self._max_rise = max_rise
+        self._best: float | None = None
+        self._has_risen = False
         self.scaler = torch.amp.GradScaler(device_type, init_scale=1.0, growth_interval=_NEVER)
 
     @property
@@ -111,8 +117,32 @@ class PrecisionRamp:
                 self._grow_stable("steps")
             return
         self._watched += 1
-        if self._watched >= self.watch_batches and self._rung + 1 < len(self.scales):
+        is_next = self._watched >= self.watch_batches and not self._has_risen
+        if is_next and self._rung + 1 < len(self.scales):
             self._move(self._rung + 1, f"{self._watched} batches without an incident")
+
+    def note_validation(self, loss: float) -> None:
+        """The validation loss, where the loop has one: a rise stands against half precision.
+
+        In fp32 an epoch or a wait counts only while it does not rise by more than `max_rise` over the
+        best so far; under AMP such a rise, or a NaN, falls back to fp32.
+        """
+        best = self._best
+        self._has_risen = not math.isfinite(loss) or (
+            best is not None and loss > best + self._max_rise * abs(best)
+        )
+        if math.isfinite(loss):
+            self._best = loss if best is None else min(best, loss)
+        if not self._has_risen:
+            return
+        shown = f"the validation loss is {loss:.4g}" + (
+            f", the best was {best:.4g}" if best is not None else ""
+        )
+        self._stable = -1 if self._by_epochs else 0
+        if self.is_on:
+            self._fails += 1
+            unit = "epochs" if self._by_epochs else "steps"
+            self._move(-1, f"{shown}; next attempt after {self._target()} stable {unit}")
 
     def note_epoch(self) -> None:
         """An epoch ended; it counts when `stable_epochs` was given and nothing happened in it."""
@@ -170,7 +200,7 @@ class PrecisionRamp:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the ramp is, for a checkpoint; plain values only."""
-        keys = ("_rung", "_stable", "_watched", "_skips", "_fails", "_step")
+        keys = ("_rung", "_stable", "_watched", "_skips", "_fails", "_step", "_best")
         state: dict[str, Any] = {k.lstrip("_"): getattr(self, k) for k in keys}
         return {
             **state,
@@ -186,6 +216,7 @@ class PrecisionRamp:
             )
         for key in ("rung", "stable", "watched", "skips", "fails", "step"):
             setattr(self, f"_{key}", state[key])
+        self._best = state.get("best")
         self.moves = [RampMove(**m) for m in state["moves"]]
         self.scaler.load_state_dict(state["scaler"])
 

@@ -18,19 +18,24 @@ from . import (
     domains,
     exponentials,
     floors,
+    gradients,
     log_space,
     loops,
     precision,
     reductions,
     rows,
+    targets,
 )
 from .catalogue import CATALOGUE, Pattern, at, find, pattern
 from .choice import Candidate, Symptom, candidates
+from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
 from .patching import apply_patch, read_patch
 from .rows import without_bad_rows
+from .schedules import schedule_candidates
 from .settings import with_keyword
 from .source import Source
+from .values import at_most, filled, lines_after, lines_before, with_argument
 
 __all__ = [
     "CATALOGUE",
@@ -43,12 +48,18 @@ __all__ = [
     "apply",
     "apply_patch",
     "at",
+    "at_most",
     "candidates",
     "divisions",
     "domains",
     "exponentials",
+    "filled",
     "find",
     "floors",
+    "gradients",
+    "in_precision",
+    "lines_after",
+    "lines_before",
     "log_space",
     "loops",
     "pattern",
@@ -56,7 +67,10 @@ __all__ = [
     "read_patch",
     "reductions",
     "rows",
+    "schedule_candidates",
+    "targets",
     "unified_diff",
+    "with_argument",
     "with_keyword",
     "without_bad_rows",
 ]

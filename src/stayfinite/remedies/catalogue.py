@@ -23,18 +23,22 @@ class Pattern:
     title: str
     why: str
     match: Match
+    is_equivalent: bool = True
+    """Whether what is healthy gives the same result; else only a comparison can tell."""
 
 
 CATALOGUE: dict[str, Pattern] = {}
 
 
-def pattern(name: str, title: str, why: str) -> Callable[[Match], Match]:
+def pattern(
+    name: str, title: str, why: str, is_equivalent: bool = True
+) -> Callable[[Match], Match]:
     """Add a change to the catalogue; a name that is taken is rejected."""
     if name in CATALOGUE:
         raise UsageError(f"remedy {name!r} is already in the catalogue: {CATALOGUE[name].title}")
 
     def add(match: Match) -> Match:
-        CATALOGUE[name] = Pattern(name, title, why, match)
+        CATALOGUE[name] = Pattern(name, title, why, match, is_equivalent)
         return match
 
     return add
@@ -51,7 +55,10 @@ def find(source: Source, node: ast.AST, name: str) -> Remedy | None:
     if not edits:
         return None
     line = getattr(node, "lineno", 1)
-    return Remedy(name=name, title=kind.title, why=kind.why, line=line, edits=tuple(sorted(edits)))
+    return Remedy(
+        name=name, title=kind.title, why=kind.why, line=line, edits=tuple(sorted(edits)),
+        is_equivalent=kind.is_equivalent,
+    )  # fmt: skip
 
 
 def at(source: Source, line: int, names: Iterable[str] | None = None) -> tuple[Remedy, ...]:

@@ -16,15 +16,15 @@ __all__ = ["Candidate", "Symptom", "candidates"]
 _HALF = ("float16", "bfloat16")
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
-                "normalize"}  # fmt: skip
+                "normalize", "smooth_over_open", "floor_distribution"}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
 _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
-        "floor_log")  # fmt: skip
+        "floor_log", "floor_distribution")  # fmt: skip
 _EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
-        "bound_exp_high")  # fmt: skip
+        "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
 _DIVISION = ("log_of_share", "softmax", "normalize", "floor_norm", "nonzero_divisor", "floor_number",
-             "floor_reciprocal")  # fmt: skip
+             "floor_reciprocal", "floor_distribution")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
     "log1p": ("log1p_of_positive", "above_minus_one"),
@@ -36,18 +36,35 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     "rsqrt": ("floor_root_eps", "floor_root"),
     "pow": ("floor_power", "floor_power_eps", "floor_root", "norm_as_root"),
     **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ("norm_as_root",)),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "nan_to_zero")),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "std_as_root", "nan_to_zero")),
+    **dict.fromkeys(("acosh", "arccosh"), ("above_one",)),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("floor_log", "floor_distribution")),
     "hypot": ("hypot_as_norm",),
     **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ("bound_arc",)),
     **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),
     **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided"), ("zeros", "zeroed")),
     "_ctc_loss": ("zero_infinity",),
     **dict.fromkeys(("atan2", "arctan2"), ("atan2_off_origin",)),
-    "linalg_eigh": ("spread_eigenvalues",),
+    **dict.fromkeys(("linalg_eigh", "linalg_svd", "svd", "linalg_eig"), ("spread_values",)),
 }  # fmt: skip
 _MASKED = ["finite_mask", "open_rows", "open_padding"]
 _EMPTY = ["mean_or_zero", "loss_or_zero", "nan_to_zero"]
-_WIDER = ["float32_line", "float32_line_back", "float32_block", "float32_function", "float32_body"]
+_EXPLODING = ("limit_gradient", "limit_gradient_more")
+_INFEASIBLE = (
+    "smooth_over_open",
+    "without_masked",
+    "ignore_masked",
+    "reduce_finite",
+    "floor_log_prob",
+)
+_WIDER = [
+    "float32_operands",
+    "float32_line",
+    "float32_line_back",
+    "float32_block",
+    "float32_function",
+    "float32_body",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +84,10 @@ class Symptom:
     """What was divided by is a sum or difference of either sign."""
     is_plain_number: bool = False
     """What was divided by is no tensor."""
+    is_exploding: bool = False
+    """The product of many derivatives is too large, not the one of this line."""
+    is_infeasible: bool = False
+    """A class that is masked out has a share of the target."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +112,10 @@ def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
 
 
 def _names(symptom: Symptom) -> list[str]:
+    if symptom.is_exploding:
+        return list(_EXPLODING)
+    if symptom.is_infeasible:
+        return [*_INFEASIBLE, *_BY_OPERATOR.get(symptom.operator, ())]
     names = list(_BY_OPERATOR.get(symptom.operator, ()))
     if symptom.operator in ("_softmax", "_log_softmax", "logsumexp") or symptom.is_masked:
         names = _MASKED + names

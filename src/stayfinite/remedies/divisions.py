@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from .catalogue import pattern
 from .edits import Edit
 from .floors import divisor_of
-from .matching import call, grouped, is_simple, name_of, twice
+from .matching import call, clamped, is_simple, name_of, twice
 from .source import Source
 
 __all__: list[str] = []
@@ -57,7 +57,7 @@ def floor_reciprocal(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found is None:
         return None
     limit = "1e-4" if source.dtype in ("float16", "bfloat16") else "1e-12"
-    return [Edit(*source.span(found[1]), f"{grouped(source, found[1])}.clamp(min={limit})")]
+    return clamped(source, found[1], low=limit)
 
 
 _EPS_NAMES = ("eps", "min")

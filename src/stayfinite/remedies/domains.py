@@ -7,7 +7,19 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, floored, grouped, limit_of, name_of, twice, with_method
+from .matching import (
+    call,
+    clamped,
+    floored,
+    free_name,
+    grouped,
+    hoisted,
+    is_namespace,
+    limit_of,
+    name_of,
+    stands_alone,
+    twice,
+)
 from .source import Source
 
 __all__: list[str] = []
@@ -70,7 +82,7 @@ def above_minus_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found is None:
         return None
     limit = "0.01" if source.dtype in ("float16", "bfloat16") else "1e-6"
-    return with_method(source, found[1], f".clamp(min=-1 + {limit})")
+    return clamped(source, found[1], low=f"-1 + {limit}")
 
 
 @pattern(
@@ -82,7 +94,7 @@ def log1p_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     found = call(node, "log1p")
     if found is None:
         return None
-    return with_method(source, found[1], ".clamp(min=0)")
+    return clamped(source, found[1], low="0")
 
 
 @pattern(
@@ -95,7 +107,7 @@ def inside_unit(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     limit = limit_of(source, found[1], "eps") if found else None
     if found is None or limit is None:
         return None
-    return with_method(source, found[1], f".clamp(-1 + {limit}, 1 - {limit})")
+    return clamped(source, found[1], f"-1 + {limit}", f"1 - {limit}")
 
 
 @pattern(
@@ -136,7 +148,7 @@ def _norm_dim(
     rest = list(args)
     if rest and order is None:
         order = rest.pop(0)
-    is_two = order is None or (isinstance(order, ast.Constant) and order.value in (2, 2.0))
+    is_two = order is None or (isinstance(order, ast.Constant) and order.value in (2, 2.0, "fro"))
     if not is_two or set(given) - {"dim", "keepdim"} or len(rest) > 2:
         return None
     return [*(source.text_of(a) for a in rest),
@@ -159,19 +171,103 @@ def norm_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 @pattern(
-    "spread_eigenvalues",
-    "move equal eigenvalues apart: add a small rising diagonal",
-    "the derivative of an eigenvector divides by the gap to the next eigenvalue",
+    "std_as_root",
+    "write the deviation as the root of the variance, with a floor under the root",
+    "of equal values the derivative of the deviation is 0 / 0; with the floor it is 0",
 )
-def spread_eigenvalues(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    found = call(node, "eigh", "symeig")
-    torch = name_of(source, "torch")
-    if found is None or torch is None:
+def std_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "std")
+    limit = limit_of(source, found[1], "tiny") if found else None
+    if found is None or limit is None:
         return None
-    first, again, edits = twice(source, found[1], "matrix")
-    rising = f"{torch}.arange({again}.shape[-1], dtype={again}.dtype, device={again}.device)"
-    text = f"{first} + 1e-4 * {torch}.diag({rising})"
-    return [*edits, Edit(*source.span(found[1]), text)]
+    asked = ", ".join(
+        [*(source.text_of(a) for a in found[2]), *(source.text_of(k) for k in found[3])]
+    )
+    text = f"{grouped(source, found[1])}.var({asked}).clamp(min={limit}).sqrt()"
+    return [Edit(*source.span(node), text)]
+
+
+@pattern(
+    "above_one",
+    "keep the argument of acosh above 1",
+    "acosh is defined from 1 on, and its derivative is infinite there; elsewhere nothing changes",
+)
+def above_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "acosh", "arccosh")
+    return clamped(source, found[1], low="1 + 1e-6") if found else None
+
+
+_SCALED = ("Normal", "LogNormal", "Laplace", "Cauchy", "Gumbel", "HalfNormal", "MultivariateNormal")
+_COUNTED = (
+    "Beta",
+    "Gamma",
+    "Dirichlet",
+    "Exponential",
+    "Poisson",
+    "InverseGamma",
+    "Weibull",
+    "Pareto",
+)
+
+
+@pattern(
+    "floor_distribution",
+    "give the scale or rate of the distribution a floor",
+    "its density divides by it or takes its logarithm; above the floor nothing changes",
+)
+def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, ast.Call):
+        return None
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    given = [k.value for k in node.keywords if k.arg in ("scale", "rate", "concentration")]
+    if name in _SCALED:
+        given += node.args[1:2]
+    elif name in _COUNTED:
+        given += node.args
+    else:
+        return None
+    floor = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
+    edits = [e for part in given if not isinstance(part, ast.Constant)
+             for e in clamped(source, part, low=floor)]  # fmt: skip
+    return edits or None
+
+
+_VALUES = {"eigh": "eigvalsh", "svd": "svdvals"}
+
+
+@pattern(
+    "spread_values",
+    "move equal singular values or eigenvalues apart, without a gradient, where there are any",
+    "the derivative of the vectors divides by the gap to the next value; matrices with gaps stay as they are",
+)
+def spread_values(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, *_VALUES)
+    torch = name_of(source, "torch")
+    statement = source.statement(node)
+    if found is None or torch is None or statement is None or not stands_alone(source, statement):
+        return None
+    home = (
+        node.func.value
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        else None
+    )
+    if home is None or not is_namespace(home):
+        return None
+    made = hoisted(source, found[1], "matrix")
+    if made is None:
+        return None
+    name, edit = made
+    gap, indent = free_name(source, node, "gap"), source.indent(statement)
+    lines = [
+        edit.text,
+        f"{indent}{gap} = {torch}.linalg.{_VALUES[found[0]]}({name}.detach()).diff(dim=-1).abs()"
+        f".amin(-1)[..., None, None]{source.newline}",
+        f"{indent}rising = {torch}.eye(*{name}.shape[-2:]).to({name}) * {torch}.arange(1.0, "
+        f"1 + {name}.shape[-1]).to({name}){source.newline}",
+        f"{indent}{name} = {torch}.where({gap} > 1e-6, {name}, {name}.detach() + 1e-2 * rising)"
+        f"{source.newline}",
+    ]
+    return [Edit(edit.start, edit.end, "".join(lines)), Edit(*source.span(found[1]), name)]
 
 
 @pattern(

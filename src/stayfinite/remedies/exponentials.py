@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, functional, twice, with_method
+from .matching import call, clamped, functional, twice
 from .source import Source
 
 __all__: list[str] = []
@@ -27,6 +27,7 @@ def _shifted(source: Source, node: ast.AST, largest: str) -> list[Edit] | None:
     "shift_exp",
     "take the largest entry of each row off before the exponential",
     "in a ratio or a softmax the shift cancels; exp of at most 0 cannot overflow",
+    is_equivalent=False,
 )
 def shift_exp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return _shifted(source, node, ".detach().amax(dim=-1, keepdim=True)")
@@ -36,6 +37,7 @@ def shift_exp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     "shift_exp_all",
     "take the largest entry off before the exponential",
     "in a ratio the shift cancels; exp of at most 0 cannot overflow",
+    is_equivalent=False,
 )
 def shift_exp_all(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return _shifted(source, node, ".detach().max()")
@@ -45,7 +47,7 @@ def _bounded(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:
     found = call(node, *_EXPS)
     if found is None or found[2] or found[3]:
         return None
-    return with_method(source, found[1], f".clamp(max={limit})")
+    return clamped(source, found[1], high=limit)
 
 
 @pattern(
@@ -64,6 +66,24 @@ def bound_exp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def bound_exp_high(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return None if source.dtype == "float16" else _bounded(source, node, "40")
+
+
+@pattern(
+    "bound_exp_low",
+    "bound what goes into the exponential: .clamp(max=10), in float16 .clamp(max=5)",
+    "exp(10) is 2e4; what is multiplied by it stays an ordinary number",
+)
+def bound_exp_low(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _bounded(source, node, "5" if source.dtype == "float16" else "10")
+
+
+@pattern(
+    "bound_exp_lowest",
+    "bound what goes into the exponential: .clamp(max=5)",
+    "exp(5) is 148; a product with it stays an ordinary number",
+)
+def bound_exp_lowest(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return None if source.dtype == "float16" else _bounded(source, node, "5")
 
 
 @pattern(

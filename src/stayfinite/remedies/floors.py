@@ -7,13 +7,15 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import call, dotted, floored, grouped, name_of, some_tensor, with_method
+from .matching import call, clamped, dotted, floored, grouped, name_of, some_tensor
 from .source import Source
 
 
 def divisor_of(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return node.right
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return node.value
     found = call(node, "div", "divide", "true_divide", "div_")
     return found[2][0] if found and found[2] else None
 
@@ -27,7 +29,7 @@ def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     divisor = divisor_of(node)
     if divisor is None:
         return None
-    return with_method(source, divisor, ".clamp(min=1)")
+    return clamped(source, divisor, low="1")
 
 
 @pattern(
@@ -46,7 +48,7 @@ def floor_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     "below the floor the gradient is 0 instead of inf; above it nothing changes",
 )
 def floor_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    found = call(node, "sqrt", "rsqrt")
+    found = call(node, "sqrt", "rsqrt", "sqrt_", "rsqrt_")
     return floored(source, found[1], "tiny") if found else None
 
 
@@ -62,12 +64,12 @@ def bound_arc(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found is None or torch is None or tensor is None:
         return None
     eps = f"{torch}.finfo({tensor}.dtype).eps"
-    clamped = call(found[1], "clamp", "clip")
-    operand = clamped[1] if clamped is not None and _is_unit(clamped[2], clamped[3]) else found[1]
-    text = f".clamp(-1 + {eps}, 1 - {eps})"
+    kept = call(found[1], "clamp", "clip")
+    operand = kept[1] if kept is not None and _is_unit(kept[2], kept[3]) else found[1]
     if operand is found[1]:
-        return with_method(source, operand, text)
-    return [Edit(*source.span(found[1]), f"{grouped(source, operand)}{text}")]
+        return clamped(source, operand, f"-1 + {eps}", f"1 - {eps}")
+    text = f"{grouped(source, operand)}.clamp(-1 + {eps}, 1 - {eps})"
+    return [Edit(*source.span(found[1]), text)]
 
 
 def _is_unit(args: list[ast.expr], keywords: list[ast.keyword]) -> bool:

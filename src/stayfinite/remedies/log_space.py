@@ -275,5 +275,8 @@ def with_logits(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     "the value stays finite and the gradient at 0 is 0; above the floor nothing changes",
 )
 def floor_log(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    found = call(node, "log", "log2", "log10")
-    return floored(source, found[1], "tiny") if found else None
+    found = call(node, "log", "log2", "log10", "log_", "xlogy", "lgamma", "digamma")
+    if found is None:
+        return None
+    inside = found[2][0] if found[0] == "xlogy" and found[2] else found[1]
+    return floored(source, inside, "tiny")

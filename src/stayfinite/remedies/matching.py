@@ -9,6 +9,7 @@ from .source import Source
 
 __all__ = [
     "call",
+    "clamped",
     "floored",
     "functional",
     "hoisted",
@@ -112,7 +113,18 @@ def some_tensor(source: Source, node: ast.expr) -> str | None:
 def floored(source: Source, node: ast.expr, floor: str) -> list[Edit] | None:
     """The expression with a lower limit of its own dtype: `x.clamp(min=torch.finfo(x.dtype).tiny)`."""
     limit = limit_of(source, node, floor)
-    return None if limit is None else with_method(source, node, f".clamp(min={limit})")
+    return None if limit is None else clamped(source, node, low=limit)
+
+
+def clamped(
+    source: Source, node: ast.expr, low: str | None = None, high: str | None = None
+) -> list[Edit]:
+    """The expression kept between limits: `x.clamp(min=low)`, `x.clamp(max=high)`, `x.clamp(low, high)`."""
+    if low is not None and high is not None:
+        return with_method(source, node, f".clamp({low}, {high})")
+    return with_method(
+        source, node, f".clamp(min={low})" if high is None else f".clamp(max={high})"
+    )
 
 
 def with_method(source: Source, node: ast.expr, text: str) -> list[Edit]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .catalogue import pattern
 from .edits import Edit
-from .matching import dotted, name_of, stands_alone, with_method
+from .matching import call, dotted, is_namespace, name_of, stands_alone, with_method
 from .source import Source
 
 __all__: list[str] = []
@@ -90,6 +90,73 @@ def float32_line(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if not isinstance(node, (ast.Assign, ast.Return, ast.Expr, ast.AugAssign)):
         return None
     return _widened(source, node) or None
+
+
+_OPERATORS: dict[str, tuple[type[ast.operator], ...]] = {
+    "mul": (ast.Mult,), "add": (ast.Add,), "sub": (ast.Sub,), "div": (ast.Div,), "pow": (ast.Pow,),
+    **dict.fromkeys(("mm", "bmm", "matmul", "addmm", "baddbmm", "mv", "dot"), (ast.MatMult,)),
+}  # fmt: skip
+_PRODUCTS = (
+    "matmul",
+    "bmm",
+    "mm",
+    "einsum",
+    "dot",
+    "mv",
+    "baddbmm",
+    "addmm",
+    "linear",
+    "conv1d",
+    "conv2d",
+)
+
+
+def _operands(node: ast.AST) -> list[ast.expr]:
+    """What an operator or a function of torch is given, as far as it can be a tensor."""
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right]
+    found = call(node)
+    if found is None or not isinstance(node, ast.Call):
+        return []
+    is_function = isinstance(node.func, ast.Attribute) and is_namespace(node.func.value)
+    return [found[1], *(found[2] if is_function else ())]
+
+
+def _is_widened(operand: ast.expr) -> bool:
+    return not isinstance(operand, (ast.Constant, ast.Tuple, ast.List, ast.UnaryOp, ast.Starred))
+
+
+@pattern(
+    "float32_operands",
+    "compute this operation in float32",
+    "half precision rounds away or overflows what float32 holds",
+)
+def float32_operands(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if not isinstance(node, (ast.BinOp, ast.Call)) or source.kernel == "":
+        return None
+    if isinstance(node, ast.BinOp):
+        if not isinstance(node.op, _OPERATORS.get(source.kernel, ())):
+            return None
+    else:
+        name = getattr(node.func, "attr", "")
+        is_product = name in _PRODUCTS and source.kernel in (
+            "mm",
+            "bmm",
+            "addmm",
+            "mv",
+            "dot",
+            "baddbmm",
+        )
+        if (
+            source.kernel.lstrip("_") not in (name, f"{name}_loss", f"linalg_{name}")
+            and not is_product
+        ):
+            return None
+    edits: list[Edit] = []
+    for operand in _operands(node):
+        if _is_widened(operand):
+            edits += with_method(source, operand, ".float()")
+    return edits or None
 
 
 @pattern(

@@ -28,12 +28,15 @@ def without_bad_rows(
     bad: Sequence[str | int],
     num_parts: int,
     limit: str | None = None,
+    others: Sequence[str | int] = (),
+    model: str | None = None,
 ) -> Remedy | None:
     """Rows left out behind the statement that takes the batch apart.
 
     `line`: in the function or loop that has the batch; `batch`: its name, None for the target of the loop at that
     line; `bad`: keys or positions of its parts that hold bad rows; `num_parts`: how many tensors of one length it
-    has; `limit`: what is larger is bad too.
+    has, 0 where it is one by itself; `limit`: what is larger is bad too; `others`: parts that were good this time;
+    `model`: its name in a function that computes the loss: a batch without a good row costs 0 then.
     """
     found = _parts(source, line, batch, num_parts)
     torch = name_of(source, "torch")
@@ -41,9 +44,12 @@ def without_bad_rows(
         return None
     statement, names, is_inside = found
     keep = free_name(source, statement, "keep")
-    lines = _lines(torch, keep, names, bad, limit, num_parts)
+    lines = _lines(torch, keep, names, bad, others, limit, num_parts)
     if lines is None:
         return None
+    if model is not None:
+        nothing = f"return 0.0 * sum(p.float().sum() for p in {model}.parameters())"
+        lines[1:1] = [f"if not {keep}.any():", f"    {nothing}"]
     indent = source.indent(statement)
     body = getattr(statement, "body", None)
     if is_inside and isinstance(body, list):
@@ -68,27 +74,31 @@ def _lines(
     keep: str,
     names: list[str] | str,
     bad: Sequence[str | int],
+    others: Sequence[str | int],
     limit: str | None,
     num_parts: int,
 ) -> list[str] | None:
-    def is_good(x: str) -> str:
-        test = f"{torch}.isfinite({x})" if limit is None else f"({x}.abs() < {limit})"
+    def is_good(x: str, is_bad: bool = True) -> str:
+        is_plain = limit is None or not is_bad
+        test = f"{torch}.isfinite({x})" if is_plain else f"({x}.abs() < {limit})"
         return f"{test}.reshape(len({x}), -1).all(1)"
 
     if isinstance(names, str):
         keys = [k for k in bad if isinstance(k, str)]
-        is_parted = num_parts > 1 or bool(keys)
-        parts = [f"{names}[{k!r}]" for k in bad] if is_parted else [names]
-        first = f"{keep} = " + " & ".join(is_good(p) for p in parts)
+        is_parted = num_parts > 0 or bool(keys)
+        tests = [is_good(names)]
+        if is_parted:
+            tests = [is_good(f"{names}[{k!r}]", k in bad) for k in (*bad, *others)]
+        first = f"{keep} = " + " & ".join(tests)
         if is_parted and not keys:
             return [first, f"{names} = [part[{keep}] for part in {names}]"]
         if keys:
             return [first, f"{names} = {{key: value[{keep}] for key, value in {names}.items()}}"]
         return [first, f"{names} = {names}[{keep}]"]
-    positions = [k for k in bad if isinstance(k, int) and k < len(names)]
-    if not positions:
+    positions = [k for k in (*bad, *others) if isinstance(k, int) and k < len(names)]
+    if not any(k in bad for k in positions):
         return None
-    first = f"{keep} = " + " & ".join(is_good(names[k]) for k in positions)
+    first = f"{keep} = " + " & ".join(is_good(names[k], k in bad) for k in positions)
     left, right = ", ".join(names), ", ".join(f"{n}[{keep}]" for n in names)
     return [first, f"{left} = {right}"]
 

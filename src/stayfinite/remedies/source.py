@@ -17,11 +17,14 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 class Source:
     """A parsed text that can be edited in place, byte by byte as its author has written it."""
 
-    def __init__(self, text: str, tree: ast.Module | None = None, dtype: str = "") -> None:
-        """`dtype`: what the failing operator was seen to compute in, where there was a failure."""
+    def __init__(
+        self, text: str, tree: ast.Module | None = None, dtype: str = "", kernel: str = ""
+    ) -> None:
+        """`dtype`, `kernel`: what the failing operator was seen to compute in, and its name."""
         self.text = text
         self.dtype = dtype
         self.tree = parsed(text) if tree is None else tree
+        self.kernel = kernel
         self.lines = list(io.StringIO(text, newline=""))
         self._starts = _starts(self.lines)
         self._parents: dict[ast.AST, ast.AST] | None = None

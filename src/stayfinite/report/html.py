@@ -21,7 +21,7 @@ from .text import _what, born_in, headline, number, short_path
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-__all__ = ["incident_page", "render_html", "templates"]
+__all__ = ["Live", "incident_page", "render_html", "templates"]
 
 _ROLES = {
     "birth": "born here",
@@ -45,12 +45,20 @@ class Group:
         return sum(r.loss is not None for r in self.first.history) > 1
 
 
-def render_html(view: RunView) -> str:
-    """The page."""
+@dataclass(frozen=True)
+class Live:
+    """What a page needs that follows a run: how often it asks, and which version it is."""
+
+    interval_ms: int
+    version: str
+
+
+def render_html(view: RunView, live: Live | None = None) -> str:
+    """The page; with `live`, one that asks its server for what is new."""
     groups = _groups(view.incidents)
     page = templates().get_template("page.html.jinja")
     return page.render(
-        view=view, groups=groups, payload=_payload(view, groups), version=__version__
+        view=view, groups=groups, payload=_payload(view, groups), version=__version__, live=live
     )
 
 

@@ -239,12 +239,23 @@ def _environment(view: RunView) -> dict[str, str]:
     return found
 
 
+def _steps(count: int, first: int | None, last: int) -> str:
+    """Steps are numbered by their (last) batch, so their numbers may leave some out.
+
+    >>> _steps(160, 0, 159), _steps(160, 1, 319)
+    ('160 (0 to 159)', '160, numbered by their last batch: 1 to 319')
+    """
+    if first is None or last - first + 1 == count:
+        return f"{count:,} ({first} to {last})"
+    return f"{count:,}, numbered by their last batch: {first} to {last}"
+
+
 def _facts(view: RunView) -> dict[str, str]:
     data, curves = view.data, view.data.curves
     facts: dict[str, str] = {}
     if curves.num_rows:
         last = curves.last_row
-        facts["steps"] = f"{curves.num_rows:,} ({curves.first_step} to {last['step']})"
+        facts["steps"] = _steps(curves.num_rows, curves.first_step, last["step"])
         if last.get("epoch") is not None:
             facts["epoch"] = str(last["epoch"])
         loss = curves.series.get("loss")

@@ -13,7 +13,18 @@ __all__ = ["say_incident", "say_summary", "say_warning"]
 
 _told: Counter[tuple[object, ...]] = Counter()
 _NUM_REPEATS = 3
-_HEADINGS = ("where", "chain", "values", "this step", "why", "proof", "try", "done", "saved")
+_HEADINGS = (
+    "where",
+    "chain",
+    "values",
+    "this step",
+    "why",
+    "proof",
+    "try",
+    "done",
+    "saved",
+    "more",
+)
 
 
 def say_incident(incident: Incident) -> None:
@@ -63,17 +74,24 @@ def _say_in_color(text: str) -> None:
 
     styled = Text()
     for i, line in enumerate(text.splitlines()):
-        if i == 0:
-            style = "bold red"
-        elif line.startswith(_HEADINGS):
-            style = "bold"
-        elif "born here" in line or line.lstrip().startswith("+ "):
-            style = "green" if line.lstrip().startswith("+ ") else "yellow"
-        else:
-            style = ""
-        styled.append(line + "\n", style=style)
+        styled.append(line + "\n", style="bold red" if i == 0 else _style(line))
     styled.rstrip()
     Console(stderr=True, highlight=False).print(Panel(styled, border_style="red"))
+
+
+def _style(line: str) -> str:
+    """
+    >>> [_style(x) for x in ("where", "    +    x = 1", "    -    x = 0", "    --- a/t.py", "  why  x")]
+    ['bold', 'green', 'red', 'dim', '']
+    """
+    if line.startswith(_HEADINGS):
+        return "bold"
+    body = line.removeprefix("    ")
+    if body.startswith(("--- ", "+++ ", "@@ ")):
+        return "dim"
+    if "born here" in line:
+        return "yellow"
+    return {"+": "green", "-": "red"}.get(body[:1], "")
 
 
 def say_summary(incidents: list[Incident], num_batches: int, folder: Path) -> None:

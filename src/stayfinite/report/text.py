@@ -6,6 +6,7 @@ import math
 import os
 import textwrap
 
+from ..codes import CAUSES
 from ..records import Incident, Link, Location, Operand, TensorStats
 from .fixes import advice, first_fix, proof_words, refuted
 
@@ -347,4 +348,6 @@ def _action(incident: Incident) -> str:
         lines[0] += f"; {incident.action.detail}"
     if incident.path:
         lines.append(f"saved: {short_path(incident.path)}")
+    if incident.diagnosis.cause in CAUSES:
+        lines.append(f"more: stayfinite explain {incident.diagnosis.cause}")
     return "\n".join(lines)

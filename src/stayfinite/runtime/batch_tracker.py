@@ -49,6 +49,10 @@ class BatchTracker:
             self._num_epochs if self.counts_every_batch else max(self._epochs.values(), default=0)
         )
 
+    def num_open(self) -> int:
+        """Steps made in the window that is open: nobody has counted them yet."""
+        return min(self.window.num_applied, 1) if self.window is not None else 0
+
     def owns(self, loader: Any) -> bool:
         """Whether the open window has a batch of this loader."""
         window = self.window

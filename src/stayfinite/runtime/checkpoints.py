@@ -60,7 +60,11 @@ class CheckpointWatch:
 
     def _good(self, path: str) -> None:
         engine = self._engine()
-        if engine is not None and engine.journal is not None:
+        if engine is None:
+            return
+        made = engine.num_applied + engine.recovery.num_open()
+        engine.recovery.last_save.note(path, made)
+        if engine.journal is not None:
             engine.journal.checkpoint(path, engine.num_applied, "good")
 
     def _refused(self, refusal: Refusal) -> None:

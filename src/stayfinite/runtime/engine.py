@@ -28,6 +28,7 @@ from ..recover.policy import Policy
 from .batches import batch_bytes
 from .deferral import Deferral
 from .discover import find_averages, find_generators
+from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
 from .lookout import Lookout
@@ -67,7 +68,7 @@ class Engine:
         self.shared = SharedCheck(self)
         self.deferral = Deferral(self, self.shared)
         self.rng = RngMemory()
-        self.history: deque[tuple[Any, ...]] = deque(maxlen=settings.history)
+        self.history: deque[Row] = deque(maxlen=settings.history)
         self.log: list[Window] = []
         """Windows applied since the snapshot, for going back."""
         self.recent: list[Window] = []
@@ -86,6 +87,8 @@ class Engine:
         """Where a snapshot goes that does not fit into memory; None is the system's own place."""
         self.step_parts: StepParts | None = None
         """What `guard.step` makes its steps of."""
+        self.solved: dict[Any, tuple[Any, Any, int]] = {}
+        """What was proved to help, by place: for the same failure it is not searched again."""
         self.step_place: tuple[CodeType, int, int] | None = None
         """Where the loop made its last step."""
         self.script: str | None = None
@@ -303,30 +306,7 @@ class Engine:
         """The scaler held a step back; the journal shows it, nobody is alarmed."""
         self.recovery.note_scaler_skip()
         if self.journal is not None:
-            self.journal.skipped(self._row(window), "scaler_skip")
-
-    def _row(self, window: Window) -> tuple[Any, ...]:
-        """One line of history; tensors by reference, so that nothing syncs."""
-        last = window.batches[-1]
-        loss: Any = window.loss
-        if loss is None and window.losses:
-            loss = window.losses[-1][1].detach()
-        return (
-            last.step,
-            last.epoch,
-            loss,
-            window.norm,
-            window.lrs,
-            self._scale() if len(self.state.scalers) else None,
-            window.num_applied > 0,
-        )
-
-    def _scale(self) -> Any:
-        """The scaler changes its scale in place; this value stays what it is now, without a sync."""
-        scale = getattr(self.state.scalers[0], "_scale", None)
-        if not isinstance(scale, Tensor):
-            return scale
-        return scale.item() if scale.device.type == "cpu" else scale.clone()
+            self.journal.skipped(row_of(window, self.state), "scaler_skip")
 
     @unseen
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
@@ -340,7 +320,7 @@ class Engine:
             self.num_applied += 1
             if not window.is_seen:
                 self._unseen.append(window)  # read where a deep check waits for the device anyway
-            row = self._row(window)
+            row = row_of(window, self.state)
             self.history.append(row)
             if self.journal is not None:
                 self.journal.step(row)
@@ -460,18 +440,7 @@ class Engine:
 
     def records(self) -> tuple[StepRecord, ...]:
         """The last steps, for an incident."""
-        return tuple(
-            StepRecord(
-                step=step,
-                epoch=epoch,
-                loss=number_of(loss),
-                grad_norm=number_of(norm),
-                lr=lr,
-                scale=number_of(scale),
-                is_applied=applied,
-            )
-            for step, epoch, loss, norm, lr, scale, applied in self.history
-        )
+        return records_of(self.history)
 
     def let_go(self) -> None:
         """Nothing more will be run or looked at."""

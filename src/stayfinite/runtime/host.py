@@ -10,6 +10,7 @@ from ..config import Settings
 from ..detect.check import StepCheck
 from ..records import Event, Incident
 from ..recover.policy import Policy
+from .limits import Limit
 from .ranks import Ranks
 from .state import TrainState
 from .window import Failure, Window
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 class Warns(Protocol):
     """Who keeps the warnings."""
+
+    limits: list[Limit]
 
     def warn(self, event: Event, is_printed: bool = True) -> None: ...
 

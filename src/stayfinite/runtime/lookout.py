@@ -18,6 +18,7 @@ from .host import Host
 from .limits import Limit, everywhere
 from .ranks import RankFailure
 from .state import TrainState
+from .untrained import untrained_weights
 from .window import Failure, Window
 
 __all__ = ["SPIKE_NAMES", "Lookout"]
@@ -41,6 +42,7 @@ class Lookout:
         self._norm_watches: defaultdict[int, SpikeWatch] = defaultdict(
             lambda: SpikeWatch(ratio=3.0)
         )
+        self._has_seen_leaves = False
         self._is_blind = host.policy.on_spike == "ignore"
 
     @property
@@ -96,6 +98,11 @@ class Lookout:
         for limit in (*self.limits, *everywhere):
             limit.check(self, step)
         self.headroom.look_at_weights(self, step)
+        if not self._has_seen_leaves:
+            self._has_seen_leaves = True
+            event = untrained_weights(self.state, step)
+            if event is not None:
+                self.warn(event)
         # These steps are applied already: leaving them out now means going back.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
 

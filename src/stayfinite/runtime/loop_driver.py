@@ -59,9 +59,12 @@ class LoopDriver:
         self.tracker = BatchTracker(engine, counts_every_batch)
         self.phase = Phase.FORWARD
         self.thread_id = threading.get_ident()
-        self.firewall = Firewall("the protection of this training", self._give_up)
+        self.firewall = Firewall(
+            "the protection of this training", self._give_up, lambda: engine.replay is not None
+        )
         self._bad = BadSteps(engine, self.tracker, self.own_work, self._made_again)
         engine.recovery.position = self.tracker.position
+        engine.recovery.num_open = self.tracker.num_open
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
         self._closures = ClosureSteps(self)

@@ -79,12 +79,16 @@ class Ranks:
         self._shared: dict[int, bool] = {}
         self._sequence = -1
         self._is_alone = False
+        self.is_apart = False
+        """This rank experiments by itself; the others wait for what comes of it."""
         self._pair: Tensor | None = None
         self._rank: int | None = None
         self._is_first: bool | None = None
-        self._wrappers: list[Any] = []
+        self.wrappers: list[Any] = []
         self._has_warned = False
         self._was_shared = False
+        self._is_whole = True
+        """No parameter is spread over the ranks."""
 
     # -- who is there --------------------------------------------------------------------------
 
@@ -116,6 +120,24 @@ class Ranks:
         finally:
             self._is_alone = was
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """While it is entered, this rank computes as if there were no others."""
+        self.is_apart = True
+        try:
+            with self.alone():
+                yield
+        finally:
+            self.is_apart = False
+
+    @property
+    def can_be_apart(self) -> bool:
+        """Whether this rank has a whole copy of the model, and can compute without the others: one in
+        DistributedDataParallel, or one whose gradients the loop averages."""
+        params = [p for module in self.wrappers for p in module.parameters()]
+        is_static = any(getattr(m, "static_graph", False) for m in self.wrappers)
+        return self._is_whole and not is_static and all(not _is_sharded(p) for p in params)
+
     def leave(self) -> None:
         """From now on this rank decides alone: its loop is over, nobody would answer."""
         self._is_alone = True
@@ -125,11 +147,11 @@ class Ranks:
         self.leave()
         self._was_shared = self.has_others
         self._group = self._world = self._pair = None
-        self._wrappers.clear()
+        self.wrappers.clear()
 
     def is_joining(self) -> bool:
         """Whether ranks may end early (`with model.join()`): then nobody can be counted on."""
-        if not any(m._join_config.enable for m in self._wrappers):
+        if not any(m._join_config.enable for m in self.wrappers):
             return False
         if not self._has_warned:
             self._has_warned = True
@@ -158,9 +180,11 @@ class Ranks:
         known = self._shared.get(id(optimizer))
         if known is None:
             wrappers = _wrappers_of(optimizer)
-            self._wrappers += [m for m in wrappers if all(m is not k for k in self._wrappers)]
+            self.wrappers += [m for m in wrappers if all(m is not k for k in self.wrappers)]
             group = _group_of(optimizer, wrappers)
             known = self._shared[id(optimizer)] = group is not None
+            params = [p for g in optimizer.param_groups for p in g["params"]]
+            self._is_whole &= not any(_is_sharded(p) for p in params)
             if group is not None:
                 self._join(group)
         if not known and self._sequence >= 0 and _sequence(world) != self._sequence:
@@ -178,12 +202,12 @@ class Ranks:
     @property
     def has_others(self) -> bool:
         """Whether this is a shared training, even if this rank has left it."""
-        return self._group is not None or self._was_shared
+        return (self._group is not None or self._was_shared) and not self.is_apart
 
     @property
     def has_parted(self) -> bool:
         """A shared training whose other ranks cannot be asked any more: no step can be run again."""
-        return self._group is not None and not self.is_on
+        return self._group is not None and not self.is_on and not self.is_apart
 
     def own_folder(self, folder: Path | None) -> Path | None:
         """Where this rank writes what every rank writes for itself."""
@@ -337,11 +361,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
+def _is_sharded(parameter: Tensor) -> bool:
+    return getattr(parameter, "device_mesh", None) is not None
+
+
 @contextlib.contextmanager
-def hushed() -> Iterator[None]:
+def hushed(ranks: Ranks) -> Iterator[None]:
     """Models in DistributedDataParallel called without a word to the other ranks."""
     names = ("require_forward_param_sync", "require_backward_grad_sync")
-    kept = [(module, {n: getattr(module, n) for n in names}) for module in _wrappers()]
+    # In a replay the collector shows nothing that is older.
+    found = {id(m): m for m in (*ranks.wrappers, *_wrappers())}
+    kept = [(module, {n: getattr(module, n) for n in names}) for module in found.values()]
     for module, _ in kept:
         for name in names:
             setattr(module, name, False)

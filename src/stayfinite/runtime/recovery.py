@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import BudgetExceededError, NonFiniteError
+from ..patches.firewall import Firewall
 from ..records import Action, Event, Incident
 from ..recover.ledger import Ledger, LedgerEntry
 from ..recover.policy import Decision, Outlook, Policy, Tally
@@ -15,11 +17,15 @@ from ..recover.ramp import PrecisionRamp, RampMove
 from ..report.text import headline, short_path
 from .healing import Healing
 from .host import Host
+from .incident_facts import LastSave, facts
 from .last_state import save_last_healthy
+from .limits import everywhere
+from .part_redo import PartRedo
+from .plan_run import PlanRun
 from .samples import Sanitizer, whole_numbers
 from .state import TrainState
 from .undo import modes
-from .window import Verdict, Window
+from .window import BatchRef, Verdict, Window
 
 __all__ = ["DEEP", "Recovery"]
 
@@ -45,10 +51,14 @@ class Recovery:
         self.num_replays = 0
         """Replays under way: what they compute counts for nothing."""
         self._ramp: PrecisionRamp | None = None
+        self.plan: PlanRun | None = None
         self._sanitizer = Sanitizer(host)
+        self._parts = PartRedo(host)
         self.incidents_so_far: deque[Incident] = deque(maxlen=8)
         self.position: Callable[[Window], tuple[int, int] | None] = lambda window: None
         """(batches drawn, batches in all) of the epoch that a window is in; None where nobody knows."""
+        self.num_open: Callable[[], int] = lambda: 0
+        """Steps that were made and are not counted yet: a loop's window closes with its next batch."""
         self._lost: Outlook | None = None
         """The state has run away, and the end of the epoch is waited for."""
         self._lost_epoch: int | None = None
@@ -56,6 +66,8 @@ class Recovery:
         self.folder: Path | None = None
         """The run folder; None where there is none."""
         self.last_healthy: Path | None = None
+        self.last_save = LastSave()
+        self._looks = Firewall("what else is known of a bad step")
 
     @property
     def policy(self) -> Policy:
@@ -84,21 +96,26 @@ class Recovery:
             else:
                 verdict.redo.insert(0, cut)
                 action = self._sanitizer.action(incident, self.ledger)
+        if decision.kind == "parts":
+            assert window is not None
+            decision, action = self._by_parts(verdict, window, decision)
         if decision.kind == "rollback":
             action = self._roll_back(verdict, decision)
         elif decision.kind == "heal":
             action = self._heal(verdict, decision)
         elif decision.kind == "stop" and verdict.outlook is not None:
             action = self._stop_healthy(verdict, verdict.outlook)
-        elif decision.kind != "sanitize":
+        elif decision.kind not in ("sanitize", "parts"):
             action = self._plain_action(incident, decision)
             if window is not None and (not is_own or window.is_put_back):
                 self._note(window, "skipped", incident)
-        incident = self._host.publish(replace(incident, action=action))
+        incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
         self.incidents_so_far.append(incident)
         if self._ramp is not None:
             self._ramp.refresh()  # the scaler was put back to before the step
             self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
+        if self.plan is not None:
+            self.plan.note_incident()
         if decision.kind == "raise":
             raise NonFiniteError(headline(incident), incident)
         if decision.kind == "stop" and verdict.outlook is not None:
@@ -111,6 +128,19 @@ class Recovery:
                 incident,
             )
         return incident
+
+    def _with_facts(self, incident: Incident, window: Window | None) -> Incident:
+        """With what only the running training knows; said once for incidents that are alike."""
+        if incident.same_as is not None:
+            return incident
+        limits = [*self._host.lookout.limits, *everywhere]
+        cost = self.last_save.cost(self._host.num_applied)
+        is_loop = window is not None and window.batches[0].loss_fn is None
+        home = incident.location.module
+        found = self._looks.once(facts, home, self.state, limits, cost, is_loop) or []
+        diagnosis = incident.diagnosis
+        evidence = (*diagnosis.evidence, *found)
+        return replace(incident, diagnosis=replace(diagnosis, evidence=evidence))
 
     def give_up(self, reason: str) -> None:
         """Nothing that is done from here on can help: a policy that thinks ends the run."""
@@ -132,7 +162,10 @@ class Recovery:
     def _farewell(self, incident: Incident, outlook: Outlook) -> str:
         lines = [f"stopped: {outlook.reason}, so leaving batches out cannot help"]
         lines.append(f"  where: {headline(incident)}")
-        if outlook.change:
+        diff = next((f for f in incident.diagnosis.fixes if f.status == "proved" and f.diff), None)
+        if diff is not None and diff.experiment is None:
+            lines.append(f"  try: {diff.title} (the diff above)")
+        elif outlook.change:
             again = (
                 "; --policy heal goes on with it by itself" if self.policy.name == "auto" else ""
             )
@@ -142,6 +175,19 @@ class Recovery:
         if self.last_healthy is not None:
             lines.append(f"  last healthy state: {short_path(str(self.last_healthy))}")
         return "\n".join(lines)
+
+    def _by_parts(
+        self, verdict: Verdict, window: Window, decision: Decision
+    ) -> tuple[Decision, Action]:
+        """The step once more without the parts of its loss that are bad; else the next answer."""
+        if window.batches[0].loss_fn is not None:  # the guard makes it again by itself
+            verdict.redo.insert(0, self._parts.again(window))
+            return decision, self._parts.action()
+        if not self._parts.run(verdict, window):
+            return self.policy.decide(self.tally, leave_out=("parts",)), Action(kind="none")
+        self.bad_parts.update(self._parts.names())
+        self.tally.num_consecutive = 0
+        return decision, self._parts.action()
 
     def _heal(self, verdict: Verdict, decision: Decision) -> Action:
         """Back to the last healthy state, and on with what was seen to pass."""
@@ -186,6 +232,9 @@ class Recovery:
         self, incident: Incident, window: Window | None, outlook: Outlook | None
     ) -> Decision:
         cannot = []
+        wants_parts = any(r.kind == "parts" for r in self.policy.steps())
+        if wants_parts and not self._parts.can(window, incident.event.symptom):
+            cannot.append("parts")
         if window is None or self._sanitizer.has_cut(window.epoch, window.step):
             cannot.append("sanitize")
         if not self.state.snapshot.is_taken:
@@ -236,8 +285,12 @@ class Recovery:
         self._lost = self._lost_epoch = None
         if self._ramp is not None:
             self._ramp.note_applied()
+        if self.plan is not None:
+            self.plan.note_applied()
 
     def note_scaler_skip(self) -> None:
+        """The loss scale was too large for a batch that is fine by itself: the row of bad ones is broken."""
+        self.tally.num_consecutive = 0
         if self._ramp is not None:
             self._ramp.note_skip()
 
@@ -342,11 +395,23 @@ class Recovery:
                 LedgerEntry(
                     step=ref.step, epoch=ref.epoch, kind=kind, indices=whole_numbers(ref.indices),
                     reason=headline(replace(incident, action=Action(kind="none"))),
-                    incident=incident.id,
+                    incident=incident.id, first_bad=_first_bad(incident, ref),
                 )
                 for ref in window.batches
             )
         )  # fmt: skip
+
+
+def _first_bad(incident: Incident, ref: BatchRef) -> str:
+    """The value that went bad first, where this batch was looked into: by its place in the data."""
+    text = incident.location.first_bad
+    if incident.same_as is not None or ref.step != incident.event.step:
+        return ""
+    found = re.match(r"sample (\d+)", text)
+    known = whole_numbers(ref.indices)
+    if found is None or int(found[1]) >= len(known):
+        return text
+    return f"sample {known[int(found[1])]} of the data set{text[found.end() :]}"
 
 
 def _doing(policy: Policy) -> str:

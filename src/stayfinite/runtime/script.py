@@ -14,7 +14,13 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..config import Settings
-from ..errors import BudgetExceededError, CheckpointError, NonFiniteError, StayfiniteError
+from ..errors import (
+    BudgetExceededError,
+    CheckpointError,
+    NonFiniteError,
+    StageFailedError,
+    StayfiniteError,
+)
 from ..numerics.parts import listeners as part_listeners
 from ..patches import provenance as _provenance
 from ..patches.firewall import Firewall
@@ -25,6 +31,7 @@ from ..patches.training import TrainingPatches
 from ..putting_back import put_back
 from ..records import Incident
 from ..recover.ledger import LEDGER_NAME, Ledger
+from ..recover.plan import StagedPlan
 from ..recover.policy import Policy
 from ..report.sinks import make_sink
 from ..report.store import RunFolder
@@ -34,6 +41,7 @@ from .checkpoints import CheckpointWatch
 from .engine import Engine, Investigate
 from .incidents import environment
 from .journal import RunJournal
+from .plan_follow import follow_plan
 from .ranks import launched_at, launched_rank
 from .script_driver import ScriptDriver
 from .spawned import watch_spawned
@@ -67,7 +75,9 @@ class ScriptRun:
         index: int = 0,
         resume_check: bool = True,
         shows_patches: bool = False,
+        plan: StagedPlan | None = None,
     ) -> None:
+        self._plan = plan
         self._shows_patches = shows_patches
         self._wanted_dir = run_dir
         self._checks_resume = resume_check
@@ -135,6 +145,8 @@ class ScriptRun:
         self.folder = RunFolder(folder, say=say_incident)
         engine.on_incident = self._save
         part_listeners.add(engine.recovery)
+        if self._plan is not None:
+            follow_plan(engine, self._plan, folder)
         if folder is None:
             return
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
@@ -182,6 +194,8 @@ class ScriptRun:
             end.once(self.engine.journal.close)
         part_listeners.discard(self.engine.recovery)
         closings = [self._unlisten, self.engine.recovery.healing.close]
+        if self.engine.recovery.plan is not None:
+            closings.append(self.engine.recovery.plan.close)
         if "provenance" not in self.engine.settings.without:
             closings.append(_provenance.remove)
         end.once(put_back, *closings)
@@ -212,8 +226,8 @@ class ScriptRun:
         except KeyboardInterrupt as e:
             show(e)
             code = 130
-        except (NonFiniteError, BudgetExceededError, CheckpointError) as e:
-            if self._has_reported or isinstance(e, CheckpointError):
+        except (NonFiniteError, BudgetExceededError, CheckpointError, StageFailedError) as e:
+            if self._has_reported or isinstance(e, (CheckpointError, StageFailedError)):
                 print(f"stayfinite: {e}", file=sys.stderr)
             code = 1
         except BaseException as e:

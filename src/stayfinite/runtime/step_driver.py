@@ -354,7 +354,9 @@ class StepDriver:
             engine.state.set_lrs(old.lrs)
         engine.state.buffers.copy(is_kept=engine.deferral.is_waiting)
         try:
-            return self._finish(fresh, self._attempt(fresh))
+            with old.around():
+                failure = self._attempt(fresh)
+            return self._finish(fresh, failure)
         finally:
             self._plain = now
 

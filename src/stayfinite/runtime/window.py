@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -131,6 +131,8 @@ class Window:
     """Of a training without a torch optimizer: what became of the update that the script makes by itself."""
     is_put_back = False
     """Such an update is undone before the next step."""
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """What it is computed inside of, where it is made again in another way."""
 
     def __init__(
         self, batches: list[BatchRef], rng: RngState | None = None, lrs: tuple[float, ...] = ()

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ..patches import Subscription, Target, close_all, subscribe, unpatched
+from ..putting_back import put_back
 from . import descriptors, file_rules, quiet, refusals, warning_rules
 from .box import Abandoned, Box, Refused, Report, Rule, here, outside
 from .imported_names import imported_names, stamp
@@ -103,7 +104,7 @@ def _subscribe(box: Box, streams: Iterable[Any], stack: contextlib.ExitStack) ->
         wanted.append((Target(module, name, reason, _SWITCH), make))
     wanted += quiet.stream_targets([*quiet.standard_streams(), *streams])
     made: list[Subscription] = []
-    stack.callback(close_all, made)
+    stack.callback(put_back, lambda: close_all(made))
     for target, make in wanted:
         made.append(subscribe(target, make, box))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from ...diagnose.evidence import Evidence
 from ...diagnose.experiments import experiment
 from ...runtime.step_changes import scaled_lr
+from ..changes import limited_lr
 from ..laboratory import Laboratory, Run
-from ..search import Search, rates_below
+from ..search import Search, has_risen, rates_below
 
 __all__ = ["smaller_lr"]
 
@@ -17,6 +18,11 @@ def smaller_lr(lab: Laboratory, e: Evidence) -> Run:
     if rate is None:
         return None
     is_adaptive = "betas" in e.optimizer or "Ada" in e.optimizer.get("type", "")
-    search = Search(lab, rates_below(rate), lambda value: [scaled_lr(value / rate)])
+    is_limited = has_risen(lab)
+    search = Search(
+        lab,
+        rates_below(rate),
+        lambda value: [limited_lr(value) if is_limited else scaled_lr(value / rate)],
+    )
     lab.rate = yield from search.run(rate, usual=1e-3 if is_adaptive else 1e-2)
     return lab.outcome(lab.rate)

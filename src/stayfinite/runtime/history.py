@@ -1,0 +1,51 @@
+"""One line for each of the last steps; tensors by reference, so that nothing waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from ..detect.check import number_of
+from ..records import StepRecord
+from .state import TrainState
+from .window import Window
+
+__all__ = ["Row", "records_of", "row_of"]
+
+Row = tuple[int, int, Any, Any, tuple[float, ...], Any, bool]
+"""Step, epoch, loss, norm of the gradients, rates, scale, whether it was applied."""
+
+
+def row_of(window: Window, state: TrainState) -> Row:
+    last = window.batches[-1]
+    loss: Any = window.loss
+    if loss is None and window.losses:
+        loss = window.losses[-1][1].detach()
+    scale = _scale(state) if len(state.scalers) else None
+    return (last.step, last.epoch, loss, window.norm, window.lrs, scale, window.num_applied > 0)
+
+
+def _scale(state: TrainState) -> Any:
+    """The scaler changes its scale in place; this value stays what it is now, without a sync."""
+    scale = getattr(state.scalers[0], "_scale", None)
+    if not isinstance(scale, Tensor):
+        return scale
+    return scale.item() if scale.device.type == "cpu" else scale.clone()
+
+
+def records_of(rows: Iterable[Row]) -> tuple[StepRecord, ...]:
+    """The same for an incident, read from the device."""
+    return tuple(
+        StepRecord(
+            step=step,
+            epoch=epoch,
+            loss=number_of(loss),
+            grad_norm=number_of(norm),
+            lr=lr,
+            scale=number_of(scale),
+            is_applied=applied,
+        )
+        for step, epoch, loss, norm, lr, scale, applied in rows
+    )

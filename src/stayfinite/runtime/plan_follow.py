@@ -1,0 +1,29 @@
+"""A plan set to work: its run folder, the figures that it asks for, and what is told of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..patches.printed import PrintedFigures
+from ..recover.plan import StagedPlan
+from .engine import Engine
+from .plan_run import PlanRun
+
+__all__ = ["follow_plan"]
+
+
+def follow_plan(engine: Engine, plan: StagedPlan, folder: Path | None) -> PlanRun:
+    """Every step of this training counts for the plan until it is closed."""
+    following = PlanRun(plan, engine, _say)
+    if folder is not None:
+        following.keep_in(folder)
+    if plan.metrics:
+        figures = PrintedFigures(plan.metrics, following.note_metric)
+        following.on_close.append(figures.close)
+    engine.recovery.plan = following
+    return following
+
+
+def _say(text: str) -> None:
+    print(f"stayfinite: {text}", file=sys.stderr)

@@ -1,0 +1,90 @@
+"""docs/GUIDES.md: every line of the guides has a test, and the tests are there."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import torch
+
+from stayfinite.preflight.environment import before_any_model, judge
+from stayfinite.preflight.environment_facts import Facts, gather
+
+TESTS = Path(__file__).parent
+DOC = (TESTS.parent / "docs" / "GUIDES.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in DOC.splitlines()
+    if line.startswith("|") and "---" not in line and "the guide's line" not in line
+]
+
+
+def test_every_line_names_a_test_that_is_there():
+    assert len(ROWS) > 90
+    for line, here, test in ROWS:
+        assert line and here, line
+        if test == "–":
+            assert "GPU" in line
+            continue
+        file, name = re.fullmatch(r"`([\w/.]+)::(\w+)`", test).groups()
+        source = (TESTS / file).read_text(encoding="utf-8")
+        assert f"def {name}(" in source, f"{line}: there is no {test}"
+
+
+def test_every_guide_has_its_table():
+    assert re.findall(r"^## (\d{3})", DOC, re.MULTILINE) == ["000", "001", "002", "003", "004"]
+
+
+def of(findings, check):
+    return [f.status for f in findings if f.check == f"environment/{check}"]
+
+
+def test_cudnn_benchmark_and_determinism_are_judged_and_really_read(monkeypatch):
+    """The switches of this process are what is judged, not what somebody assumes."""
+    assert of(judge(Facts()), "determinism") == of(judge(Facts()), "benchmark") == ["pass"]
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        seen = gather(before_any_model())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen.cudnn_benchmark and seen.is_deterministic
+    (found,) = [f for f in judge(seen) if f.check == "environment/determinism"]
+    assert (found.status, found.action) == ("warn", "torch.backends.cudnn.benchmark = False")
+    shapes = Facts(cudnn_benchmark=True, has_varying_shapes=True, model_device="cuda")
+    assert of(judge(shapes), "benchmark") == ["warn"]
+    on_gpu = Facts(is_deterministic=True, model_device="cuda")
+    assert of(judge(on_gpu), "determinism") == ["fail"]  # no CUBLAS_WORKSPACE_CONFIG
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+model = nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.ones(12, 2)
+data[6, 0] = 1e38
+for step, x in enumerate(DataLoader(data, batch_size=2)):
+    optimizer.zero_grad()
+    # In step 3 the gradient of the first weight is 1e38 * 1e38: infinite.
+    ((model.weight * x.max()).sum() * x.max()).backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    if torch.isnan(norm):
+        continue
+    optimizer.step()
+print("weights finite:", bool(model.weight.isfinite().all()))
+"""
+
+
+def test_what_isnan_of_the_norm_lets_pass_is_caught_under_run(tmp_path):
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    plain = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "weights finite: False" in plain.stdout, plain.stderr
+    command = [sys.executable, "-m", "stayfinite", "run", "--run-dir", "r", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "weights finite: True" in done.stdout, done.stderr
+    assert "step 3" in done.stderr
