@@ -65,7 +65,7 @@ _CHECKS = {
     "edges/budget": ("all candidates fitted the time", "skipped: so many batches were not tried", "a larger `--budget`"),
     "edges/far": ("what breaks only with data that nobody would feed", "never a warning: counted, and shown with `--pedantic`", ""),
     "edges/growth": ("weights and moments level off", "one rises at every look and does not level off; the step at which it leaves its dtype is told", "a lower rate, a decay, or a normalization"),
-    "edges/ahead": ("the training's own next batches, at its own rates", "one of up to 40 real steps, and of more for half a second of computing, breaks: a fail. Later than 3 passes over them and 30 steps: pedantic", "repair the line that is named"),
+    "edges/ahead": ("the training's own next batches, at its own rates", "one of up to 40 real steps, and of more for half a second of computing, breaks: a fail. Later than 3 epochs and 30 steps: pedantic, but a warning where the loss runs away at a rate that was reached early", "repair the line that is named"),
     "edges/mask": ("a mask all 0 or all 1 for one sample or row", "", ""),
     "edges/mask-part": ("a mask with every other entry 0", "", ""),
     "edges/mask-batch": ("a mask all 0 or all 1 in a whole batch", "", ""),
