@@ -19,7 +19,7 @@ from clinic.measure import FORMS, Score, run
 from clinic.peers import PeerScore, debug_underflow_overflow, detect_anomaly, torchlens
 
 BARS = {"noticed": 1.0, "op": 0.97, "line": 0.97, "cause": 0.92}
-FIX_BAR = 0.55
+FIX_BAR = 0.75
 NOT_TRYABLE = {"hardware_or_nondeterminism"}
 
 

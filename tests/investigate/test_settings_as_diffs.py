@@ -10,7 +10,16 @@ import torch
 from torch import nn
 
 from stayfinite import Guard
+from stayfinite.patches import provenance
 from stayfinite.remedies import apply_patch, read_patch
+
+
+@pytest.fixture(autouse=True)
+def notes():
+    """As in a process that has just imported `Guard`, whatever ran before."""
+    provenance.install()
+    yield
+    provenance.remove()
 
 
 def proved(guard):

@@ -163,7 +163,7 @@ def test_temperatures_an_exponent_and_the_batch_are_rungs_where_they_are_there(h
     assert labels(resolver(home)) == [
         "teacher_temp=[0.07, 0.05]",
         "temperature=0.05",
-        "beta=0.5",
+        "beta=0.55",
         "lr=0.1x",
         "batch_size=32",
         "stayfinite:clip=1",

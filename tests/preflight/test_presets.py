@@ -51,7 +51,7 @@ def test_a_python_config_in_any_of_its_forms(changed):
         'parser.add_argument("--init-scale", type=float, default=2.0**16)\n'
     )
     assert changed(text, name="c.py") == {
-        "BETA": 0.5, "LEARNING_RATE": 5e-5, "BATCH_SIZE": 128, "C.grad_clip": 1.0,
+        "BETA": 0.55, "LEARNING_RATE": 5e-5, "BATCH_SIZE": 128, "C.grad_clip": 1.0,
         "C.temps.1": 0.05, "init_scale": 1024.0,
     }  # fmt: skip
 

@@ -2,9 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
-import textwrap
 
 import pytest
 import torch
@@ -163,48 +160,3 @@ def test_wrong_plans_are_told(tmp_path):
         Stage(name="a", steps=1, metric="acc")
     with pytest.raises(UsageError, match="cannot read the plan"):
         StagedPlan.from_file(tmp_path / "none.yaml")
-
-
-SCRIPT = """
-import torch
-from torch.utils.data import DataLoader
-torch.manual_seed(0)
-model = torch.nn.Linear(2, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(2):
-    for x in DataLoader(torch.ones(16, 2), batch_size=4):
-        loss = model(x).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    print(f"val acc {ACC}")
-print("rate", optimizer.param_groups[0]["lr"])
-"""
-
-
-@pytest.mark.parametrize("acc", [0.8, 0.2])
-def test_an_unmodified_script_follows_a_plan_from_a_file(tmp_path, file, acc):
-    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT).replace("{ACC}", str(acc)))
-    text = PLAN.replace("steps: 4", "steps: 5")  # the first epoch's figure comes after step 4
-    file.write_text(text)
-    command = [
-        sys.executable,
-        "-m",
-        "stayfinite",
-        "run",
-        "--plan",
-        "plan.yaml",
-        "--run-dir",
-        "r",
-        "train.py",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    if acc > 0.5:
-        assert done.returncode == 0, done.stderr
-        assert "rate 0.15" in done.stdout
-        assert json.loads((tmp_path / "r" / "plan.json").read_text())["plan"]["steps"] == 3
-    else:
-        assert done.returncode == 1 and "Traceback" not in done.stderr
-        assert (
-            "stage 'validate' of the plan has failed after 5 steps: val acc is 0.2" in done.stderr
-        )

@@ -12,6 +12,8 @@ __all__ = ["LIMITS", "Climb", "climb"]
 LIMITS = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
 _LEAST_RISE = 30.0
 """How many times the usual it has to be: losses of small batches leap about."""
+_NEW_HEIGHT = 3.0
+"""How many times the largest of the values before the climb."""
 _FEWEST = 3
 """Values in a row that rise: one leap is a spike, not a climb."""
 _STEADY = 0.3
@@ -62,6 +64,8 @@ def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None
     usual = sorted(sizes[: start + 1])[(start + 1) // 2]
     if len(rising) < _FEWEST or rising[-1] < _LEAST_RISE * max(usual, rising[0]):
         return None
+    if rising[-1] < _NEW_HEIGHT * max(sizes[:start], default=0.0):
+        return None  # it has been there before and has come down: noise about a small value
     recent = rising[-4:]
     rates = [math.log(b / a) for a, b in itertools.pairwise(recent)]
     if min(rates[-2:]) < _STEADY * max(rates[-2:]):

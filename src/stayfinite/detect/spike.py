@@ -113,6 +113,11 @@ class SpikeWatch:
         self._enter(step, value)
         return spike
 
+    def is_rising(self) -> bool:
+        """Whether the last three values go up."""
+        values = self._values
+        return len(values) > 2 and values[-3][1] < values[-2][1] < values[-1][1]
+
     def recent(self, number: int = 24) -> list[float]:
         """The last values, oldest first."""
         return [v for _, v in list(self._values)[-number:]]

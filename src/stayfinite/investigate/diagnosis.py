@@ -93,8 +93,10 @@ def _with_diffs(
     rest = [f for f in made if f.status != "proved"]
     known = []
     for fix in diagnosis.fixes:
-        if not any(is_said_by(f, fix, diagnosis.cause) for f in first):
-            known.append((yield from setting_diff(lab, evidence, fix)))
+        if any(is_said_by(f, fix, diagnosis.cause) for f in first):
+            continue
+        is_found = fix.status == "proved"  # by a search, as a value
+        known.append((yield from setting_diff(lab, evidence, fix)) if is_found else fix)
     return replace(diagnosis, fixes=(*first, *known, *rest))
 
 

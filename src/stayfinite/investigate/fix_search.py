@@ -37,6 +37,7 @@ _MAX_TRIALS = 14
 _MAX_LINES = 3
 _MAX_REFUTED = 2
 _MAX_SCHEDULES = 3
+_SCALE = 8.0
 _FRESH = ("empty", "empty_like", "new_empty", "empty_strided")
 
 
@@ -102,13 +103,16 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
         return
     for setting in _settings(lab, e, cause):
         yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
-    place = _place_of(e) if cause not in _NOT_THE_LINE else None
+    # A gradient that overflows in float16 has been scaled, or grows elsewhere: no line alone is to blame.
+    is_scaled = cause == "low_precision_overflow" and (e.is_backward or _is_scaled_loss(e))
+    place = _place_of(e) if cause not in _NOT_THE_LINE and not is_scaled else None
     text = text_of_file(place.file) if place is not None else None
     if place is not None and text is not None:
         place = replace(place, symptom=_for_cause(place.symptom, cause))
         yield _Search(lab, e, trial, place.file, text, place=place)
     is_scale = cause == "loss_scaling" and is_fixed_scale(lab)
-    if is_scale or cause in ("low_precision_overflow", "low_precision_underflow"):
+    is_half = cause in ("low_precision_overflow", "low_precision_underflow")
+    if is_scale or (is_half and not _is_scaled_loss(e)):
         for setting in precision_changes(lab, e):
             yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
 
@@ -281,6 +285,12 @@ class _Search:
 
 def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
     return all(r.is_equivalent for c in made for r in c.remedies)
+
+
+def _is_scaled_loss(e: Evidence) -> bool:
+    """A single number times another, or a loss that is multiplied last of all: a loss and its scale."""
+    is_product = e.kernel == "mul" and all(s.num_elements == 1 for s in e.tensors)
+    return is_product or (e.scale.factor or 1.0) >= _SCALE
 
 
 def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:

@@ -14,8 +14,9 @@ import torch
 from ..diagnose.evidence import Evidence
 from ..patches.made_at import made_at
 from ..remedies import Candidate, Remedy, Source, apply, find, with_keyword
+from .changed_source import text_of_file
 from .laboratory import Laboratory
-from .setting_change import SettingChange, only_call
+from .setting_change import SettingChange, only_call, own_files
 from .where_set import Written, call_at, number_behind, source_of
 
 __all__ = ["is_fixed_scale", "scale_changes"]
@@ -44,8 +45,21 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     where = _constant(source, line.file, line.line, factor)
     if where is None:
         return
+    if not _needs_scale(lab, e):
+        yield from _smaller(
+            where, 1.0, 1.0
+        )  # nothing underflows, and a smaller one may only diverge later
+        return
     for times in _SMALLER:
         yield from _smaller(where, max(1.0, factor / times / _DISTANCE), factor / times)
+
+
+def _needs_scale(lab: Laboratory, e: Evidence) -> bool:
+    """Whether gradients are computed in float16."""
+    if e.dtype == "float16" or any(p.dtype == torch.float16 for _, p in lab.state.parameters()):
+        return True
+    texts = [text_of_file(f) or "" for f in own_files(lab)]
+    return any("float16" in t.replace("bfloat16", "") or ".half(" in t for t in texts)
 
 
 def _scaler(lab: Laboratory, e: Evidence) -> Any:

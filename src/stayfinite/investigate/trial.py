@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -21,6 +22,9 @@ __all__ = ["Trial", "tolerance"]
 
 _NUM_HEALTHY = 3
 _NUM_AFTER = 6
+_SINCE = 24
+"""So many steps at least, for a setting that has acted since the last healthy state."""
+_FAR = 10.0
 _MAX_REPLAYS = 48
 """Of all changes that are tried for one incident; what is under way is finished."""
 _ABSURD = 1e6
@@ -147,7 +151,9 @@ class Trial:
         number, losses = 0, []
         with lab.unharmed():
             state.snapshot.restore()
-            for i, window in enumerate([*windows, *windows[:_NUM_AFTER]]):
+            first = _size(state)
+            number_of_steps = max(len(windows) + _NUM_AFTER, _SINCE)
+            for i, window in enumerate(itertools.islice(itertools.cycle(windows), number_of_steps)):
                 state.clear_grads()
                 if i < len(windows) and window.rng is not None:
                     window.rng.restore()
@@ -163,7 +169,10 @@ class Trial:
                 number += 1
                 losses += result.losses[-1:]
                 state.buffers.copy()
+                if not _size(state) <= _FAR * max(first, 1e-3):
+                    return Proof(is_step_finite=True, note="it lets the weights run away"), result
         again = losses[len(windows) :] if not any(w.is_loaderless for w in windows) else []
+        again = again[-len(windows) :]
         if again and _mean(again) > 1.05 * abs(_mean(losses[: len(again)])) + 1e-3:
             return Proof(is_step_finite=True, note="it leaves a loss that rises"), result
         note = "from the last healthy state on"
@@ -268,6 +277,13 @@ class Trial:
                 number += 1
                 lab.state.buffers.copy()
         return number - 1, "", False  # the first of them is the step itself
+
+
+@torch.no_grad()
+def _size(state: TrainState) -> float:
+    """The norm of all weights."""
+    weights = [p.detach().float() for _, p in state.parameters() if p.is_floating_point()]
+    return math.sqrt(sum(float(w.square().sum()) for w in weights if w.layout == torch.strided))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -39,7 +39,7 @@ _AUGMENTATION = (
 _TEMPERATURE = re.compile(r"(\w+_)?(temperature|temp)s?")
 _COLD = 0.05
 _BETA = ("beta", "loss_beta", "mi_beta")
-_LEAST_BETA = 0.5
+_LEAST_BETA = 0.55
 _BATCH = ("batch_size", "train_batch_size", "per_device_train_batch_size", "micro_batch_size", "bs")
 
 

@@ -96,8 +96,8 @@ SAFER = {
         _at_least(0.05), _at_least(0.05), "logits are divided by it: smaller ones saturate",
     ),
     "loss_beta": Safer(
-        # Below 0.5 the best that a mutual information can be is that of a uniform assignment.
-        _exponent(0.5), _exponent(0.5),
+        # At 0.5 a uniform assignment is as good as a sure one, below it is the best of all.
+        _exponent(0.55), _exponent(0.55),
         "an exponent of probabilities: the smaller, the farther their powers stay from zero",
     ),
     "focal_gamma": Safer(_at_most(1.0), _at_most(0.0), "a plainer loss: 0 is cross entropy"),

@@ -47,7 +47,7 @@ class Headroom:
 
     def look_at_figure(self, training: Told, window: Window, name: str, watch: SpikeWatch) -> None:
         """The loss or the gradient norm has leapt: is it on its way to the limit?"""
-        if self._is_told(name, window.step):
+        if not watch.is_rising() or self._is_told(name, window.step):
             return
         dtype = _figure_dtype(training.state)
         found = climb(watch.recent(), LIMITS[dtype])
