@@ -70,7 +70,7 @@ def _range(values: torch.Tensor) -> tuple[float, float] | None:
     """From the smallest to the largest; whole numbers above 0 (counts, lengths) from 0 on."""
     if values.layout != torch.strided or values.is_complex() or not values.numel():
         return None
-    wide = values.detach().double().cpu()
+    wide = values.detach().cpu().double()
     finite = wide[wide.isfinite()]
     if not finite.numel():
         return None

@@ -39,7 +39,7 @@ class Seeds:
         if source.ref.length != ref.length:  # read as another dtype
             memory.after = UNKNOWN_SOURCE
             return
-        values = source.values.double()
+        values = source.values.cpu().double()  # not every device has float64
         if bool(values.isnan().any()):
             memory.after = UNKNOWN_SOURCE
             values = torch.nan_to_num(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from .candidates import Candidate, Seen
 
-__all__ = ["numbers"]
+__all__ = ["leaves", "numbers", "put"]
 
 _MOST = 4
+_MOST_ITEMS = 512
 _TIMES = ((4, "possible"), (10, "possible"), (100, "far"))
 
 
@@ -50,18 +52,40 @@ def _numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 
 
 def _replaced(seen: Seen, path: tuple[Any, ...], new: Any) -> Callable[[], Any]:
-    return lambda: _put(seen.batch, path, new)
+    return lambda: put(seen.batch, path, new)
 
 
-def _put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     """The same structure with the number at this place replaced."""
     if not path:
         return torch.full_like(value, new) if isinstance(value, Tensor) else new
     key, rest = path[0], path[1:]
     if isinstance(value, Mapping):
-        return {**value, key: _put(value[key], rest, new)}
+        return {**value, key: put(value[key], rest, new)}
     if isinstance(value, (list, tuple)):
-        items = [_put(v, rest, new) if i == key else v for i, v in enumerate(value)]
+        items = [put(v, rest, new) if i == key else v for i, v in enumerate(value)]
         is_named = hasattr(value, "_fields")
         return type(value)(*items) if is_named else type(value)(items)
-    return dataclasses.replace(value, **{key: _put(getattr(value, key), rest, new)})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{key: put(getattr(value, key), rest, new)})
+    changed = copy.copy(value)
+    setattr(changed, key, put(getattr(value, key), rest, new))
+    return changed
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The texts of a batch and its lists of plain numbers, each with the way to it.
+
+    >>> [p for p, _ in leaves({"text": ["a", "b"], "ids": [[1, 2], [3]], "x": 4})]
+    [('text', 0), ('text', 1), ('ids', 0), ('ids', 1)]
+    """
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and all(type(v) in (int, float) for v in value)
+    ):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
+        for i, item in enumerate(value):
+            yield from leaves(item, (*path, i))

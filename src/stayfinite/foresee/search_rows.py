@@ -38,12 +38,34 @@ def blank(seen: Seen) -> Iterator[Candidate]:
         how = first_row(torch.zeros_like, total)
         what = f"one sample of {name} all zero"
         yield Candidate("blank", what, seen.changed(parts, how), level, why)
+    yield from _blank_targets(seen, floats)
     for name, parts in _sets(seen, "input"):
         # A modality may be missing from a whole batch; everything at once is nobody's data.
         is_one = len(floats) > 1 and len(parts) == 1 and parts[0].tensor.dim() > 1
         level = "possible" if is_one and parts[0].may_be_zero else "far"
         what = f"{name} all zero in a whole batch"
         yield Candidate("blank-batch", what, seen.changed(parts, torch.zeros_like), level)
+
+
+def _blank_targets(seen: Seen, floats: list[Part]) -> Iterator[Candidate]:
+    """Silence to be predicted, nothing relevant in a list; and a sample that is blank in every part."""
+    how = first_row(torch.zeros_like, seen.num_rows)
+    targets = [p for p in floats if p.kind == "target" and p.has_rows and p.tensor.dim() > 1]
+    for p in targets[:_MOST_PARTS]:
+        level = "possible" if _may_be_blank(p) else "far"
+        what = f"one sample of {p.name} all zero"
+        yield Candidate("blank", what, seen.changed([p], how), level)
+    wide = [p for p in floats if p.has_rows and p.tensor.dim() > 1]
+    if targets and len(wide) > len(targets):
+        level = "possible" if all(_may_be_blank(p) for p in wide) else "far"
+        make = seen.changed(wide, how)
+        yield Candidate("blank", "one sample that is all zero in every part", make, level)
+
+
+def _may_be_blank(p: Part) -> bool:
+    """Zero fits; where only a few numbers are used, it is one of them."""
+    is_known = not p.is_code or bool((p.tensor == 0).any())
+    return p.may_be_zero and is_known and not (p.is_distribution or p.is_unit)
 
 
 def _blank_rows(parts: list[Part], seen: Seen) -> str:
@@ -191,9 +213,9 @@ def _identity(t: Tensor) -> Tensor:
 def inner(seen: Seen) -> Iterator[Candidate]:
     """Inside one sample: a point without neighbors, steps at rest, two equal points."""
     total = seen.num_rows
-    for p in seen.of_kind("input", "mask"):
+    for p in seen.of_kind("input", "mask", "target"):
         t = p.tensor
-        level = "far" if p.is_code and p.kind == "input" else "possible"
+        level = "far" if p.is_code and p.kind != "mask" else "possible"
         is_square = t.dim() >= 2 and t.shape[-1] == t.shape[-2] and (t.dim() == 2 or p.has_rows)
         if p.kind == "mask" and not is_square:
             continue

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor
 
 from ..runtime.batches import named_tensors
-from ..runtime.rows import map_tensors, take_rows
+from ..runtime.rows import map_tensors, num_rows, take_rows
 from .candidates import Candidate, Seen, first_row
 from .parts import Part
 from .search_classes import one_class
 
-__all__ = ["empties", "labels", "lengths", "masks", "sizes", "widths"]
+__all__ = ["labels", "lengths", "masks", "sizes", "widths"]
 
 
 _SMALL = 8
 """Batches of so few samples may well be all alike."""
+_FAR_ABOVE = 100
 _SHORT = 4
 """Where sequences as short as this were seen, one of length 1 may come."""
 
@@ -110,9 +111,14 @@ def labels(seen: Seen) -> Iterator[Candidate]:
 
 
 def _ignored(p: Part) -> int | None:
+    """The number that stands for no label: a negative one, or one far above all classes (255)."""
     if p.low < 0:
         return int(p.low)
-    return None
+    if p.tensor.dim() < 2 or p.high < _FAR_ABOVE:
+        return None
+    below = p.tensor[p.tensor < p.high]
+    is_apart = below.numel() > 0 and int(below.max()) < p.high / 4
+    return int(p.high) if is_apart else None
 
 
 def _unlabeled(p: Part, batches: Sequence[Any], ignored: int) -> tuple[float, float]:
@@ -141,15 +147,18 @@ def sizes(seen: Seen) -> Iterator[Candidate]:
     total = seen.num_rows
     if total is None or not seen.can_change_rows:
         return
+    seen_sizes = {n for b in seen.batches if (n := num_rows(b)) is not None}
+    is_varying = len(seen_sizes) > 2 and min(seen_sizes) <= _SMALL
     for number in sorted({seen.num_last or 1, 1, 2}):
         if number >= total:
             continue
         is_last = number == seen.num_last
+        level = "certain" if is_last else "possible" if is_varying else "far"
         what = f"a batch of {number} sample{'s' if number > 1 else ''}"
         if is_last:
             what = f"the last batch of an epoch ({number} sample{'s' if number > 1 else ''})"
         yield Candidate(
-            "size", what, _cut(seen, number, total), "certain" if is_last else "far",
+            "size", what, _cut(seen, number, total), level,
             "the data set's size and the loader's settings say so" if is_last else "",
             may_raise=True,
         )  # fmt: skip
@@ -157,23 +166,6 @@ def sizes(seen: Seen) -> Iterator[Candidate]:
 
 def _cut(seen: Seen, number: int, total: int) -> Callable[[], Any]:
     return lambda: take_rows(seen.batch, range(number), total)
-
-
-def empties(seen: Seen) -> Iterator[Candidate]:
-    """Parts whose size differs from batch to batch (boxes, edges, events): none of them, or one."""
-    for p in seen.parts:
-        shapes = [t.shape for b in seen.batches for n, t in named_tensors(b) if n == p.name]
-        if p.has_rows or not shapes or any(len(s) != p.tensor.dim() for s in shapes):
-            continue
-        varying = [d for d in range(p.tensor.dim()) if len({s[d] for s in shapes}) > 1]
-        for number in (0, 1) if varying else ():
-            what = f"{p.name} with {'nothing in it' if number == 0 else 'one entry'}"
-            how = _narrowed(varying[0], number)
-            yield Candidate("empty", what, seen.changed([p], how), may_raise=True)
-
-
-def _narrowed(dim: int, number: int) -> Callable[[Tensor], Tensor]:
-    return lambda t: t.narrow(dim, 0, number)
 
 
 def widths(seen: Seen) -> Iterator[Candidate]:

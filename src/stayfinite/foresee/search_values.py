@@ -10,7 +10,7 @@ from torch import Tensor
 from .candidates import Candidate, Seen, first_row
 from .parts import Part
 
-__all__ = ["certainties", "ends", "outliers", "tiny", "zeros"]
+__all__ = ["certainties", "ends", "opposites", "outliers", "tiny", "zeros"]
 
 _MOST_PARTS = 6
 _MILD = 30.0
@@ -121,7 +121,7 @@ def zeros(seen: Seen) -> Iterator[Candidate]:
     for p in seen.of_kind("input", "target"):
         if not p.is_float or not p.is_positive or p.low == 0:
             continue
-        level = "possible" if p.may_be_zero else "far"
+        level = "possible" if p.may_be_zero or p.is_distribution else "far"
         if p.tensor.dim() == 1 or (p.tensor.dim() == 2 and p.tensor.shape[1] == 1):
             how = first_row(torch.zeros_like, seen.num_rows)
             what = f"one sample with {p.name} exactly 0"
@@ -147,6 +147,20 @@ def _one_zero(t: Tensor) -> Tensor:
     new = t.clone()
     new.view(-1)[0] = 0
     return new
+
+
+def opposites(seen: Seen) -> Iterator[Candidate]:
+    """A sample with every sign turned, where both signs were seen: a swapped wire, another direction."""
+    for p in seen.of_kind("input")[:_MOST_PARTS]:
+        if p.is_float and p.has_rows and p.low < 0 < p.high and not p.is_code:
+            how = first_row(_mirrored(p), seen.num_rows)
+            what = f"one sample of {p.name} with every value at the other end of its range"
+            yield Candidate("opposite", what, seen.changed([p], how))
+
+
+def _mirrored(p: Part) -> Callable[[Tensor], Tensor]:
+    """Each value as far from the upper end as it was from the lower one."""
+    return lambda t: (p.low + p.high) - t
 
 
 def tiny(seen: Seen) -> Iterator[Candidate]:

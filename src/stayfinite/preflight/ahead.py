@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..records import StepRecord
+from .config_schedule import num_batches
 from .layers import has_scaler, is_lost
 from .predict import Prediction, capsule_path, new_id
 from .probes import Probe, Seen, Subject
@@ -16,6 +17,7 @@ __all__ = ["Ahead", "run_on"]
 _SOON = 3
 _FEW = 30
 """Epochs of the batches that were seen, and steps: a training may well be over after them."""
+_RUNAWAY = 10.0
 _MEASURED = 8
 """Every so many steps weights and moments are measured."""
 
@@ -120,7 +122,7 @@ def _traced(
         group=group,
         check=f"{group}/ahead",
         what=f"step {last} of a copy of the training ({done})",
-        level="certain" if last < max(_SOON * len(batches), _FEW) else "far",
+        level=_level(subject, len(batches), last, ahead),
         why=f"seen: {last} steps at its own rates are finite, the next one is not",
         seen=seen,
         batch=batch,
@@ -130,6 +132,21 @@ def _traced(
         growth=ahead.growth,
         remedy="lower the learning rate or lengthen the warmup, and clip the gradient norm",
     )
+
+
+def _level(subject: Subject, num_seen: int, last: int, ahead: Ahead) -> str:
+    """Soon is certain. Later, on batches that come again and again, only a runaway says something: a
+    loss far above all the early ones at a rate that was reached early."""
+    soon = max(_SOON * max(num_seen, num_batches(subject) or 0), _FEW)
+    if last < soon:
+        return "certain"
+    losses = [s.loss for s in ahead.steps if s.loss is not None]
+    rates = [max(s.lrs, default=0.0) for s in ahead.steps]
+    if len(losses) <= soon:
+        return "far"
+    is_runaway = abs(losses[-1]) > _RUNAWAY * max(abs(x) for x in losses[:soon])
+    is_usual_rate = max(rates[soon:]) <= 1.01 * max(rates[:soon])
+    return "possible" if is_runaway and is_usual_rate else "far"
 
 
 def records_of(steps: Sequence[Seen]) -> tuple[StepRecord, ...]:

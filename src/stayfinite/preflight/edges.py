@@ -18,7 +18,7 @@ from ..runtime.rows import num_rows
 from .ahead import Ahead, run_on
 from .ahead_growth import judge_growth
 from .edges_data import num_last, own_batches
-from .edges_draws import Draw, draws, unwritten_memory
+from .edges_draws import Draw, draws, more_draws, unwritten_memory
 from .layers import ask, has_scaler
 from .predict import Prediction, capsule_path, discard, finding_of, new_id
 from .probes import Checks, Probe, Seen, Subject
@@ -33,7 +33,7 @@ SEARCH_STEPS = 12
 AHEAD_S = 0.4
 AHEAD_STEPS = 40
 LONG_S = 0.5
-LONG_STEPS = 160
+LONG_STEPS = 400
 _BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
 _HALVINGS = 4
@@ -92,6 +92,8 @@ class Search:
     spent: float = 0.0
     num_traces: int = 0
     parts: list[Part] = field(default_factory=list)
+    drawn: set[float | None] = field(default_factory=set)
+    """The losses of the same batch with other random numbers."""
     _found: dict[tuple[Any, ...], Prediction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -115,8 +117,23 @@ class Search:
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
                 continue  # this batch cannot be changed so
             yield from self.try_one(candidate, batch)
-        for number, draw in enumerate(draws(self.batches) if not is_again else ()):
-            if self.spent > end + _DRAWS_SHARE * seconds and number >= _FEWEST_DRAWS:
+        if not is_again:
+            yield from self._draws(end + _DRAWS_SHARE * seconds)
+            yield from self._more_draws(self.spent + _DRAWS_SHARE * seconds)
+
+    def _draws(self, end: float) -> Generator[Probe, Seen, None]:
+        for number, draw in enumerate(draws(self.batches)):
+            if self.spent > end and number >= _FEWEST_DRAWS:
+                break
+            yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
+
+    def _more_draws(self, end: float) -> Generator[Probe, Seen, None]:
+        """As many seeds as time allows, where other seeds gave other losses and no draw has broken."""
+        told = {f"{GROUP}/draw", f"{GROUP}/random"}
+        if len(self.drawn) < 2:
+            return
+        for draw in more_draws(self.batches):
+            if self.spent > end or any(p.check in told for p in self._found.values()):
                 break
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
@@ -135,6 +152,8 @@ class Search:
             if not draw.is_used(seen):
                 return
             candidate = draw.judged()
+        if candidate.family == "draw":
+            self.drawn.add(seen.loss)
         self.tried[candidate.family] += 1
         if seen.error is not None:
             self._note_error(candidate, seen)

@@ -15,9 +15,11 @@ from torch.overrides import TorchFunctionMode
 from ..foresee.candidates import Candidate
 from .probes import Seen
 
-__all__ = ["Draw", "UnluckyRandom", "draws", "unwritten_memory"]
+__all__ = ["Draw", "UnluckyRandom", "draws", "more_draws", "unwritten_memory"]
 
 SEEDS = 6
+MORE_SEEDS = 160
+"""So many where the step does draw random numbers, as far as time allows."""
 _OWN = 12
 """So many of the training's own batches meet memory that is full of NaN."""
 ENDS = (
@@ -119,18 +121,28 @@ def draws(batches: Sequence[Any]) -> Iterator[Draw]:
         candidate = Candidate("random", what, lambda: batch, "possible")
         yield Draw(candidate, _given(mode), mode, each)
     for seed in range(1, SEEDS + 1):
-        candidate = Candidate(
-            "draw", f"the same batch with other random numbers (seed {seed})", lambda: batch,
-            "certain", f"seen with one of {seed} other seeds: expected at step ~{seed}",
-            probability=1 / seed,
-        )  # fmt: skip
-        yield Draw(candidate, _later(seed))
+        yield _other(batch, seed)
     for own in batches[:_OWN]:
         memory = Candidate(
             "memory", "memory that is used and was never written", _given(own), "likely",
             "fresh memory holds whatever was there before: NaN and Inf now and then",
         )  # fmt: skip
         yield Draw(memory, unwritten_memory)
+
+
+def more_draws(batches: Sequence[Any]) -> Iterator[Draw]:
+    """Many more seeds, for a step that is known to draw random numbers."""
+    for seed in range(SEEDS + 1, MORE_SEEDS + 1):
+        yield _other(batches[seed % len(batches)], seed)
+
+
+def _other(batch: Any, seed: int) -> Draw:
+    candidate = Candidate(
+        "draw", f"the same batch with other random numbers (seed {seed})", lambda: batch,
+        "certain", f"seen with one of {seed} other seeds: expected at step ~{seed}",
+        probability=1 / seed,
+    )  # fmt: skip
+    return Draw(candidate, _later(seed))
 
 
 def _given(value: Any) -> Callable[[], Any]:

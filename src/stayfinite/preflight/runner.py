@@ -71,13 +71,17 @@ class Bench:
 
     def reset(self) -> None:
         """Back to before the first step."""
-        self.state.clear_grads()
-        for p in (p for _, p in self.state.parameters()):
-            p.grad = None
+        self.clear_gradients()
         if self._rng is not None:
             self._baseline.restore()
             self._rng.restore()
         self._is_chained = False
+
+    def clear_gradients(self) -> None:
+        """No gradient is left of any step."""
+        self.state.clear_grads()
+        for p in (p for _, p in self.state.parameters()):
+            p.grad = None
 
     def _reset_to_mark(self) -> None:
         """Back to the step that was marked; to the first one where none was."""

@@ -134,6 +134,7 @@ class BuildRunner:
 
     def _step(self, attempt: Attempt) -> None:
         built = self._built
+        self.bench.clear_gradients()  # a step that follows another one begins without its gradients
         loss = built.loss_fn(built.model, attempt.probe.batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             shape = (

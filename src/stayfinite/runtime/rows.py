@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,25 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
             if f.init
         }
         return dataclasses.replace(value, **changed)
-    return value
+    return _map_object(value, change) if _is_record(value) else value
+
+
+def _is_record(value: Any) -> bool:
+    """An object of a class of the user's own that holds tensors, as `named_tensors` walks it."""
+    if isinstance(value, (type, Mapping, torch.nn.Module)) or not hasattr(value, "__dict__"):
+        return False
+    return not callable(value) and any(True for _ in named_tensors(value))
+
+
+def _map_object(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    try:
+        new = copy.copy(value)
+    except Exception:
+        return value  # it does not want to be copied
+    for key, item in vars(value).items():
+        if isinstance(item, (Tensor, Mapping, list, tuple)):
+            vars(new)[key] = map_tensors(item, change)
+    return new
 
 
 def num_rows(value: Any) -> int | None:

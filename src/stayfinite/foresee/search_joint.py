@@ -1,0 +1,99 @@
+"""One sample that is unusual in more than one way: extreme features, and a target without extent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from .candidates import Candidate, Seen, all_rows, first_row
+from .parts import Part, change
+
+__all__ = ["both", "corners", "halves"]
+
+_MOST_PARTS = 4
+_EVEN = (4, 6)
+"""Two corners of a box: so many numbers."""
+_TIMES = (30.0, -30.0, 0.0)
+
+How = Callable[[Tensor], Tensor]
+
+
+def halves(seen: Seen) -> Iterator[Candidate]:
+    """A box of no extent: its second corner is its first one."""
+    for p in _boxes(seen):
+        what = f"one sample of {p.name} whose second half equals its first (no extent)"
+        yield Candidate("extent", what, seen.changed([p], first_row(_equal_halves, seen.num_rows)))
+
+
+def _boxes(seen: Seen) -> list[Part]:
+    """Rows of 4 or 6 numbers whose second half has always been the larger one."""
+    found = []
+    for p in seen.of_kind("input", "target"):
+        t = p.tensor
+        if p.is_float and p.has_rows and t.dim() in (2, 3) and t.shape[-1] in _EVEN:
+            first, second = t.detach().chunk(2, -1)
+            if bool((second >= first).all()):
+                found.append(p)
+    return found[:_MOST_PARTS]
+
+
+def _equal_halves(t: Tensor) -> Tensor:
+    first = t.chunk(2, -1)[0]
+    return torch.cat([first, first], -1)
+
+
+def corners(seen: Seen) -> Iterator[Candidate]:
+    """Every feature of one sample at the lowest, or the highest, that was seen of it."""
+    for p in seen.of_kind("input")[:_MOST_PARTS]:
+        if not p.is_float or not p.has_rows or p.tensor.dim() < 2 or p.is_code or p.is_unit:
+            continue
+        for _, rows in all_rows([p], seen.batches):
+            for words, ends in (("lowest", rows.amin(0)), ("highest", rows.amax(0))):
+                if ends.numel() == p.tensor[0].numel():
+                    what = f"one sample of {p.name} with every feature at the {words} seen"
+                    how = first_row(_put(ends), seen.num_rows)
+                    yield Candidate("corner", what, seen.changed([p], how))
+
+
+def _put(values: Tensor) -> How:
+    return lambda t: values.reshape(t.shape[1:]).expand_as(t).to(t.dtype)
+
+
+def both(seen: Seen) -> Iterator[Candidate]:
+    """Extreme features, and another part of the same sample without extent or blank."""
+    boxes = _boxes(seen)
+    inputs = [p for p in seen.of_kind("input") if _is_free(p)][:2]
+    for p in inputs:
+        others: list[tuple[Part, How, str]]
+        others = [(b, _equal_halves, "without extent") for b in boxes if b is not p]
+        others += [
+            (q, _times(0.0), "blank")
+            for q in seen.of_kind("input", "target")
+            if q is not p and _is_free(q) and q.may_be_zero and q.tensor.dim() > 1
+        ][:2]
+        for times in _TIMES:
+            for q, how, words in others:
+                shown = f"{times:g} times as large" if times else "all zero"
+                what = f"one sample with {p.name} {shown} and {q.name} {words}"
+                is_wild = bool(times)
+                make = _two(seen, p, _times(times), q, how)
+                yield Candidate("both", what, make, is_wild=is_wild)
+
+
+def _is_free(p: Part) -> bool:
+    is_signed = p.low < 0 < p.high
+    return p.is_float and p.has_rows and is_signed and not (p.is_code or p.is_unit or p.is_bounded)
+
+
+def _times(factor: float) -> How:
+    return lambda t: t * factor
+
+
+def _two(seen: Seen, p: Part, how: How, q: Part, other: How) -> Callable[[], object]:
+    def make() -> object:
+        new = change(seen.batch, [p], first_row(how, seen.num_rows))
+        return change(new, [q], first_row(other, seen.num_rows))
+
+    return make

@@ -1,0 +1,174 @@
+"""What `check` foresees: one small late failure for each way a batch can go wrong, and its healthy twin."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from stayfinite.preflight import check
+
+
+def executed(model, batches, loss_fn, **more):
+    """What was foreseen by running it, and told as a problem."""
+    optimizer = more.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def build():
+        return {
+            "model": model,
+            "optimizer": optimizer,
+            "loader": batches,
+            "loss_fn": loss_fn,
+            **more,
+        }
+
+    found = check(build, only=["edges"]).findings
+    return [f for f in found if f.is_problem and f.data.get("is_executed")]
+
+
+def lines(findings):
+    return [f.location.source for f in findings if f.location is not None]
+
+
+def images_with_boxes(safe):
+    def loss_fn(model, batch):
+        losses = []
+        for out, target in zip(model(batch[0]), batch[1]):
+            weights = (target["labels"] > 0).float()
+            distance = (out - target["boxes"]).abs().sum(1) * weights
+            losses.append(distance.sum() / max(1, len(distance)) if safe else distance.mean())
+        return torch.stack(losses).mean()
+
+    def target(n):
+        return {"boxes": torch.rand(n, 4), "labels": torch.randint(1, 4, (n,))}
+
+    batches = [(torch.randn(3, 6), [target(1 + (i + k) % 3) for k in range(3)]) for i in range(6)]
+    return nn.Linear(6, 4), batches, loss_fn
+
+
+def objects_with_events(safe):
+    def loss_fn(model, batch):
+        kept = [e for e in batch.events if len(e)] if safe else batch.events
+        pooled = torch.stack([model(e).mean(0) for e in kept])
+        return pooled.pow(2).mean()
+
+    batches = [
+        SimpleNamespace(events=[torch.randn(1 + (i + k) % 4, 3) for k in range(4)])
+        for i in range(6)
+    ]
+    return nn.Linear(3, 2), batches, loss_fn
+
+
+def texts(safe):
+    def loss_fn(model, batch):
+        rows = []
+        for text in batch["text"]:
+            ids = torch.tensor([ord(c) % 64 for c in text], dtype=torch.long)
+            number = torch.tensor(float(max(1, len(ids)) if safe else len(ids)))
+            rows.append(model(ids).sum(0) / number)
+        return torch.stack(rows).pow(2).mean()
+
+    return nn.Embedding(64, 4), [{"text": ["one", "a word"]}, {"text": ["more", "x"]}], loss_fn
+
+
+def silent_targets(safe):
+    def loss_fn(model, batch):
+        out, target = model(batch[0]), batch[1]
+        norm = target.norm(dim=1).clamp(min=1e-3 if safe else 0.0)
+        return ((out - target).norm(dim=1) / norm).mean()
+
+    batches = [(torch.randn(4, 5), torch.randn(4, 5)) for _ in range(6)]
+    return nn.Linear(5, 5), batches, loss_fn
+
+
+def void_labels(safe):
+    def loss_fn(model, batch):
+        image, label = batch
+        total = F.cross_entropy(model(image), label, ignore_index=255, reduction="sum")
+        count = (label != 255).sum()
+        return total / count.clamp(min=1) if safe else total / count
+
+    def label():
+        found = torch.randint(0, 4, (2, 5, 5))
+        found[:, :2, 1:3] = 255
+        return found
+
+    return nn.Conv2d(3, 4, 1), [(torch.randn(2, 3, 5, 5), label()) for _ in range(5)], loss_fn
+
+
+def rare_draws(safe):
+    def loss_fn(model, batch):
+        chosen = torch.rand(batch.shape[0]) < 0.25
+        losses = model(batch).pow(2).mean(1)[chosen]
+        return losses.sum() / max(1, losses.numel()) if safe else losses.mean()
+
+    return nn.Linear(3, 3), [torch.randn(16, 3) for _ in range(2)], loss_fn
+
+
+def dead_units(safe):
+    def loss_fn(model, batch):
+        hidden = F.relu(model(batch))
+        norm = hidden.norm(dim=1, keepdim=True)
+        return (hidden / (norm.clamp(min=1e-6) if safe else norm)).sum(1).mean()
+
+    model = nn.Linear(4, 4)
+    with torch.no_grad():
+        model.weight.abs_()
+        model.bias.fill_(0.05)
+    batches = [torch.rand(6, 4) - 0.3 for _ in range(6)]
+    for batch in batches:
+        batch[:, 0] = batch[:, 0].abs()
+        batch[:, 0] += 0.5 * (batch[:, 1:].sum(1) < 0)
+    return model, batches, loss_fn
+
+
+def boxes_without_extent(safe):
+    def loss_fn(model, batch):
+        boxes = batch[1]
+        size = boxes[:, 2:] - boxes[:, :2]
+        return (model(batch[0]) - torch.log(size.clamp(min=1e-3) if safe else size)).pow(2).mean()
+
+    def boxes():
+        corner = torch.rand(4, 2) * 10
+        return torch.cat([corner, corner + torch.rand(4, 2) + 0.5], 1)
+
+    return nn.Linear(3, 2), [(torch.randn(4, 3), boxes()) for _ in range(5)], loss_fn
+
+
+FAILURES = {
+    images_with_boxes: "distance.mean()",
+    objects_with_events: "model(e).mean(0)",
+    texts: "/ number",
+    silent_targets: "/ norm",
+    void_labels: "total / count",
+    rare_draws: "losses.mean()",
+    dead_units: "hidden /",
+    boxes_without_extent: "torch.log(",
+}
+
+
+@pytest.mark.parametrize("make", FAILURES, ids=lambda f: f.__name__)
+def test_failure_that_no_batch_has_shown_is_foreseen_with_its_line(make):
+    torch.manual_seed(0)
+    found = lines(executed(*make(safe=False)))
+    assert any(FAILURES[make] in source for source in found), found
+
+
+@pytest.mark.parametrize("make", FAILURES, ids=lambda f: f.__name__)
+def test_its_repaired_twin_is_not_warned_of(make):
+    torch.manual_seed(0)
+    assert executed(*make(safe=True)) == []
+
+
+def test_steps_run_ahead_begin_each_without_the_gradients_of_the_one_before():
+    left = []
+
+    def loss_fn(model, batch):
+        left.append(any(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    torch.manual_seed(0)
+    batches = [(x, x.sum(1, keepdim=True)) for x in torch.randn(8, 16, 4)]
+    assert executed(nn.Linear(4, 1), batches, loss_fn) == []
+    assert len(left) > 40 and not any(left)
