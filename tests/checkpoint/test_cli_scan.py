@@ -51,7 +51,8 @@ def test_a_run_in_words(app, tmp_path):
     assert " broke at: /run/step_400.pt" in lines
     assert " last good: /run/step_300.pt" in lines
     assert " first broken there (fewest bad values first): model.2.weight" in lines
-    assert lines[-1].startswith("5 checkpoints: 3 healthy, 2 corrupt (")
+    assert lines[-2].startswith("5 checkpoints: 3 healthy, 2 corrupt (")
+    assert lines[-1] == "more: stayfinite explain nonfinite_tensor"
 
 
 def test_exit_codes(app, tmp_path):

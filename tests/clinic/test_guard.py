@@ -30,7 +30,7 @@ def score(entry, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("split", "how"), zip(form.SPLITS, measure.FORMS), ids="-".join)
+@pytest.mark.parametrize(("split", "how"), list(zip(form.SPLITS, measure.FORMS)))
 def test_step_operator_line_cause_and_proved_fix(split, how):
     """Each half in one form; `python -m clinic` runs both in both."""
     scores = [score(e, how) for e in CASES if e.truth.split == split]

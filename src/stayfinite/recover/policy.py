@@ -85,7 +85,7 @@ class Policy:
     'skip'
     >>> Policy.parse("ignore")
     Traceback (most recent call last):
-    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize, auto, heal
+    stayfinite.errors.UsageError: unknown policy 'ignore'; choose one of: raise, skip, rollback, sanitize, parts, auto, heal
 
     A ladder goes on to the next answer when one is used up, and stops the run at its end:
 

@@ -18,7 +18,7 @@ def in_precision(source: Source, dtype: str) -> Remedy | None:
 
     >>> s = Source("import torch\\nmodel = Net().half()\\n")
     >>> in_precision(s, "bfloat16").edits
-    (Edit(start=33, end=37, text='bfloat16'),)
+    (Edit(start=27, end=31, text='bfloat16'),)
     """
     edits: list[Edit] = []
     first = 0

@@ -17,6 +17,10 @@ _num_function_modes = torch._C._len_torch_function_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
+_needed: list[bool] = []
+"""Not empty once a mode has turned out to be what computes."""
+
+
 def unseen(function: F) -> F:
     """Without a mode of the script's nothing is done here but to ask."""
 
@@ -24,7 +28,13 @@ def unseen(function: F) -> F:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _num_function_modes() and not _num_dispatch_modes():
             return function(*args, **kwargs)
-        with torch._C.DisableTorchFunction(), _disable_current_modes():
+        if _needed:
             return function(*args, **kwargs)
+        try:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                return function(*args, **kwargs)
+        except NotImplementedError:  # a mode that is the device itself: nothing computes without it
+            _needed.append(True)
+        return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
