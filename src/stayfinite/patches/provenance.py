@@ -182,11 +182,12 @@ def install() -> None:
 def remove(is_last_user: bool = False) -> None:
     """`is_last_user`: with the last guard, the notes that began with the import of `Guard` end too."""
     global _users
-    _users = max(0, _users - 1)
-    if _users == 1 and is_last_user and _IMPORT in sys.modules:
-        _users = 0
-    if not _users:
+    left = max(0, _users - 1)
+    if left == 1 and is_last_user and _IMPORT in sys.modules:
+        left = 0
+    if not left:
         close_all(_subscriptions)
+    _users = left  # counted when it is done: who fails here may come again
 
 
 def _add(owner: Any, name: str, reason: str, make: Any) -> None:
