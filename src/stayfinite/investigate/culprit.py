@@ -226,6 +226,8 @@ def _assigned_rate(about: Investigation) -> Culprit | None:
     if found is None:
         return None
     line, value = found
+    if isinstance(value, ast.Constant) and value.value not in about.state.lrs():
+        return None  # whatever has set the rate, this has not
     made = returned_by(line.file, value, line.function)
     function = _function_named(about, line.file, made[0]) if made is not None else None
     if made is not None and function is not None:

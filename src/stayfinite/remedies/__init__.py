@@ -5,7 +5,7 @@ and what is not changed stays as its author has written it, comments and formatt
 
 >>> from stayfinite import remedies
 >>> text = "import torch\\nloss = -torch.log(torch.softmax(z, dim=1))  # per class\\n"
->>> found = remedies.at(remedies.Source(text), line=2)
+>>> found = remedies.at(remedies.Source(text), line=2, names=["log_space"])
 >>> print(remedies.apply(text, found[:1])[0], end="")
 import torch
 loss = -torch.log_softmax(z, dim=1)  # per class
