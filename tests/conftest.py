@@ -1,11 +1,13 @@
 """Fixtures of the whole suite."""
 
+import gc
 import sys
 
 import pytest
 import torch
 
 from stayfinite.locate.trace import OpTrace
+from stayfinite.patches import manager
 
 # A notice that torch gives once in a process would fail whichever test comes first: here each
 # gives it always, so that a test's result does not depend on the others'.
@@ -32,3 +34,20 @@ def as_script(monkeypatch):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
+@pytest.fixture(autouse=True)
+def _no_patch_is_left():
+    """A test that leaves a patch behind fails itself, and not whichever test comes next."""
+    before = _subscriptions()
+    yield
+    if _subscriptions() - before:
+        gc.collect()  # a guard that nobody holds closes itself
+    left = _subscriptions() - before
+    manager.close_all(list(left))
+    assert not left, sorted(f"{s.target.owner}.{s.target.name}: {s.target.reason}" for s in left)
+
+
+def _subscriptions():
+    patches = [p for patches in list(manager._manager._patches.values()) for p in patches]
+    return {s for p in patches for layer in p.layers for s in layer.subscriptions}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .firewall import Firewall
-from .manager import Subscribers, Subscription, Target, subscribe
+from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
 __all__ = ["PrintedFigures"]
 
@@ -50,8 +50,7 @@ class PrintedFigures:
                 self._report(name, value / 100 if found[2] else value)
 
     def close(self) -> None:
-        for each in self._subscriptions:
-            each.close()
+        close_all(self._subscriptions)
 
     def __enter__(self) -> PrintedFigures:
         return self

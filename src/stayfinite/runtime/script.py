@@ -123,10 +123,7 @@ class ScriptRun:
         try:
             return call()
         finally:
-            end = Firewall("the end of the run")
-            end.once(self._finish, sys.exc_info()[1])
-            end.once(self.leave)
-            end.once(self._sum_up, folder)
+            self._end(folder, sys.exc_info()[1])
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
         """How the process that the script starts as number `index` makes its own run."""
@@ -235,11 +232,15 @@ class ScriptRun:
             show(e)
             code = 1
         finally:
-            end = Firewall("the end of the run")
-            end.once(self._finish)
-            end.once(put_back, self.leave)
-        end.once(self._sum_up, folder)
+            self._end(Path(folder))
         return code
+
+    def _end(self, folder: Path, error: BaseException | None = None) -> None:
+        """A last look, then everything comes out, then the sum of it."""
+        end = Firewall("the end of the run")
+        end.once(self._finish, error)
+        end.once(put_back, self.leave)
+        end.once(self._sum_up, folder)
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_reported:
