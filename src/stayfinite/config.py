@@ -24,7 +24,7 @@ class Settings:
     >>> Settings.from_mapping({"budget": 2, "colour": 1})
     Traceback (most recent call last):
     stayfinite.errors.UsageError: 2 problems with the settings:
-      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, replay, snapshot_ram_share, store_args, without
+      - unknown setting 'colour'; known: budget, deferred, diagnose, diagnose_seconds, history, max_batches, rank_seconds, replay, snapshot_ram_share, store_args, without
       - `budget` must be above 0 and at most 1, got 2
     """
 
@@ -42,6 +42,8 @@ class Settings:
     """Look for the cause and try fixes after locating."""
     diagnose_seconds: float = 20.0
     """Time limit for the experiments of one incident."""
+    rank_seconds: float = 30.0
+    """How long a rank waits for the others while they look into a bad step together."""
     replay: str = "auto"
     """How a bad step is computed again: "auto" by what cannot be felt outside, "full" also by statements that
     reach outside (in the sandbox), "off" not at all."""
@@ -81,6 +83,7 @@ def _problems(s: Settings) -> list[str]:
         ("budget", 0.0, 1.0),
         ("snapshot_ram_share", 0.0, 1.0),
         ("diagnose_seconds", 0.0, float("inf")),
+        ("rank_seconds", 0.0, float("inf")),
     ):
         value = getattr(s, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):

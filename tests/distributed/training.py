@@ -7,7 +7,13 @@ import math
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 NUM_BATCHES = 8
@@ -30,11 +36,27 @@ def make(kind: str) -> nn.Module:
     net = Net()
     if kind == "ddp":
         return DistributedDataParallel(net)
-    if kind == "fsdp":
+    if kind == "tp":
+        return _in_columns(net, init_device_mesh("cpu", (dist.get_world_size(),)))
+    if kind == "2d":
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
+        return fully_shard(_in_columns(net, mesh["tp"]), mesh=mesh["dp"])
+    if kind.startswith("fsdp"):
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        policy = {"mp_policy": half} if kind == "fsdp_half" else {}
         for layer in (net.first, net.second):
-            fully_shard(layer)
-        return fully_shard(net)
+            fully_shard(layer, **policy)
+        return fully_shard(net, **policy)
     return net
+
+
+def _in_columns(net: nn.Module, mesh) -> nn.Module:
+    return parallelize_module(net, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+
+
+def data_rank(kind: str, rank: int) -> int:
+    """Whose data a rank has: those of one tensor parallel group have the same."""
+    return {"tp": 0, "2d": rank // 2}.get(kind, rank)
 
 
 def batches(rank: int, fault: str | None = None, faulty: int = 1, at: int = AT) -> list[dict]:
@@ -141,7 +163,7 @@ def plain(rank: int, job: dict) -> dict:
     model = make(job["kind"])
     optimizer = _optimizer(model, job)
     without = job.get("without", ())
-    data = [b for i, b in enumerate(batches(rank)) if i not in without]
+    data = [b for i, b in enumerate(batches(data_rank(job["kind"], rank))) if i not in without]
     counts = [sequence()]
     train(model, optimizer, data, job, _scaler(job), lambda i: counts.append(sequence()))
     found = {"state": state_of(model, optimizer)}
@@ -163,7 +185,8 @@ def guarded(rank: int, job: dict) -> dict:
         clip_norm=job.get("clip") if job["form"] == "step" else None,
     )  # fmt: skip
     found: dict = {"raised": None, "counts": []}
-    data = batches(rank, job.get("fault"), job.get("faulty", 1), job.get("at", AT))
+    mine = data_rank(job["kind"], rank)
+    data = batches(mine, job.get("fault"), job.get("faulty", 1), job.get("at", AT))
     try:
         run = _by_step if job["form"] == "step" else _by_loop
         run(guard, model, optimizer, data, job, rank, found, scaler)

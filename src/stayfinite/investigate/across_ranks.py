@@ -15,13 +15,17 @@ from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..records import Incident
 from ..runtime.window import Replay, ReplayResult, Verdict
+from .collective import follow, lead
 from .investigation import Investigation
 from .rank_trace import RankTrace, is_received
 from .replay import drive
 
 __all__ = ["by_itself", "together"]
 
-_NO_EXPERIMENTS = "no experiment was made: the model is spread over the ranks, and one of them cannot compute it alone"
+_NO_EXPERIMENTS = (
+    "no experiment was made: the model is spread over the ranks, and not all of them could compute their part of "
+    "this step again"
+)
 _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
 """What a rank has to tell, best first: where its own symptom was born, where a bad value was born
 that it sent away, a symptom that came from elsewhere, nothing."""
@@ -80,13 +84,43 @@ def by_itself(
     """The diagnosis by the rank where it began, with experiments where it can compute without the others:
     they wait for what comes of it."""
     ranks = about.engine.ranks
-    if ranks.can_be_apart:
+    if not ranks.can_be_apart:
+        return _together(about, diagnose, incident)
+    if about.leader == ranks.rank:
         try:
             with ranks.apart():
                 found = drive(diagnose(), about.compute)
-            return _alone(found, ranks.rank)
+            return _noted(found, f"run by rank {ranks.rank} alone")
         except Exception as e:
             _warn(e)
+            return _by_rules(diagnose(), incident)
+    return incident
+
+
+def _together(
+    about: Investigation,
+    diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
+    incident: Incident,
+) -> Incident:
+    """The diagnosis of a model that is spread over the ranks: one decides, all compute."""
+    ranks = about.engine.ranks
+    is_possible = about.traced is not None and about.traced.is_complete and about.window.batches
+    if not all(ranks.gather(bool(is_possible))):
+        return _without_experiments(about, diagnose, incident)
+    if about.leader != ranks.rank:
+        follow(about)
+        return incident
+    found: Incident = lead(about, diagnose)
+    return _noted(found, "run by all ranks together")
+
+
+def _without_experiments(
+    about: Investigation,
+    diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
+    incident: Incident,
+) -> Incident:
+    if about.leader != about.engine.ranks.rank:
+        return incident
     found = _by_rules(diagnose(), incident)
     if found.diagnosis.cause is None:
         return found
@@ -94,12 +128,12 @@ def by_itself(
     return replace(found, diagnosis=replace(found.diagnosis, evidence=evidence))
 
 
-def _alone(incident: Incident, rank: int) -> Incident:
-    """What was run by one rank is said to be so."""
+def _noted(incident: Incident, by_whom: str) -> Incident:
+    """Who has run what was proved is said."""
     fixes = []
     for fix in incident.diagnosis.fixes:
         if fix.proof is not None and fix.status == "proved":
-            note = "; ".join(n for n in (fix.proof.note, f"run by rank {rank} alone") if n)
+            note = "; ".join(n for n in (fix.proof.note, by_whom) if n)
             fix = replace(fix, proof=replace(fix.proof, note=note))
         fixes.append(fix)
     return replace(incident, diagnosis=replace(incident.diagnosis, fixes=tuple(fixes)))

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..devices import autocast_devices
+from ..runtime.rank_groups import is_sharded
+from ..runtime.shards import local
 from ..runtime.state import TrainState
 from ..runtime.step_changes import before_steps
 
@@ -77,7 +79,13 @@ def _widened(value: Any, dtype: torch.dtype) -> Any:
 @contextlib.contextmanager
 def higher_precision(state: TrainState, dtype: torch.dtype = torch.float32) -> Iterator[None]:
     """Everything in `dtype`: half parameters and buffers moved to it, autocast too, casts undone."""
-    tensors = [t for _, t in [*state.parameters(), *state.buffers] if t.dtype in _HALF]
+    # What is spread over the ranks stays what it is: FSDP2 knows its parts by their memory. Where it is used it
+    # is widened like any other argument.
+    tensors = [
+        t
+        for _, t in [*state.parameters(), *state.buffers]
+        if t.dtype in _HALF and not is_sharded(t)
+    ]
     kept = [t.data for t in tensors]
     with contextlib.ExitStack() as stack:
         for t, data in zip(tensors, kept):
@@ -158,7 +166,8 @@ def root_gradient(factor: float) -> Iterator[None]:
         Tensor.backward = original  # type: ignore[method-assign]
 
 
-def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def with_setting(key: str, value: float) -> Iterator[None]:
     """A setting of every optimizer replaced as it steps, whatever the loop has set: epsilon, rate."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
@@ -173,10 +182,12 @@ def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[No
 
         return undo
 
-    return before_steps(change)
+    with before_steps(change):
+        yield
 
 
-def limited_lr(limit: float) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def limited_lr(limit: float) -> Iterator[None]:
     """Every learning rate at most `limit`, whatever a schedule has set."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
@@ -191,7 +202,8 @@ def limited_lr(limit: float) -> contextlib.AbstractContextManager[None]:
 
         return undo
 
-    return before_steps(change)
+    with before_steps(change):
+        yield
 
 
 @contextlib.contextmanager
@@ -211,7 +223,8 @@ def fresh_optimizer(state: TrainState) -> Iterator[None]:
 @contextlib.contextmanager
 def filled(tensors: list[Tensor]) -> Iterator[None]:
     """Zeros in place of what is not finite."""
-    kept = [t.detach().clone() for t in tensors]
+    tensors = [local(t.detach()) for t in tensors]
+    kept = [t.clone() for t in tensors]
     with torch.no_grad():
         for t in tensors:
             t.masked_fill_(~torch.isfinite(t), 0.0)

@@ -186,7 +186,7 @@ def _finish(
     engine = about.engine
     incident = about.incident(failure, origin, location, noticed)
     if engine.ranks.has_others:
-        if engine.settings.diagnose and about.leader == engine.ranks.rank:
+        if engine.settings.diagnose:
             found = incident
             incident = by_itself(about, lambda: diagnose(about, found, origin), found)
     elif engine.settings.diagnose:

@@ -13,6 +13,7 @@ from ..runtime.incidents import new_incident
 from ..runtime.known import KnownIncident, signature_of
 from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before
+from ..runtime.side_groups import SideGroupError
 from ..runtime.undo import modes
 from ..runtime.window import Failure, Replay, Verdict, Window
 from .across_ranks import together
@@ -132,7 +133,9 @@ def _unharmed(about: Investigation) -> Verdict:
     except StayfiniteError:
         raise
     except Exception as error:
-        if OpTrace.is_strict:
+        if about.engine.ranks.is_on:
+            about.engine.ranks.give_up()
+        if OpTrace.is_strict and not isinstance(error, SideGroupError):
             raise
         return _broke_off(about, error, window)
     finally:
@@ -148,6 +151,8 @@ def _broke_off(about: Investigation, error: Exception, window: Window) -> Verdic
     else:
         about.rewind()
     note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"
+    if isinstance(error, SideGroupError):
+        note = f"the ranks could not look into it together: {error}"
     location = Location(is_reproduced=False, method="none", note=note)
     incident: Incident | None = about.known
     if incident is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def first_values_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
         return None
     after, done = apply(source.text, [remedy])
     return SettingChange(
-        place.file, source.text, after, Candidate(done, after), lambda: changes.filled([tensor])
+        place.file, source.text, after, Candidate(done, after), partial(changes.filled, [tensor])
     )
 
 

@@ -67,6 +67,8 @@ class Investigation:
         """Set where leaving the step out cannot help."""
         self.known: Incident | None = None
         """The incident before its diagnosis."""
+        self.conductor: Any = None
+        """Set on the rank that leads the experiments of all (`collective.Conductor`)."""
         self.is_moved = window.is_moved
         """Another optimizer had stepped on this batch already."""
         self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
@@ -148,7 +150,7 @@ class Investigation:
         """Whether the step began on corrupted state: then nothing that it shows counts."""
         if self.engine.ranks.has_parted:
             return False
-        return self.engine.ranks.any(bool(self.state.bad_state()))
+        return self.engine.ranks.is_so_anywhere(bool(self.state.bad_state()))
 
     def incident(
         self, failure: Failure, origin: Origin | None, location: Location, noticed: int | None
@@ -179,7 +181,7 @@ class Investigation:
 
     def action(self) -> Action:
         """What has been done by the time that nothing but the policy is left."""
-        if self.engine.ranks.has_parted:
+        if self.engine.ranks.has_parted and not self.engine.ranks.is_lost:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))

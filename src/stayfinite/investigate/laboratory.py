@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from ..diagnose.evidence import Evidence, Searched
 from ..diagnose.experiments import question_of, runner_of
@@ -19,8 +20,9 @@ from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.rows import num_rows, take_rows
 from ..runtime.saved_state import Before
-from ..runtime.window import BatchRef, Change, Replay, ReplayResult, Window
+from ..runtime.window import Change, Replay, ReplayResult, Window
 from .investigation import Investigation
+from .rank_trace import RankTrace
 from .tracing import module_names
 from .vehicles import Vehicle
 
@@ -32,6 +34,21 @@ _SEARCHES = ("smaller_lr", "clipped")
 """These make steps like the one that failed where that one itself cannot be computed again."""
 
 Run = Generator[Replay, ReplayResult, "str | None"]
+_P = ParamSpec("_P")
+
+
+def _by_all(
+    method: Callable[Concatenate[Laboratory, _P], None],
+) -> Callable[Concatenate[Laboratory, _P], None]:
+    """Where all ranks experiment together, the others do the same before their next replay."""
+
+    @functools.wraps(method)
+    def call(self: Laboratory, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        if self.about.conductor is not None:
+            self.about.conductor.note(method.__name__, *args)
+        method(self, *args, **kwargs)
+
+    return call
 
 
 class Laboratory:
@@ -51,6 +68,7 @@ class Laboratory:
         self._deadline = time.perf_counter() + seconds
         self._num_replays = 0
         self._before = Before()
+        self._is_begun = False
 
     @property
     def is_loop(self) -> bool:
@@ -60,7 +78,7 @@ class Laboratory:
     @property
     def has_others(self) -> bool:
         """A rank that experiments alone would leave the others waiting."""
-        return self.about.engine.ranks.has_others
+        return self.about.engine.ranks.has_others and self.about.conductor is None
 
     @property
     def can_replay(self) -> bool:
@@ -84,11 +102,11 @@ class Laboratory:
         has_time = not self.is_late if is_needed else self.has_time
         can_replay = self.can_replay or (is_needed and name in _SEARCHES)
         if runner is not None and can_replay and has_time:
-            self._begin()
+            self.begin()
             try:
                 outcome = yield from runner(self, evidence)
             finally:
-                self._end()
+                self.end()
         if outcome is not None:
             self.tried.append(
                 Experiment(
@@ -118,22 +136,53 @@ class Laboratory:
     @contextlib.contextmanager
     def unharmed(self) -> Iterator[None]:
         """Whatever is replayed inside, the training is as before afterwards."""
-        self._begin()
+        self.begin()
         try:
             yield
         finally:
-            self._end()
+            self.end()
 
-    def _begin(self) -> None:
+    @_by_all
+    def begin(self) -> None:
+        """How the training stands, for `end`."""
         self._rng = RngState.now()
         self.state.clear_grads()
         self._before.take(self.state, self.window)
+        self._is_begun = True
 
-    def _end(self) -> None:
+    @_by_all
+    def end(self) -> None:
+        """All of it as it was at `begin`."""
+        self._put_back()
+
+    def _put_back(self) -> None:
         self.state.clear_grads()
         self._before.restore()
         self.state.buffers.copy()  # a journey has moved the shadows too
         self._rng.restore()
+        self._is_begun = False
+
+    def put_back_if_begun(self) -> None:
+        """Where nobody says any more that it is over."""
+        if self._is_begun:
+            self._put_back()
+
+    @_by_all
+    def to_snapshot(self) -> None:
+        """The last healthy state."""
+        self.state.snapshot.restore()
+
+    @_by_all
+    def next_step(self, window: Window, is_redrawn: bool = False) -> None:
+        """Before a step of a journey: no gradients; its own random numbers, unless others are to be drawn."""
+        self.state.clear_grads()
+        if window.rng is not None and not is_redrawn:
+            window.rng.restore()
+
+    @_by_all
+    def settle(self) -> None:
+        """A step of a journey was made: its buffers are where the next one begins."""
+        self.state.buffers.copy()
 
     def once(
         self,
@@ -147,7 +196,7 @@ class Laboratory:
         """This window once more; "finite", "nonfinite", or None if it did not run to its end."""
         window = window or self.window
         if batch is not None:
-            window = window.with_batches([_with(b, batch(b.value)) for b in window.batches])
+            window = window.with_values(batch)
         applied = self.needs_step if is_applied is None else is_applied
         self._num_replays += 1
         self.start_of(window)
@@ -170,7 +219,8 @@ class Laboratory:
         sources = [
             SourceRef("batch", n, t) for b in window.batches for n, t in named_tensors(b.value)
         ]
-        trace = OpTrace([*sources, *self.state.sources()], module_names(self.state.roots))
+        kind = RankTrace if self.about.engine.ranks.has_others else OpTrace
+        trace = kind([*sources, *self.state.sources()], module_names(self.state.roots))
         self._num_replays += 1
         self.start_of(window)
         return (
@@ -188,13 +238,14 @@ class Laboratory:
         window.rng = numbers
         for batch in window.batches:
             batch.rng = None  # the numbers flow on from batch to batch
-        self._begin()
+        self.begin()
         try:
             outcome = yield from self.once(window=window)
             return outcome, RngState.now()
         finally:
-            self._end()
+            self.end()
 
+    @_by_all
     def start_of(self, window: Window) -> None:
         """Gradients, buffers and random numbers as they were before this window."""
         self.state.clear_grads()
@@ -241,14 +292,12 @@ class Laboratory:
         is_own |= self.about.engine.ranks.is_apart  # nor one rank those that all have made
         if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None
-        self.state.snapshot.restore()
+        self.to_snapshot()
         self._num_replays += 1
         for window in [*log, self.window]:
             if time.perf_counter() > self._deadline:
                 return None
-            self.state.clear_grads()
-            if window.rng is not None:
-                window.rng.restore()
+            self.next_step(window)
             result = yield Replay(
                 window=window,
                 contexts=contexts(),
@@ -257,7 +306,7 @@ class Laboratory:
             )
             if result.failure is not None or not result.is_complete:
                 return outcome_of(result)
-            self.state.buffers.copy()
+            self.settle()
         return "finite"
 
     def bisect(self) -> Generator[Replay, ReplayResult, tuple[int, ...]]:
@@ -267,7 +316,7 @@ class Laboratory:
         total = num_rows(self.window.batches[0].value)
         if total is None:
             return ()
-        self._begin()
+        self.begin()
         try:
             suspects = list(range(total))
             while len(suspects) > 1 and time.perf_counter() < self._deadline:
@@ -280,7 +329,7 @@ class Laboratory:
                     break
             return tuple(suspects) if len(suspects) < total else ()
         finally:
-            self._end()
+            self.end()
 
     def _fails_alike(self, rows: list[int], total: int) -> Generator[Replay, ReplayResult, bool]:
         """Whether these rows alone fail at the same place; repeated where so few do not run."""
@@ -299,18 +348,8 @@ class Laboratory:
     def _with_rows(
         self, rows: list[int], total: int
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
-        ref = self.window.batches[0]
-        cut = _with(ref, take_rows(ref.value, rows, total))
-        return (yield from self.traced(window=self.window.with_batches([cut])))
-
-
-def _with(ref: BatchRef, value: Any) -> BatchRef:
-    """The same batch reference with other contents, for each loader its own share."""
-    if len(ref.items) == 1:
-        items = [(ref.items[0][0], value)]
-    else:
-        items = [(owner, part) for (owner, _), part in zip(ref.items, value)]
-    return ref.again(items)
+        cut = self.window.with_values(functools.partial(take_rows, rows=rows, total=total))
+        return (yield from self.traced(window=cut))
 
 
 def short_place(link: Link) -> str:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..locate.frames import Place, backward_place, current_place
 from ..numerics.health import badness
 from ..records import Link
+from ..runtime.shards import local
 
 __all__ = ["LimitedGradient", "PatchedLine"]
 
@@ -35,6 +36,7 @@ def _results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
             for t in (value if isinstance(value, (list, tuple)) else [value])
             if isinstance(t, Tensor)
         ]
+    found = [local(t) for t in found]
     return [t for t in found if t.is_floating_point() and t.layout == torch.strided]
 
 
@@ -71,10 +73,14 @@ class PatchedLine(_Watch):
 
     def __init__(self, birth: Link, drops_factor: bool = False) -> None:
         super().__init__()
+        self._birth = birth
         self._at = (birth.file, birth.line)
         self._kernel = (birth.kernel or birth.op or "").split(".")[-1]
         self._drops_factor = drops_factor
         self._anomaly: Any = None
+
+    def __reduce__(self) -> Any:
+        return PatchedLine, (self._birth, self._drops_factor)
 
     def __enter__(self) -> Any:
         # Anomaly mode, without its checks, keeps the forward line of every autograd node.
@@ -138,6 +144,9 @@ class LimitedGradient(_Watch):
     def __init__(self, limit: float) -> None:
         super().__init__()
         self._limit = limit
+
+    def __reduce__(self) -> Any:
+        return LimitedGradient, (self._limit,)
 
     def look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         if torch._C._current_autograd_node() is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -36,5 +37,5 @@ def precision_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
         after, done = apply(source.text, [remedy])
         yield SettingChange(
             file, source.text, after, Candidate(done, after),
-            lambda dtype=dtype: changes.higher_precision(lab.state, dtype),  # type: ignore[misc]
+            partial(changes.higher_precision, lab.state, dtype),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace
 from ..numerics.health import badness
-from ..runtime.ranks import local
+from ..runtime.shards import local
 
 __all__ = ["PARTED_NOTE", "SUM_NOTE", "NeedsOthers", "RankTrace", "Silence", "is_received"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from ..recover.snapshot import Snapshot
 from ..runtime import probes
 from ..runtime.engine import Engine
 from ..runtime.graph import leaves_of
+from ..runtime.shards import local
 from ..runtime.undo import scaler_step
 from ..runtime.window import Failure, Replay, ReplayResult
 from .tracing import symptom_origin
@@ -59,6 +61,8 @@ class ActiveReplay:
         self.steps: list[int] = []
         """One for each backward, where one run computes several batches."""
         self.num_backward = 0
+        self.is_broken = False
+        """The code did not come to its end, and other ranks may wait for the rest of it."""
         self._is_open = False
         self._stack = contextlib.ExitStack()
         self._small: Snapshot | None = None
@@ -103,6 +107,8 @@ class ActiveReplay:
         """All that was entered is left, and what a replay does not keep is put back; once is enough."""
         if not self._is_open:
             return
+        if self.wanted.wants_norm:
+            self.result.grad_norm = self._norm()
         trace = self.wanted.trace
         put_back(
             self._stack.close,
@@ -113,6 +119,13 @@ class ActiveReplay:
         )
         self._is_open = False
         self.engine.recovery.num_replays -= 1
+
+    def _norm(self) -> float:
+        """Of all gradients, as far as this rank has them."""
+        with torch.no_grad(), _unwatched():
+            found = [local(g) for _, g in self.engine.state.grads()]
+            dense = [g for g in found if g.layout == torch.strided and g.is_floating_point()]
+            return math.sqrt(sum(float(g.double().square().sum()) for g in dense))
 
     def _put_small_back(self) -> None:
         if self._small is not None and not self.wanted.is_applied:

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
                 continue
             after, done = apply(source.text, [remedy])
             change = SettingChange(
-                file, source.text, after, Candidate(done, after), lambda: _off(scaler)
+                file, source.text, after, Candidate(done, after), partial(_off, scaler)
             )
             change.is_from_snapshot = True
             yield change
@@ -109,7 +110,7 @@ def _switched_off(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
     file, source, call = found
     remedy = with_keyword(source, call, "enabled", "False")
     after, done = apply(source.text, [remedy])
-    change = SettingChange(file, source.text, after, Candidate(done, after), lambda: _off(scaler))
+    change = SettingChange(file, source.text, after, Candidate(done, after), partial(_off, scaler))
     change.is_from_snapshot = True
     yield change
 
@@ -181,10 +182,10 @@ def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingCha
     if name is None or not modules:
         return
     change = SettingChange(
-        where.file, where.text, after, Candidate(done, after), lambda: _as(modules, name, value)
+        where.file, where.text, after, Candidate(done, after), partial(_as, modules, name, value)
     )
     change.is_from_snapshot = True
-    change.beyond = lambda: _as(modules, name, beyond)
+    change.beyond = partial(_as, modules, name, beyond)
     yield change
 
 

@@ -10,6 +10,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def schedule_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
 
 def _made(file: str, source: Source, candidate: Candidate, rate: float) -> SettingChange:
     return SettingChange(
-        file, source.text, candidate.text, candidate, lambda: changes.with_setting("lr", rate)
+        file, source.text, candidate.text, candidate, partial(changes.with_setting, "lr", rate)
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..diagnose.evidence import Searched
+from ..runtime.shards import local
 from ..runtime.window import Replay, ReplayResult
 from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
@@ -158,16 +159,14 @@ class Search:
 
     def _passes(self, value: float, length: int) -> Trial:
         """So many steps with it; where time runs out, as many as there is time for."""
-        lab, state = self._lab, self._lab.state
-        state.snapshot.restore()
+        lab = self._lab
+        lab.to_snapshot()
         before, losses = self._size(), []
         for i in range(length):
             if lab.is_late and i >= _FEWEST:
                 break
             window = self._windows[i % len(self._windows)]
-            state.clear_grads()
-            if i < len(self._windows) and window.rng is not None:
-                window.rng.restore()
+            lab.next_step(window, i >= len(self._windows))
             result = yield Replay(
                 window=window, contexts=self._contexts(value), is_applied=True,
                 vehicle=self._vehicle,
@@ -180,7 +179,7 @@ class Search:
             if has_failed or self._has_grown(before) or _has_risen(losses, self._cycle):
                 self._failed = value if self._failed is None else min(value, self._failed)
                 return False
-            state.buffers.copy()
+            lab.settle()
             if i + 1 >= _FEWEST:
                 self._passed[value] = max(i + 1, self._passed.get(value, 0))
         if not _is_higher(losses, self._cycle):
@@ -190,7 +189,8 @@ class Search:
     @torch.no_grad()
     def _size(self) -> float:
         """The norm of all weights."""
-        weights = [p.detach() for _, p in self._lab.state.parameters() if p.is_floating_point()]
+        parameters = self._lab.state.parameters()
+        weights = [local(p.detach()) for _, p in parameters if p.is_floating_point()]
         dense = [p for p in weights if p.layout == torch.strided and p.numel()]
         return math.sqrt(sum(float(n) ** 2 for n in torch._foreach_norm(dense))) if dense else 0.0
 

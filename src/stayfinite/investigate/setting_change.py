@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -61,6 +62,11 @@ class SettingChange:
     def sha256(self) -> str:
         return hashlib.sha256(self.before.encode()).hexdigest()
 
+    @classmethod
+    def as_told(cls, apply: Callable[[], AbstractContextManager[None]]) -> SettingChange:
+        """What another rank needs of it."""
+        return cls("", "", "", Candidate((), ""), apply)
+
     def installed(self) -> AbstractContextManager[None]:
         return self.apply()
 
@@ -86,7 +92,7 @@ def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     made = with_keyword(source, call, key, text)
     after, done = apply(before, [made])
     return SettingChange(
-        file, before, after, Candidate(done, after), lambda: changes.with_setting(key, value)
+        file, before, after, Candidate(done, after), partial(changes.with_setting, key, value)
     )
 
 
@@ -168,7 +174,7 @@ def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     file, before, source, call = built
     made = with_keyword(source, call, "zero_infinity", "True")
     after, done = apply(before, [made])
-    return SettingChange(file, before, after, Candidate(done, after), lambda: _zero_infinity(live))
+    return SettingChange(file, before, after, Candidate(done, after), partial(_zero_infinity, live))
 
 
 @contextlib.contextmanager
@@ -201,7 +207,7 @@ def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     if len(made) != 1:
         return None
     after, done = apply(text, made)
-    return SettingChange(m.file, text, after, Candidate(done, after), lambda: _zeroed(tensor))
+    return SettingChange(m.file, text, after, Candidate(done, after), partial(_zeroed, tensor))
 
 
 @contextlib.contextmanager

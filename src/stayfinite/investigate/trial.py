@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..records import Proof
+from ..runtime.shards import local
 from ..runtime.state import TrainState
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
@@ -36,25 +37,6 @@ Replays = Generator[Replay, ReplayResult, Any]
 def tolerance(dtype: str) -> float:
     """How much a loss may differ by rounding alone."""
     return _ROUNDING.get(dtype, 2e-5)
-
-
-class _GradientNorm:
-    """Reads the norm of the gradients at the end of a replay."""
-
-    def __init__(self, state: TrainState) -> None:
-        self._state = state
-        self.value: float | None = None
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc: object) -> None:
-        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
-            found = [
-                g for _, g in self._state.grads()
-                if g.layout == torch.strided and g.is_floating_point()
-            ]  # fmt: skip
-            self.value = math.sqrt(sum(float(g.double().square().sum()) for g in found))
 
 
 @dataclass(frozen=True)
@@ -150,13 +132,11 @@ class Trial:
             return Proof(note="the steps before it could not be run here"), result
         number, losses = 0, []
         with lab.unharmed():
-            state.snapshot.restore()
+            lab.to_snapshot()
             first = _size(state)
             number_of_steps = max(len(windows) + _NUM_AFTER, _SINCE)
             for i, window in enumerate(itertools.islice(itertools.cycle(windows), number_of_steps)):
-                state.clear_grads()
-                if i < len(windows) and window.rng is not None:
-                    window.rng.restore()
+                lab.next_step(window, i >= len(windows))
                 self.num_replays += 1
                 result = yield Replay(
                     window=window, change=change, is_applied=True, vehicle=vehicle,
@@ -168,7 +148,7 @@ class Trial:
                     return Proof(note="the changed source did not run to its end"), result
                 number += 1
                 losses += result.losses[-1:]
-                state.buffers.copy()
+                lab.settle()
                 if not _size(state) <= _FAR * max(first, 1e-3):
                     return Proof(is_step_finite=True, note="it lets the weights run away"), result
         again = losses[len(windows) :] if not any(w.is_loaderless for w in windows) else []
@@ -190,7 +170,7 @@ class Trial:
         self,
         window: Window,
         change: Change | None,
-        norm: _GradientNorm | None = None,
+        wants_norm: bool = False,
         is_applied: bool = False,
         trace: Any = None,
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
@@ -200,7 +180,7 @@ class Trial:
             yield Replay(
                 window=window,
                 change=change,
-                contexts=[norm] if norm is not None else [],
+                wants_norm=wants_norm,
                 is_applied=is_applied,
                 trace=trace,
             )
@@ -214,11 +194,10 @@ class Trial:
         for window in self._windows[:_NUM_HEALTHY]:
             if self.is_late:
                 break
-            norm = _GradientNorm(self.lab.state)
             with self.lab.unharmed():
-                result = yield from self._once(window, None, norm)
+                result = yield from self._once(window, None, wants_norm=True)
             if result.failure is None and result.is_complete and result.losses:
-                found.append(_Healthy(window, tuple(result.losses), norm.value))
+                found.append(_Healthy(window, tuple(result.losses), result.grad_norm))
         self._healthy = found
         return found
 
@@ -228,9 +207,8 @@ class Trial:
         largest: float | None = None
         number = 0
         for known in (yield from self._known()):
-            norm = _GradientNorm(self.lab.state)
             with self.lab.unharmed():
-                result = yield from self._once(known.window, change, norm)
+                result = yield from self._once(known.window, change, wants_norm=True)
             if result.failure is not None or not result.is_complete:
                 return (
                     number,
@@ -242,10 +220,10 @@ class Trial:
             largest = max(largest or 0.0, new)
             if new > tolerance(dtype):
                 return number, largest, f"it changes the loss of healthy steps by {new:.2g}"
-            if known.norm and norm.value is not None and not limits_gradients:
+            if known.norm and result.grad_norm is not None and not limits_gradients:
                 # Only much smaller or larger ones: where the source was near its limits already, its own
                 # gradients had overflowed in part.
-                times = norm.value / known.norm
+                times = result.grad_norm / known.norm
                 if not 0.5 < times < 2:
                     return (
                         number,
@@ -265,9 +243,7 @@ class Trial:
             for window in [lab.window, *others, lab.window]:
                 if self.is_late:
                     return number, "time was up before more steps behind it were run", False
-                lab.state.clear_grads()
-                if window.rng is not None:
-                    window.rng.restore()
+                lab.next_step(window)
                 self.num_replays += 1
                 result = yield Replay(window=window, change=change, is_applied=True)
                 if result.failure is not None:
@@ -275,14 +251,15 @@ class Trial:
                 if not result.is_complete:
                     return number, "the steps behind it could not be run here", False
                 number += 1
-                lab.state.buffers.copy()
+                lab.settle()
         return number - 1, "", False  # the first of them is the step itself
 
 
 @torch.no_grad()
 def _size(state: TrainState) -> float:
     """The norm of all weights."""
-    weights = [p.detach().float() for _, p in state.parameters() if p.is_floating_point()]
+    parameters = [local(p.detach()) for _, p in state.parameters()]
+    weights = [p.float() for p in parameters if p.is_floating_point()]
     return math.sqrt(sum(float(w.square().sum()) for w in weights if w.layout == torch.strided))
 
 

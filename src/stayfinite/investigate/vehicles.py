@@ -20,13 +20,15 @@ from ..numerics.health import badness
 from ..putting_back import put_back
 from ..runtime.engine import Engine
 from ..runtime.frames import bad_tensors
-from ..runtime.ranks import hushed
+from ..runtime.ranks import OthersBrokeOff, hushed
+from ..runtime.shards import begin_anew
 from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .body.body import Body
 from .body.scene import Scene
 from .changed_source import NotRunnable
+from .detour import Detour
 from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace, Silence
 from .replay import ActiveReplay, Enough
@@ -82,18 +84,21 @@ class Vehicle:
         active = ActiveReplay(self.engine, wanted)
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
         has_parted = self.engine.ranks.has_parted
+        state, ranks = self.engine.state, self.engine.ranks
         if (has_parted and not is_quiet) or not self.can_run(wanted.window):
             active.result.is_complete = False
+            ranks.begin_replay()
+            ranks.end_replay(is_broken=True)
             return active.result
-        state = self.engine.state
+        is_alone = is_quiet or ranks.is_apart
+        ranks.begin_replay()
         grads = state.take_grads()
         self.engine.replay = active
         try:
-            ranks = self.engine.ranks
-            is_alone = is_quiet or ranks.is_apart
             with (
                 hushed(ranks) if is_alone else contextlib.nullcontext(),
                 Silence() if ranks.is_apart else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
+                Detour(ranks.copies) if ranks.is_on else contextlib.nullcontext(),
                 computing_only() as report,
                 self._unlogged(),
                 eager_stance(),
@@ -106,8 +111,9 @@ class Vehicle:
                         self._compute(active)
                 except Enough:
                     pass
-                except (NeedsOthers, NotRunnable):
+                except (NeedsOthers, NotRunnable, OthersBrokeOff):
                     active.result.is_complete = False
+                    active.is_broken = True
                 except UsageError:
                     raise
                 except Exception as error:
@@ -118,6 +124,9 @@ class Vehicle:
         finally:
             self.engine.replay = None
             put_back(active.end, lambda: state.put_grads(grads))
+        if ranks.is_on and ranks.end_replay(active.is_broken):
+            active.result.is_complete = False
+            begin_anew(state.roots.values())
         return active.result
 
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:
@@ -129,9 +138,8 @@ class Vehicle:
 
     def _broke_off(self, active: ActiveReplay, error: Exception) -> None:
         """The code raised: because of a value that is not finite, as a rule."""
-        if self.engine.ranks.is_on:
-            raise error
         active.result.is_complete = False
+        active.is_broken = True
         if active.is_decided:
             return
         bad = self.engine.state.bad_state()

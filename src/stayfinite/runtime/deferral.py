@@ -7,7 +7,8 @@ from torch.optim import Optimizer
 
 from ..detect.deferred import DeferredFlag
 from .host import Host
-from .ranks import NOT_DUE, local
+from .ranks import NOT_DUE
+from .shards import local
 from .shared_check import SharedCheck
 from .unseen import unseen
 from .window import Window

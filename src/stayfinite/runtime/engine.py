@@ -32,10 +32,12 @@ from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
 from .lookout import Lookout
-from .ranks import DUE, NOT_DUE, URGENT, Ranks, has_world, note_initial
+from .rank_groups import has_world
+from .ranks import DUE, NOT_DUE, URGENT, Ranks
 from .recovery import Recovery
 from .rng import RngMemory, RngState
 from .saved_state import choose_snapshot
+from .shards import note_initial
 from .shared_check import SharedCheck
 from .state import TrainState
 from .step_parts import StepParts
@@ -64,7 +66,7 @@ class Engine:
         self.settings = settings
         self.policy = policy
         self.checker = StepCheck(syncs=not settings.deferred)
-        self.ranks = Ranks()
+        self.ranks = Ranks(settings.rank_seconds)
         self.shared = SharedCheck(self)
         self.deferral = Deferral(self, self.shared)
         self.rng = RngMemory()
@@ -408,7 +410,9 @@ class Engine:
 
     def conclude(self, verdict: Verdict) -> Incident:
         """What the policy says about it is done; raises where the run must not go on."""
-        if self.ranks.has_parted:  # moving this rank's state alone would tear the ranks apart
+        if (
+            self.ranks.has_parted and not self.ranks.is_lost
+        ):  # moving this rank's state alone would tear the ranks apart
             assert verdict.incident is not None
             return self.publish(verdict.incident)
         return self.recovery.conclude(verdict)

@@ -27,8 +27,9 @@ from .closures import ClosureSteps
 from .engine import Engine
 from .frames import calling_place, is_at_loop_head
 from .number_errors import is_about_numbers
-from .ranks import RankFailure, plain_norm
+from .ranks import RankFailure
 from .saved_state import OptimizerCopy
+from .shards import plain_norm
 from .unseen import unseen
 from .validation import look_at_untrained
 from .window import Failure, Window

@@ -10,36 +10,32 @@ collective of its own within the step.
 from __future__ import annotations
 
 import contextlib
-import gc
-import math
-import os
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 from torch.optim import Optimizer
 
-from ..numerics.health import dense_parts
-from .state import TrainState
+from .rank_groups import (
+    group_of,
+    is_sharded,
+    launched_rank,
+    sequence_of,
+    world_of_all,
+    wrappers_of,
+    wrappers_there_are,
+)
+from .side_groups import GroupCopies, SideGroup, SideGroupError
 from .window import Failure
 
-__all__ = [
-    "Agreed",
-    "RankFailure",
-    "Ranks",
-    "hushed",
-    "local",
-    "note_initial",
-    "plain_norm",
-    "unwrapped",
-]
+__all__ = ["Agreed", "OthersBrokeOff", "RankFailure", "Ranks", "hushed"]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
 """A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
@@ -49,6 +45,14 @@ _ORDER = (
     "learning_rate", "loss", "parameter", "buffer", "optimizer_state", "average", "gradient", "spike",
     "scaler_skip",
 )  # fmt: skip
+
+
+_numbers: Counter[str] = Counter()
+"""How many groups of our own were made beside each of the training's: their names differ by it."""
+
+
+class OthersBrokeOff(Exception):
+    """Another rank has left what is computed together: its own part of it could not be computed."""
 
 
 class Agreed(NamedTuple):
@@ -73,10 +77,18 @@ class Ranks:
     (False, True, ['mine'])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 30.0) -> None:
+        self._seconds = seconds
+        """How long the others are waited for after a failure."""
+        self._talk: SideGroup | None = None
+        self.copies = GroupCopies(seconds)
+        """The groups over which replays talk."""
+        self._is_lost = False
+        """The others did not answer after the last failure; until the training itself hears from them."""
         self._group: Any = None
         self._world: Any = None
         self._shared: dict[int, bool] = {}
+        self._shared_optimizers: list[weakref.ref[Optimizer]] = []
         self._sequence = -1
         self._is_alone = False
         self.is_apart = False
@@ -85,7 +97,7 @@ class Ranks:
         self._rank: int | None = None
         self._is_first: bool | None = None
         self.wrappers: list[Any] = []
-        self._has_warned = False
+        self._has_warned = self._has_said = False
         self._was_shared = False
         self._is_whole = True
         """No parameter is spread over the ranks."""
@@ -95,12 +107,14 @@ class Ranks:
     @property
     def is_on(self) -> bool:
         """Whether decisions are made together."""
-        return self._group is not None and not self._is_alone and _world() is self._world
+        if self._group is None or self._is_alone or self._is_lost:
+            return False
+        return world_of_all() is self._world
 
     @property
     def rank(self) -> int:
         """This process among all; remembered after the process group is gone."""
-        if self._rank is None and _world() is not None:
+        if self._rank is None and world_of_all() is not None:
             self._rank = dist.get_rank()
         return self._rank if self._rank is not None else launched_rank()
 
@@ -136,7 +150,7 @@ class Ranks:
         DistributedDataParallel, or one whose gradients the loop averages."""
         params = [p for module in self.wrappers for p in module.parameters()]
         is_static = any(getattr(m, "static_graph", False) for m in self.wrappers)
-        return self._is_whole and not is_static and all(not _is_sharded(p) for p in params)
+        return self._is_whole and not is_static and all(not is_sharded(p) for p in params)
 
     def leave(self) -> None:
         """From now on this rank decides alone: its loop is over, nobody would answer."""
@@ -146,6 +160,7 @@ class Ranks:
         """The training is over: a process group that nobody holds on to can end before Python does."""
         self.leave()
         self._was_shared = self.has_others
+        self.close_talk()
         self._group = self._world = self._pair = None
         self.wrappers.clear()
 
@@ -166,28 +181,30 @@ class Ranks:
 
     def mark(self) -> None:
         """A window opens; collectives from here to the step show that the ranks go in step."""
-        if self._group is None and (world := _world()) is not None:
-            self._sequence = _sequence(world)
+        if self._group is None and (world := world_of_all()) is not None:
+            self._sequence = sequence_of(world)
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step is one step of several ranks."""
-        world = _world()
+        world = world_of_all()
         if world is None or self._is_alone:
             return False
         if world is not self._world:
+            self.close_talk()
             self._world, self._group, self._pair = world, None, None
             self._shared.clear()
         known = self._shared.get(id(optimizer))
         if known is None:
-            wrappers = _wrappers_of(optimizer)
+            wrappers = wrappers_of(optimizer)
             self.wrappers += [m for m in wrappers if all(m is not k for k in self.wrappers)]
-            group = _group_of(optimizer, wrappers)
+            group = group_of(optimizer, wrappers)
             known = self._shared[id(optimizer)] = group is not None
+            self._shared_optimizers.append(weakref.ref(optimizer))
             params = [p for g in optimizer.param_groups for p in g["params"]]
-            self._is_whole &= not any(_is_sharded(p) for p in params)
+            self._is_whole &= not any(is_sharded(p) for p in params)
             if group is not None:
                 self._join(group)
-        if not known and self._sequence >= 0 and _sequence(world) != self._sequence:
+        if not known and self._sequence >= 0 and sequence_of(world) != self._sequence:
             known = self._shared[id(optimizer)] = True
             self._join(world)
         return known
@@ -205,13 +222,18 @@ class Ranks:
         return (self._group is not None or self._was_shared) and not self.is_apart
 
     @property
+    def is_lost(self) -> bool:
+        """The other ranks did not answer after this failure; they go on training like this one."""
+        return self._is_lost and not self._is_alone
+
+    @property
     def has_parted(self) -> bool:
         """A shared training whose other ranks cannot be asked any more: no step can be run again."""
         return self._group is not None and not self.is_on and not self.is_apart
 
     def own_folder(self, folder: Path | None) -> Path | None:
         """Where this rank writes what every rank writes for itself."""
-        return folder / f"rank{self.rank}" if folder is not None and _world() else folder
+        return folder / f"rank{self.rank}" if folder is not None and world_of_all() else folder
 
     # -- collectives -----------------------------------------------------------------------------
 
@@ -222,7 +244,16 @@ class Ranks:
         pair = self._pair
         pair[0] = flag
         pair[1] = wish
-        dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self._group)
+        try:
+            dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self._group)
+        except RuntimeError as error:
+            # The training's own group: its next collective fails as well, and says so by itself.
+            self._say_once(
+                f"another rank is gone ({_first_line(error)}); this one is watched alone"
+            )
+            self.leave()
+            pair = torch.stack([flag.float(), torch.full_like(flag.float(), NOT_DUE)])
+        self._is_lost = False
         flag.copy_(pair[0])
         return pair
 
@@ -247,21 +278,100 @@ class Ranks:
         """The first rank (counted over all processes) on which it is so, or None."""
         return next((r for r in self.gather(self.rank if value else None) if r is not None), None)
 
+    def is_so_anywhere(self, value: bool) -> bool:
+        """As `any`, after a failure: not over the training's group."""
+        return any(self.gather(value))
+
+    # -- after a failure: over a group of our own, with a time limit ---------------------------------
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of the ranks."""
         if not self.is_on:
             return [value]
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        found = self._told("gather", value)
+        if any(kind != "gather" for kind, _ in found):
+            raise OthersBrokeOff
+        return [v for _, v in found]
 
-    def broadcast_from(self, rank: int, value: Any) -> Any:
+    def begin_replay(self) -> None:
+        """What is computed from here on talks over groups of ours."""
+        if self.is_on:
+            with self._losing():
+                self.copies.prepare(self._side().name, self._groups())
+
+    def _groups(self) -> list[Any]:
+        """All groups that the training is known to use, in the same order on every rank."""
+        params = [
+            p
+            for optimizer in self._optimizers()
+            for g in optimizer.param_groups
+            for p in g["params"]
+        ]
+        meshes = {id(m): m for p in params if (m := getattr(p, "device_mesh", None)) is not None}
+        found = [self._group, *(m.process_group for m in self.wrappers)]
+        found += [g for mesh in meshes.values() for g in mesh.get_all_groups()]
+        return list({g.group_name: g for g in found}.values())
+
+    def _optimizers(self) -> list[Optimizer]:
+        return [o for ref in self._shared_optimizers if (o := ref()) is not None]
+
+    def end_replay(self, is_broken: bool) -> bool:
+        """All ranks have computed their part of a replay, or some of them could not; whether it is so."""
+        if not self.is_on:
+            return is_broken
+        if is_broken:
+            self.copies.close()  # who waits for this rank's part is let go
+        found = self._told("end", is_broken)
+        while any(kind != "end" for kind, _ in found):
+            is_broken = True  # one that still agreed on something has learned it from this
+            found = self._told("end", True)
+        if is_broken or any(broken for _, broken in found):
+            self.copies.renew()
+            return True
+        return False
+
+    def broadcast_from(self, rank: int, value: Any, more_seconds: float = 0.0) -> Any:
         """The value of that rank (counted over all processes), on all."""
         if not self.is_on:
             return value
-        box = [value if rank == self.rank else None]
-        dist.broadcast_object_list(box, src=rank, group=self._group)
-        return box[0]
+        root = dist.get_group_rank(self._group, rank)
+        with self._losing():
+            return self._side().broadcast(root, value, more_seconds)
+
+    def _told(self, kind: str, value: Any) -> list[tuple[str, Any]]:
+        with self._losing():
+            return self._side().gather((kind, value))
+
+    def _side(self) -> SideGroup:
+        if self._talk is None:
+            self._talk = SideGroup(self._group, _next_name(self._group), self._seconds)
+        return self._talk
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Where the others do not answer, they are not asked about this failure any more."""
+        try:
+            yield
+        except SideGroupError as error:
+            self._is_lost = True
+            self.close_talk()
+            self._say_once(f"the ranks cannot look into this step together: {error}")
+            raise
+
+    def give_up(self) -> None:
+        """This rank cannot go on with an investigation: the others are let go at once."""
+        self._is_lost = True
+        self.close_talk()
+
+    def close_talk(self) -> None:
+        """What the ranks have talked over since the last failure is closed."""
+        self._talk = None
+        self.copies.close()
+
+    def _say_once(self, text: str) -> None:
+        if not self._has_said:
+            self._has_said = True
+            print(f"stayfinite (rank {self.rank}): {text}", file=sys.stderr)
 
     @property
     def first(self) -> int:
@@ -274,6 +384,13 @@ class Ranks:
             return failure
         found = self.gather_failures(failure)
         return found[0] if found else None
+
+    def agree_on_bad(self, failure: Failure | None, step: int) -> Failure | None:
+        """The same for a step that is known to be bad; where nobody answers, it counts as bad all the same."""
+        try:
+            return self.agree(failure)
+        except SideGroupError:
+            return failure or RankFailure("gradient", step, rank=self.first)
 
     def gather_failures(self, failure: Failure | None) -> list[RankFailure]:
         """Every rank's failure, the most telling first."""
@@ -292,77 +409,15 @@ class Ranks:
         return torch.device(able[0].type, torch.accelerator.current_device_index())
 
 
-# -- is this training a shared one? ----------------------------------------------------------------
+def _next_name(group: Any) -> str:
+    name: str = group.group_name
+    _numbers[name] += 1
+    return f"{name}/{_numbers[name]}"
 
 
-def launched_rank() -> int:
-    """The rank that a launcher (torchrun) gave to this process, before it has joined the others."""
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdigit() else 0
-
-
-def launched_at() -> float:
-    """When this run began: under torchrun the launcher's start, so that all its ranks agree."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return time.time()
-    try:
-        stat = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        age = uptime - int(stat[19]) / os.sysconf("SC_CLK_TCK")
-        return float(round(time.time() - age))
-    except (OSError, ValueError, IndexError):
-        return time.time()
-
-
-has_world: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool
-"""Whether there is a process group at all: asked in every step, the rest only then."""
-
-
-def _world() -> Any:
-    """The process group of all, or None where there is nobody to agree with."""
-    if not has_world():
-        return None
-    world = dist.group.WORLD
-    return world if world is not None and world.size() > 1 else None
-
-
-def _sequence(group: Any) -> int:
-    try:
-        return int(group._get_sequence_number_for_group())
-    except RuntimeError:
-        return -1
-
-
-def _group_of(optimizer: Optimizer, wrappers: list[Any]) -> Any:
-    """The processes that hold parts or copies of what this optimizer moves, or None."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    groups: list[Any] = []
-    for mesh in {id(m): m for p in params if (m := getattr(p, "device_mesh", None))}.values():
-        groups.append(mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD)
-    groups += [module.process_group for module in wrappers]
-    distinct = list({id(g): g for g in groups if g.size() > 1}.values())
-    if len(distinct) > 1:
-        return dist.group.WORLD
-    return distinct[0] if distinct else None
-
-
-def _wrappers_of(optimizer: Optimizer) -> list[Any]:
-    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return [m for m in _wrappers() if any(id(p) in ids for p in m.parameters())]
-
-
-def _wrappers() -> list[Any]:
-    # type(), not isinstance(): that would wake lazy modules and weak references' proxies.
-    return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel: it can be called without the other ranks."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def _is_sharded(parameter: Tensor) -> bool:
-    return getattr(parameter, "device_mesh", None) is not None
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0].rpartition("] ")[2][:120] if text else type(error).__name__
 
 
 @contextlib.contextmanager
@@ -370,7 +425,7 @@ def hushed(ranks: Ranks) -> Iterator[None]:
     """Models in DistributedDataParallel called without a word to the other ranks."""
     names = ("require_forward_param_sync", "require_backward_grad_sync")
     # In a replay the collector shows nothing that is older.
-    found = {id(m): m for m in (*ranks.wrappers, *_wrappers())}
+    found = {id(m): m for m in (*ranks.wrappers, *wrappers_there_are())}
     kept = [(module, {n: getattr(module, n) for n in names}) for module in found.values()]
     for module, _ in kept:
         for name in names:
@@ -381,48 +436,3 @@ def hushed(ranks: Ranks) -> Iterator[None]:
         for module, values in kept:
             for name, value in values.items():
                 setattr(module, name, value)
-
-
-# -- shards: each rank looks at its own part --------------------------------------------------------
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, without a collective; any other tensor as it is.
-
-    >>> local(torch.ones(2))
-    tensor([1., 1.])
-    """
-    part: Tensor | None = getattr(tensor, "_local_tensor", None)
-    if part is None:
-        return tensor
-    if hasattr(part, "wait"):  # the result of a collective that is still under way
-        part = part.wait()
-    return part
-
-
-def plain_norm(norm: Tensor) -> Tensor:
-    """The total norm as a plain tensor; `clip_grad_norm_` gives a DTensor where parameters are."""
-    placements: Sequence[Any] = getattr(norm, "placements", ())
-    if any(p.is_partial() for p in placements):
-        return norm.full_tensor()  # type: ignore[attr-defined, no-any-return]
-    return local(norm)
-
-
-@torch.no_grad()
-def note_initial(state: TrainState) -> None:
-    """What the state is like before the first step, each rank for its own shards.
-
-    The norm of a DTensor would be a collective, and which parameters are worth one differs by rank.
-    """
-    if not any(hasattr(p, "device_mesh") for _, p in state.parameters()):
-        state.note_initial()
-        return
-    state.initially_bad = {f"{k} {n}" for k, n, _ in state.bad_state(ignore_initial=False)}
-    state.first_sizes = {}
-    for name, p in state.parameters():
-        parts = dense_parts(p)
-        if parts and f"parameter {name}" not in state.initially_bad:
-            largest = max(float(torch.linalg.vector_norm(t, math.inf)) for t in parts)
-            norm = math.hypot(*(float(torch.linalg.vector_norm(t)) for t in parts))
-            state.first_sizes[name] = (largest, norm)
-    state.first_lrs = state.lrs()

@@ -42,7 +42,7 @@ from .engine import Engine, Investigate
 from .incidents import environment
 from .journal import RunJournal
 from .plan_follow import follow_plan
-from .ranks import launched_at, launched_rank
+from .rank_groups import launched_at, launched_rank
 from .script_driver import ScriptDriver
 from .spawned import watch_spawned
 from .state import TrainState

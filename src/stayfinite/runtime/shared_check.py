@@ -6,7 +6,8 @@ from torch.optim import Optimizer
 
 from ..detect.check import bad_rate
 from .host import Host
-from .ranks import RankFailure, local
+from .ranks import RankFailure
+from .shards import local
 from .window import Failure, Window
 
 __all__ = ["SharedCheck"]
@@ -54,7 +55,8 @@ class SharedCheck:
         own = None
         if rate is not None:
             own = Failure("learning_rate", window.step, name="lr", value=rate)
-        return host.ranks.agree(own or host.explain(window, [] if is_scaled else [optimizer]))
+        own = own or host.explain(window, [] if is_scaled else [optimizer])
+        return host.ranks.agree_on_bad(own, window.step)
 
     def note_agreed(self, is_due: bool) -> None:
         self._is_deep_agreed = self._is_deep_agreed or is_due
@@ -72,6 +74,6 @@ class SharedCheck:
             return host.explain(window, []) or (failure if ranks.is_first else None)
         if not ranks.is_on:
             return failure
-        return ranks.agree(host.explain(window, [])) or RankFailure(
+        return ranks.agree_on_bad(host.explain(window, []), window.step) or RankFailure(
             "gradient", window.step, rank=ranks.first
         )

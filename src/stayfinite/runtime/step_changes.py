@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -17,6 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from ..devices import widest
+from .shards import plain_norm
 
 __all__ = ["before_steps", "clipped", "scaled_lr"]
 
@@ -45,7 +48,8 @@ def before_steps(change: Change) -> Iterator[None]:
             handle.remove()
 
 
-def scaled_lr(factor: float) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def scaled_lr(factor: float) -> Iterator[None]:
     """Every learning rate times `factor`."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
@@ -60,10 +64,19 @@ def scaled_lr(factor: float) -> contextlib.AbstractContextManager[None]:
 
         return undo
 
-    return before_steps(change)
+    with before_steps(change):
+        yield
 
 
-def clipped(limit: float) -> contextlib.AbstractContextManager[None]:
+def _norm(grads: list[Tensor]) -> float:
+    if any(hasattr(g, "device_mesh") for g in grads):  # of all ranks, as `clip_grad_norm_` has it
+        return float(plain_norm(get_total_norm(grads)))
+    norms = torch._foreach_norm([g.detach().to(widest(g.device)) for g in grads])
+    return float(torch.linalg.vector_norm(torch.stack([n.cpu() for n in norms])))
+
+
+@contextlib.contextmanager
+def clipped(limit: float) -> Iterator[None]:
     """Gradients clipped to a total norm of `limit` before each step."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
@@ -71,10 +84,10 @@ def clipped(limit: float) -> contextlib.AbstractContextManager[None]:
         dense = [g for g in grads if g.layout == torch.strided]
         if dense:
             with torch.no_grad():
-                norms = torch._foreach_norm([g.detach().to(widest(g.device)) for g in dense])
-                total = float(torch.linalg.vector_norm(torch.stack([n.cpu() for n in norms])))
+                total = _norm(dense)
                 if total > limit and math.isfinite(total):
                     torch._foreach_mul_([g.detach() for g in dense], limit / total)
         return lambda: None
 
-    return before_steps(change)
+    with before_steps(change):
+        yield

@@ -18,9 +18,9 @@ from ..records import Incident
 from .closures import Abort
 from .engine import Engine
 from .plain_step import PlainStep
-from .ranks import plain_norm
 from .saved_state import OptimizerCopy, SearchPoint
 from .schedule import Schedule
+from .shards import plain_norm
 from .step_parts import LossFn, StepParts
 from .window import BatchRef, Failure, Window
 

@@ -74,6 +74,12 @@ class BatchRef:
         """Whether this loader gave a part of it."""
         return any(source() is loader for source, _ in self.items)
 
+    def with_value(self, value: Any) -> BatchRef:
+        """The same with other contents, for each loader its own share."""
+        if len(self.items) == 1:
+            return self.again([(self.items[0][0], value)])
+        return self.again([(owner, part) for (owner, _), part in zip(self.items, value)])
+
     def again(self, items: list[Item] | None = None) -> BatchRef:
         """The same batch as if it were new, perhaps with other items."""
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
@@ -131,6 +137,8 @@ class Window:
     """Of a training without a torch optimizer: what became of the update that the script makes by itself."""
     is_put_back = False
     """Such an update is undone before the next step."""
+    changed_from: tuple[Window, Callable[[Any], Any], bool] | None = None
+    """Of which window it is a copy whose batches were changed, by what, and whether all ranks change theirs."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     """What it is computed inside of, where it is made again in another way."""
 
@@ -146,6 +154,12 @@ class Window:
         """The same window over other batches."""
         window = copy.copy(self)
         window.batches = batches
+        return window
+
+    def with_values(self, change: Callable[[Any], Any], is_for_all: bool = False) -> Window:
+        """The same window with what is in its batches changed; `is_for_all`: by the other ranks as well."""
+        window = self.with_batches([b.with_value(change(b.value)) for b in self.batches])
+        window.changed_from = (self, change, is_for_all)
         return window
 
     @property
@@ -179,6 +193,8 @@ class Replay:
     """Who computes it, where it is not the vehicle of the investigation."""
     is_unscaled: bool = False
     """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
+    wants_norm: bool = False
+    """Whether the norm of the gradients is to be read at its end."""
     change: Change | None = None
     """The user's source with a change, which is run in place of the source as it is."""
 
@@ -191,6 +207,8 @@ class ReplayResult:
     origin: Origin | None = None
     is_complete: bool = True
     losses: list[float] = field(default_factory=list)
+    grad_norm: float | None = None
+    """Of all gradients at its end, where it was asked for."""
     loss_factor: float | None = None
     """A constant by which the loss was multiplied last of all."""
     loss_factor_line: Frame | None = None

@@ -19,9 +19,10 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @experiment("higher_precision", "float32 instead of half precision")
 def higher_precision(lab: Laboratory, e: Evidence) -> Run:
-    def widen(batch: Any) -> Any:
-        return map_tensors(batch, lambda t: t.float() if t.dtype in _HALF else t)
+    window = lab.window.with_values(_widen, is_for_all=True)
+    contexts = [changes.higher_precision(lab.state)]
+    return (yield from lab.once(contexts, window=window, is_applied=False))
 
-    return (
-        yield from lab.once([changes.higher_precision(lab.state)], batch=widen, is_applied=False)
-    )
+
+def _widen(batch: Any) -> Any:
+    return map_tensors(batch, lambda t: t.float() if t.dtype in _HALF else t)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...diagnose.evidence import Evidence
 from ...diagnose.experiments import experiment
 from ...runtime.batches import named_tensors
@@ -18,9 +20,9 @@ def without_rows(lab: Laboratory, e: Evidence) -> Run:
         return None
     lab.rows = rows
     if lab.is_loop:  # somebody else's loop may count on the size of its batches
-        return (yield from lab.once(batch=lambda value: cover_rows(value, rows, total)))
+        return (yield from lab.once(batch=partial(cover_rows, rows=rows, total=total)))
     keep = [i for i in range(total) if i not in set(rows)]
-    return (yield from lab.once(batch=lambda value: take_rows(value, keep, total)))
+    return (yield from lab.once(batch=partial(take_rows, rows=keep, total=total)))
 
 
 def _offending(lab: Laboratory, e: Evidence) -> tuple[tuple[int, ...], int | None]:

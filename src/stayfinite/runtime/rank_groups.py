@@ -1,0 +1,98 @@
+"""Whether a training is shared by several ranks, and by which; what a launcher told this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+__all__ = [
+    "group_of",
+    "has_world",
+    "is_sharded",
+    "launched_at",
+    "launched_rank",
+    "sequence_of",
+    "unwrapped",
+    "world_of_all",
+    "wrappers_of",
+    "wrappers_there_are",
+]
+
+
+def launched_rank() -> int:
+    """The rank that a launcher (torchrun) gave to this process, before it has joined the others."""
+    text = os.environ.get("RANK", "")
+    return int(text) if text.isdigit() else 0
+
+
+def launched_at() -> float:
+    """When this run began: under torchrun the launcher's start, so that all its ranks agree."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return time.time()
+    try:
+        stat = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - int(stat[19]) / os.sysconf("SC_CLK_TCK")
+        return float(round(time.time() - age))
+    except (OSError, ValueError, IndexError):
+        return time.time()
+
+
+has_world: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool
+"""Whether there is a process group at all: asked in every step, the rest only then."""
+
+
+def world_of_all() -> Any:
+    """The process group of all, or None where there is nobody to agree with."""
+    if not has_world():
+        return None
+    world = dist.group.WORLD
+    return world if world is not None and world.size() > 1 else None
+
+
+def sequence_of(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return -1
+
+
+def group_of(optimizer: Optimizer, wrappers: list[Any]) -> Any:
+    """The processes that hold parts or copies of what this optimizer moves, or None."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    groups: list[Any] = []
+    for mesh in {id(m): m for p in params if (m := getattr(p, "device_mesh", None))}.values():
+        groups.append(mesh.get_group() if mesh.ndim == 1 else dist.group.WORLD)
+    groups += [module.process_group for module in wrappers]
+    distinct = list({id(g): g for g in groups if g.size() > 1}.values())
+    if len(distinct) > 1:
+        return dist.group.WORLD
+    return distinct[0] if distinct else None
+
+
+def wrappers_of(optimizer: Optimizer) -> list[Any]:
+    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [m for m in wrappers_there_are() if any(id(p) in ids for p in m.parameters())]
+
+
+def wrappers_there_are() -> list[Any]:
+    # type(), not isinstance(): that would wake lazy modules and weak references' proxies.
+    return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel: it can be called without the other ranks."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    return getattr(parameter, "device_mesh", None) is not None

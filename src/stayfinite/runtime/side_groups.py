@@ -1,0 +1,160 @@
+"""Process groups of our own: what is said and computed after a failure never touches the training's.
+
+A collective that breaks off half-way leaves its group useless. So an investigation talks over copies of the
+training's groups, which have a time limit of their own and can be thrown away: whoever leaves one closes its
+connections, and the others, who may be waiting in it, are let go at once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["GroupCopies", "SideGroup", "SideGroupError"]
+
+
+_PREFIX = "stayfinite/"
+
+
+class SideGroupError(Exception):
+    """The other ranks did not answer in time, or are gone."""
+
+
+def _by_hand(group: Any, name: str, seconds: float) -> Any:
+    """A group of the same processes over gloo, which nobody but us knows."""
+    store = dist.PrefixStore(f"{_PREFIX}{name}", dist.distributed_c10d._get_default_store())
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    made: Any = dist.ProcessGroup(store, rank, size)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=seconds)
+    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    options._threads = 2
+    gloo = dist.ProcessGroupGloo(store, rank, size, options)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    made._register_backend(torch.device("cpu"), kind, gloo)
+    made._set_default_backend(kind)
+    made._set_group_name(f"{_PREFIX}{name}")
+    return made
+
+
+class SideGroup:
+    """Where the ranks tell each other what they have found; objects of any kind, on the CPU."""
+
+    def __init__(self, group: Any, name: str, seconds: float) -> None:
+        self.name = name
+        self._seconds = seconds
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        try:
+            self._group = _by_hand(group, name, seconds)
+        except RuntimeError as error:
+            raise _lost(error, seconds) from None
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in the order of the group."""
+        with _unwatched():
+            own = _packed(value)
+            sizes = self._all(torch.tensor([own.numel()]))
+            padded = torch.zeros(max(int(s) for s in sizes), dtype=torch.uint8)
+            padded[: own.numel()] = own
+            parts = self._all(padded)
+            return [_unpacked(part[: int(size)]) for part, size in zip(parts, sizes)]
+
+    def broadcast(self, root: int, value: Any, more_seconds: float = 0.0) -> Any:
+        """The value of that rank of the group, on all; `more_seconds` where it may take long to come."""
+        with _unwatched():
+            own = _packed(value) if root == self._rank else torch.zeros(0, dtype=torch.uint8)
+            size = torch.tensor([own.numel()])
+            self._from(root, size, more_seconds)
+            data = own if root == self._rank else torch.zeros(int(size), dtype=torch.uint8)
+            self._from(root, data, 0.0)
+            return value if root == self._rank else _unpacked(data)
+
+    def _all(self, own: Tensor) -> list[Tensor]:
+        found = [torch.zeros_like(own) for _ in range(self._size)]
+        try:
+            self._group.allgather([found], [own]).wait()
+        except RuntimeError as error:
+            raise _lost(error, self._seconds) from None
+        return found
+
+    def _from(self, root: int, tensor: Tensor, more_seconds: float) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        options.timeout = timedelta(seconds=self._seconds + more_seconds)
+        try:
+            self._group.broadcast([tensor], options).wait()
+        except RuntimeError as error:
+            raise _lost(error, self._seconds + more_seconds) from None
+
+
+class GroupCopies:
+    """For each group that the training talks over, one of the same ranks for what is computed again."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._copies: dict[str, Any] = {}
+        self._name = ""
+        self._generation = 0
+
+    def prepare(self, name: str, groups: Sequence[Any]) -> None:
+        """Made before they are needed, where all ranks are still together. `name`: what all of them call it."""
+        self._name = name
+        for group in groups:
+            self.of(group)
+
+    def of(self, group: Any) -> Any:
+        """The copy of this group; one that nobody knew of is made by its ranks as they come to it."""
+        name = group.group_name
+        if name not in self._copies:
+            self._copies[name] = self._made(group, f"{self._name}/{self._generation}/{name}")
+        return self._copies[name]
+
+    def _made(self, group: Any, name: str) -> Any:
+        if dist.get_backend(group) == "gloo":
+            made = _by_hand(group, name, self._seconds)
+            dist.distributed_c10d._register_process_group(made.group_name, made)
+            return made
+        return dist.new_group(
+            dist.get_process_group_ranks(group), timeout=timedelta(seconds=self._seconds),
+            backend=dist.get_backend(group), use_local_synchronization=True,
+        )  # fmt: skip
+
+    def renew(self) -> None:
+        """All ranks know that they have been closed: the next ones have other names."""
+        self.close()
+        self._generation += 1
+
+    def close(self) -> None:
+        """Whoever waits in one of them is let go."""
+        copies, self._copies = self._copies, {}
+        for copy in copies.values():
+            if copy.group_name.startswith(_PREFIX):
+                dist.distributed_c10d._unregister_process_group(copy.group_name)
+            else:
+                copy.abort()
+
+
+def _unwatched() -> Any:
+    """What we say is no part of the step that is traced."""
+    return torch.utils._python_dispatch._disable_current_modes()
+
+
+def _packed(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpacked(data: Tensor) -> Any:
+    return pickle.loads(data.numpy().tobytes())
+
+
+def _lost(error: RuntimeError, seconds: float) -> SideGroupError:
+    text = str(error)
+    if "Timed out" in text or "timed out" in text.lower():
+        return SideGroupError(f"another rank did not answer within {seconds:g} s")
+    return SideGroupError("another rank is gone, or has left the investigation")
