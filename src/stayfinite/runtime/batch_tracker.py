@@ -173,9 +173,9 @@ class BatchTracker:
 
     def drops_batch(self, loader: Any, indices: Any) -> bool:
         """Whether a rollback leaves this batch out, which is the loader's next; it counts then."""
-        recovery = self._engine.recovery
-        is_first = next(iter(recovery.drops)) == id(loader)
-        if not recovery.drops_batch(self.num_batches, indices, loader, is_first):
+        left_out = self._engine.recovery.left_out
+        is_first = next(iter(left_out.drops)) == id(loader)
+        if not left_out.drops_batch(self.num_batches, indices, loader, is_first):
             return False
         self.num_batches += is_first
         return True

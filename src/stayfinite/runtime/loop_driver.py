@@ -124,7 +124,7 @@ class LoopDriver:
 
     def drops_batch(self, loader: Any, indices: Any) -> bool:
         """A rollback leaves some of the batches after it out as well."""
-        if not self.engine.recovery.drops or self._is_own_work:
+        if not self.engine.recovery.left_out.drops or self._is_own_work:
             return False
         return self.tracker.drops_batch(loader, indices)
 
@@ -274,7 +274,7 @@ class LoopDriver:
         try:
             return OptimizerCopy.taken(optimizer).restore
         except Exception:  # no memory, perhaps: a step without gradients moves nothing
-            return self.state.without_grads(optimizer)
+            return self.state.take_grads(optimizer)
 
     def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None:
         """The same inside a replay: a step that is not to be applied is taken back."""
