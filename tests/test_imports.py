@@ -10,6 +10,7 @@ from tests.import_graph import circles, graph, imports, modules
 SRC = ROOT / "stayfinite"
 
 BASE = {
+    "plain",
     "records",
     "errors",
     "config",
@@ -22,7 +23,8 @@ BASE = {
 }
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
-    "records": {"errors", "incident_html"},
+    "plain": {"errors"},
+    "records": {"errors", "incident_html", "plain"},
     "incident_html": set(),
     "errors": set(),
     "config": {"errors"},
@@ -67,7 +69,17 @@ ALLOWED = {
     "__init__": None,
     "__main__": {"cli"},
 }
-NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies", "explain"}
+NO_TORCH = {
+    "plain",
+    "records",
+    "errors",
+    "config",
+    "codes",
+    "report",
+    "lint",
+    "remedies",
+    "explain",
+}
 
 
 def edges():

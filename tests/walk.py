@@ -3,7 +3,7 @@
 `python tests/walk.py step` and `python tests/walk.py run SCRIPT` print two lists as JSON. "ran" is every module
 of the package of which a function was called. "walk" is what a reader follows: modules that were handed
 the step itself (its window, failure, replay, origin, evidence, incident) by another module. Inside a stage
-only its door counts, modules that define those records do not, and a registry's entries (rules,
+only its door counts, modules that define those records (or write them as JSON) do not, and a registry's entries (rules,
 experiments) are one; so is lint, which is asked about one line.
 """
 
@@ -22,7 +22,12 @@ from stayfinite.runtime.engine import Engine
 from stayfinite.runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 
 HANDED = (Window, Failure, Replay, ReplayResult, Verdict, Origin, Evidence, Incident, Investigation)
-DEFINE = {"stayfinite.runtime.window", "stayfinite.records", "stayfinite.diagnose.evidence"}
+DEFINE = {
+    "stayfinite.runtime.window",
+    "stayfinite.records",
+    "stayfinite.plain",
+    "stayfinite.diagnose.evidence",
+}
 LEAD = {"guard", "runtime", "investigate"}
 REGISTRIES = ("stayfinite.diagnose.rules", "stayfinite.investigate.experiments")
 TOOLS = ("stayfinite.lint", "stayfinite.remedies")

@@ -105,7 +105,7 @@ class Guard:
         if run_dir is not None:
             self.engine.snapshot_folder = Path(run_dir) / "snapshots"
             self.engine.recovery.folder = Path(run_dir)
-            self.engine.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
+            self.engine.recovery.left_out.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
             self.engine.journal = RunJournal(run_dir, self.state, environment())
         self._steps = StepDriver(
             self.engine, next(iter(models.values())), optimizers[0],

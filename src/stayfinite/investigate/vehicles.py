@@ -92,7 +92,7 @@ class Vehicle:
             return active.result
         is_alone = is_quiet or ranks.is_apart
         ranks.begin_replay()
-        grads = state.take_grads()
+        put_grads = state.take_grads()
         self.engine.replay = active
         try:
             with (
@@ -123,7 +123,7 @@ class Vehicle:
             self.refused += [r for r in report.refused if r not in self.refused]
         finally:
             self.engine.replay = None
-            put_back(active.end, lambda: state.put_grads(grads))
+            put_back(active.end, put_grads)
         if ranks.is_on and ranks.end_replay(active.is_broken):
             active.result.is_complete = False
             begin_anew(state.roots.values())

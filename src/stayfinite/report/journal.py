@@ -16,8 +16,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..plain import to_plain
 from ..private import make_folder, open_private
-from ..records import to_plain
 from .store import warn_unwritable
 from .thinning import Segments
 

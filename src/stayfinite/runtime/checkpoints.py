@@ -181,7 +181,7 @@ class CheckpointWatch:
         incident = new_incident(
             event, action=action, diagnosis=diagnosis, history=engine.records(), location=location
         )
-        return engine.publish_alone(incident)
+        return engine.publish(incident, is_shared=False)
 
 
 def _counted(found: list[TensorFinding]) -> str:

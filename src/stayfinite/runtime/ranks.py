@@ -385,12 +385,14 @@ class Ranks:
         found = self.gather_failures(failure)
         return found[0] if found else None
 
-    def agree_on_bad(self, failure: Failure | None, step: int) -> Failure | None:
+    def agree_on_bad(
+        self, failure: Failure | None, step: int, symptom: str = "gradient"
+    ) -> Failure | None:
         """The same for a step that is known to be bad; where nobody answers, it counts as bad all the same."""
         try:
             return self.agree(failure)
         except SideGroupError:
-            return failure or RankFailure("gradient", step, rank=self.first)
+            return failure or RankFailure(symptom, step, rank=self.first)
 
     def gather_failures(self, failure: Failure | None) -> list[RankFailure]:
         """Every rank's failure, the most telling first."""

@@ -148,7 +148,7 @@ class ScriptRun:
             return
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
-        engine.recovery.ledger = Ledger(folder / ledger)
+        engine.recovery.left_out.ledger = Ledger(folder / ledger)
         engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
