@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from tests.distributed import training
 
+import stayfinite.investigate.entry  # the forked ranks need not import it one by one
 from stayfinite import Guard
 from stayfinite.checkpoint import scan
 from stayfinite.runtime.side_groups import SideGroup
@@ -33,7 +34,7 @@ from stayfinite.runtime.side_groups import SideGroup
 LIMIT = 30.0
 RANK_SECONDS = 4.0
 STOPPED = 6.0
-OURS = str(pathlib.Path(sys.modules["stayfinite"].__file__).parent) + os.sep
+OURS = str(pathlib.Path(stayfinite.__file__).parent) + os.sep
 EVENTS = ("kill", "kill", "throw", "our error", "stop", "end early", "nothing")
 PHASES = ("step", "forward", "talk")
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..records import Incident
+from ..runtime.side_groups import SideGroupError
 from ..runtime.window import Replay, ReplayResult, Verdict
 from .collective import follow, lead
 from .investigation import Investigation
@@ -46,7 +47,9 @@ def together(
             verdict: Verdict = stop.value
     incident = verdict.incident
     # Whether there is one is the same everywhere; what is in it, only the leader knows.
-    text = ranks.broadcast_from(about.leader, incident.to_json() if incident else None)
+    told = incident.to_json() if incident else None
+    # The leader may have been experimenting by itself until now.
+    text = ranks.broadcast_from(about.leader, told, 3 * about.engine.settings.diagnose_seconds)
     verdict.incident = Incident.from_json(text) if text is not None else None
     return verdict
 
@@ -110,7 +113,13 @@ def _together(
     if about.leader != ranks.rank:
         follow(about)
         return incident
-    found: Incident = lead(about, diagnose)
+    try:
+        found: Incident = lead(about, diagnose)
+    except SideGroupError:
+        raise
+    except Exception as e:
+        _warn(e)
+        return _by_rules(diagnose(), incident)
     return _noted(found, "run by all ranks together")
 
 

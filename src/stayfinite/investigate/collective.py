@@ -49,8 +49,13 @@ class Conductor:
         return _merged(own, self._ranks.gather(_part(own, self._ranks.rank)), self._ranks.rank)
 
     def end(self) -> None:
-        """The others are let go, with what is left to be put back."""
-        self._ranks.broadcast_from(self._ranks.rank, packed(self._about, (self._todo, None)))
+        """The others are let go, with what is left to be put back; what they have begun they put back
+        by themselves."""
+        try:
+            order = packed(self._about, (self._todo, None))
+        except NotTold:
+            order = packed(self._about, ([], None))
+        self._ranks.broadcast_from(self._ranks.rank, order)
 
 
 def lead(
@@ -75,7 +80,7 @@ def follow(about: Investigation) -> None:
     known: Sources = {}
     try:
         while True:
-            order = ranks.broadcast_from(about.leader, None, 2 * settings.diagnose_seconds)
+            order = ranks.broadcast_from(about.leader, None, 3 * settings.diagnose_seconds)
             wanted: Replay | None = None
             try:
                 todo, wanted = unpacked(about, order, is_same, known)

@@ -18,6 +18,7 @@ from .investigation import Investigation, Replays
 from .random_numbers import move_on
 from .spikes import spike_incident
 from .time_travel import Found, travel
+from .vehicles import Vehicle
 
 __all__ = ["course"]
 
@@ -87,16 +88,29 @@ def _from_further_back(
     about: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
     """Where the bad value came in by a variable: with what made that, earlier in the same iteration."""
-    while _came_in(result.origin) and (wider := about.vehicle.wider()) is not None:
+    while (wider := _wider(about, result)) is not None:
         vehicle, trace, window = about.vehicle, about.trace, about.window
         about.rewind()
         about.vehicle = wider
         again = yield about.trace_replay(is_unscaled=is_unscaled, with_step=with_step)
-        if again.failure is None or again.origin is None:
+        is_worse = again.failure is None or again.origin is None
+        if about.engine.ranks.broadcast_from(about.leader, is_worse):
             about.vehicle, about.trace, about.window = vehicle, trace, window
             break
         result = again
     return result
+
+
+def _wider(about: Investigation, result: ReplayResult) -> Vehicle | None:
+    """Who computes more of the iteration, if that would tell more; of several ranks, the leader knows."""
+    wider = about.vehicle.wider() if _came_in(result.origin) else None
+    ranks = about.engine.ranks
+    if not ranks.is_on:
+        return wider
+    if not ranks.broadcast_from(about.leader, wider is not None):
+        return None
+    wider = wider or about.vehicle.wider()
+    return wider if all(ranks.gather(wider is not None)) else None
 
 
 def _came_in(origin: Origin | None) -> bool:

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..runtime.ranks import OthersBrokeOff
+from ..runtime.rank_talk import OthersBrokeOff
 from ..runtime.side_groups import GroupCopies
 
 __all__ = ["Detour"]

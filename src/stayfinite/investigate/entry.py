@@ -134,7 +134,7 @@ def _unharmed(about: Investigation) -> Verdict:
         raise
     except Exception as error:
         if about.engine.ranks.is_on:
-            about.engine.ranks.give_up()
+            about.engine.ranks.talk.give_up()
         if OpTrace.is_strict and not isinstance(error, SideGroupError):
             raise
         return _broke_off(about, error, window)

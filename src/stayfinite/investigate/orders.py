@@ -150,7 +150,8 @@ def _entered(module: str, name: str, args: Any, kwargs: Any) -> Any:
 
 def _windows(about: Investigation) -> list[Window]:
     """All steps that can be asked for, in the same order on every rank."""
-    return [about.window, *reversed(about.engine.log), *reversed(about.engine.recent)]
+    log = about.engine.log
+    return [about.window, *reversed(log), *reversed(log.recent)]
 
 
 def _name_of_window(about: Investigation, window: Window) -> Any:

@@ -20,7 +20,8 @@ from ..numerics.health import badness
 from ..putting_back import put_back
 from ..runtime.engine import Engine
 from ..runtime.frames import bad_tensors
-from ..runtime.ranks import OthersBrokeOff, hushed
+from ..runtime.rank_groups import hushed
+from ..runtime.rank_talk import OthersBrokeOff
 from ..runtime.shards import begin_anew
 from ..runtime.step_parts import StepParts
 from ..runtime.window import BatchRef, Replay, ReplayResult, Window
@@ -96,9 +97,9 @@ class Vehicle:
         self.engine.replay = active
         try:
             with (
-                hushed(ranks) if is_alone else contextlib.nullcontext(),
+                hushed(ranks.wrappers) if is_alone else contextlib.nullcontext(),
                 Silence() if ranks.is_apart else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
-                Detour(ranks.copies) if ranks.is_on else contextlib.nullcontext(),
+                Detour(ranks.talk.copies) if ranks.is_on else contextlib.nullcontext(),
                 computing_only() as report,
                 self._unlogged(),
                 eager_stance(),

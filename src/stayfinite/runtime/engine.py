@@ -38,6 +38,7 @@ from .rng import RngMemory, RngState
 from .saved_state import choose_snapshot
 from .shards import note_initial
 from .shared_check import SharedCheck
+from .side_groups import SideGroupError
 from .state import TrainState
 from .step_parts import StepParts
 from .unseen import unseen
@@ -390,7 +391,10 @@ class Engine:
         if not self.ranks.is_on:
             return self.on_incident(incident)
         saved = self.on_incident(incident).to_json() if self.ranks.is_first else None
-        return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, saved))
+        try:
+            return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, saved))
+        except SideGroupError:  # it has been told; each rank goes on with what it knows
+            return incident if saved is None else Incident.from_json(saved)
 
     def records(self) -> tuple[StepRecord, ...]:
         """The last steps, for an incident."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch.optim import Optimizer
 
 __all__ = [
     "group_of",
+    "groups_in_use",
     "has_world",
+    "hushed",
     "is_sharded",
     "launched_at",
     "launched_rank",
@@ -79,6 +82,15 @@ def group_of(optimizer: Optimizer, wrappers: list[Any]) -> Any:
     return distinct[0] if distinct else None
 
 
+def groups_in_use(whole: Any, wrappers: list[Any], optimizers: list[Optimizer]) -> list[Any]:
+    """All groups that a training is known to talk over, in the same order on every rank."""
+    params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    meshes = {id(m): m for p in params if (m := getattr(p, "device_mesh", None)) is not None}
+    found = [whole, *(module.process_group for module in wrappers)]
+    found += [g for mesh in meshes.values() for g in mesh.get_all_groups()]
+    return list({g.group_name: g for g in found}.values())
+
+
 def wrappers_of(optimizer: Optimizer) -> list[Any]:
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return [m for m in wrappers_there_are() if any(id(p) in ids for p in m.parameters())]
@@ -96,3 +108,21 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 def is_sharded(parameter: Tensor) -> bool:
     return getattr(parameter, "device_mesh", None) is not None
+
+
+@contextlib.contextmanager
+def hushed(wrappers: list[Any]) -> Iterator[None]:
+    """Models in DistributedDataParallel called without a word to the other ranks."""
+    names = ("require_forward_param_sync", "require_backward_grad_sync")
+    # In a replay the collector shows nothing that is older.
+    found = {id(m): m for m in (*wrappers, *wrappers_there_are())}
+    kept = [(module, {n: getattr(module, n) for n in names}) for module in found.values()]
+    for module, _ in kept:
+        for name in names:
+            setattr(module, name, False)
+    try:
+        yield
+    finally:
+        for module, values in kept:
+            for name, value in values.items():
+                setattr(module, name, value)

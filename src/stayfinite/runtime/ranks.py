@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,17 +24,18 @@ from torch.optim import Optimizer
 
 from .rank_groups import (
     group_of,
+    groups_in_use,
     is_sharded,
     launched_rank,
     sequence_of,
     world_of_all,
     wrappers_of,
-    wrappers_there_are,
 )
-from .side_groups import GroupCopies, SideGroup, SideGroupError
+from .rank_talk import RankTalk
+from .side_groups import SideGroupError
 from .window import Failure
 
-__all__ = ["Agreed", "OthersBrokeOff", "RankFailure", "Ranks", "hushed"]
+__all__ = ["Agreed", "RankFailure", "Ranks"]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
 """A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
@@ -45,14 +45,6 @@ _ORDER = (
     "learning_rate", "loss", "parameter", "buffer", "optimizer_state", "average", "gradient", "spike",
     "scaler_skip",
 )  # fmt: skip
-
-
-_numbers: Counter[str] = Counter()
-"""How many groups of our own were made beside each of the training's: their names differ by it."""
-
-
-class OthersBrokeOff(Exception):
-    """Another rank has left what is computed together: its own part of it could not be computed."""
 
 
 class Agreed(NamedTuple):
@@ -78,13 +70,7 @@ class Ranks:
     """
 
     def __init__(self, seconds: float = 30.0) -> None:
-        self._seconds = seconds
-        """How long the others are waited for after a failure."""
-        self._talk: SideGroup | None = None
-        self.copies = GroupCopies(seconds)
-        """The groups over which replays talk."""
-        self._is_lost = False
-        """The others did not answer after the last failure; until the training itself hears from them."""
+        self.talk = RankTalk(seconds, self._say_once)
         self._group: Any = None
         self._world: Any = None
         self._shared: dict[int, bool] = {}
@@ -107,7 +93,7 @@ class Ranks:
     @property
     def is_on(self) -> bool:
         """Whether decisions are made together."""
-        if self._group is None or self._is_alone or self._is_lost:
+        if self._group is None or self._is_alone or self.talk.is_lost:
             return False
         return world_of_all() is self._world
 
@@ -160,7 +146,7 @@ class Ranks:
         """The training is over: a process group that nobody holds on to can end before Python does."""
         self.leave()
         self._was_shared = self.has_others
-        self.close_talk()
+        self.talk.close()
         self._group = self._world = self._pair = None
         self.wrappers.clear()
 
@@ -190,7 +176,7 @@ class Ranks:
         if world is None or self._is_alone:
             return False
         if world is not self._world:
-            self.close_talk()
+            self.talk.close()
             self._world, self._group, self._pair = world, None, None
             self._shared.clear()
         known = self._shared.get(id(optimizer))
@@ -224,7 +210,7 @@ class Ranks:
     @property
     def is_lost(self) -> bool:
         """The other ranks did not answer after this failure; they go on training like this one."""
-        return self._is_lost and not self._is_alone
+        return self.talk.is_lost and not self._is_alone
 
     @property
     def has_parted(self) -> bool:
@@ -253,7 +239,7 @@ class Ranks:
             )
             self.leave()
             pair = torch.stack([flag.float(), torch.full_like(flag.float(), NOT_DUE)])
-        self._is_lost = False
+        self.talk.is_lost = False
         flag.copy_(pair[0])
         return pair
 
@@ -286,87 +272,25 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of the ranks."""
-        if not self.is_on:
-            return [value]
-        found = self._told("gather", value)
-        if any(kind != "gather" for kind, _ in found):
-            raise OthersBrokeOff
-        return [v for _, v in found]
-
-    def begin_replay(self) -> None:
-        """What is computed from here on talks over groups of ours."""
-        if self.is_on:
-            with self._losing():
-                self.copies.prepare(self._side().name, self._groups())
-
-    def _groups(self) -> list[Any]:
-        """All groups that the training is known to use, in the same order on every rank."""
-        params = [
-            p
-            for optimizer in self._optimizers()
-            for g in optimizer.param_groups
-            for p in g["params"]
-        ]
-        meshes = {id(m): m for p in params if (m := getattr(p, "device_mesh", None)) is not None}
-        found = [self._group, *(m.process_group for m in self.wrappers)]
-        found += [g for mesh in meshes.values() for g in mesh.get_all_groups()]
-        return list({g.group_name: g for g in found}.values())
-
-    def _optimizers(self) -> list[Optimizer]:
-        return [o for ref in self._shared_optimizers if (o := ref()) is not None]
-
-    def end_replay(self, is_broken: bool) -> bool:
-        """All ranks have computed their part of a replay, or some of them could not; whether it is so."""
-        if not self.is_on:
-            return is_broken
-        if is_broken:
-            self.copies.close()  # who waits for this rank's part is let go
-        found = self._told("end", is_broken)
-        while any(kind != "end" for kind, _ in found):
-            is_broken = True  # one that still agreed on something has learned it from this
-            found = self._told("end", True)
-        if is_broken or any(broken for _, broken in found):
-            self.copies.renew()
-            return True
-        return False
+        return self.talk.gather(self._group, value) if self.is_on else [value]
 
     def broadcast_from(self, rank: int, value: Any, more_seconds: float = 0.0) -> Any:
         """The value of that rank (counted over all processes), on all."""
         if not self.is_on:
             return value
-        root = dist.get_group_rank(self._group, rank)
-        with self._losing():
-            return self._side().broadcast(root, value, more_seconds)
+        return self.talk.broadcast(self._group, rank, value, more_seconds)
 
-    def _told(self, kind: str, value: Any) -> list[tuple[str, Any]]:
-        with self._losing():
-            return self._side().gather((kind, value))
+    def begin_replay(self) -> None:
+        """What is computed from here on talks over groups of ours."""
+        if self.is_on:
+            optimizers = [o for ref in self._shared_optimizers if (o := ref()) is not None]
+            self.talk.begin_replay(
+                self._group, groups_in_use(self._group, self.wrappers, optimizers)
+            )
 
-    def _side(self) -> SideGroup:
-        if self._talk is None:
-            self._talk = SideGroup(self._group, _next_name(self._group), self._seconds)
-        return self._talk
-
-    @contextlib.contextmanager
-    def _losing(self) -> Iterator[None]:
-        """Where the others do not answer, they are not asked about this failure any more."""
-        try:
-            yield
-        except SideGroupError as error:
-            self._is_lost = True
-            self.close_talk()
-            self._say_once(f"the ranks cannot look into this step together: {error}")
-            raise
-
-    def give_up(self) -> None:
-        """This rank cannot go on with an investigation: the others are let go at once."""
-        self._is_lost = True
-        self.close_talk()
-
-    def close_talk(self) -> None:
-        """What the ranks have talked over since the last failure is closed."""
-        self._talk = None
-        self.copies.close()
+    def end_replay(self, is_broken: bool) -> bool:
+        """Whether any rank could not compute its part of a replay."""
+        return self.talk.end_replay(self._group, is_broken) if self.is_on else is_broken
 
     def _say_once(self, text: str) -> None:
         if not self._has_said:
@@ -388,10 +312,14 @@ class Ranks:
     def agree_on_bad(
         self, failure: Failure | None, step: int, symptom: str = "gradient"
     ) -> Failure | None:
-        """The same for a step that is known to be bad; where nobody answers, it counts as bad all the same."""
+        """The same for a step that is known to be bad; where nobody answers, it counts as bad all the same:
+        every rank leaves it out."""
         try:
             return self.agree(failure)
-        except SideGroupError:
+        except Exception as error:
+            self.talk.give_up()
+            if not isinstance(error, SideGroupError):
+                self._say_once(f"the ranks could not talk: {type(error).__name__}: {error}")
             return failure or RankFailure(symptom, step, rank=self.first)
 
     def gather_failures(self, failure: Failure | None) -> list[RankFailure]:
@@ -411,30 +339,6 @@ class Ranks:
         return torch.device(able[0].type, torch.accelerator.current_device_index())
 
 
-def _next_name(group: Any) -> str:
-    name: str = group.group_name
-    _numbers[name] += 1
-    return f"{name}/{_numbers[name]}"
-
-
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return text[0].rpartition("] ")[2][:120] if text else type(error).__name__
-
-
-@contextlib.contextmanager
-def hushed(ranks: Ranks) -> Iterator[None]:
-    """Models in DistributedDataParallel called without a word to the other ranks."""
-    names = ("require_forward_param_sync", "require_backward_grad_sync")
-    # In a replay the collector shows nothing that is older.
-    found = {id(m): m for m in (*ranks.wrappers, *wrappers_there_are())}
-    kept = [(module, {n: getattr(module, n) for n in names}) for module in found.values()]
-    for module, _ in kept:
-        for name in names:
-            setattr(module, name, False)
-    try:
-        yield
-    finally:
-        for module, values in kept:
-            for name, value in values.items():
-                setattr(module, name, value)

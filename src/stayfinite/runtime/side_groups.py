@@ -104,7 +104,9 @@ class GroupCopies:
 
     def prepare(self, name: str, groups: Sequence[Any]) -> None:
         """Made before they are needed, where all ranks are still together. `name`: what all of them call it."""
-        self._name = name
+        if name != self._name:
+            self.close()
+            self._name, self._generation = name, 0
         for group in groups:
             self.of(group)
 
@@ -117,7 +119,10 @@ class GroupCopies:
 
     def _made(self, group: Any, name: str) -> Any:
         if dist.get_backend(group) == "gloo":
-            made = _by_hand(group, name, self._seconds)
+            try:
+                made = _by_hand(group, name, self._seconds)
+            except RuntimeError as error:
+                raise _lost(error, self._seconds) from None
             dist.distributed_c10d._register_process_group(made.group_name, made)
             return made
         return dist.new_group(
