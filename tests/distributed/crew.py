@@ -46,14 +46,14 @@ def _fork(rank: int, job: dict, folder: pathlib.Path) -> int:
 def _rank(rank: int, job: dict, folder: pathlib.Path) -> dict:
     import torch
     import torch.distributed as dist
-    from tests.distributed import training
 
+    home = importlib.import_module(f"tests.distributed.{job.get('module', 'training')}")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job["world"])
     try:
-        return getattr(training, job["scenario"])(rank, job)
+        return getattr(home, job["scenario"])(rank, job)
     finally:
         dist.destroy_process_group()
 
@@ -78,7 +78,7 @@ def _wait(pids: list[int], deadline: float) -> list[int]:
 
 _LONG = (
     "torch._dynamo", "torch.distributed.tensor", "stayfinite.guard", "stayfinite.runtime.script",
-    "tests.distributed.training",
+    "stayfinite.investigate.entry", "tests.distributed.training", "tests.distributed.saving",
 )  # fmt: skip
 
 

@@ -84,11 +84,24 @@ class SavePatches:
         if not agree(bool(findings)):
             with ungated():
                 result = write(path)
-            self.firewall.call(self.gate.note_good, name)
+            self._note_good(name, result)
             return result
         self.follow_renames()
         with ungated():
             return self.gate.refuse(name, findings, write)
+
+    def _note_good(self, name: str, result: Any) -> None:
+        """A checkpoint that is still being written in the background is good once it is there."""
+        future = getattr(result, "upload_completion", result)
+        if not hasattr(future, "add_done_callback"):
+            self.firewall.call(self.gate.note_good, name)
+            return
+
+        def done(finished: Any) -> None:
+            if not finished.cancelled() and finished.exception() is None:
+                self.firewall.call(self.gate.note_good, name)
+
+        future.add_done_callback(done)
 
 
 def _gate(subscribers: Subscribers) -> SavePatches | None:

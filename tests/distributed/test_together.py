@@ -1,0 +1,50 @@
+"""Models that are spread over the ranks: the same cause, line, experiments and proved diff as on one rank."""
+
+import pytest
+from tests.distributed import training
+from tests.distributed.test_agreement import check_fault, check_proved
+
+from stayfinite.records import Incident
+
+TOGETHER = "run by all ranks together"
+
+
+def test_tensor_parallel_is_experimented_with_by_all_ranks(crew):
+    """All of them have the same batch: rows are taken from it on each, or the shapes would not fit."""
+    incident, _ = check_fault(crew, 2, "tp", "step", "loss", "skip", faulty=0)
+    assert incident.location.op == "aten.log"
+    assert incident.diagnosis.cause == "domain_error"
+    check_proved(incident, TOGETHER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "world", "form"), [("2d", 4, "loop"), ("fsdp_half", 2, "step"), ("tp", 2, "loop")]
+)
+def test_meshes_and_mixed_precision(crew, kind, world, form):
+    run = crew("guarded", world=world, kind=kind, form=form, fault="gradient", faulty=0)
+    (incident,) = run.incidents
+    assert incident.location.op == "SqrtBackward0"
+    assert incident.event.rank == 0
+    check_proved(incident, TOGETHER)
+    assert run.state == crew("plain", world=world, kind=kind, without=[training.AT]).state
+
+
+def test_a_rank_that_breaks_off_ends_the_replay_for_all_and_the_training_goes_on(crew):
+    """Rank 1 is in a collective of the replay then, and is let go; the next replays are made."""
+    at = training.AT + 4
+    run = crew("disturbed", module="troubles", kind="fsdp", raises_at=at)
+    (incident,) = run.incidents
+    assert incident.location.op == "aten.log"
+    assert run.ranks[0]["calls"] > at
+    assert run.state == crew("plain", kind="fsdp", without=[training.AT]).state
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):
+    run = crew("disturbed", module="troubles", kind="fsdp", late_at=3, rank_seconds=1.0)
+    told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
+    assert [len(t) for t in told] == [1, 1]
+    assert "could not look into it together" in told[1][0].location.note
+    assert {t[0].action.kind for t in told} == {"skipped"}
+    assert "did not answer within 1 s" in run.errors[1]
+    assert run.state == crew("plain", kind="fsdp", without=[training.AT]).state

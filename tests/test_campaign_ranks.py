@@ -1,0 +1,12 @@
+"""The campaign of ranks that are killed, throw, stop or end early: a small one."""
+
+import pytest
+from tests.launch import ROOT, alone
+
+
+@pytest.mark.slow
+def test_nobody_hangs_and_nothing_corrupt_is_saved():
+    """In a process of its own, which has imported torch before it forks the ranks."""
+    done = alone(["-m", "tests.campaign_ranks", "--count", "6", "--seed", "3"], ROOT)
+    assert done.code == 0, done.out + done.err
+    assert "6 trainings" in done.out and "0 wrong" in done.out
