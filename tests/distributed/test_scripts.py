@@ -27,6 +27,26 @@ def run(args: list[str], folder: pathlib.Path) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+def test_a_restart_by_the_launcher_goes_on_in_the_same_run_and_says_from_what(tmp_path):
+    """Rank 1 dies behind step 5; what was saved until then is finite, though step 2 was not."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher += ["--max-restarts", "1", "--monitor-interval", "0.1"]
+    script = str(SCRIPT.with_name("elastic.py"))
+    done = run([*launcher, "-m", "stayfinite", "run", script], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == [
+        f"rank {r} began at 6 in attempt 1" for r in range(2)
+    ]
+    told = "(attempt 2) after it failed; the last good checkpoint that it wrote is checkpoint.pt, after 5"
+    assert told in done.stderr
+    (home,) = tmp_path.glob("stayfinite-runs/*")
+    first = [
+        json.loads((home / n).open().readline()) for n in ("journal-0001.jsonl", "journal.jsonl")
+    ]
+    assert [f["session"] for f in first] == [1, 2]
+    assert first[1]["attempt"] == "1"
+
+
 def torchrun(*args: str) -> list[str]:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -44,7 +44,6 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):
     run = crew("disturbed", module="troubles", kind="fsdp", late_at=3, rank_seconds=1.0)
     told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
     assert [len(t) for t in told] == [1, 1]
-    assert "could not look into it together" in told[1][0].location.note
     assert {t[0].action.kind for t in told} == {"skipped"}
-    assert "did not answer within 1 s" in run.errors[1]
+    assert "did not answer within 1 s" in told[1][0].location.note
     assert run.state == crew("plain", kind="fsdp", without=[training.AT]).state

@@ -24,7 +24,7 @@ from .random_numbers import failed_on_these, note_draw
 from .replay import drive
 from .time_travel import go_back
 from .vehicle_choice import choose_vehicle, trial_vehicle
-from .vehicles import Vehicle
+from .vehicles import NoVehicle, Vehicle
 
 __all__ = ["investigate"]
 
@@ -38,7 +38,13 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     known = engine.known.find(signature) if is_countable else None
     if known is not None and not failed_on_these(engine, window):
         return _again(engine, window, failure, known)
-    vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
+    ranks = engine.ranks
+    if ranks.is_lost and not ranks.can_be_apart:
+        vehicle: Vehicle = NoVehicle(
+            engine
+        )  # of a model that is spread over the ranks, this one has a part
+    else:
+        vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
     about = Investigation(engine, window, failure, vehicle)
     frame = sys._getframe(1)
     about.trial_vehicle = lambda: trial_vehicle(engine, window, frame)

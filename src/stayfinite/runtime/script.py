@@ -33,6 +33,7 @@ from ..records import Incident
 from ..recover.ledger import LEDGER_NAME, Ledger
 from ..recover.plan import StagedPlan
 from ..recover.policy import Policy
+from ..report.journal import JOURNAL_NAME
 from ..report.sinks import make_sink
 from ..report.store import RunFolder
 from ..report.terminal import say_incident, say_summary
@@ -43,6 +44,7 @@ from .incidents import environment
 from .journal import RunJournal
 from .plan_follow import follow_plan
 from .rank_groups import launched_at, launched_rank
+from .restarts import attempt, resumes_after
 from .script_driver import ScriptDriver
 from .spawned import watch_spawned
 from .state import TrainState
@@ -153,6 +155,9 @@ class ScriptRun:
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
             about = {"script": name, **environment()}
+            if attempt():
+                about["attempt"] = str(attempt())
+                _say_attempt(folder)
             engine.journal = RunJournal(folder, engine.state, about, sinks)
 
     def _listen(self) -> None:
@@ -262,6 +267,15 @@ class ScriptRun:
             self.driver.firewall.call(self.driver.finish)
         except StayfiniteError as e:
             print(f"stayfinite: {e}", file=sys.stderr)
+
+
+def _say_attempt(folder: Path) -> None:
+    before = resumes_after(folder / JOURNAL_NAME)
+    print(
+        f"stayfinite: the launcher has started this training again (attempt {attempt() + 1}) after it failed; "
+        f"{before}",
+        file=sys.stderr,
+    )
 
 
 def _exit_code(e: SystemExit) -> int:
