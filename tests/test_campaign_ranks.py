@@ -10,3 +10,11 @@ def test_nobody_hangs_and_nothing_corrupt_is_saved():
     done = alone(["-m", "tests.campaign_ranks", "--count", "6", "--seed", "3"], ROOT)
     assert done.code == 0, done.out + done.err
     assert "6 trainings" in done.out and "0 wrong" in done.out
+
+
+@pytest.mark.slow
+def test_faults_are_on_several_ranks_what_they_are_on_one():
+    args = ["--world", "2", "--kinds", "accumulation", "--faults", "gradient", "--policies", "skip"]
+    done = alone(["-m", "tests.distributed.table", *args], ROOT)
+    assert done.code == 0, done.out + done.err
+    assert "1 trainings on 2 ranks, 0 wrong" in done.out

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime.rank_talk import OthersBrokeOff
@@ -20,6 +19,7 @@ from ..runtime.side_groups import GroupCopies
 __all__ = ["Detour"]
 
 _TALK = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+_c10d: Any = dist.distributed_c10d if dist.is_available() else None
 _PLAIN = Tensor.__torch_dispatch__
 
 
@@ -48,7 +48,7 @@ class Detour(TorchDispatchMode):
 
     def _led(self, name: str, value: Any) -> Any:
         if name == "group_name" and isinstance(value, str):
-            return self._copies.of(_resolve_process_group(value)).group_name
+            return self._copies.of(_c10d._resolve_process_group(value)).group_name
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
-            return self._copies.of(ProcessGroup.unbox(value)).boxed()
+            return self._copies.of(_c10d.ProcessGroup.unbox(value)).boxed()
         return value

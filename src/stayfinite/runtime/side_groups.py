@@ -20,6 +20,7 @@ __all__ = ["GroupCopies", "SideGroup", "SideGroupError"]
 
 
 _PREFIX = "stayfinite/"
+_c10d: Any = dist.distributed_c10d if dist.is_available() else None
 
 
 class SideGroupError(Exception):
@@ -28,14 +29,14 @@ class SideGroupError(Exception):
 
 def _by_hand(group: Any, name: str, seconds: float) -> Any:
     """A group of the same processes over gloo, which nobody but us knows."""
-    store = dist.PrefixStore(f"{_PREFIX}{name}", dist.distributed_c10d._get_default_store())
+    store = _c10d.PrefixStore(f"{_PREFIX}{name}", _c10d._get_default_store())
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     made: Any = dist.ProcessGroup(store, rank, size)
-    options = dist.ProcessGroupGloo._Options()
+    options = _c10d.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=seconds)
-    options._devices = [dist.ProcessGroupGloo.create_default_device()]
+    options._devices = [_c10d.ProcessGroupGloo.create_default_device()]
     options._threads = 2
-    gloo = dist.ProcessGroupGloo(store, rank, size, options)
+    gloo = _c10d.ProcessGroupGloo(store, rank, size, options)
     kind = dist.ProcessGroup.BackendType.GLOO
     made._register_backend(torch.device("cpu"), kind, gloo)
     made._set_default_backend(kind)
@@ -123,7 +124,7 @@ class GroupCopies:
                 made = _by_hand(group, name, self._seconds)
             except RuntimeError as error:
                 raise _lost(error, self._seconds) from None
-            dist.distributed_c10d._register_process_group(made.group_name, made)
+            _c10d._register_process_group(made.group_name, made)
             return made
         return dist.new_group(
             dist.get_process_group_ranks(group), timeout=timedelta(seconds=self._seconds),
@@ -140,7 +141,7 @@ class GroupCopies:
         copies, self._copies = self._copies, {}
         for copy in copies.values():
             if copy.group_name.startswith(_PREFIX):
-                dist.distributed_c10d._unregister_process_group(copy.group_name)
+                _c10d._unregister_process_group(copy.group_name)
             else:
                 copy.abort()
 
