@@ -1,6 +1,9 @@
 """What does agreement between ranks cost while nothing is wrong? Two gloo processes, interleaved.
 
     python -m benchmarks.ranks [--world N] [--rounds N] [--steps N]
+    python -m benchmarks.ranks --count [--world N]      collectives and bytes of a healthy step, exactly
+
+`benchmarks.ranks_simulated` says what it would be on more ranks than a machine has.
 
 Three loops over the same DDP or FSDP2 model alternate in every round: nobody watches (plain), each
 rank watches by itself (alone: not safe, shown for its cost only), and the ranks agree (together).
@@ -105,6 +108,43 @@ def measure(kind: str, width: int, rows: int, rounds: int, steps: int) -> dict[s
     return times
 
 
+def count(kind: str, steps: int) -> dict[str, tuple[float, float]]:
+    """Collectives of a step by the group's own number, and the bytes of those that are all-reduces by name (DDP
+    and FSDP2 reduce their gradients in another way); behind the first step, in which the ranks meet."""
+    batches = [torch.randn(8, 64) for _ in range(steps)]
+    all_reduce, num_bytes, found = dist.all_reduce, 0, {}
+
+    def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal num_bytes
+        num_bytes += tensor.numel() * tensor.element_size()
+        return all_reduce(tensor, *args, **kwargs)
+
+    dist.all_reduce = counted
+    for name in ("plain", "together"):
+        model = make(kind, 64)
+        go = plain(model, batches) if name == "plain" else guarded(model, batches, is_alone=False)
+        go()
+        before, num_bytes = dist.group.WORLD._get_sequence_number_for_group(), 0
+        go()
+        number = dist.group.WORLD._get_sequence_number_for_group() - before
+        found[name] = (number / steps, num_bytes / steps)
+    dist.all_reduce = all_reduce
+    return found
+
+
+def count_main(rank: int, world: int, store: str, options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    for kind in ("DDP", "FSDP2"):
+        found = count(kind, options["steps"])
+        if rank == 0:
+            more = [b - a for a, b in zip(found["plain"], found["together"])]
+            print(
+                f"{kind:6} plain: {found['plain'][0]:g} collectives a step; watched: {more[0]:+g}, {more[1]:+g} bytes"
+            )
+    dist.destroy_process_group()
+
+
 def rank_main(rank: int, world: int, store: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
@@ -128,11 +168,13 @@ def main() -> None:
     parser.add_argument("--world", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--count", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options.world, os.path.join(folder, "store"), vars(options))
-        mp.spawn(rank_main, args=arguments, nprocs=options.world)
+        main_of_rank = count_main if options.count else rank_main
+        mp.spawn(main_of_rank, args=arguments, nprocs=options.world)
 
 
 if __name__ == "__main__":
