@@ -20,6 +20,7 @@ BASE = {
     "devices",
     "putting_back",
     "parsing",
+    "saying",
 }
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
@@ -32,11 +33,12 @@ ALLOWED = {
     "private": set(),
     "putting_back": set(),
     "parsing": set(),
+    "saying": set(),
     "devices": set(),
     "numerics": {"records", "errors", "devices"},
     **dict.fromkeys(STAGES - {"report"}, BASE),
     "report": BASE - {"numerics", "devices"},
-    "patches": {"errors", "putting_back"},
+    "patches": {"errors", "putting_back", "saying"},
     "sandbox": {"patches", "putting_back"},
     "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from .runtime.plan_run import PlanRun
 from .runtime.state import TrainState
 from .runtime.step_driver import Outcome, StepDriver
 from .runtime.step_parts import LossFn
+from .saying import say
 
 __all__ = ["Guard", "Outcome"]
 
@@ -292,7 +292,7 @@ class _Open:
         except StayfiniteError as e:
             if not is_quiet:
                 raise
-            print(f"stayfinite: {e}", file=sys.stderr)
+            say(f"stayfinite: {e}")
         finally:
             end.once(put_back, *self._closings())
 

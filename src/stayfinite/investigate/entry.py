@@ -68,7 +68,11 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         replace(event, value=failure.value),
         location=old.location,
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=()),
-        action=replace(old.action, kind=done_of(window), detail=not_applied(engine, window)),
+        action=replace(
+            old.action,
+            kind=done_of(window),
+            detail=not_applied(engine, window, known.keeps_random_state),
+        ),
     )
     incident = replace(incident, same_as=old.id)
     if window.batches[0].loss_fn is None:
