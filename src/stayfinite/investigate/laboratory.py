@@ -42,12 +42,12 @@ def _by_all(
 ) -> Callable[Concatenate[Laboratory, _P], None]:
     """Where all ranks experiment together, the others do the same before their next replay."""
 
-    @functools.wraps(method)
-    def call(self: Laboratory, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def call(self: Laboratory, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         if self.about.conductor is not None:
             self.about.conductor.note(method.__name__, *args)
         method(self, *args, **kwargs)
 
+    functools.update_wrapper(call, method)
     return call
 
 

@@ -95,9 +95,9 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, contextlib._GeneratorContextManager):
-            made_by: Any = value.func  # type: ignore[attr-defined]
+            made_by: Any = value.func
             place = (made_by.__module__, made_by.__qualname__)
-            return _entered, (*place, value.args, value.kwds)  # type: ignore[attr-defined]
+            return _entered, (*place, value.args, value.kwds)
         if isinstance(value, SettingChange):
             return SettingChange.as_told, (value.apply,)
         return NotImplemented
