@@ -6,8 +6,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group("gloo")
-rank, attempt = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+# Over the launcher's own store gloo finds, now and then, the addresses of the attempt before.
+store = f"file://{os.path.abspath(f'store{attempt}')}"
+dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
