@@ -41,7 +41,8 @@ def test_a_restart_by_the_launcher_goes_on_in_the_same_run_and_says_from_what(tm
     assert told in done.stderr
     (home,) = tmp_path.glob("stayfinite-runs/*")
     first = [
-        json.loads((home / n).open().readline()) for n in ("journal-0001.jsonl", "journal.jsonl")
+        json.loads((home / n).read_text().splitlines()[0])
+        for n in ("journal-0001.jsonl", "journal.jsonl")
     ]
     assert [f["session"] for f in first] == [1, 2]
     assert first[1]["attempt"] == "1"
