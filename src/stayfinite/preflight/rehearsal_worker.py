@@ -1,0 +1,154 @@
+"""The process that runs a whole training in short: `python -m stayfinite.preflight.rehearsal_worker FOLDER`.
+
+Every epoch has a few batches, and `len(loader)` says so: schedules, temperatures and stages that follow the
+epochs go their whole way in a few steps. What breaks is investigated as `stayfinite run` does it; files
+are held back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ..config import Settings
+from ..investigate.entry import investigate
+from ..patches.manager import Subscribers, Target, subscribe
+from ..records import Incident, to_plain
+from ..recover.policy import Policy
+from ..runtime.script import ScriptRun
+from ..sandbox import redirect_for_good
+
+__all__ = ["NEWS", "RESULT", "main"]
+
+RESULT = "rehearsal.json"
+NEWS = "rehearsal-news"
+_NEWS_S = 0.5
+_MOST_INCIDENTS = 3
+_MOST_SKIPS = 12
+_KINDS = ("nonfinite", "scale_collapse")
+_DIAGNOSE_S = 2.0
+"""The rules name the cause; a proof is what `stayfinite run` and `fix` are there for."""
+
+
+class Rehearsal(ScriptRun):
+    """`stayfinite run` that is over when enough is known."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._job = job
+        self._num_steps = self._num_bad = 0
+        self._rates: list[float] = []
+        self._known: dict[tuple[Any, ...], Incident] = {}
+        self._end_at: float | None = None
+        self._news_at = 0.0
+        super().__init__(
+            # Nothing that the script writes is kept, so a replay may do anything.
+            settings=Settings(diagnose_seconds=_DIAGNOSE_S, replay="full"),
+            policy=Policy.parse("skip", on_spike="ignore"),
+            run_dir=Path(job["folder"]) / "rehearsal",
+            investigate=investigate,
+            resume_check=False,
+        )
+
+    def _set_up(self, folder: Path | None, name: str) -> None:
+        super()._set_up(folder, name)
+        assert self.folder is not None
+        self.folder._say = lambda incident: None
+        journal = self.engine.journal
+        if journal is not None:
+            for method in ("step", "skipped"):
+                setattr(journal, method, self._counted(getattr(journal, method)))
+
+    def _counted(self, original: Any) -> Any:
+        def note(row: Any, *args: Any) -> None:
+            original(row, *args)
+            self._note_step()
+
+        return note
+
+    def _note_step(self) -> None:
+        self._num_steps += 1
+        self._rates.append(max((abs(r) for r in self.engine.state.lrs()), default=0.0))
+        now = time.process_time()
+        if now > self._news_at + _NEWS_S:
+            self._news_at = now
+            Path(self._job["folder"], NEWS).touch()
+        if self._end_at is None:
+            self._end_at = now + self._job["seconds"]
+        elif now > self._end_at:
+            self.finish("time")
+
+    def _save(self, incident: Incident) -> Incident:
+        saved = super()._save(incident)
+        if saved.event.kind in _KINDS:
+            where = saved.location
+            self._known.setdefault((where.file, where.line), saved)
+            self._num_bad += 1
+            if len(self._known) >= _MOST_INCIDENTS or self._num_bad >= _MOST_SKIPS:
+                self.finish("broken")
+        return saved
+
+    def finish(self, how: str, error: str = "") -> None:
+        """Leave what was seen, and end at once: nothing more of the script is to run."""
+        content = {
+            "how": how,
+            "error": error,
+            "num_steps": self._num_steps,
+            "rate": max(self._rates, default=0.0),
+            "incidents": to_plain(list(self._known.values())),
+        }
+        draft = Path(self._job["folder"], f".{RESULT}")
+        draft.write_text(json.dumps(content), encoding="utf-8")
+        os.replace(draft, Path(self._job["folder"], RESULT))
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def shorten_epochs(most: int) -> None:
+    """Every loader ends after so many batches, for as long as this process lives."""
+    reason = "an epoch of the rehearsal is short"
+    subscribe(Target(_BaseDataLoaderIter, "__next__", reason, "check"), _next, most)
+    subscribe(Target(DataLoader, "__len__", reason, "check"), _len, most)
+
+
+def _next(original: Any, subscribers: Subscribers) -> Any:
+    def __next__(iterator: Any) -> Any:
+        if any(iterator._num_yielded >= most for most in subscribers):
+            raise StopIteration
+        return original(iterator)
+
+    return __next__
+
+
+def _len(original: Any, subscribers: Subscribers) -> Any:
+    def __len__(loader: Any) -> int:
+        return min(int(original(loader)), *subscribers)
+
+    return __len__
+
+
+def main(folder: Path) -> None:
+    """Run the job in `folder` and leave what was seen there."""
+    job: dict[str, Any] = json.loads((folder / "rehearsal-job.json").read_text(encoding="utf-8"))
+    redirect_for_good(str(folder))
+    shorten_epochs(job["most_batches"])
+    torch.manual_seed(job["seed"])
+    random.seed(job["seed"])
+    run = Rehearsal(job)
+    start = run.run_module if job["is_module"] else run.run_file
+    code = start(job["name"], list(job["args"]))
+    run.finish("end" if code == 0 else "raised")
+
+
+if __name__ == "__main__":
+    from stayfinite.preflight import rehearsal_worker
+
+    rehearsal_worker.main(Path(sys.argv[1]))
