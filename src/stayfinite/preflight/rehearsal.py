@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import Incident, from_plain
+from ..report.text import headline
 from .records import Finding, failed, passed, skipped, warned
 from .rehearsal_worker import NEWS, RESULT
 
@@ -100,15 +101,13 @@ def _finding(incident: Incident, seen: dict[str, Any], saved: str) -> Finding:
     where, cause = incident.location, incident.diagnosis.cause
     is_certain = where.op is not None and bool(cause) and cause not in _RATE_CAUSES
     is_certain = is_certain and incident.event.kind == "nonfinite"
-    inside = f" in {where.module}" if where.module else ""
-    born = f", born in {where.op}{inside}" if where.op else ""
     source = f": {where.source.strip()}" if where.source else ""
     fix = next((f for f in incident.diagnosis.fixes if f.status != "refuted"), None)
     report = failed if is_certain else warned
     return report(
         "stability",
         CHECK,
-        f"step {incident.event.step} of the training in short: {incident.event.message}{born}{source}",
+        f"in short it breaks: {headline(incident).partition(';')[0]}{source}",
         fix.title if fix is not None else "make this line safe before the long run",
         subject=f"{Path(where.file).name}:{where.line}" if where.file and where.line else "",
         why=f"seen: its own loop on a copy, epochs of at most {MOST_BATCHES} batches, rates up to "

@@ -88,7 +88,7 @@ class Rehearsal(ScriptRun):
 
     def _save(self, incident: Incident) -> Incident:
         saved = super()._save(incident)
-        if saved.event.kind in _KINDS:
+        if saved.event.kind in _KINDS and saved.event.phase != "checkpoint":
             where = saved.location
             self._known.setdefault((where.file, where.line), saved)
             self._num_bad += 1
