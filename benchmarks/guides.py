@@ -55,7 +55,7 @@ def said(folder: Path, *command: str) -> str:
 
 def plain(case: Case, seed: list[str], folder: Path) -> Row:
     """As it is."""
-    text = said(folder, "train.py", *case.args, *seed)
+    text = said(folder, "train.py", *seed)
     bad = [n for n, line in enumerate(text.splitlines()) if re.search(r"\b(nan|inf)\b", line)]
     return {"is_broken": bool(bad), "figure": figure(METRICS[case.name], text)}
 
@@ -103,7 +103,7 @@ def repaired(case: Case, seed: list[str], folder: Path) -> Row:
 def by_fix(case: Case, seed: list[str], folder: Path, wanted: float) -> Row:
     """What `stayfinite run` says of it, and what `stayfinite fix --apply` makes of it."""
     figures = []
-    for last in fixed_by_diff(case, folder, ROUNDS, seed):
+    for last in fixed_by_diff(folder, ROUNDS, seed):
         figures.append(figure(METRICS[case.name], last))
         if figures[-1] >= wanted:
             break

@@ -39,7 +39,7 @@ def check(folder: pathlib.Path, rounds: int) -> bool:
     with tempfile.TemporaryDirectory() as home:
         place = pathlib.Path(home) / folder.name
         shutil.copytree(folder, place)
-        for number, last in enumerate(fixed_by_diff(case, place, rounds), start=1):
+        for number, last in enumerate(fixed_by_diff(place, rounds), start=1):
             print(f"   round {number}: {last}", flush=True)
             if re.search(case.metric, last) and "nan" not in last.lower():
                 print(f"   fixed twin: {_twin(case, home)}", flush=True)
@@ -47,15 +47,13 @@ def check(folder: pathlib.Path, rounds: int) -> bool:
     return False
 
 
-def fixed_by_diff(
-    case: Case, place: pathlib.Path, rounds: int, extra: Sequence[str] = ()
-) -> Iterator[str]:
+def fixed_by_diff(place: pathlib.Path, rounds: int, extra: Sequence[str] = ()) -> Iterator[str]:
     """The last line of the training by itself, each time the proved diff of a run is written to `place`.
 
     Every round begins in a folder without what the one before has left.
     """
     for number in range(1, rounds + 1):
-        if not _fixed(place, [*case.args, *extra], number):
+        if not _fixed(place, extra, number):
             return
         yield _last_line(place, ["train.py", *extra])
         for name in ("results", "checkpoints"):

@@ -1,9 +1,12 @@
 """Scripts that nobody changed, under `stayfinite run`: plans, parts, weights that nobody trains."""
 
 import json
+import re
 
 import pytest
 from tests.launch import Nursery
+
+from stayfinite.config import PARTS
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +75,19 @@ def test_a_script_follows_a_plan_from_a_file(run, tmp_path, acc):
     else:
         assert done.code == 1 and "Traceback" not in done.err
         assert "stage 'validate' of the plan has failed after 5 steps: val acc is 0.2" in done.err
+
+
+def test_reading_what_is_printed_has_a_switch_that_run_accepts(run, tmp_path):
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    shown = run(PRINTS.replace("{ACC}", "0.9"), "--plan", "plan.yaml", "--show-patches").err
+    rows = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines() if line[:2] == "  "]
+    switches = {name for row in rows for name in row[1].split(", ")}
+    assert "plan" in switches and switches <= set(PARTS), switches
+    done = run(PRINTS.replace("{ACC}", "0.9"), "--plan", "plan.yaml", "--without", "plan")
+    said = " ".join(done.err.replace("│", " ").split())
+    assert (
+        done.code == 2 and "the plan asks for val acc, which is read from what the script" in said
+    )
 
 
 HEADS = """
