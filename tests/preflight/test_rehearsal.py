@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from stayfinite.preflight.records import failed
-from stayfinite.preflight.rehearsal import rehearse
+from stayfinite.preflight.records import failed, passed, warned
+from stayfinite.preflight.rehearsal import by_measurement, rehearse
 
 SCRIPT = """
 import torch
@@ -85,6 +85,17 @@ def test_its_healthy_twin_goes_to_its_end_with_a_shortened_schedule(rehearsed, t
     assert (found.status, said.split()) == ("pass", ["32", "8"])
     assert found.value.startswith("the whole training in short, 32 steps")
     assert not (tmp_path / "last.pt").exists()  # its files are held back
+
+
+def test_a_rate_that_is_only_unusual_is_judged_by_what_was_measured():
+    rate = warned("config", "config/lr", "0.1 (expected at most 0.01)", "start at 1e-3 or below")
+    for data, status in (
+        ({"is_whole": True, "is_falling": True}, "pass"),
+        ({"is_whole": True, "is_falling": False}, "warn"),
+        ({"is_whole": False, "is_falling": True}, "warn"),
+    ):
+        ran = passed("stability", "stability/rehearsal", "finite", data=data)
+        assert [f.status for f in by_measurement([rate, ran])] == [status, "pass"]
 
 
 def test_it_is_left_out_where_the_first_steps_break(rehearsed):

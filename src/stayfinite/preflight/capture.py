@@ -25,7 +25,7 @@ from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
 from .capture_worker import PREDICTED, read_groups
 from .probes import Seen
 from .records import GROUPS, CheckReport, SkippedGroup
-from .rehearsal import rehearse
+from .rehearsal import by_measurement, rehearse
 from .runner_groups import MEND, NO_INPUT, Book, report_of, selected
 from .target import ScriptTarget
 
@@ -218,7 +218,8 @@ class _Session:
         if self.progress is not None:
             self.progress("stability", "the whole training in short")
         start = time.perf_counter()
-        book.findings += rehearse(self.job, self.folder, book.findings, self._launch, _kill)
+        found = rehearse(self.job, self.folder, book.findings, self._launch, _kill)
+        book.findings = by_measurement([*book.findings, *found])
         book.seconds["stability"] += round(time.perf_counter() - start, 3)
 
     def _environment(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..patches.manager import Subscribers, Target, subscribe
-from ..records import from_plain, to_plain
+from ..plain import from_plain, to_plain
 from ..recover.policy import Policy
 from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..sandbox import redirect_for_good

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..records import Incident, from_plain
+from ..plain import from_plain
+from ..records import Incident
 from ..report.text import headline
 from .records import Finding, failed, passed, skipped, warned
 from .rehearsal_worker import NEWS, RESULT
 
-__all__ = ["rehearse"]
+__all__ = ["by_measurement", "rehearse"]
 
 CHECK = "stability/rehearsal"
 MOST_BATCHES = 8
@@ -91,10 +93,23 @@ def _findings(
         return [skipped("stability", CHECK, f"after {steps} the shortened training raised")]
     if not seen["num_steps"]:
         return [skipped("stability", CHECK, "the shortened training took no step")]
-    whole = (
-        "the whole training in short, " if seen["how"] == "end" else "as much as fits its time: "
-    )
-    return [passed("stability", CHECK, f"{whole}{steps}: finite")]
+    is_whole = seen["how"] == "end"
+    data = {"is_whole": is_whole, "is_falling": seen["is_falling"], "rate": seen["rate"]}
+    whole = "the whole training in short, " if is_whole else "as much as fits its time: "
+    return [passed("stability", CHECK, f"{whole}{steps}: finite", data=data)]
+
+
+def by_measurement(found: Sequence[Finding]) -> list[Finding]:
+    """A rate that is only unusual is none to warn of where the whole training in short learns with it."""
+    told = next((f for f in found if f.check == CHECK and f.status == "pass"), None)
+    if told is None or not (told.data.get("is_whole") and told.data.get("is_falling")):
+        return list(found)
+    return [_measured(f) if f.check == "config/lr" and f.status == "warn" else f for f in found]
+
+
+def _measured(warning: Finding) -> Finding:
+    text = f"{warning.value}: unusual, but the whole training in short learns with it"
+    return replace(warning, status="pass", value=text, action="")
 
 
 def _finding(incident: Incident, seen: dict[str, Any], saved: str) -> Finding:

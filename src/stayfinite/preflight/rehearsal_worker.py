@@ -8,11 +8,14 @@ are held back.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -22,7 +25,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ..config import Settings
 from ..investigate.entry import investigate
 from ..patches.manager import Subscribers, Target, subscribe
-from ..records import Incident, to_plain
+from ..plain import to_plain
+from ..records import Incident
 from ..recover.policy import Policy
 from ..runtime.script import ScriptRun
 from ..sandbox import redirect_for_good
@@ -46,6 +50,7 @@ class Rehearsal(ScriptRun):
         self._job = job
         self._num_steps = self._num_bad = 0
         self._rates: list[float] = []
+        self._losses: list[float] = []
         self._known: dict[tuple[Any, ...], Incident] = {}
         self._end_at: float | None = None
         self._news_at = 0.0
@@ -70,12 +75,14 @@ class Rehearsal(ScriptRun):
     def _counted(self, original: Any) -> Any:
         def note(row: Any, *args: Any) -> None:
             original(row, *args)
-            self._note_step()
+            self._note_step(row[2])
 
         return note
 
-    def _note_step(self) -> None:
+    def _note_step(self, loss: float | None) -> None:
         self._num_steps += 1
+        if loss is not None:
+            self._losses.append(float(loss))
         self._rates.append(max((abs(r) for r in self.engine.state.lrs()), default=0.0))
         now = time.process_time()
         if now > self._news_at + _NEWS_S:
@@ -103,6 +110,7 @@ class Rehearsal(ScriptRun):
             "error": error,
             "num_steps": self._num_steps,
             "rate": max(self._rates, default=0.0),
+            "is_falling": _is_falling(self._losses),
             "incidents": to_plain(list(self._known.values())),
         }
         draft = Path(self._job["folder"], f".{RESULT}")
@@ -110,6 +118,17 @@ class Rehearsal(ScriptRun):
         os.replace(draft, Path(self._job["folder"], RESULT))
         sys.stdout.flush()
         os._exit(0)
+
+
+def _is_falling(losses: Sequence[float]) -> bool:
+    """Whether the last losses are below the first ones.
+
+    >>> _is_falling([3.0, 2.9, 2.5, 1.0, 0.9, 1.1]), _is_falling([1.0, 1.0, 2.0])
+    (True, False)
+    """
+    few = max(1, len(losses) // 5)
+    finite = [x for x in losses if math.isfinite(x)]
+    return len(finite) > 1 and median(finite[-few:]) < median(finite[:few])
 
 
 def shorten_epochs(most: int) -> None:

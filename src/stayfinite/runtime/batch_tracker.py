@@ -171,6 +171,15 @@ class BatchTracker:
             if not last.items and len(window.batches) == 1 and not window.is_loaderless:
                 self.window = None
 
+    def drops_batch(self, loader: Any, indices: Any) -> bool:
+        """Whether a rollback leaves this batch out, which is the loader's next; it counts then."""
+        left_out = self._engine.recovery.left_out
+        is_first = next(iter(left_out.drops)) == id(loader)
+        if not left_out.drops_batch(self.num_batches, indices, loader, is_first):
+            return False
+        self.num_batches += is_first
+        return True
+
     def drop_other(self) -> None:
         """What other loaders gave in between was not trained on."""
         self._other = None
