@@ -136,9 +136,8 @@ def _functions(cls: type) -> list[ast.FunctionDef]:
         tree = parsed(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):
         return []
-    (top,) = tree.body[:1] or [None]
-    body = top.body if isinstance(top, ast.ClassDef) else []
-    return [f for f in body if isinstance(f, ast.FunctionDef)]
+    bodies = [top.body for top in tree.body[:1] if isinstance(top, ast.ClassDef)]
+    return [f for body in bodies for f in body if isinstance(f, ast.FunctionDef)]
 
 
 def _assigned(function: ast.FunctionDef) -> list[tuple[str, Any]]:
