@@ -1,6 +1,7 @@
 """The process that runs a whole training in short: `python -m stayfinite.preflight.rehearsal_worker FOLDER`.
 
-Every epoch has a few batches, and `len(loader)` says so: schedules, temperatures and stages that follow the
+Unlike the probes it comes to what a script does when it has trained, so from the first step on it may reach nobody: connections and
+other programs are refused. Every epoch has a few batches, and `len(loader)` says so: schedules, temperatures and stages that follow the
 epochs go their whole way in a few steps. What breaks is investigated as `stayfinite run` does it; files
 are held back.
 """
@@ -13,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +30,7 @@ from ..plain import to_plain
 from ..records import Incident
 from ..recover.policy import Policy
 from ..runtime.script import ScriptRun
-from ..sandbox import redirect_for_good
+from ..sandbox import Refused, redirect_for_good
 
 __all__ = ["NEWS", "RESULT", "main"]
 
@@ -48,7 +49,7 @@ class Rehearsal(ScriptRun):
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._job = job
-        self._num_steps = self._num_bad = 0
+        self.num_steps = self._num_bad = 0
         self._rates: list[float] = []
         self._losses: list[float] = []
         self._known: dict[tuple[Any, ...], Incident] = {}
@@ -80,7 +81,7 @@ class Rehearsal(ScriptRun):
         return note
 
     def _note_step(self, loss: float | None) -> None:
-        self._num_steps += 1
+        self.num_steps += 1
         if loss is not None:
             self._losses.append(float(loss))
         self._rates.append(max((abs(r) for r in self.engine.state.lrs()), default=0.0))
@@ -108,7 +109,7 @@ class Rehearsal(ScriptRun):
         content = {
             "how": how,
             "error": error,
-            "num_steps": self._num_steps,
+            "num_steps": self.num_steps,
             "rate": max(self._rates, default=0.0),
             "is_falling": _is_falling(self._losses),
             "incidents": to_plain(list(self._known.values())),
@@ -118,6 +119,21 @@ class Rehearsal(ScriptRun):
         os.replace(draft, Path(self._job["folder"], RESULT))
         sys.stdout.flush()
         os._exit(0)
+
+
+_PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn")
+_REFUSED = "refused in a rehearsal: "
+
+
+def refuse_outside(is_on: Callable[[], bool]) -> None:
+    """From when `is_on` says so, for as long as this process lives: no connection, no other program."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        is_network = event == "socket.connect" and isinstance(args[1], tuple)
+        if (is_network or event in _PROGRAMS) and is_on():
+            raise Refused(_REFUSED + ("a connection" if is_network else "another program"))
+
+    sys.addaudithook(hook)
 
 
 def _is_falling(losses: Sequence[float]) -> bool:
@@ -149,7 +165,8 @@ def _next(original: Any, subscribers: Subscribers) -> Any:
 
 def _len(original: Any, subscribers: Subscribers) -> Any:
     def __len__(loader: Any) -> int:
-        return min(int(original(loader)), *subscribers)
+        number: int = min(original(loader), *subscribers)
+        return number
 
     return __len__
 
@@ -161,7 +178,9 @@ def main(folder: Path) -> None:
     shorten_epochs(job["most_batches"])
     torch.manual_seed(job["seed"])
     random.seed(job["seed"])
+    torch.compiler.set_stance("force_eager")
     run = Rehearsal(job)
+    refuse_outside(lambda: run.num_steps > 0)
     start = run.run_module if job["is_module"] else run.run_file
     code = start(job["name"], list(job["args"]))
     run.finish("end" if code == 0 else "raised")
