@@ -35,7 +35,7 @@ from .runner_build import error_place
 from .runner_casts import noting_autocast
 from .runner_groups import Book, conduct, drive, load_groups, runs_finding, without_steps
 
-__all__ = ["PREDICTED", "FolderLedger", "Job", "main", "read_groups"]
+__all__ = ["PREDICTED", "FolderLedger", "Job", "end_with_the_parent", "main", "read_groups"]
 
 Job = dict[str, Any]
 PREDICTED = "predicted"
@@ -106,7 +106,7 @@ def _write(path: Path, content: bytes) -> None:
 def main(folder: Path) -> None:
     """Run the job in `folder` and leave an outcome there."""
     job: Job = json.loads((folder / "job.json").read_text())
-    _end_with_the_parent(folder)
+    end_with_the_parent(folder)
     ledger = FolderLedger(folder)
     ledger.say("", "starting the script")
 
@@ -197,7 +197,7 @@ def _soften_exit() -> None:
     os._exit = exit_softly  # type: ignore[assignment]
 
 
-def _end_with_the_parent(folder: Path) -> None:
+def end_with_the_parent(folder: Path) -> None:
     """If the command is killed, nobody is left to stop the script: it must not train on."""
     parent = os.getppid()
 

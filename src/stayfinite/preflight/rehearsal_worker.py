@@ -31,6 +31,7 @@ from ..records import Incident
 from ..recover.policy import Policy
 from ..runtime.script import ScriptRun
 from ..sandbox import Refused, redirect_for_good
+from .capture_worker import end_with_the_parent
 
 __all__ = ["NEWS", "RESULT", "main"]
 
@@ -174,6 +175,7 @@ def _len(original: Any, subscribers: Subscribers) -> Any:
 def main(folder: Path) -> None:
     """Run the job in `folder` and leave what was seen there."""
     job: dict[str, Any] = json.loads((folder / "rehearsal-job.json").read_text(encoding="utf-8"))
+    end_with_the_parent(folder)
     redirect_for_good(str(folder))
     shorten_epochs(job["most_batches"])
     torch.manual_seed(job["seed"])
