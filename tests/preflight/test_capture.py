@@ -310,6 +310,24 @@ def test_a_validation_before_the_training_is_not_taken_for_it(checked):
     assert report.verdict == "ready", problems(report)
 
 
+def test_a_validation_that_stops_early_before_the_training_is_not_taken_for_it(checked):
+    """As Lightning's sanity check does."""
+    report = checked(
+        """
+        others = DataLoader(TensorDataset(X, Y), batch_size=4)
+        with torch.no_grad():
+            for i, (x, y) in enumerate(others):
+                ce(m(x), y)
+                if i == 1:
+                    break
+        for epoch in range(20):
+            for x, y in loader: step(x, y)
+        """,
+        only="forward",
+    )
+    assert report.verdict == "ready", problems(report)
+
+
 def test_the_script_finds_its_loaders_models_and_module_as_they_are(checked):
     """Iterators, whole models in pickles, field types of dataclasses, checkpoints of layers."""
     report = checked("""
