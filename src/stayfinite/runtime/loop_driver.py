@@ -154,7 +154,7 @@ class LoopDriver:
         over = self.tracker.take_other()
         if over is not None:
             self.phase = Phase.FORWARD
-            self._ends.after(over, is_regular=False)
+            self._ends.after_unseen(over)
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
@@ -198,6 +198,10 @@ class LoopDriver:
 
     def owns(self, optimizer: Any) -> bool:
         return optimizer in self.state.optimizers
+
+    def has_batch(self) -> bool:
+        window = self.tracker.window
+        return window is not None and not window.is_loaderless
 
     def on_foreign_step(self) -> None:
         """Somebody else's optimizer steps: the losses since the last step were its own."""

@@ -35,12 +35,24 @@ class WindowEnds:
             return
         self.close_healthy(window)
 
+    def after_unseen(self, window: Window) -> None:
+        """It is over, as a backward shows; what the next iteration's forward has written by now is not
+        this one's, and what its graph needs must not be moved: all else waits for the next end."""
+        self._bad.undo.clear()
+        is_deferred = window.is_moved and self._engine.settings.deferred
+        if window.failure is None and not is_deferred:
+            self._engine.close_healthy(window, is_followed=True)
+            self._note_scale(window)
+
     def close_healthy(self, window: Window) -> None:
         failure = self._engine.close_healthy(window)
-        if window.num_applied and len(self._state.scalers):
-            self._engine.scale_watch.note_applied()
+        self._note_scale(window)
         if failure is not None:
             self._bad.handle(window, failure)
+
+    def _note_scale(self, window: Window) -> None:
+        if window.num_applied and len(self._state.scalers):
+            self._engine.scale_watch.note_applied()
 
     def after_epoch(self) -> None:
         """A deep check; ranks come there at different times."""
