@@ -166,7 +166,7 @@ def table(rows: dict[str, Row]) -> str:
             r["check_repaired"]["verdict"] if "check_repaired" in r else "",
             f"{r['fix']['step']}, {r['fix']['op']}" if r["fix"]["op"] else "**not so**",
             f"{twin:.3f} ({r['repaired']['baseline']:.3f})",
-            share(max(r["fix"]["figures"], default=0.0)),
+            share(max(r["fix"]["figures"])) if r["fix"]["figures"] else "no diff proved",
             "; ".join(presets) or "not needed",
         ]
         lines.append("| " + " | ".join(str(c) for c in cells) + " |")

@@ -38,8 +38,8 @@ def rehearse(
     job: Mapping[str, Any], folder: Path, found: Sequence[Finding], start: Start, stop: Stop
 ) -> list[Finding]:
     """What came of it, as findings of the stability group; `found` is what the others have said."""
-    if any(f.group == "forward" and f.status == "fail" for f in found):
-        return [skipped("stability", CHECK, "the first steps break: see forward")]
+    if any(f.check == "forward/runs" and f.status == "fail" for f in found):
+        return [skipped("stability", CHECK, "the first steps raise: see forward")]
     seconds = SECONDS if job["budget_s"] is None else max(1.0, _BUDGET_SHARE * job["budget_s"])
     content = {
         "folder": str(folder), "most_batches": MOST_BATCHES, "seconds": seconds,
@@ -82,8 +82,8 @@ def _findings(
     seen: dict[str, Any], job: Mapping[str, Any], folder: Path, found: Sequence[Finding]
 ) -> list[Finding]:
     incidents = [from_plain(Incident, i) for i in seen["incidents"]]
-    told = {(f.location.file, f.location.line) for f in found if f.location and f.status == "fail"}
-    new = [i for i in incidents if (i.location.file, i.location.line) not in told]
+    told = {f.subject for f in found if f.status == "fail"}
+    new = [i for i in incidents if _place(i) not in told]
     if new:
         return [_finding(i, seen, _saved(i, job, folder)) for i in new]
     steps = f"{seen['num_steps']} steps in epochs of at most {MOST_BATCHES} batches"
@@ -124,7 +124,7 @@ def _finding(incident: Incident, seen: dict[str, Any], saved: str) -> Finding:
         CHECK,
         f"in short it breaks: {headline(incident).partition(';')[0]}{source}",
         fix.title if fix is not None else "make this line safe before the long run",
-        subject=f"{Path(where.file).name}:{where.line}" if where.file and where.line else "",
+        subject=_place(incident),
         why=f"seen: its own loop on a copy, epochs of at most {MOST_BATCHES} batches, rates up to "
         f"{seen['rate']:.3g}",
         weight=6.0 if is_certain else 4.0,
@@ -138,6 +138,11 @@ def _finding(incident: Incident, seen: dict[str, Any], saved: str) -> Finding:
             "saved": saved or None,
         },
     )
+
+
+def _place(incident: Incident) -> str:
+    where = incident.location
+    return f"{Path(where.file).name}:{where.line}" if where.file and where.line else ""
 
 
 def _saved(incident: Incident, job: Mapping[str, Any], folder: Path) -> str:
