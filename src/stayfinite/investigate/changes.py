@@ -76,8 +76,16 @@ def _widened(value: Any, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def higher_precision(state: TrainState, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Everything in `dtype`: half parameters and buffers moved to it, autocast too, casts undone."""
-    tensors = [t for _, t in [*state.parameters(), *state.buffers] if t.dtype in _HALF]
+    """Everything in `dtype`: half parameters, buffers and moments moved to it, autocast too, casts undone.
+
+    A step that is applied meanwhile stays applied, rounded.
+    """
+    moments = [
+        t for o in state.optimizers for entry in o.state.values() if isinstance(entry, dict)
+        for t in entry.values() if isinstance(t, Tensor)
+    ]  # fmt: skip
+    named = [t for _, t in [*state.parameters(), *state.buffers]]
+    tensors = [t for t in [*named, *moments] if t.dtype in _HALF]
     kept = [t.data for t in tensors]
     with contextlib.ExitStack() as stack:
         for t, data in zip(tensors, kept):
@@ -89,9 +97,10 @@ def higher_precision(state: TrainState, dtype: torch.dtype = torch.float32) -> I
 
 
 def _put_back(tensors: list[Tensor], kept: list[Tensor]) -> None:
-    for t, data in zip(tensors, kept):
-        t.grad = None
-        t.data = data
+    with torch.no_grad():
+        for t, data in zip(tensors, kept):
+            t.grad = None
+            t.data = data.copy_(t.data)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..records import Proof
 from ..runtime.state import TrainState
@@ -25,6 +26,9 @@ _NUM_AFTER = 6
 _SINCE = 24
 """So many steps at least, for a setting that has acted since the last healthy state."""
 _FAR = 10.0
+_RISEN = 3.0
+_NEAR = 4.0
+"""A value of more than a quarter of the dtype's limit is near it."""
 _MAX_REPLAYS = 48
 """Of all changes that are tried for one incident; what is under way is finished."""
 _ABSURD = 1e6
@@ -57,11 +61,38 @@ class _GradientNorm:
             self.value = math.sqrt(sum(float(g.double().square().sum()) for g in found))
 
 
+class _Distance(TorchDispatchMode):
+    """How near the largest half-precision values of a pass come to the limit of their dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()
+        self._dtype = getattr(torch, dtype, None)
+        self.is_of_use = dtype in _ROUNDING
+        self.largest = 0.0
+
+    @property
+    def is_near(self) -> bool:
+        return self._dtype is not None and self.largest * _NEAR > torch.finfo(self._dtype).max
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.dtype == self._dtype and out.numel():
+            largest = float(out.detach().abs().amax())
+            limit = torch.finfo(out.dtype).max
+            if math.isfinite(largest) and largest != limit:  # a mask is written with the limit itself
+                self.largest = max(self.largest, largest)
+        return out
+
+
 @dataclass(frozen=True)
 class _Healthy:
     window: Window
     losses: Sequence[float]
     norm: float | None
+    is_from_snapshot: bool = False
+    """Healthy only with the weights of the last healthy state, and no longer with those of now."""
 
 
 class Trial:
@@ -72,6 +103,8 @@ class Trial:
         self.deadline = time.perf_counter() + seconds
         self._healthy: list[_Healthy] | None = None
         self.num_replays = 0
+        self.is_in_state = False
+        """Batches that were healthy fail as well by now: what fails grows, and this batch is not special."""
 
     @property
     def has_time(self) -> bool:
@@ -126,7 +159,7 @@ class Trial:
                 Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),
                 result,
             )
-        after, note, is_bad = yield from self._after(change)
+        after, note, is_bad = yield from self._after(change, dtype)
         made = Proof(
             is_step_finite=True, num_healthy=number, largest_change=largest, num_after=after,
             note=note,
@@ -192,17 +225,22 @@ class Trial:
         change: Change | None,
         norm: _GradientNorm | None = None,
         is_applied: bool = False,
-        trace: Any = None,
+        is_moved: bool = False,
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
+        """`is_moved`: the weights and buffers are not those of now, and stay what they are."""
         self.num_replays += 1
-        self.lab.start_of(window)
+        if is_moved:
+            self.lab.state.clear_grads()
+            if window.rng is not None:
+                window.rng.restore()
+        else:
+            self.lab.start_of(window)
         return (
             yield Replay(
                 window=window,
                 change=change,
                 contexts=[norm] if norm is not None else [],
                 is_applied=is_applied,
-                trace=trace,
             )
         )
 
@@ -210,16 +248,34 @@ class Trial:
         """Losses and gradients of healthy steps as the source is."""
         if self._healthy is not None:
             return self._healthy
-        found = []
+        found, num_failed = [], 0
         for window in self._windows[:_NUM_HEALTHY]:
             if self.is_late:
                 break
             norm = _GradientNorm(self.lab.state)
             with self.lab.unharmed():
                 result = yield from self._once(window, None, norm)
+            num_failed += result.failure is not None
             if result.failure is None and result.is_complete and result.losses:
                 found.append(_Healthy(window, tuple(result.losses), norm.value))
+        self.is_in_state = num_failed > 0 and not found
+        if self.is_in_state:
+            found = yield from self._known_since()
         self._healthy = found
+        return found
+
+    def _known_since(self) -> Generator[Replay, ReplayResult, list[_Healthy]]:
+        """Losses of the same batches with the weights of the last healthy state."""
+        lab, found = self.lab, []
+        if not lab.state.snapshot.is_taken or lab.about.engine.ranks.is_apart:
+            return []
+        for window in self._windows[:_NUM_HEALTHY]:
+            norm = _GradientNorm(lab.state)
+            with lab.unharmed():
+                lab.state.snapshot.restore()
+                result = yield from self._once(window, None, norm, is_moved=True)
+            if result.failure is None and result.is_complete and result.losses:
+                found.append(_Healthy(window, tuple(result.losses), norm.value, True))
         return found
 
     def _compared(
@@ -230,7 +286,11 @@ class Trial:
         for known in (yield from self._known()):
             norm = _GradientNorm(self.lab.state)
             with self.lab.unharmed():
-                result = yield from self._once(known.window, change, norm)
+                if known.is_from_snapshot:
+                    self.lab.state.snapshot.restore()
+                result = yield from self._once(
+                    known.window, change, norm, is_moved=known.is_from_snapshot
+                )
             if result.failure is not None or not result.is_complete:
                 return (
                     number,
@@ -254,28 +314,47 @@ class Trial:
                     )
         return number, largest, ""
 
-    def _after(self, change: Change) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
-        """The failing step applied with the change, then batches that were seen before, on what came of it."""
+    def _after(
+        self, change: Change, dtype: str
+    ) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
+        """The failing step applied with the change, then batches that were seen before, on what came of it.
+
+        Where what fails has grown over the steps, a change may only have moved the limit: then many steps are
+        run, and in half precision some distance to the limit has to be left.
+        """
         lab = self.lab
         others = self._windows[: _NUM_AFTER - 1][::-1]
         if not others:
             return 0, "no other batch was at hand to go on with", False
-        number = 0
+        windows = [lab.window, *others]
+        number_of_steps = _SINCE if self.is_in_state else len(windows) + 1
+        number, losses, distance = 0, [], _Distance(dtype)
         with lab.unharmed():
-            for window in [lab.window, *others, lab.window]:
+            first = _size(lab.state)
+            for window in itertools.islice(itertools.cycle(windows), number_of_steps):
                 if self.is_late:
                     return number, "time was up before more steps behind it were run", False
                 lab.state.clear_grads()
                 if window.rng is not None:
                     window.rng.restore()
                 self.num_replays += 1
-                result = yield Replay(window=window, change=change, is_applied=True)
+                watched = [distance] if self.is_in_state and distance.is_of_use else []
+                result = yield Replay(
+                    window=window, change=change, is_applied=True, contexts=watched
+                )
                 if result.failure is not None:
                     return number, f"a step behind it is not finite ({number + 1} steps on)", True
                 if not result.is_complete:
                     return number, "the steps behind it could not be run here", False
                 number += 1
                 lab.state.buffers.copy()
+                losses += result.losses[-1:] if window is lab.window else []
+            if not _size(lab.state) <= _FAR * max(first, 1e-3):
+                return number, "it lets the weights run away", False
+        if self.is_in_state and len(losses) > 1 and losses[-1] > _RISEN * abs(losses[0]) + 1.0:
+            return number, "it leaves a loss that rises", False
+        if distance.is_near:
+            return number, f"it leaves values of {distance.largest:.2g} in {dtype}", False
         return number - 1, "", False  # the first of them is the step itself
 
 
