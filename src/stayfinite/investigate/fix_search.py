@@ -227,7 +227,7 @@ class _Search:
         limits = tried is not None and tried.symptom.is_exploding
         is_written = self.evidence.kernel not in _FRESH
         proof, result = yield from self.trial.prove(
-            change, self.evidence.dtype, limits, is_compared=is_written
+            change, self.evidence.dtype, limits, is_compared=is_written, is_flat=_is_flat(made)
         )
         fix = self._fix(made, change, proof)
         if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
@@ -285,6 +285,11 @@ class _Search:
 
 def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
     return all(r.is_equivalent for c in made for r in c.remedies)
+
+
+def _is_flat(made: tuple[Candidate, ...]) -> bool:
+    """Below a floor of a logarithm there is no gradient."""
+    return any(r.name == "floor_log" for c in made for r in c.remedies)
 
 
 def _is_scaled_loss(e: Evidence) -> bool:

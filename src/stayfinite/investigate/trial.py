@@ -10,14 +10,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from ..records import Proof
-from ..runtime.state import TrainState
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
+from .measured import Distance, GradientNorm, size_of
 
 __all__ = ["Trial", "tolerance"]
 
@@ -27,8 +24,8 @@ _SINCE = 24
 """So many steps at least, for a setting that has acted since the last healthy state."""
 _FAR = 10.0
 _RISEN = 3.0
-_NEAR = 4.0
-"""A value of more than a quarter of the dtype's limit is near it."""
+_HIGH = 30.0
+_MOVED = 2e-3
 _MAX_REPLAYS = 48
 """Of all changes that are tried for one incident; what is under way is finished."""
 _ABSURD = 1e6
@@ -40,50 +37,6 @@ Replays = Generator[Replay, ReplayResult, Any]
 def tolerance(dtype: str) -> float:
     """How much a loss may differ by rounding alone."""
     return _ROUNDING.get(dtype, 2e-5)
-
-
-class _GradientNorm:
-    """Reads the norm of the gradients at the end of a replay."""
-
-    def __init__(self, state: TrainState) -> None:
-        self._state = state
-        self.value: float | None = None
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc: object) -> None:
-        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():
-            found = [
-                g for _, g in self._state.grads()
-                if g.layout == torch.strided and g.is_floating_point()
-            ]  # fmt: skip
-            self.value = math.sqrt(sum(float(g.double().square().sum()) for g in found))
-
-
-class _Distance(TorchDispatchMode):
-    """How near the largest half-precision values of a pass come to the limit of their dtype."""
-
-    def __init__(self, dtype: str) -> None:
-        super().__init__()
-        self._dtype = getattr(torch, dtype, None)
-        self.is_of_use = dtype in _ROUNDING
-        self.largest = 0.0
-
-    @property
-    def is_near(self) -> bool:
-        return self._dtype is not None and self.largest * _NEAR > torch.finfo(self._dtype).max
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and out.dtype == self._dtype and out.numel():
-            largest = float(out.detach().abs().amax())
-            limit = torch.finfo(out.dtype).max
-            if math.isfinite(largest) and largest != limit:  # a mask is written with the limit itself
-                self.largest = max(self.largest, largest)
-        return out
 
 
 @dataclass(frozen=True)
@@ -131,17 +84,23 @@ class Trial:
         dtype: str,
         limits_gradients: bool = False,
         is_compared: bool = True,
+        is_flat: bool = False,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         """What the change does; and the replay of the failing step with it.
 
         `is_compared`: whether healthy steps should give the same as before; not where they have read memory
-        that nobody wrote.
+        that nobody wrote. `is_flat`: the change gives a constant where it acts, which may teach nothing.
         """
         with computing_only():  # entered once: each replay would open and close it again
-            return (yield from self._prove(change, dtype, limits_gradients, is_compared))
+            return (yield from self._prove(change, dtype, limits_gradients, is_compared, is_flat))
 
     def _prove(
-        self, change: Change, dtype: str, limits_gradients: bool, is_compared: bool
+        self,
+        change: Change,
+        dtype: str,
+        limits_gradients: bool,
+        is_compared: bool,
+        is_flat: bool,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab = self.lab
         with lab.unharmed():
@@ -160,6 +119,8 @@ class Trial:
                 result,
             )
         after, note, is_bad = yield from self._after(change, dtype)
+        if is_flat and not note:
+            note = yield from self._is_stuck(change)
         made = Proof(
             is_step_finite=True, num_healthy=number, largest_change=largest, num_after=after,
             note=note,
@@ -184,7 +145,7 @@ class Trial:
         number, losses = 0, []
         with lab.unharmed():
             state.snapshot.restore()
-            first = _size(state)
+            first = size_of(state)
             number_of_steps = max(len(windows) + _NUM_AFTER, _SINCE)
             for i, window in enumerate(itertools.islice(itertools.cycle(windows), number_of_steps)):
                 state.clear_grads()
@@ -202,7 +163,7 @@ class Trial:
                 number += 1
                 losses += result.losses[-1:]
                 state.buffers.copy()
-                if not _size(state) <= _FAR * max(first, 1e-3):
+                if not size_of(state) <= _FAR * max(first, 1e-3):
                     return Proof(is_step_finite=True, note="it lets the weights run away"), result
         again = losses[len(windows) :] if not any(w.is_loaderless for w in windows) else []
         again = again[-len(windows) :]
@@ -219,11 +180,31 @@ class Trial:
             return f"it leaves a loss of {loss:.2g}"
         return ""
 
+    def _is_stuck(self, change: Change) -> Generator[Replay, ReplayResult, str]:
+        """A loss far above the usual one that training on this very batch does not lower."""
+        lab = self.lab
+        usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=math.inf)
+        losses: list[float] = []
+        with lab.unharmed():
+            for _ in range(_NUM_AFTER):
+                lab.state.clear_grads()
+                if lab.window.rng is not None:
+                    lab.window.rng.restore()
+                self.num_replays += 1
+                result = yield Replay(window=lab.window, change=change, is_applied=True)
+                losses += result.losses[-1:]
+                if not losses or result.failure is not None or losses[0] < _HIGH * usual:
+                    return ""
+                lab.state.buffers.copy()
+        if losses[0] - min(losses) > _MOVED * losses[0]:
+            return ""
+        return f"it leaves a loss of {losses[0]:.3g} that training does not lower"
+
     def _once(
         self,
         window: Window,
         change: Change | None,
-        norm: _GradientNorm | None = None,
+        norm: GradientNorm | None = None,
         is_applied: bool = False,
         is_moved: bool = False,
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
@@ -252,7 +233,7 @@ class Trial:
         for window in self._windows[:_NUM_HEALTHY]:
             if self.is_late:
                 break
-            norm = _GradientNorm(self.lab.state)
+            norm = GradientNorm(self.lab.state)
             with self.lab.unharmed():
                 result = yield from self._once(window, None, norm)
             num_failed += result.failure is not None
@@ -270,7 +251,7 @@ class Trial:
         if not lab.state.snapshot.is_taken or lab.about.engine.ranks.is_apart:
             return []
         for window in self._windows[:_NUM_HEALTHY]:
-            norm = _GradientNorm(lab.state)
+            norm = GradientNorm(lab.state)
             with lab.unharmed():
                 lab.state.snapshot.restore()
                 result = yield from self._once(window, None, norm, is_moved=True)
@@ -284,7 +265,7 @@ class Trial:
         largest: float | None = None
         number = 0
         for known in (yield from self._known()):
-            norm = _GradientNorm(self.lab.state)
+            norm = GradientNorm(self.lab.state)
             with self.lab.unharmed():
                 if known.is_from_snapshot:
                     self.lab.state.snapshot.restore()
@@ -328,9 +309,9 @@ class Trial:
             return 0, "no other batch was at hand to go on with", False
         windows = [lab.window, *others]
         number_of_steps = _SINCE if self.is_in_state else len(windows) + 1
-        number, losses, distance = 0, [], _Distance(dtype)
+        number, losses, distance = 0, [], Distance(dtype)
         with lab.unharmed():
-            first = _size(lab.state)
+            first = size_of(lab.state)
             for window in itertools.islice(itertools.cycle(windows), number_of_steps):
                 if self.is_late:
                     return number, "time was up before more steps behind it were run", False
@@ -349,20 +330,13 @@ class Trial:
                 number += 1
                 lab.state.buffers.copy()
                 losses += result.losses[-1:] if window is lab.window else []
-            if not _size(lab.state) <= _FAR * max(first, 1e-3):
+            if not size_of(lab.state) <= _FAR * max(first, 1e-3):
                 return number, "it lets the weights run away", False
         if self.is_in_state and len(losses) > 1 and losses[-1] > _RISEN * abs(losses[0]) + 1.0:
             return number, "it leaves a loss that rises", False
         if distance.is_near:
             return number, f"it leaves values of {distance.largest:.2g} in {dtype}", False
         return number - 1, "", False  # the first of them is the step itself
-
-
-@torch.no_grad()
-def _size(state: TrainState) -> float:
-    """The norm of all weights."""
-    weights = [p.detach().float() for _, p in state.parameters() if p.is_floating_point()]
-    return math.sqrt(sum(float(w.square().sum()) for w in weights if w.layout == torch.strided))
 
 
 def _mean(values: Sequence[float]) -> float:
