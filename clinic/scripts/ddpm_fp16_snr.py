@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 torch.manual_seed(0)
 T = 1000
-betas = torch.linspace(1e-5, 0.02, T)
+betas = torch.linspace(1e-6, 0.02, T)
 alphas_cumprod = torch.cumprod(1 - betas, 0)
 
 
@@ -23,15 +23,15 @@ class Denoiser(nn.Module):
 def snr_weight(t):
     a = alphas_cumprod[t].half()
     snr = a / (1 - a)
-    return torch.clamp(snr, max=5.0) / snr
+    return torch.clamp(snr, max=5.0) / snr * (snr / (snr + 1))
 
 
 model = Denoiser()
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 losses = []
 for step in range(160):
-    x0 = torch.randn(32, 8)
-    t = torch.randint(0, T, (32,))
+    x0 = torch.randn(8, 8)
+    t = torch.randint(0, T, (8,))
     noise = torch.randn_like(x0)
     a = alphas_cumprod[t][:, None]
     xt = a.sqrt() * x0 + (1 - a).sqrt() * noise

@@ -20,7 +20,7 @@ class FocalLoss(nn.Module):
 torch.manual_seed(4)
 x = torch.randn(640, 10)
 y = (x[:, 0] + x[:, 1] > 1.8).float()
-x[420] *= 40
+x[420] = x[420].sign() * torch.where(x[420] > 0, 600.0, 400.0)
 model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
 criterion = FocalLoss()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

@@ -18,7 +18,7 @@ def real_batch(n):
 
 G, D = mlp(LATENT, 2), nn.Sequential(mlp(2, 1), nn.Sigmoid())
 opt_g = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.5, 0.9))
-opt_d = torch.optim.Adam(D.parameters(), lr=4e-2, betas=(0.5, 0.9))
+opt_d = torch.optim.Adam(D.parameters(), lr=2e-1, betas=(0.5, 0.9))
 
 for step in range(300):
     real = real_batch(64)

@@ -33,7 +33,7 @@ torch.manual_seed(3)
 n = 400
 y = torch.rand(n, 1) * 20 - 10
 x = torch.sin(0.75 * y) * 7.0 + y * 0.5 + torch.randn(n, 1)
-x[320], y[320] = 3.0, 60.0
+x[320], y[320] = 3.0, 300.0
 network = MDN()
 optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
 for epoch in range(20):

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8), nn.ReLU())
+        self.net = nn.Sequential(nn.Linear(16, 32, bias=False), nn.ReLU(), nn.Linear(32, 8, bias=False), nn.ReLU())
 
     def forward(self, x):
         return self.net(x)
@@ -33,9 +33,6 @@ def main():
     data = torch.randn(400, 16)
     data[333] = 0.0
     model = Encoder()
-    for m in model.net:
-        if isinstance(m, nn.Linear):
-            nn.init.zeros_(m.bias)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for epoch in range(3):
         losses = []
