@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ __all__ = [
     "higher_precision",
     "limited_lr",
     "root_gradient",
+    "with_rates",
     "with_setting",
 ]
 
@@ -179,6 +180,24 @@ def with_setting(key: str, value: float) -> contextlib.AbstractContextManager[No
         def undo() -> None:
             for g, old in zip(groups, kept):
                 g[key] = old
+
+        return undo
+
+    return before_steps(change)
+
+
+def with_rates(rates: Sequence[float]) -> contextlib.AbstractContextManager[None]:
+    """The learning rate of each parameter group replaced as its optimizer steps."""
+
+    def change(optimizer: Optimizer) -> Callable[[], None]:
+        groups = [g for g in optimizer.param_groups if "lr" in g]
+        kept = [g["lr"] for g in groups]
+        for g, rate in zip(groups, rates if len(rates) == len(groups) else kept):
+            g["lr"] = rate
+
+        def undo() -> None:
+            for g, old in zip(groups, kept):
+                g["lr"] = old
 
         return undo
 
