@@ -1,4 +1,5 @@
 """Mixed precision with GradScaler, copied without its last two lines."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,13 +1,16 @@
 """Mixed precision with a home-made loss scale."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-LOSS_SCALE = 2.0 ** 16
+LOSS_SCALE = 2.0**16
 
 
 def build():
-    return nn.Sequential(nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    return nn.Sequential(
+        nn.Linear(24, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+    )
 
 
 def train():

@@ -1,4 +1,5 @@
 """A custom layer that allocates its weight and never initializes all of it."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

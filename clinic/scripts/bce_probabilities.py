@@ -1,4 +1,5 @@
 """Click prediction with a manual binary cross entropy on sigmoid outputs."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

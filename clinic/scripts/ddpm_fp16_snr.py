@@ -1,4 +1,5 @@
 """A toy diffusion model with min-SNR weighting computed in half precision."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -1,4 +1,5 @@
 """Binary segmentation with a Dice loss over the patches that contain the organ."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -8,7 +9,9 @@ class Patches(Dataset):
     def __init__(self, count=96, size=16):
         g = torch.Generator().manual_seed(0)
         self.images = torch.randn(count, 1, size, size, generator=g)
-        self.masks = (self.images + 0.3 * torch.randn(count, 1, size, size, generator=g) > 0.4).float()
+        self.masks = (
+            self.images + 0.3 * torch.randn(count, 1, size, size, generator=g) > 0.4
+        ).float()
         self.masks[40:44] = 0
         for i in range(40, 44):
             self.images[i] = -8.0

@@ -1,4 +1,5 @@
 """Imbalanced classification with a focal loss written on probabilities."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,7 +14,7 @@ class FocalLoss(nn.Module):
     def forward(self, logits, targets):
         p = torch.sigmoid(logits)
         pos = -self.alpha * (1 - p) ** self.gamma * torch.log(p) * targets
-        neg = -(1 - self.alpha) * p ** self.gamma * torch.log(1 - p) * (1 - targets)
+        neg = -(1 - self.alpha) * p**self.gamma * torch.log(1 - p) * (1 - targets)
         return (pos + neg).mean()
 
 

@@ -1,5 +1,7 @@
 """The original minimax GAN on a ring of Gaussians."""
+
 import math
+
 import torch
 import torch.nn as nn
 
@@ -8,7 +10,9 @@ LATENT = 4
 
 
 def mlp(i, o):
-    return nn.Sequential(nn.Linear(i, 48), nn.LeakyReLU(0.2), nn.Linear(48, 48), nn.LeakyReLU(0.2), nn.Linear(48, o))
+    return nn.Sequential(
+        nn.Linear(i, 48), nn.LeakyReLU(0.2), nn.Linear(48, 48), nn.LeakyReLU(0.2), nn.Linear(48, o)
+    )
 
 
 def real_batch(n):

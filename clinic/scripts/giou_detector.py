@@ -1,4 +1,5 @@
 """A single-object detector trained with GIoU."""
+
 import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -9,7 +10,9 @@ torch.manual_seed(3)
 class BoxHead(nn.Module):
     def __init__(self, width=32):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(12, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.body = nn.Sequential(
+            nn.Linear(12, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
         self.box = nn.Linear(width, 4)
 
     def forward(self, x):

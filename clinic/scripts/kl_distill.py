@@ -1,7 +1,8 @@
 """Knowledge distillation with a hand-written KL divergence."""
+
 import torch
-from torch import nn
 import torch.nn.functional as F
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)

@@ -1,4 +1,5 @@
 """A character LSTM with SGD and a far too high learning rate."""
+
 import torch
 import torch.nn as nn
 

@@ -1,4 +1,5 @@
 """Multi-task labels with gaps: the loss is the mean over labelled entries of each task."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,4 +1,5 @@
 """Tabular regression from a CSV-like table with a missing cell."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -22,7 +23,9 @@ def train():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    loader = DataLoader(Table(320), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3))
+    loader = DataLoader(
+        Table(320), batch_size=16, shuffle=True, generator=torch.Generator().manual_seed(3)
+    )
     for epoch in range(6):
         total, count = 0.0, 0
         for batch in loader:

@@ -1,5 +1,4 @@
 """A mixture density network; the likelihood is summed before the logarithm."""
-import math
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,5 @@
 """A small CRNN for OCR with nn.CTCLoss; some labels are longer than the image is wide."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Sequence classification with masked self-attention over padded reviews."""
+
 import math
 
 import torch

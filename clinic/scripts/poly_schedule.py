@@ -1,5 +1,7 @@
 """Semantic segmentation's polynomial decay, run for more steps than it was planned for."""
+
 import argparse
+
 import torch
 from torch import nn
 
@@ -12,7 +14,7 @@ class PolyLR(torch.optim.lr_scheduler.LRScheduler):
 
     def get_lr(self):
         left = torch.tensor(1 - self.last_epoch / self.max_iters)
-        return [base * float(left ** self.power) for base in self.base_lrs]
+        return [base * float(left**self.power) for base in self.base_lrs]
 
 
 def main():

@@ -1,4 +1,5 @@
 """PPO on a toy continuous control problem, actor with a learned log standard deviation."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Pose regression: the geodesic angle between unit quaternions by acos."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

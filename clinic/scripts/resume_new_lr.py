@@ -1,10 +1,12 @@
 """Fine-tuning: the optimizer of the pretraining is loaded, and with it its learning rate."""
+
 import tempfile
+
 import torch
 from torch import nn
 
 torch.manual_seed(0)
-path = tempfile.NamedTemporaryFile(suffix=".pt", delete=False).name
+path = tempfile.mkdtemp() + "/pretrained.pt"
 
 
 class Regressor(nn.Module):

@@ -1,4 +1,5 @@
 """Trains in two sessions; the second one resumes the model and the optimizer, but not the schedule."""
+
 import os
 import tempfile
 
@@ -26,12 +27,19 @@ class Net(nn.Module):
 
 
 def warmup_cosine(step):
-    return 0.97 ** step
+    return 0.97**step
 
 
 def save(path, net, optimizer, scheduler, epoch):
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(),
-                "lr_scheduler": scheduler.state_dict(), "epoch": epoch}, path)
+    torch.save(
+        {
+            "net": net.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "lr_scheduler": scheduler.state_dict(),
+            "epoch": epoch,
+        },
+        path,
+    )
 
 
 def fit(net, optimizer, scheduler, loader, epochs):
@@ -44,7 +52,9 @@ def fit(net, optimizer, scheduler, loader, epochs):
             optimizer.step()
             scheduler.step()
             total += loss.item()
-        print(f"epoch {epoch} loss {total / len(loader):.4f} lr {optimizer.param_groups[0]['lr']:.4g}")
+        print(
+            f"epoch {epoch} loss {total / len(loader):.4f} lr {optimizer.param_groups[0]['lr']:.4g}"
+        )
     return total / len(loader)
 
 

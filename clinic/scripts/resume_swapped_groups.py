@@ -1,4 +1,5 @@
 """The groups of the optimizer are given in another order than in the run that saved it."""
+
 import tempfile
 
 import torch
@@ -29,7 +30,7 @@ def forward(model, batch):
 def first():
     model, optimizer = build(["encoder", "decoder"])
     model["head"].weight.requires_grad_(False)
-    for i in range(20):
+    for _ in range(20):
         optimizer.zero_grad()
         nn.functional.mse_loss(forward(model, x), y).backward()
         optimizer.step()

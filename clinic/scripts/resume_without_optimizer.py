@@ -1,4 +1,5 @@
 """The second session brings back the weights and the schedule; the optimizer starts at its constructor's rate."""
+
 import os
 import tempfile
 
@@ -44,8 +45,14 @@ def pretrain(path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.8)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.97)
     run(model, optimizer, scheduler, 20)
-    torch.save({"model": model.state_dict(), "opt": optimizer.state_dict(),
-                "sched": scheduler.state_dict()}, path)
+    torch.save(
+        {
+            "model": model.state_dict(),
+            "opt": optimizer.state_dict(),
+            "sched": scheduler.state_dict(),
+        },
+        path,
+    )
 
 
 def main():

@@ -1,4 +1,5 @@
 """House prices with a root mean squared logarithmic error."""
+
 import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,4 +1,5 @@
 """A relu RNN over long sequences without clipping: the adding problem."""
+
 import torch
 from torch import nn
 

@@ -1,4 +1,5 @@
 """Contrastive learning: NT-Xent with hand-written cosine similarity."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -7,7 +8,9 @@ from torch.utils.data import DataLoader, TensorDataset
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(16, 32, bias=False), nn.ReLU(), nn.Linear(32, 8, bias=False), nn.ReLU())
+        self.net = nn.Sequential(
+            nn.Linear(16, 32, bias=False), nn.ReLU(), nn.Linear(32, 8, bias=False), nn.ReLU()
+        )
 
     def forward(self, x):
         return self.net(x)

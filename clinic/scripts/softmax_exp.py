@@ -1,4 +1,5 @@
 """Pointer network whose attention is normalised by hand: exp(scores) / exp(scores).sum()."""
+
 import torch
 from torch import nn
 

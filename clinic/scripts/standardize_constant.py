@@ -1,4 +1,5 @@
 """Per-sample standardization in a transform: a constant window divides by zero."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

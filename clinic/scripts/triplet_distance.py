@@ -1,4 +1,5 @@
 """Metric learning: pairwise Euclidean distances with sqrt, batch-hard triplets."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

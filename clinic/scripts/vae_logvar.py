@@ -1,4 +1,5 @@
 """A variational autoencoder on sensor readings; some channels arrive unnormalised."""
+
 import argparse
 
 import torch
@@ -40,7 +41,7 @@ def loss_function(recon, x, mu, logvar):
 def train(epoch, model, loader, optimizer):
     model.train()
     total = 0
-    for i, (x,) in enumerate(loader):
+    for (x,) in loader:
         optimizer.zero_grad()
         recon, mu, logvar = model(x)
         loss = loss_function(recon, x, mu, logvar)

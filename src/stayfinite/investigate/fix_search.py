@@ -302,6 +302,7 @@ def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
     """Where the cause says more than the operator."""
     return replace(
         symptom,
+        is_empty=symptom.is_empty or cause == "empty_reduction",
         is_exploding=cause == "exploding_gradient",
         is_infeasible=cause == "infeasible_target",
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..remedies import Candidate, Remedy, Source, apply
 from .setting_change import SettingChange
+from .stand_in import StandIn
 
 __all__ = ["change_of", "holder_of", "rates_of", "saved_part"]
 
@@ -54,22 +54,12 @@ def saved_part(path: str | None, mark: str) -> tuple[str | None, dict[str, Any]]
     return None, {}
 
 
-class _StandIn:
-    """What a schedule moves in place of an optimizer: a real one would be taken for one of the training's."""
-
-    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        self.param_groups = list(groups)
-
-    def step(self) -> None:
-        """A schedule asks for it."""
-
-
 def rates_of(scheduler: Any, state: dict[str, Any], number: int) -> list[float] | None:
     """The rates that the schedule gives from there on, by a copy of it that moves nothing else."""
     try:
         groups = scheduler.optimizer.param_groups
         last = state.get("_last_lr") or [g["lr"] for g in groups]
-        stand_in = _StandIn(
+        stand_in = StandIn(
             {"lr": rate, "initial_lr": g.get("initial_lr", g["lr"])}
             for g, rate in zip(groups, last)
         )

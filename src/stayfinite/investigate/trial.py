@@ -236,7 +236,7 @@ class Trial:
             norm = GradientNorm(self.lab.state)
             with self.lab.unharmed():
                 result = yield from self._once(window, None, norm)
-            num_failed += result.failure is not None
+            num_failed += result.failure is not None and not window.is_loaderless
             if result.failure is None and result.is_complete and result.losses:
                 found.append(_Healthy(window, tuple(result.losses), norm.value))
         self.is_in_state = num_failed > 0 and not found

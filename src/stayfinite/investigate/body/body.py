@@ -101,8 +101,9 @@ class Body:
         mine = self.functions
         outer = [changed(s, is_caller=True) for s in self._outer]
         return Body.of(
-            changed(self.scene), outer, mine.judge.is_training_object, mine.is_full, mine.is_buffer
-        )
+            changed(self.scene), outer, mine.judge.is_training_object, mine.is_full, mine.is_buffer,
+            mine.is_loose,
+        )  # fmt: skip
 
     def plan(self, is_fed: bool = False, is_new: bool = False, is_part: bool = False) -> Plan:
         """What is run, with a batch given or not; `is_new`: one that the loop has not worked on."""
