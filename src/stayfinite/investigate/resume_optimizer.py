@@ -29,9 +29,12 @@ def with_optimizer(
     optimizer = next(iter(lab.state.optimizers), None)
     if holder is None or key is None or optimizer is None or not _fits(optimizer, saved):
         return None
-    name, made = _made_as(source, file, optimizer)
-    last = max(line, made, *_restores(source, line))
-    if name is None or source.function_at(last) is not source.function_at(line):
+    name, made = _made_as(source, file, line, optimizer)
+    beside = source.block(source.statement_at(line)) if source.statement_at(line) else []
+    last = max(_restores(source, line))
+    if name is not None and made > last and source.statement_at(made) in beside:
+        last = made
+    if name is None or made > last:
         return None
     text = f"{name}.load_state_dict({holder}[{key!r}])".replace("'", '"')
     change = change_of(source, file, lines_after(
@@ -51,24 +54,43 @@ def _fits(optimizer: Optimizer, saved: dict[str, Any]) -> bool:
     )
 
 
-def _made_as(source: Source, file: str, optimizer: Optimizer) -> tuple[str | None, int]:
-    """The name that the optimizer is given, and the line."""
-    for where, line, _ in made_at(optimizer):
-        statement = source.statement_at(line) if where == file else None
-        if isinstance(statement, ast.Assign):
-            return source.text_of(statement.targets[0]), statement.end_lineno or line
+def _made_as(source: Source, file: str, line: int, optimizer: Optimizer) -> tuple[str | None, int]:
+    """The name that the optimizer is given in the function that restores, and the line."""
+    for where, number, _ in made_at(optimizer):
+        statement = source.statement_at(number) if where == file else None
+        is_here = statement is not None and source.function_at(number) is source.function_at(line)
+        if is_here and isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            if len(names) > 1:  # what a function has made: known by its name alone
+                names = [n for n in names if "opt" in source.text_of(n).lower()]
+            if len(names) == 1:
+                return source.text_of(names[0]), statement.end_lineno or number
     return None, 0
 
 
 def _restores(source: Source, line: int) -> list[int]:
-    """Where anything else is restored or a schedule is made, in the same function."""
+    """Where anything else is restored or a schedule is made: statements beside the one that has run.
+
+    A branch that was not taken holds such calls as well, and a line put there would not run either.
+    """
+    statement = source.statement_at(line)
+    beside = source.block(statement) if statement is not None else []
     found = [line]
-    for node in ast.walk(source.function_at(line)):
-        called = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(
-            node, ast.Call) else ""  # fmt: skip
-        if called == "load_state_dict" or called.endswith(("LR", "Scheduler", "Restarts")):
-            found.append(getattr(node, "end_lineno", line))
+    for each in beside:
+        if hasattr(each, "body"):
+            continue
+        for node in ast.walk(each):
+            called = _called(node)
+            if called == "load_state_dict" or called.endswith(("LR", "Scheduler", "Restarts")):
+                found.append(each.end_lineno or line)
     return found
+
+
+def _called(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
 
 
 def _schedule_state(path: str | None) -> dict[str, Any]:
