@@ -38,9 +38,10 @@ docs: .venv/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The core tests with another torch or Python: make test-versions TORCH=2.6.0 PYTHON=python3.10
-# Only CPU builds are installed, into an environment of their own in .venv-versions/.
+# Only CPU builds are installed, into an environment of their own in .venv-versions/. INDEX: where
+# they are, if pip does not find them by itself (the address is on PyTorch's install page).
 TORCH ?= 2.13.0
-INDEX ?= https://download.pytorch.org/whl/cpu
+INDEX ?=
 test-versions:
 	PYTHON="$(PYTHON)" TORCH="$(TORCH)" INDEX="$(INDEX)" sh tests/versions.sh
 

@@ -6,8 +6,12 @@ import sys
 import pytest
 import torch
 
+import stayfinite.guard  # noqa: F401
 from stayfinite.locate.trace import OpTrace
-from stayfinite.patches import manager
+from stayfinite.patches import manager, provenance
+
+# The notes that begin with this import end here, so that each test finds the same process.
+provenance.remove(is_last_user=True)
 
 # A notice that torch gives once in a process would fail whichever test comes first: here each
 # gives it always, so that a test's result does not depend on the others'.

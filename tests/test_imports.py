@@ -10,6 +10,7 @@ from tests.import_graph import circles, graph, imports, modules
 SRC = ROOT / "stayfinite"
 
 BASE = {
+    "plain",
     "records",
     "errors",
     "config",
@@ -19,10 +20,12 @@ BASE = {
     "devices",
     "putting_back",
     "parsing",
+    "saying",
 }
 STAGES = {"detect", "locate", "diagnose", "recover", "checkpoint", "report"}
 ALLOWED = {
-    "records": {"errors", "incident_html"},
+    "plain": {"errors"},
+    "records": {"errors", "incident_html", "plain"},
     "incident_html": set(),
     "errors": set(),
     "config": {"errors"},
@@ -30,11 +33,12 @@ ALLOWED = {
     "private": set(),
     "putting_back": set(),
     "parsing": set(),
+    "saying": set(),
     "devices": set(),
     "numerics": {"records", "errors", "devices"},
     **dict.fromkeys(STAGES - {"report"}, BASE),
     "report": BASE - {"numerics", "devices"},
-    "patches": {"errors", "putting_back"},
+    "patches": {"errors", "putting_back", "saying"},
     "sandbox": {"patches", "putting_back"},
     "foresee": BASE | {"locate", "runtime"},
     "runtime": BASE | STAGES - {"diagnose"} | {"patches"},
@@ -67,7 +71,17 @@ ALLOWED = {
     "__init__": None,
     "__main__": {"cli"},
 }
-NO_TORCH = {"records", "errors", "config", "codes", "report", "lint", "remedies", "explain"}
+NO_TORCH = {
+    "plain",
+    "records",
+    "errors",
+    "config",
+    "codes",
+    "report",
+    "lint",
+    "remedies",
+    "explain",
+}
 
 
 def edges():

@@ -1,10 +1,10 @@
 #!/bin/sh
 # The core tests with the torch and the Python that are named; called by `make test-versions`.
-# PYTHON: an interpreter (python3.10). TORCH: a release (2.6.0). INDEX: where CPU builds of it are.
+# PYTHON: an interpreter (python3.10). TORCH: a release (2.6.0). INDEX: where CPU builds of it are; empty: where pip looks.
 set -eu
 PYTHON=${PYTHON:-python3}
 TORCH=${TORCH:-2.13.0}
-INDEX=${INDEX-https://download.pytorch.org/whl/cpu}
+INDEX=${INDEX:-}
 
 # What every version must pass: no framework, no browser, nothing that takes minutes.
 CORE="tests/test_guard.py tests/test_guard_optimizers.py tests/test_loop.py tests/test_loop_ends.py tests/test_run.py

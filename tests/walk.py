@@ -3,10 +3,11 @@
 `python tests/walk.py step` and `python tests/walk.py run SCRIPT` print two lists as JSON. "ran" is every module
 of the package of which a function was called. "walk" is what a reader follows: modules that were handed
 the step itself (its window, failure, replay, origin, evidence, incident) by another module. Inside a stage
-only its door counts, modules that define those records do not, and a registry's entries (rules,
+only its door counts, modules that define those records (or write them as JSON) do not, and a registry's entries (rules,
 experiments) are one; so is lint, which is asked about one line.
 """
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -20,9 +21,15 @@ from stayfinite.locate.slice import Origin
 from stayfinite.records import Incident
 from stayfinite.runtime.engine import Engine
 from stayfinite.runtime.window import Failure, Replay, ReplayResult, Verdict, Window
+from stayfinite.sandbox import compute
 
 HANDED = (Window, Failure, Replay, ReplayResult, Verdict, Origin, Evidence, Incident, Investigation)
-DEFINE = {"stayfinite.runtime.window", "stayfinite.records", "stayfinite.diagnose.evidence"}
+DEFINE = {
+    "stayfinite.runtime.window",
+    "stayfinite.records",
+    "stayfinite.plain",
+    "stayfinite.diagnose.evidence",
+}
 LEAD = {"guard", "runtime", "investigate"}
 REGISTRIES = ("stayfinite.diagnose.rules", "stayfinite.investigate.experiments")
 TOOLS = ("stayfinite.lint", "stayfinite.remedies")
@@ -106,6 +113,7 @@ def run(script):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    compute._untraced = contextlib.nullcontext  # replays are on the walk
     walk = Walk()
     walk.follow()
     guard_step() if sys.argv[1] == "step" else run(sys.argv[2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +37,7 @@ from .runtime.plan_run import PlanRun
 from .runtime.state import TrainState
 from .runtime.step_driver import Outcome, StepDriver
 from .runtime.step_parts import LossFn
+from .saying import say
 
 __all__ = ["Guard", "Outcome"]
 
@@ -105,7 +105,7 @@ class Guard:
         if run_dir is not None:
             self.engine.snapshot_folder = Path(run_dir) / "snapshots"
             self.engine.recovery.folder = Path(run_dir)
-            self.engine.recovery.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
+            self.engine.recovery.left_out.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
             self.engine.journal = RunJournal(run_dir, self.state, environment())
         self._steps = StepDriver(
             self.engine, next(iter(models.values())), optimizers[0],
@@ -292,7 +292,7 @@ class _Open:
         except StayfiniteError as e:
             if not is_quiet:
                 raise
-            print(f"stayfinite: {e}", file=sys.stderr)
+            say(f"stayfinite: {e}")
         finally:
             end.once(put_back, *self._closings())
 

@@ -1,23 +1,17 @@
 """What passes between the stages: frozen records, JSON both ways, no torch.
 
-    StepRecord ──► Event ──► Location ──► Diagnosis ──► Action        all of it together: Incident
-
-JSON has no NaN and no Infinity; here they travel as the strings "nan", "inf" and "-inf", so that
-every reader can parse an incident.
+StepRecord ──► Event ──► Location ──► Diagnosis ──► Action        all of it together: Incident
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from .errors import UsageError
 from .incident_html import incident_html
+from .plain import from_plain, to_plain
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -35,8 +29,6 @@ __all__ = [
     "Proof",
     "StepRecord",
     "TensorStats",
-    "from_plain",
-    "to_plain",
 ]
 
 SCHEMA_VERSION = 2
@@ -353,73 +345,3 @@ def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
         ]
         data = {**data, "diagnosis": {**diagnosis, "fixes": new}}
     return {**data, "schema": SCHEMA_VERSION}
-
-
-def to_plain(value: Any) -> Any:
-    """A record as dicts, lists and scalars that JSON can hold."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(k): to_plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-_R = TypeVar("_R")
-_HINTS: dict[type, dict[str, Any]] = {}
-_NAMES = {int: "a whole number", str: "text", bool: "true or false"}
-
-
-def from_plain(cls: type[_R], data: dict[str, Any]) -> _R:
-    """The record of type `cls` from what `to_plain` made; unknown keys are rejected, all at once."""
-    if not isinstance(data, dict):
-        raise UsageError(f"{cls.__name__}: expected an object, got {type(data).__name__}")
-    hints = _HINTS.get(cls)
-    if hints is None:
-        hints = _HINTS[cls] = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    unknown = sorted(set(data) - {f.name for f in fields})
-    if unknown:
-        raise UsageError(f"{cls.__name__}: unknown keys {', '.join(unknown)}")
-    missing = [f.name for f in fields if f.name not in data and _is_required(f)]
-    if missing:
-        raise UsageError(f"{cls.__name__}: missing keys {', '.join(missing)}")
-    return cls(**{k: _decode(hints[k], v, f"{cls.__name__}: `{k}`") for k, v in data.items()})
-
-
-def _is_required(f: dataclasses.Field[Any]) -> bool:
-    return f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-
-
-def _decode(hint: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(hint)
-    if value is None:
-        if hint is typing.Any or type(None) in typing.get_args(hint):
-            return None
-        raise UsageError(f"{where} must not be null")
-    if origin in (typing.Union, types.UnionType):
-        (hint,) = [a for a in typing.get_args(hint) if a is not type(None)]
-        return _decode(hint, value, where)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise UsageError(f"{where} must be a list, got {value!r}")
-        item = typing.get_args(hint)[0]
-        return tuple(_decode(item, v, where) for v in value)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise UsageError(f"{where} must be an object, got {value!r}")
-        item = typing.get_args(hint)[1]
-        return {k: _decode(item, v, where) for k, v in value.items()}
-    if hint is float:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            raise UsageError(f"{where} must be a number, got {value!r}") from None
-    if dataclasses.is_dataclass(hint):
-        return from_plain(hint, value)  # type: ignore[arg-type]
-    if hint in _NAMES and not isinstance(value, hint):
-        raise UsageError(f"{where} must be {_NAMES[hint]}, got {value!r}")
-    return value

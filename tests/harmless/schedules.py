@@ -3,6 +3,9 @@
 import contextlib
 import io
 import itertools
+import pathlib
+import sys
+import tempfile
 import warnings
 
 import torch
@@ -148,12 +151,12 @@ def without(form, optimizer, scheduler, bad):
     return _looped(optimizer, scheduler, as_loader(form, kept))
 
 
-def differences(optimizer, scheduler, folder):
+def differences(optimizer, scheduler, folder, forms=FORMS):
     """Forms and places for which the two are not the same, bit for bit."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a scheduler that moves before its optimizer says so
-        for form, place in itertools.product(FORMS, PLACES):
+        for form, place in itertools.product(forms, PLACES):
             bad = PLACES[place]
             state, rates, steps = protected(
                 form, optimizer, scheduler, bad, folder / f"{form}-{place}"
@@ -166,3 +169,20 @@ def differences(optimizer, scheduler, folder):
             if state != wanted:
                 found.append(f"{form}, {place}: another state")
     return found
+
+
+def main():
+    """All of them with each other: minutes of work."""
+    num_wrong = 0
+    for optimizer, scheduler in itertools.product(OPTIMIZERS, SCHEDULERS):
+        with tempfile.TemporaryDirectory() as folder:
+            found = differences(optimizer, scheduler, pathlib.Path(folder))
+        num_wrong += len(found)
+        print(f"{optimizer} {scheduler}: {'; '.join(found) or 'the same'}", flush=True)
+    count = len(OPTIMIZERS) * len(SCHEDULERS) * len(FORMS) * len(PLACES)
+    print(f"{count} trainings, {num_wrong} differences")
+    return num_wrong > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from ..records import TensorStats, from_plain, to_plain
+from ..plain import from_plain, to_plain
+from ..records import TensorStats
 from .codes import VERDICTS
 
 __all__ = [

@@ -148,7 +148,7 @@ def _show_words(incident: Incident) -> None:
 
 
 def _json(chosen: list[tuple[Incident, Fix]], written: list[Target] | None) -> str:
-    from ..records import to_plain
+    from ..plain import to_plain
 
     fixes: list[dict[str, Any]] = [{"incident": i.id, **to_plain(f)} for i, f in chosen]
     made = None

@@ -69,7 +69,7 @@ def _tell(report: CheckpointReport) -> None:
 
 def _run(command: list[str], report: CheckpointReport) -> None:
     """The user's command; what the file is called goes in as data, never into a shell."""
-    from ..records import to_plain
+    from ..plain import to_plain
 
     findings = [*report.findings, *(f for r in report.files for f in r.findings)]
     told = {

@@ -12,6 +12,8 @@ __all__ = ["Spike", "SpikeWatch"]
 
 _MAD_TO_SIGMA = 1.4826
 _REFRESH = 8
+_SMALL = 1e-3
+"""What part of the level at the start is too small to matter, however far above the usual it is."""
 _LARGEST = sys.float_info.max  # as a limit it lets every number through, and no Inf
 _LOWEST = -_LARGEST
 
@@ -56,6 +58,12 @@ class SpikeWatch:
     >>> seen = [watch.note(i, 0.24 + 0.01 * (i % 3)) for i in range(20)]
     >>> watch.note(20, float("nan")) is None and watch.note(21, 0.947).is_alarm
     True
+
+    A training that has come down to 1e-12 leaps about; that is no spike while it stays far below its start.
+
+    >>> seen = [watch.note(i, 1e-12) for i in range(22, 90)]
+    >>> watch.note(90, 1e-6) is None and watch.note(91, 0.9).is_alarm
+    True
     """
 
     def __init__(
@@ -74,6 +82,8 @@ class SpikeWatch:
         self._values: deque[tuple[int, float]] = deque(maxlen=window)
         self._usual = 0.0
         self._spread = 0.0
+        self.floor = _LOWEST
+        """What is below it is small, measured by the start of the run."""
         self._limit = _LARGEST
         self._quiet = _LARGEST
         self._num_until_refresh = least
@@ -114,9 +124,11 @@ class SpikeWatch:
         return spike
 
     def is_rising(self) -> bool:
-        """Whether the last three values go up."""
+        """Whether the last three values go up, and to a size that matters."""
         values = self._values
-        return len(values) > 2 and values[-3][1] < values[-2][1] < values[-1][1]
+        if len(values) < 3 or values[-1][1] < self.floor:
+            return False
+        return values[-3][1] < values[-2][1] < values[-1][1]
 
     def recent(self, number: int = 24) -> list[float]:
         """The last values, oldest first."""
@@ -142,6 +154,8 @@ class SpikeWatch:
         older, last = self._values[-2][1], self._values[-1][1]
         if not (older > 0 and 2 * older < last and 2 * last < value and 8 * older <= value):
             return False
+        if value < self.floor:
+            return False
         return value > max(v for _, v in self._values)
 
     def _refresh(self) -> None:
@@ -155,4 +169,7 @@ class SpikeWatch:
         mad = median([abs(v - self._usual) for v in values])
         # A quiet run has hardly any spread; a tenth of its level is never a spike by itself.
         self._spread = max(_MAD_TO_SIGMA * mad, 0.1 * abs(self._usual), 1e-12)
-        self._limit = max(self._usual + self.warn_at * self._spread, self.ratio * self._usual)
+        if self.floor == _LOWEST:
+            self.floor = _SMALL * abs(self._usual)
+        limit = self._usual + self.warn_at * self._spread
+        self._limit = max(limit, self.ratio * self._usual, self.floor)

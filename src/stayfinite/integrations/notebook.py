@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import Any
 
 from ..errors import UsageError
 from ..records import Incident
+from ..saying import say
 from .session import Session
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
@@ -48,9 +48,7 @@ def run_cell(ipython: Any, line: str, cell: str) -> None:
         session.close(error)
     count = len(session.incidents)
     if count:
-        print(
-            f"stayfinite: {count} incident{'s' if count > 1 else ''} in this cell", file=sys.stderr
-        )
+        say(f"stayfinite: {count} incident{'s' if count > 1 else ''} in this cell")
 
 
 def _session(line: str) -> Session:
@@ -87,4 +85,4 @@ class _Shown:
         count = self._num_repeats
         if count <= 3 or count & (count - 1) == 0:
             place = f"as at {incident.same_as}"
-            print(f"stayfinite: step {incident.event.step}: again, {place}", file=sys.stderr)
+            say(f"stayfinite: step {incident.event.step}: again, {place}")

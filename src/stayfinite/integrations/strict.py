@@ -33,7 +33,7 @@ class StrictBackward:
 
     def begin(self) -> None:
         """The test itself begins: its random numbers are drawn from here on."""
-        self._driver.firewall.call(self._driver.may_begin)
+        self._driver.firewall.call(self._driver.loaderless.may_begin)
 
     def close(self) -> None:
         self._subscription.close()

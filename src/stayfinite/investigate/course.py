@@ -12,7 +12,7 @@ from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .across_ranks import by_itself
-from .describe import scale_collapse, seen_by_lint
+from .describe import not_applied, scale_collapse, seen_by_lint
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
 from .random_numbers import move_on
@@ -196,6 +196,9 @@ def _finish(
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
     keeps = is_unlucky or about.window.is_loaderless or about.vehicle.has_effects
+    if keeps and not is_unlucky and incident.action.kind == "skipped":
+        detail = not_applied(engine, about.window, keeps_random_state=True)
+        incident = replace(incident, action=replace(incident.action, detail=detail))
     is_rebuilt = about.method == "time_travel"
     if not is_unlucky and not is_rebuilt and about.window.batches[0].loss_fn is None:
         # The loop goes on behind its step, as if nobody had looked.

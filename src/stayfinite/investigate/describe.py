@@ -92,7 +92,7 @@ def seen_by_lint(location: Location) -> Location:
     return replace(location, note=note) if said else location
 
 
-def not_applied(engine: Engine, window: Window) -> str:
+def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False) -> str:
     """What is as before the step; said only where it is so."""
     if window.own_update:
         return window.own_update
@@ -101,12 +101,16 @@ def not_applied(engine: Engine, window: Window) -> str:
             "the step was not applied; another optimizer's step on the same batch had been applied "
             "before and stays"
         )
-    kept = "buffers, scheduler, scaler and random state"
+    text = "the step was not applied: parameters, optimizer state, "
     if window.is_loaderless:
-        kept = (
-            "buffers and scheduler" if engine.state.is_scaled else "buffers, scheduler and scaler"
+        scaler = " and scheduler" if engine.state.is_scaled else ", scheduler and scaler"
+        return f"{text}buffers{scaler} are as before it"
+    if keeps_random_state:
+        return (
+            f"{text}buffers, scheduler and scaler are as before it; what the loop itself has changed "
+            "in this iteration stays, and so its random numbers are used up"
         )
-    return f"the step was not applied: parameters, optimizer state, {kept} are as before it"
+    return f"{text}buffers, scheduler, scaler and random state are as before it"
 
 
 def done_of(window: Window) -> str:

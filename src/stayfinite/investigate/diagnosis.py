@@ -68,7 +68,9 @@ def diagnose(
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
     location = _place(incident.location, evidence)
     location = replace(location, culprit=_culprit(about, evidence, diagnosis.cause))
-    location = replace(location, first_bad=first_bad(location, about.window))
+    sizes = {num_rows(ref.value) for ref in about.window.batches}
+    size = sizes.pop() if len(sizes) == 1 else None  # of accumulated batches: all of one size
+    location = replace(location, first_bad=first_bad(location, size))
     return replace(incident, diagnosis=diagnosis, location=location)
 
 

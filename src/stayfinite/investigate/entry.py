@@ -61,7 +61,11 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         replace(event, value=failure.value),
         location=old.location,
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=()),
-        action=replace(old.action, kind=done_of(window), detail=not_applied(engine, window)),
+        action=replace(
+            old.action,
+            kind=done_of(window),
+            detail=not_applied(engine, window, known.keeps_random_state),
+        ),
     )
     incident = replace(incident, same_as=old.id)
     if window.batches[0].loss_fn is None:
@@ -121,7 +125,7 @@ def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Fail
 def _unharmed(about: Investigation) -> Verdict:
     """An error of ours is no reason for the training to end, nor to end in another mode."""
     put_modes = modes(about.state.roots.values())()
-    grads = about.state.take_grads()  # the loop goes on with those that it has
+    put_grads = about.state.take_grads()  # the loop goes on with those that it has
     window = about.window
     try:
         replays = course(about)
@@ -137,7 +141,7 @@ def _unharmed(about: Investigation) -> Verdict:
         return _broke_off(about, error, window)
     finally:
         put_modes()
-        about.state.put_grads(grads)
+        put_grads()
 
 
 def _broke_off(about: Investigation, error: Exception, window: Window) -> Verdict:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from ..records import Link, Location
-from ..runtime.rows import num_rows
-from ..runtime.window import Window
 
 __all__ = ["first_bad"]
 
@@ -12,16 +10,17 @@ _PICTURES = ("Conv2d", "BatchNorm2d", "MaxPool2d", "AvgPool2d", "ConvTranspose2d
 _SCORES = ("_softmax", "_log_softmax", "masked_fill", "bmm", "matmul", "div", "mul", "add")
 
 
-def first_bad(location: Location, window: Window) -> str:
-    """ "sample 3, head 1, query 0, key 0"; the plain index where nothing is known; "" where there is none."""
+def first_bad(location: Location, rows: int | None) -> str:
+    """ "sample 3, head 1, query 0, key 0"; the plain index where nothing is known; "" where there is none.
+
+    `rows`: samples in a batch, where that is known.
+    """
     link = next((c for c in location.chain if c.role in ("birth", "source")), None)
     if link is None or not link.outputs or link.direction == "backward":
         return ""
     stats = next((o.stats for o in link.outputs if o.stats and o.stats.first_bad is not None), None)
     if stats is None or not stats.shape or not stats.first_bad:
         return ""
-    sizes = {num_rows(ref.value) for ref in window.batches}
-    rows = sizes.pop() if len(sizes) == 1 else None  # of accumulated batches: all of one size
     names = _names(link, stats.shape, rows)
     if names is None:
         return f"index [{', '.join(map(str, stats.first_bad))}]"

@@ -71,7 +71,7 @@ class Trial:
     def _windows(self) -> list[Window]:
         """Steps before the failing one whose batches are still at hand, the last first."""
         engine, mine = self.lab.about.engine, self.lab.window
-        kept = [*engine.recent, *engine.log]
+        kept = [*engine.log.recent, *engine.log]
         found = [
             w for w in reversed(kept)
             if w is not mine and w.step < mine.step and self.lab.about.vehicle.can_run(w)

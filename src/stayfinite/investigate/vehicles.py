@@ -86,7 +86,7 @@ class Vehicle:
             active.result.is_complete = False
             return active.result
         state = self.engine.state
-        grads = state.take_grads()
+        put_grads = state.take_grads()
         self.engine.replay = active
         try:
             ranks = self.engine.ranks
@@ -117,7 +117,7 @@ class Vehicle:
             self.refused += [r for r in report.refused if r not in self.refused]
         finally:
             self.engine.replay = None
-            put_back(active.end, lambda: state.put_grads(grads))
+            put_back(active.end, put_grads)
         return active.result
 
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:

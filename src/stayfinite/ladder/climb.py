@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import UsageError
+from ..plain import from_plain
 from ..preflight.target_names import nearest_script, require_module
-from ..records import from_plain
 from .arguments import changed
 from .defaults import default_ladder
 from .messages import announced, no_input, no_survey, silent_end

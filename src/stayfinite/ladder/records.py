@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError
-from ..records import from_plain, to_plain
+from ..plain import from_plain, to_plain
 
 PROCESSES = "processes of its own"
 """Where the survey stops when the script starts several processes to train in."""

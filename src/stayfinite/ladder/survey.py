@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from ..devices import has_accelerator
 from ..errors import UsageError
 from ..patches.manager import Subscribers, Target, subscribe
-from ..records import to_plain
+from ..plain import to_plain
 from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..runtime.spawned import trains
 from .answer import finish, prepare

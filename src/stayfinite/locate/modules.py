@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-__all__ = ["ModuleStack", "name_modules"]
+__all__ = ["ModuleStack", "name_modules", "unwrapped"]
 
 
 def name_modules(roots: Mapping[str, nn.Module]) -> dict[int, str]:
@@ -112,3 +112,17 @@ class ModuleStack:
             ):
                 best = (end - start, name, kind)
         return (best[1], best[2]) if best else (None, None)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The user's model inside DDP, DataParallel or torch.compile."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and type(module).__name__ in (
+            "DistributedDataParallel",
+            "DataParallel",
+        ):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import StayfiniteError
+from ..saying import say
 
 __all__ = ["Firewall", "failures", "guarded"]
 
@@ -123,13 +123,10 @@ def _report(place: str, error: Exception) -> None:
     what = _in_short(error)
     if _failures.setdefault(place, what) is not what:
         return
-    out = sys.stderr
-    if out is not None:
-        out.write(
-            f"stayfinite: {place} failed ({what}); this protection is off from now on; "
-            "the training goes on\n"
-        )
-        out.flush()
+    say(
+        f"stayfinite: {place} failed ({what}); this protection is off from now on; "
+        "the training goes on"
+    )
 
 
 def _in_short(error: Exception) -> str:

@@ -76,6 +76,10 @@ class TrainingListener(Protocol):
 
     def owns(self, optimizer: Any) -> bool: ...
 
+    def has_batch(self) -> bool:
+        """Whether a batch was drawn that the loop has not left behind: of two that own an optimizer (a
+        guard of the last epoch that nobody has closed), the step is this one's."""
+
     def may_step(self, optimizer: Any) -> bool: ...
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None: ...
@@ -290,10 +294,15 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
             if listener.thread_id != me:
                 listener.firewall.call(listener.on_step_elsewhere, optimizer)
                 continue
-            if mine is None and listener.firewall.call(listener.owns, optimizer):
-                mine = listener
-            else:
-                listener.firewall.call(listener.on_foreign_step)
+            if listener.firewall.call(listener.owns, optimizer):
+                if mine is None:
+                    mine = listener
+                    continue
+                if not mine.firewall.call(mine.has_batch) and listener.firewall.call(
+                    listener.has_batch
+                ):
+                    mine, listener = listener, mine
+            listener.firewall.call(listener.on_foreign_step)
         if mine is None:
             return original(optimizer, *args, **kwargs)
         closure = args[0] if args else kwargs.get("closure")

@@ -155,6 +155,9 @@ class _Listener:
 
     def on_step_elsewhere(self, optimizer: Any) -> None: ...
 
+    def has_batch(self) -> bool:
+        return True
+
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._captor.on_scale(scaler, raw, scaled)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..records import from_plain, to_plain
+from ..plain import from_plain, to_plain
 from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..sandbox import redirect_for_good
 from .capture_launch import Elsewhere, keep_children

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import UsageError
-from ..records import Location, from_plain, to_plain
+from ..plain import from_plain, to_plain
+from ..records import Location
 
 __all__ = [
     "ALL_GROUPS",

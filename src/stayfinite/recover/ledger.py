@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..plain import from_plain, to_plain
 from ..private import make_folder, open_private
-from ..records import from_plain, to_plain
 
 __all__ = ["LEDGER_NAME", "Ledger", "LedgerEntry"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 
 from ..records import Incident
+from ..saying import say
 
 __all__ = ["incident_hook", "post", "run_command"]
 
@@ -77,4 +77,4 @@ def post(address: str, incident: Incident, limit_seconds: float = 10.0) -> int |
 
 
 def _complain(text: str) -> None:
-    print(f"stayfinite: {text}", file=sys.stderr)
+    say(f"stayfinite: {text}")

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..plain import to_plain
 from ..private import make_folder, open_private
-from ..records import to_plain
+from ..saying import say
 from .store import warn_unwritable
 from .thinning import Segments
 
@@ -233,7 +233,7 @@ class Journal:
                 # A sink that fails is dropped: it must never stop a training.
                 self.listeners.remove(listener)
                 name = type(listener).__name__
-                print(f"stayfinite: {name} failed and is off now: {e}", file=sys.stderr)
+                say(f"stayfinite: {name} failed and is off now: {e}")
 
 
 def _plain(value: Any) -> Any:

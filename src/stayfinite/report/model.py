@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..records import Incident, to_plain
+from ..plain import to_plain
+from ..records import Incident
 from .curves import Series, as_number
 from .foreign import KeyMap
 from .journal_read import JournalData, journal_of, read_journal

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from ..private import make_folder, open_private
 from ..records import Incident
+from ..saying import say
 from .fixes import advice, first_fix
 from .sources import SOURCES, collect_sources, dump_sources
 from .text import headline, render
@@ -51,10 +51,9 @@ def warn_unwritable(folder: Path, error: OSError) -> None:
     """Say once for each folder that nothing can be kept in it."""
     if folder not in _unwritable:
         _unwritable.add(folder)
-        print(
+        say(
             f"stayfinite: cannot write to {folder} ({error.strerror or error}); "
-            "the training goes on, incidents are not saved",
-            file=sys.stderr,
+            "the training goes on, incidents are not saved"
         )
 
 
@@ -75,4 +74,4 @@ def _one_line(incident: Incident) -> None:
         more += f"\n  try: stayfinite fix {incident.path}" if incident.path else ""
     else:
         more = f"\n  try: {others[0].title} [{others[0].status}]" if others else ""
-    print(f"stayfinite: {headline(incident)}{where}{more}", file=sys.stderr)
+    say(f"stayfinite: {headline(incident)}{where}{more}")

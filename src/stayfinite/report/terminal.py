@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from pathlib import Path
 
 from ..records import Event, Incident
+from ..saying import flush_output, is_terminal, say
 from .text import headline, render, short_path
 
 __all__ = ["say_incident", "say_summary", "say_warning"]
@@ -36,22 +36,22 @@ def say_incident(incident: Incident) -> None:
         incident.diagnosis.cause,
         incident.event.symptom,
     )
-    sys.stdout.flush()
+    flush_output()
     _told[key] += 1
     count = _told[key] - 1
     if count:
         if count <= _NUM_REPEATS:
-            print(f"stayfinite: {headline(incident)} (as before)", file=sys.stderr, flush=True)
+            say(f"stayfinite: {headline(incident)} (as before)")
         elif _is_told(count):
             note = f"(as before, {count} times by now)"
-            print(f"stayfinite: {headline(incident)} {note}", file=sys.stderr, flush=True)
+            say(f"stayfinite: {headline(incident)} {note}")
         return
     text = render(incident)
-    if sys.stderr.isatty():
+    if is_terminal():
         _say_in_color(text)
     else:
         rule = "-" * 78
-        print(f"{rule}\n{text}\n{rule}", file=sys.stderr, flush=True)
+        say(f"{rule}\n{text}\n{rule}")
 
 
 def say_warning(event: Event, count: int) -> None:
@@ -59,7 +59,7 @@ def say_warning(event: Event, count: int) -> None:
     if not _is_told(count):
         return
     note = f" ({count} such warnings by now)" if count > _NUM_REPEATS else ""
-    print(f"stayfinite: step {event.step}: warning: {event.message}{note}", file=sys.stderr)
+    say(f"stayfinite: step {event.step}: warning: {event.message}{note}")
 
 
 def _is_told(count: int) -> bool:
@@ -98,9 +98,7 @@ def say_summary(incidents: list[Incident], num_batches: int, folder: Path) -> No
     """One line at the end of a run that had incidents."""
     first = incidents[0]
     count = f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}"
-    print(
+    say(
         f"stayfinite: {count} in {num_batches} steps; first: {headline(first)}\n"
-        f"stayfinite: details in {short_path(str(folder.absolute()))}",
-        file=sys.stderr,
-        flush=True,
+        f"stayfinite: details in {short_path(str(folder.absolute()))}"
     )

@@ -41,6 +41,8 @@ class BatchTracker:
         """Loaders whose batches were trained on in this epoch."""
         self._other: BatchRef | None = None
         """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
+        self._is_copied = False
+        """Whether the buffers were copied when it was drawn."""
 
     @property
     def num_epochs(self) -> int:
@@ -70,6 +72,10 @@ class BatchTracker:
         if window.is_loaderless or (window.num_attempted and not self.owns(loader)):
             if self._other is None or self._other.is_from(loader):
                 self._other = self._new_ref(loader)
+                # Its forward comes before anything shows that it is trained on.
+                self._is_copied = torch.is_grad_enabled()
+                if self._is_copied:
+                    self._copy_buffers()
             self._other.items.append(item)
             self._other.indices = self._other.indices or indices
             return
@@ -78,6 +84,9 @@ class BatchTracker:
             last = self._next_ref(window, loader)
         last.items.append(item)
         last.indices = last.indices or indices
+
+    def _copy_buffers(self) -> None:
+        self._engine.state.buffers.copy(is_kept=self._engine.deferral.is_waiting)
 
     def _new_ref(self, loader: Any) -> BatchRef:
         return BatchRef(self.num_batches, self._epoch(loader), [], self._engine.rng.capture())
@@ -111,7 +120,8 @@ class BatchTracker:
         if over is not None:
             self.close(over)
         ref.step = self.num_batches
-        self._engine.state.buffers.copy()
+        if not self._is_copied:
+            self._copy_buffers()
         self.window = Window([ref], ref.rng, self._engine.state.lrs())
         return over
 
@@ -170,6 +180,15 @@ class BatchTracker:
             last.items = [(o, i) for o, i in last.items if o() is not loader]
             if not last.items and len(window.batches) == 1 and not window.is_loaderless:
                 self.window = None
+
+    def drops_batch(self, loader: Any, indices: Any) -> bool:
+        """Whether a rollback leaves this batch out, which is the loader's next; it counts then."""
+        left_out = self._engine.recovery.left_out
+        is_first = next(iter(left_out.drops)) == id(loader)
+        if not left_out.drops_batch(self.num_batches, indices, loader, is_first):
+            return False
+        self.num_batches += is_first
+        return True
 
     def drop_other(self) -> None:
         """What other loaders gave in between was not trained on."""

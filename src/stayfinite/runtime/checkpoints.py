@@ -17,6 +17,7 @@ from ..patches.made_at import call_stack
 from ..patches.provenance import provenance
 from ..records import Action, Diagnosis, Event, Incident, Location
 from ..report.text import headline
+from ..saying import say
 from .engine import Engine
 from .incidents import new_incident
 from .resume import blame, last_good, rate_mismatch, refuse
@@ -181,7 +182,7 @@ class CheckpointWatch:
         incident = new_incident(
             event, action=action, diagnosis=diagnosis, history=engine.records(), location=location
         )
-        return engine.publish_alone(incident)
+        return engine.publish(incident, is_shared=False)
 
 
 def _counted(found: list[TensorFinding]) -> str:
@@ -218,10 +219,7 @@ def save_gate() -> Iterator[SaveGate]:
     def tell(refusal: Refusal) -> None:
         where = f"written to {refusal.written_to} instead" if refusal.written_to else "not written"
         good = refusal.last_good or _search(os.path.abspath(refusal.path))
-        print(
-            f"stayfinite: {refusal.describe()}; {where}; last good: {good or 'none yet'}",
-            file=sys.stderr,
-        )
+        say(f"stayfinite: {refusal.describe()}; {where}; last good: {good or 'none yet'}")
 
     gate = SaveGate(tell)
     patches = SavePatches(gate)

@@ -25,7 +25,6 @@ from ..patches.imports import renew
 from ..patches.provenance import provenance
 from ..records import Incident, StepRecord
 from ..recover.policy import Policy
-from .batches import batch_bytes
 from .deferral import Deferral
 from .discover import find_averages, find_generators
 from .history import Row, records_of, row_of
@@ -41,17 +40,14 @@ from .state import TrainState
 from .step_parts import StepParts
 from .unseen import unseen
 from .window import Failure, RunningReplay, Verdict, Window
+from .window_log import WindowLog
 
 __all__ = ["Engine", "Investigate"]
 
 Investigate = Callable[["Engine", Window, Failure], Verdict]
 
 _INF = float("inf")
-_MAX_LOG_BYTES = 1 << 26
-_NUM_RECENT = 4
-_SMALL_LOG_BYTES = 1 << 24
 _WARY = 32
-_LEAP = 10.0
 
 
 class Engine:
@@ -69,10 +65,7 @@ class Engine:
         self.deferral = Deferral(self, self.shared)
         self.rng = RngMemory()
         self.history: deque[Row] = deque(maxlen=settings.history)
-        self.log: list[Window] = []
-        """Windows applied since the snapshot, for going back."""
-        self.recent: list[Window] = []
-        """The last steps before the snapshot, to compare a change of the source with."""
+        self.log = WindowLog(settings.max_batches)
         self.incidents: list[Incident] = []
         self.known = KnownIncidents()
         self.on_incident: Callable[[Incident], Incident] = lambda incident: incident
@@ -95,14 +88,12 @@ class Engine:
         """The file that `stayfinite run` runs; with a guard of one's own, None."""
         self.num_applied = 0
         self._investigate = investigate
-        self._stale: list[Window] = []
         self._is_primed = False
         self._early: dict[int, int] | None = None
         """Set while the first snapshot is older than the loop: how often each weight had been written."""
         self._generation = 0
         self._cost = 0.0
         self._deep_started = time.perf_counter()
-        self._log_bytes = 0
         self._has_room = True
         self._has_world = False
         self._due: tuple[int, list[tuple[Tensor, int]]] | None = None
@@ -120,8 +111,7 @@ class Engine:
 
     def wish(self) -> int:
         """Whether this rank wants a deep check after this step: by its clock, its memory."""
-        is_full = len(self.log) + 1 >= self.settings.max_batches
-        if self._is_deep_wanted or is_full or self._log_bytes > _MAX_LOG_BYTES:
+        if self._is_deep_wanted or self.log.is_full(num_more=1):
             return URGENT
         elapsed = time.perf_counter() - self._deep_started
         return DUE if self._cost <= self.settings.budget * elapsed else NOT_DUE
@@ -186,23 +176,12 @@ class Engine:
             start = time.perf_counter()
             (tag, versions), self._due = self._due, None
             is_finite = self.state.is_still_finite(versions)
-            if is_finite and self._has_room and (self._is_log_full() or not self._runs_away()):
+            if is_finite and self._has_room and (self.log.is_full() or not self.log.runs_away()):
                 self.state.take_snapshot(tag)
-                self._drop_log()
+                self.log.begin_anew()
             self._cost += time.perf_counter() - start
         self.state.buffers.copy(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
-
-    def _runs_away(self) -> bool:
-        """Whether the loss leaps: then the state before is the one to go back to, while it can be.
-
-        Only figures that have been read already count; nothing waits for the device here.
-        """
-        losses = [w.loss for w in self.log if w.loss is not None]
-        if len(losses) < 2:
-            return False
-        first = abs(losses[0])
-        return losses[-1] - losses[0] > _LEAP * max(first, 1e-3)
 
     def prime_again(self, is_opening: bool = False) -> None:
         """A model turned up: before the first step, all of it counts as the start.
@@ -222,20 +201,6 @@ class Engine:
             else:
                 self.deep_check(0)
 
-    def _take_snapshot(self, tag: int) -> None:
-        if self._has_room:
-            self._cost += self.state.take_snapshot(tag)
-            self._drop_log()
-
-    def _drop_log(self) -> None:
-        """Small ones are let go one by one as new ones come: Python looks for garbage whenever more
-        has been made than let go, and with torch loaded such a look takes milliseconds."""
-        if self.log and self._log_bytes < _SMALL_LOG_BYTES:
-            self.recent = self.log[-_NUM_RECENT:]
-        self._stale = self.log if self._log_bytes < _SMALL_LOG_BYTES else []
-        self.log = []
-        self._log_bytes = 0
-
     @property
     def must_wait(self) -> bool:
         """Whether a deep check or a snapshot waits for the verdict of a step that has been made."""
@@ -245,9 +210,8 @@ class Engine:
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""
         self._due = None
-        self._log_bytes = 0
         self._unseen.clear()
-        self._stale.clear()
+        self.log.let_go()
 
     def forget_known(self) -> None:
         """The training is another one from here on: what fails now is looked into anew."""
@@ -257,10 +221,8 @@ class Engine:
     def check(
         self, window: Window, optimizer: Optimizer, is_compared: bool = True
     ) -> Failure | None:
-        """Whether this step may be applied: all finite, and no spike that the policy acts on.
-
-        `is_compared`: False for one of many evaluations.
-        """
+        """Whether this step may be applied: all finite, and (unless it is one of many evaluations) no
+        spike that the policy acts on."""
         if len(self.state.optimizers) > 1:
             window.optimizer_id = id(optimizer)
         if self._has_world:
@@ -325,18 +287,13 @@ class Engine:
             if self.journal is not None:
                 self.journal.step(row)
             if self._has_room:
-                if len(self.log) % 64 == 0:
-                    size = sum(batch_bytes(b.value) for b in window.batches)
-                    self._log_bytes = (len(self.log) + 64) * size
-                self.log.append(window)
-                if self._stale:
-                    self._stale.pop()
+                self.log.add(window)
                 # A clock read every few steps is enough; the interval is in steps' worth of time.
                 if len(self.log) % 8 and not (
                     self._is_deep_wanted
                     or self._num_wary
                     or (self._has_world and self.ranks.has_others)
-                    or self._is_log_full()
+                    or self.log.is_full()
                 ):
                     return None
         if not self._is_deep_due():
@@ -355,9 +312,6 @@ class Engine:
                 return window, failure
         return None
 
-    def _is_log_full(self) -> bool:
-        return len(self.log) >= self.settings.max_batches or self._log_bytes > _MAX_LOG_BYTES
-
     def _is_deep_due(self) -> bool:
         if self.ranks.is_on:
             return self.shared.take_agreed_deep_check()
@@ -366,7 +320,7 @@ class Engine:
         if self._num_wary:
             self._num_wary -= 1
             return True
-        if self._has_room and self._is_log_full():
+        if self._has_room and self.log.is_full():
             return True
         elapsed = time.perf_counter() - self._deep_started
         is_new = bool(self.log) or not self._has_room
@@ -393,7 +347,9 @@ class Engine:
         if self.ranks.is_on:
             # Here all ranks meet; a window's opening is each one's own.
             self._cost = time.perf_counter() - start
-            self._take_snapshot(step + 1)
+            if self._has_room:
+                self._cost += self.state.take_snapshot(step + 1)
+                self.log.begin_anew()
         else:
             self._due = (step + 1, self.state.versions())
             self._cost = time.perf_counter() - start
@@ -413,20 +369,13 @@ class Engine:
             return self.publish(verdict.incident)
         return self.recovery.conclude(verdict)
 
-    def publish(self, incident: Incident) -> Incident:
-        """Save it, print it, keep it."""
-        incident = self._save(incident)
+    def publish(self, incident: Incident, is_shared: bool = True) -> Incident:
+        """Save it, print it, keep it; `is_shared`: False for what one rank met by itself, such as a
+        checkpoint that it writes."""
+        incident = self._save(incident) if is_shared else self.on_incident(incident)
         self.incidents.append(incident)
         if incident.event.phase == "optimizer" or incident.event.symptom == "buffer":
             self._num_wary = _WARY
-        if self.journal is not None:
-            self.journal.incident(incident)
-        return incident
-
-    def publish_alone(self, incident: Incident) -> Incident:
-        """The same for what one rank met by itself: a checkpoint is written or read by one."""
-        incident = self.on_incident(incident)
-        self.incidents.append(incident)
         if self.journal is not None:
             self.journal.incident(incident)
         return incident

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import linecache
 import math
 import sys
@@ -21,6 +22,7 @@ __all__ = [
     "bad_tensors",
     "calling_frames",
     "calling_place",
+    "codes_of_step",
     "holds_bad_number",
     "is_at_loop_head",
     "variables",
@@ -54,6 +56,12 @@ def calling_place(
             return frame.f_code, frame.f_lineno, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def codes_of_step(optimizer: Any) -> list[CodeType]:
+    """The `step` of its class and of the classes that this comes from."""
+    own = [f for c in type(optimizer).__mro__ if (f := vars(c).get("step")) is not None]
+    return [c for f in own if (c := getattr(inspect.unwrap(f), "__code__", None))]
 
 
 def holds_bad_number(traceback: TracebackType | None) -> bool:

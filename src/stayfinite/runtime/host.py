@@ -14,6 +14,7 @@ from .limits import Limit
 from .ranks import Ranks
 from .state import TrainState
 from .window import Failure, Window
+from .window_log import WindowLog
 
 if TYPE_CHECKING:
     from .journal import RunJournal
@@ -40,7 +41,7 @@ class Host(Protocol):
     policy: Policy
     checker: StepCheck
     ranks: Ranks
-    log: list[Window]
+    log: WindowLog
     journal: RunJournal | None
     num_applied: int
 

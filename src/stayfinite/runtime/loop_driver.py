@@ -8,13 +8,10 @@ It never gets a batch twice.
 from __future__ import annotations
 
 import contextlib
-import enum
-import inspect
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -25,29 +22,18 @@ from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import calling_place, is_at_loop_head
-from .number_errors import is_about_numbers
+from .frames import calling_place, codes_of_step
+from .loaderless import Loaderless
+from .number_errors import failure_behind, is_about_numbers
 from .ranks import RankFailure, plain_norm
 from .saved_state import OptimizerCopy
+from .scaling import Scaling
 from .unseen import unseen
-from .validation import look_at_untrained
-from .window import Failure, Window
+from .validation import ValidationLooks
+from .window import Failure, Phase, Window
+from .window_ends import WindowEnds
 
-__all__ = ["LoopDriver", "Phase"]
-
-
-class Phase(enum.Enum):
-    """Where in an iteration the loop stands."""
-
-    FORWARD = "forward"
-    """A batch was drawn, or the last step is over."""
-    STEPPED = "stepped"
-    """The step was applied."""
-    REFUSED = "refused"
-    """The step was left out; what the loop does until it asks for a batch is put back where it is
-    part of the training (rates, schedules, scales, averages, random numbers)."""
-    OVER = "over"
-    """Nothing is watched any more."""
+__all__ = ["LoopDriver"]
 
 
 class LoopDriver:
@@ -63,19 +49,17 @@ class LoopDriver:
             "the protection of this training", self._give_up, lambda: engine.replay is not None
         )
         self._bad = BadSteps(engine, self.tracker, self.own_work, self._made_again)
+        self._ends = WindowEnds(engine, self._bad)
+        self._validation = ValidationLooks(engine, self.tracker)
+        self.loaderless = Loaderless(engine, self.tracker)
         engine.recovery.position = self.tracker.position
         engine.recovery.num_open = self.tracker.num_open
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
         self._closures = ClosureSteps(self)
-        self._raw: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+        self._scaling = Scaling(engine)
         self._was_stepped = False
         self._is_own_work = False
-        self._stepped: set[int] = set()
-        """Optimizers that have stepped in this iteration of a loop without a loader."""
-        self._loaderless_rng: Any = None
-        self._told: set[str | None] = set()
-        """Validation loops that were told of."""
 
     @property
     def is_replaying(self) -> bool:
@@ -86,7 +70,7 @@ class LoopDriver:
         """Batches that the loop has trained on, or iterations that it has made."""
         window = self.tracker.window
         is_open = window is not None and window.num_attempted > 0
-        return self.tracker.num_batches + (bool(self._stepped) or is_open)
+        return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
     def wants_gradients(self) -> bool:
         return False
@@ -118,8 +102,6 @@ class LoopDriver:
         finally:
             self._is_own_work = was
 
-    # Batches
-
     def before_batch(self, loader: Any) -> None:
         """The loop asks for a batch: its last iteration over this loader is over."""
         if self._is_own_work or not self.tracker.owns(loader):
@@ -142,15 +124,9 @@ class LoopDriver:
 
     def drops_batch(self, loader: Any, indices: Any) -> bool:
         """A rollback leaves some of the batches after it out as well."""
-        recovery = self.engine.recovery
-        if not recovery.drops or self._is_own_work:
+        if not self.engine.recovery.left_out.drops or self._is_own_work:
             return False
-        is_first = next(iter(recovery.drops)) == id(loader)
-        number = self.tracker.num_batches
-        if not recovery.drops_batch(number, indices, loader, is_first):
-            return False
-        self.tracker.num_batches += is_first
-        return True
+        return self.tracker.drops_batch(loader, indices)
 
     def on_loader_start(self, loader: Any) -> None:
         """A new iterator of a loader; whoever knows its length may not have asked for its end."""
@@ -166,32 +142,10 @@ class LoopDriver:
             self._close(window)
         self.tracker.forget(loader)
         if self.tracker.is_trained(loader):
-            self._look_deeper()
+            self._ends.after_epoch()
             self.tracker.end_epoch(loader)
         else:
-            self._bad.looks.once(self._look_at_validation, sys._getframe(1))
-
-    def _look_at_validation(self, frame: FrameType) -> None:
-        """NaN in what is only evaluated is told in one line, once for each place."""
-        epoch = self.tracker.num_epochs
-        event = look_at_untrained(frame, self.tracker.num_batches, epoch)
-        if event is not None and event.name not in self._told:
-            self._told.add(event.name)
-            self.engine.lookout.warn(event)
-
-    def _look_deeper(self) -> None:
-        """A deep check at the end of an epoch; ranks come there at different times."""
-        if self.engine.ranks.is_on:
-            self.engine.want_deep_check()
-            return
-        self._collect(is_last=True)
-        if self.engine.log:
-            last = self.engine.log[-1]
-            failure = self.engine.deep_check(last.step)
-            if failure is not None:
-                self._bad.handle(last, failure)
-
-    # Losses
+            self._bad.looks.once(self._validation.look, sys._getframe(1))
 
     @unseen
     def before_backward(self, loss: Tensor) -> None:
@@ -199,14 +153,15 @@ class LoopDriver:
             return
         over = self.tracker.take_other()
         if over is not None:
-            self._after_window(over, is_regular=False)
+            self.phase = Phase.FORWARD
+            self._ends.after_unseen(over)
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
         if window.losses and self._are_grads_gone():
             window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
-            window.losses.append((self.tracker.note_used(window), self._unscaled(loss)))
+            window.losses.append((self.tracker.note_used(window), self._scaling.unscaled(loss)))
             window.live_loss = weakref.ref(loss)
         window.num_backward += 1
 
@@ -215,16 +170,13 @@ class LoopDriver:
         firsts = [g["params"][:1] for o in self.state.optimizers for g in o.param_groups[:1]]
         return all(p.grad is None for first in firsts for p in first)
 
-    def _unscaled(self, loss: Tensor) -> Tensor:
-        if self._raw is not None:
-            raw, scaled = self._raw[0](), self._raw[1]()
-            if scaled is loss and raw is not None:
-                return raw.detach()
-        return loss.detach()
-
     def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         replay = self.engine.replay
-        return call() if replay is None else replay.on_backward(loss, self._unscaled(loss), call)
+        return (
+            call()
+            if replay is None
+            else replay.on_backward(loss, self._scaling.unscaled(loss), call)
+        )
 
     def on_clip(self, norm: Tensor) -> None:
         window = self.tracker.window
@@ -232,20 +184,12 @@ class LoopDriver:
             window.norm = plain_norm(norm.detach())
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
-        self.state.add_scaler(scaler)
-        is_on = scaler.is_enabled()
-        self._raw = (weakref.ref(raw), weakref.ref(scaled)) if is_on else None
-
-    # Optimizers and schedulers
+        self._scaling.note(scaler, raw, scaled)
 
     def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
         if self.tracker.window is None and not self.num_steps:
-            self.may_begin()
-
-    def may_begin(self) -> None:
-        """A loop without a loader may begin here."""
-        self._loaderless_rng = self.engine.rng.capture()
+            self.loaderless.may_begin()
 
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
@@ -254,6 +198,10 @@ class LoopDriver:
 
     def owns(self, optimizer: Any) -> bool:
         return optimizer in self.state.optimizers
+
+    def has_batch(self) -> bool:
+        window = self.tracker.window
+        return window is not None and not window.is_loaderless
 
     def on_foreign_step(self) -> None:
         """Somebody else's optimizer steps: the losses since the last step were its own."""
@@ -278,7 +226,7 @@ class LoopDriver:
         if self.engine.deferral.serves(optimizer):
             self.engine.deferral.arm(window, optimizer)
             return True
-        failure = self._check(window, optimizer)
+        failure = self._scaling.check(window, optimizer)
         if failure is None:
             return True
         self.refuse(window, failure)
@@ -290,7 +238,7 @@ class LoopDriver:
         window = self.tracker.window or self._open_loaderless()
         self._was_stepped = True
         if window.is_loaderless:
-            self._count_iteration(window, optimizer)
+            self.loaderless.count(window, optimizer)
         self.tracker.note_used(window)
         window.num_attempted += 1
         return window
@@ -303,28 +251,10 @@ class LoopDriver:
         """Of an iteration whose update is the script's own: this alone is undone."""
         self._bad.undo = [] if undo is None else [undo]
 
-    def same_iteration(self, optimizer: Any) -> None:
-        """The loop is still in the iteration in which this one has stepped."""
-        self._stepped.discard(id(optimizer))
-
     def end_refused(self, window: Window) -> None:
         """A loop without a loader is over with its step, whether that was applied or not."""
         if window.is_loaderless:
             self.close_loaderless(window)
-
-    def _check(self, window: Window, optimizer: Any) -> Failure | None:
-        engine = self.engine
-        found = vars(optimizer).get("found_inf")
-        if found is not None and found.item():
-            # A fused optimizer under a scaler is called even so, and skips by itself.
-            own = engine.ranks.agree(engine.explain(window, []))
-            return own or Failure("scaler_skip", window.step)
-        if self._raw is None or window.norm is not None:
-            return engine.check(window, optimizer)
-        # The scaler has passed the gradients; the losses are left.
-        if engine.shared.is_shared(optimizer):
-            return engine.shared.check(window, optimizer, is_scaled=True) or engine.see(window)
-        return engine.explain(window, []) or engine.see(window)
 
     def on_step_done(self, optimizer: Any, is_done: bool) -> None:
         window = self.tracker.window
@@ -342,26 +272,20 @@ class LoopDriver:
         """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
         is_fine = self._is_own_work or self.may_step(optimizer)
         if not self._is_own_work:  # such a step is seen from inside of the optimizer's own
-            own = [f for c in type(optimizer).__mro__ if (f := vars(c).get("step")) is not None]
-            codes = [c for f in own if (c := getattr(inspect.unwrap(f), "__code__", None))]
-            self.engine.step_place = calling_place(sys._getframe(1), codes)
+            self.engine.step_place = calling_place(sys._getframe(1), codes_of_step(optimizer))
         if is_fine:
             return None
         try:
-            copy = OptimizerCopy(optimizer)
-            copy.take()
+            return OptimizerCopy.taken(optimizer).restore
         except Exception:  # no memory, perhaps: a step without gradients moves nothing
-            return self.state.without_grads(optimizer)
-        return copy.restore
+            return self.state.take_grads(optimizer)
 
     def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None:
         """The same inside a replay: a step that is not to be applied is taken back."""
         replay = self.engine.replay
         if replay is None or replay.begin_step():
             return None
-        copy = OptimizerCopy(optimizer)
-        copy.take()
-        return copy.restore
+        return OptimizerCopy.taken(optimizer).restore
 
     def after_replayed_step(self, optimizer: Any) -> None:
         if self.engine.replay is not None:
@@ -393,18 +317,13 @@ class LoopDriver:
         if window is None or self._is_own_work or window.failure is not None:
             return
         self.window_for(optimizer)
-        own = self.engine.ranks.agree(self.engine.explain(window, []))
-        self.refuse(window, own or Failure("scaler_skip", window.step))
+        self.refuse(window, self._scaling.failure_of_skip(window))
         self.end_refused(window)
-
-    # A bad step
 
     def refuse(self, window: Window, failure: Failure) -> None:
         """The step is not applied; how it stands now is where the loop is put back to."""
         ranks = self.engine.ranks
-        if failure.symptom == "scaler_skip" and self.engine.scale_watch.passes_by(
-            self.state.scale() or 1.0
-        ):
+        if failure.symptom == "scaler_skip" and self._scaling.passes_by():
             window.failure = failure
             return
         if ranks.is_joining() or (
@@ -427,84 +346,22 @@ class LoopDriver:
     def _close(self, window: Window) -> None:
         """The iteration that this window belongs to is over."""
         self.tracker.close(window)
-        self._after_window(window, is_regular=True)
-
-    def _after_window(self, window: Window, is_regular: bool) -> None:
-        """`is_regular`: the loop went on to its next batch; else it was left, and what it did since
-        then is not this iteration's."""
         self.phase = Phase.FORWARD
-        if not is_regular:
-            self._bad.undo.clear()
-        if window.failure is not None:
-            rates = self._rates_that_stay() if self._bad.undo else None
-            self._bad.put_back()
-            if rates is not None:
-                self.state.set_lrs(rates)
-            return
-        if window.is_moved and self.engine.settings.deferred:
-            self._collect(is_regular=is_regular)
-            return
-        failure = self.engine.close_healthy(window)
-        if window.num_applied and len(self.state.scalers):
-            self.engine.scale_watch.note_applied()
-        if failure is not None:
-            self._bad.handle(window, failure)
-
-    def _rates_that_stay(self) -> tuple[float, ...] | None:
-        """A loop that calls `next` by itself may have set the rate of its next step before."""
-        if len(self.state.schedulers) or is_at_loop_head(sys._getframe(1)):
-            return None
-        return self.state.lrs()
-
-    def _collect(self, is_last: bool = False, is_regular: bool = True) -> None:
-        """Deferred steps: close those that went well, look into the first that did not."""
-        fine, bad, later = self.engine.deferral.collect(is_last)
-        found = self.engine.close_fine(fine, bad)
-        if found is not None:
-            self._bad.handle(*found)
-            return
-        if bad is None:
-            if self.engine.must_wait:
-                self._collect(is_last=True, is_regular=is_regular)
-            return
-        failure = self.engine.shared.late_failure(bad)
-        if failure is not None:
-            self._bad.handle_late(bad, failure, later, is_regular)
-
-    # Loops without a loader
+        self._ends.after(window, is_regular=True)
 
     def _open_loaderless(self) -> Window:
         self._bad.put_back()
         self.before_window()
         self.engine.prime()
-        if self._stepped and all(id(o) in self._stepped for o in self.state.optimizers):
-            self._new_iteration()
         self.phase = Phase.FORWARD
-        return self.tracker.open_loaderless(self._loaderless_rng)
-
-    def _new_iteration(self) -> None:
-        self._stepped.clear()
-        self.tracker.num_batches += 1
-
-    def _count_iteration(self, window: Window, optimizer: Any) -> None:
-        """Without batches to count, an iteration is over when one of its optimizers steps again."""
-        if id(optimizer) in self._stepped:
-            self._new_iteration()
-            ref = window.batches[-1]
-            ref.step = self.tracker.num_batches
-            window.losses = [(ref.step, t) for _, t in window.losses]
-        self._stepped.add(id(optimizer))
+        return self.loaderless.open()
 
     def close_loaderless(self, window: Window) -> None:
         """After the step: the next window shows itself only when its forward is over."""
         self.tracker.window = None
         if window.failure is None:
-            failure = self.engine.close_healthy(window)
-            if failure is not None:
-                self._bad.handle(window, failure)
-        self._loaderless_rng = self.engine.open()
-
-    # The end
+            self._ends.close_healthy(window)
+        self.loaderless.after_step()
 
     def on_error(self, error: BaseException) -> None:
         """The script did not survive, or gave up: was it a value that is not finite?"""
@@ -515,15 +372,11 @@ class LoopDriver:
             if not is_about_numbers(error):
                 return
             window = self._open_loaderless()  # its forward has not come to a loss
-            self._stepped.update(id(o) for o in self.state.optimizers)
+            self.loaderless.all_stepped()
         self.tracker.note_used(window)
-        failure = self.engine.explain(window, list(self.state.optimizers))
+        failure = failure_behind(error, window, self.engine)
         if failure is None:
-            bad = self.state.bad_state()
-            name = bad[0][1] if bad else None
-            if not bad and not is_about_numbers(error):
-                return
-            failure = Failure("loss" if not window.num_backward else "gradient", window.step, name)
+            return
         window.error = error
         window.num_attempted += 1
         self.engine.ranks.leave()
@@ -537,14 +390,6 @@ class LoopDriver:
         window, self.tracker.window = self.tracker.window, None
         if window is not None and window.num_attempted:
             self.tracker.close(window)
-            self._after_window(window, is_regular=False)
-        self._look_last()
+            self._ends.after(window, is_regular=False)
+        self._ends.look_deeper(is_regular=False)
         self.phase = Phase.OVER
-
-    def _look_last(self) -> None:
-        self._collect(is_last=True, is_regular=False)
-        if self.engine.log:
-            last = self.engine.log[-1]
-            failure = self.engine.deep_check(last.step)
-            if failure is not None:
-                self._bad.handle(last, failure)

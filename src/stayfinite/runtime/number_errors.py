@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from .engine import Engine
 from .frames import bad_tensors, holds_bad_number
+from .window import Failure, Window
 
-__all__ = ["is_about_numbers"]
+__all__ = ["failure_behind", "is_about_numbers"]
 
 _SPEAKS_OF_NAN = re.compile(
     r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow)\b"
@@ -25,3 +27,15 @@ def is_about_numbers(error: BaseException) -> bool:
     if _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
         return True
     return isinstance(error, (RuntimeError, ValueError)) and bool(bad_tensors(trace))
+
+
+def failure_behind(error: BaseException, window: Window, engine: Engine) -> Failure | None:
+    """What of this window is not finite, if that is why the script did not survive it."""
+    found = engine.explain(window, list(engine.state.optimizers))
+    if found is not None:
+        return found
+    bad = engine.state.bad_state()
+    if not bad and not is_about_numbers(error):
+        return None
+    symptom = "gradient" if window.num_backward else "loss"
+    return Failure(symptom, window.step, bad[0][1] if bad else None)

@@ -21,6 +21,7 @@ from ..numerics.health import is_finite
 from .batches import named_tensors
 from .engine import Engine
 from .frames import calling_frames, variables
+from .loaderless import Loaderless
 from .window import Failure, Window
 
 __all__ = ["OwnDriver", "OwnUpdates", "Trained", "leaves_of"]
@@ -76,6 +77,7 @@ class OwnDriver(Protocol):
     """Whose loop it is."""
 
     engine: Engine
+    loaderless: Loaderless
 
     def window_now(self) -> Window: ...
 
@@ -84,8 +86,6 @@ class OwnDriver(Protocol):
     def refuse(self, window: Window, failure: Failure) -> None: ...
 
     def undo_only(self, undo: Callable[[], None] | None) -> None: ...
-
-    def same_iteration(self, optimizer: Any) -> None: ...
 
     def end_refused(self, window: Window) -> None: ...
 
@@ -114,15 +114,15 @@ class OwnUpdates:
     def is_stand_in(self, optimizer: object) -> bool:
         return optimizer is self._trained
 
-    # A backward
-
     def begin(self, loss: Tensor) -> None:
         """Before a backward: what it is about to train."""
         if self._is_stale or not self._trained.tensors:
             self._note(leaves_of(loss), sys._getframe(1))
         driver = self._driver()
         if driver is not None and self._marks and self._marks == self._marks_now():
-            driver.same_iteration(self._trained)  # gradients are added up, or a graph is used again
+            driver.loaderless.same_iteration(
+                self._trained
+            )  # gradients are added up, or a graph is used again
 
     def look_at_gradients(self) -> None:
         """After a backward."""
@@ -131,8 +131,6 @@ class OwnUpdates:
             self._is_stale = True  # others were trained
             return
         self._look_at([g for _, g in pairs if g is not None], [p for p, _ in pairs])
-
-    # Gradients as values
 
     def begin_grad(self, loss: Tensor, inputs: Sequence[Any]) -> bool:
         """Before `torch.autograd.grad`; whether something is trained by it."""
@@ -158,8 +156,6 @@ class OwnUpdates:
             window.losses.append((window.step, loss.detach()))
         self._look_at(tensors, self._trained.tensors)
         window.closure = None
-
-    # Both
 
     @property
     def _is_training(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from ..patches.printed import PrintedFigures
 from ..recover.plan import StagedPlan
+from ..saying import say
 from .engine import Engine
 from .plan_run import PlanRun
 
@@ -26,4 +26,4 @@ def follow_plan(engine: Engine, plan: StagedPlan, folder: Path | None) -> PlanRu
 
 
 def _say(text: str) -> None:
-    print(f"stayfinite: {text}", file=sys.stderr)
+    say(f"stayfinite: {text}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,13 +18,14 @@ from .healing import Healing
 from .host import Host
 from .incident_facts import LastSave, facts
 from .last_state import save_last_healthy
+from .left_out import LeftOut
 from .limits import everywhere
 from .part_redo import PartRedo
 from .plan_run import PlanRun
-from .samples import Sanitizer, whole_numbers
+from .samples import Sanitizer
 from .state import TrainState
 from .undo import modes
-from .window import BatchRef, Verdict, Window
+from .window import Verdict, Window
 
 __all__ = ["DEEP", "Recovery"]
 
@@ -42,10 +42,8 @@ class Recovery:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.ledger = Ledger()
+        self.left_out = LeftOut()
         self.tally = Tally()
-        self.drops: dict[int, int] = {}
-        """How many batches of each loader (by identity) are still to be left out; 0 is no loader."""
         self.bad_parts: Counter[str] = Counter()
         """How often each part of a loss was left out by `finite_mean` or `finite_sum`."""
         self.num_replays = 0
@@ -72,6 +70,10 @@ class Recovery:
     @property
     def policy(self) -> Policy:
         return self._host.policy
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.left_out.ledger
 
     @property
     def state(self) -> TrainState:
@@ -108,7 +110,7 @@ class Recovery:
         elif decision.kind not in ("sanitize", "parts"):
             action = self._plain_action(incident, decision)
             if window is not None and (not is_own or window.is_put_back):
-                self._note(window, "skipped", incident)
+                self.left_out.note(window, "skipped", incident)
         incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
         self.incidents_so_far.append(incident)
         if self._ramp is not None:
@@ -354,64 +356,14 @@ class Recovery:
         assert verdict.incident is not None
         for window in since:
             is_bad = window is verdict.window
-            self._note(window, "skipped" if is_bad else "rolled_back", verdict.incident)
+            self.left_out.note(window, "skipped" if is_bad else "rolled_back", verdict.incident)
         verdict.redo.clear()
-        self._drop_next(verdict.window, decision.skip_next)
+        self.left_out.drop_next(verdict.window, decision.skip_next)
         return Action(
             kind="rolled_back",
             restored_step=tag,
             detail=_rollback_detail(tag, len(since), decision, state.lrs()),
         )
-
-    def _drop_next(self, window: Window | None, count: int) -> None:
-        if not count:
-            return
-        owners = [o() for b in window.batches for o, _ in b.items] if window is not None else []
-        for key in {id(o) if o is not None else 0 for o in owners} or {0}:
-            self.drops[key] = self.drops.get(key, 0) + count
-
-    def drops_batch(
-        self, step: int, indices: object, loader: object | None, is_first: bool = True
-    ) -> bool:
-        """Whether this batch is one of those that a rollback leaves out as well."""
-        key = id(loader) if loader is not None else 0
-        if not self.drops.get(key):
-            return False
-        self.drops[key] -= 1
-        if is_first:
-            self.ledger.add(
-                LedgerEntry(
-                    step=step, epoch=0, kind="dropped", indices=whole_numbers(indices),
-                    reason="left out after a rollback (skip_next)",
-                )
-            )  # fmt: skip
-        return True
-
-    def _note(self, window: Window | None, kind: str, incident: Incident) -> None:
-        if window is None:
-            return
-        self.ledger.add(
-            *(
-                LedgerEntry(
-                    step=ref.step, epoch=ref.epoch, kind=kind, indices=whole_numbers(ref.indices),
-                    reason=headline(replace(incident, action=Action(kind="none"))),
-                    incident=incident.id, first_bad=_first_bad(incident, ref),
-                )
-                for ref in window.batches
-            )
-        )  # fmt: skip
-
-
-def _first_bad(incident: Incident, ref: BatchRef) -> str:
-    """The value that went bad first, where this batch was looked into: by its place in the data."""
-    text = incident.location.first_bad
-    if incident.same_as is not None or ref.step != incident.event.step:
-        return ""
-    found = re.match(r"sample (\d+)", text)
-    known = whole_numbers(ref.indices)
-    if found is None or int(found[1]) >= len(known):
-        return text
-    return f"sample {known[int(found[1])]} of the data set{text[found.end() :]}"
 
 
 def _doing(policy: Policy) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..numerics.health import FiniteFlag
+from ..saying import say
 from .batches import named_tensors
 
 if TYPE_CHECKING:  # the readers of checkpoints take long to import, and most runs need none
@@ -135,10 +135,9 @@ class SaveGate:
         beside = self.refused.get(os.path.abspath(os.fsdecode(path)))
         if beside is None or not os.path.exists(beside):
             return path
-        print(
+        say(
             f"stayfinite: {os.fsdecode(path)} was held back because it is not finite, and nothing "
-            f"lies there; reading {beside} instead",
-            file=sys.stderr,
+            f"lies there; reading {beside} instead"
         )
         return beside
 

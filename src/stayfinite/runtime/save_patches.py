@@ -6,7 +6,6 @@ import functools
 import importlib
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ from ..patches.imports import ImportPatch, patch_when_imported, renew
 from ..patches.manager import Subscribers, Subscription, Target, close_all, subscribe
 from ..patches.provenance import provenance
 from ..recover.atomic import atomic_path
+from ..saying import say
 from .save_gate import SaveGate, is_ungated, refused_name, ungated
 
 __all__ = ["SavePatches"]
@@ -241,10 +241,9 @@ def _remove(original: Any, subscribers: Subscribers) -> Any:
 
     def remove(path: Any, *args: Any, **kwargs: Any) -> Any:
         if any(each.gate.must_stay(path) for each in subscribers):
-            print(
+            say(
                 f"stayfinite: {os.fsdecode(path)} was not deleted: it is the last good checkpoint, and "
-                "the one after it was held back",
-                file=sys.stderr,
+                "the one after it was held back"
             )
             return None
         return original(path, *args, **kwargs)

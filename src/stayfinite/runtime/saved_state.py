@@ -126,6 +126,13 @@ class OptimizerCopy:
         self._optimizer = weakref.ref(optimizer)
         self._kept = Snapshot()
 
+    @classmethod
+    def taken(cls, optimizer: Any) -> OptimizerCopy:
+        """As it is now."""
+        made = cls(optimizer)
+        made.take()
+        return made
+
     def take(self) -> None:
         optimizer = self._optimizer()
         if optimizer is None:

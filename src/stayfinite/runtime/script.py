@@ -36,6 +36,7 @@ from ..recover.policy import Policy
 from ..report.sinks import make_sink
 from ..report.store import RunFolder
 from ..report.terminal import say_incident, say_summary
+from ..saying import say
 from .as_main import run_module_as_main, run_path_as_main
 from .checkpoints import CheckpointWatch
 from .engine import Engine, Investigate
@@ -105,7 +106,7 @@ class ScriptRun:
         try:
             open(path, "rb").close()
         except OSError as e:
-            print(f"stayfinite run: can't open file {path!r}: {e.strerror}", file=sys.stderr)
+            say(f"stayfinite run: can't open file {path!r}: {e.strerror}")
             return 2
         body = functools.partial(run_path_as_main, path, args)
         return self._run(body, Path(path).stem, os.path.abspath(path))
@@ -148,7 +149,7 @@ class ScriptRun:
             return
         engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
         ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
-        engine.recovery.ledger = Ledger(folder / ledger)
+        engine.recovery.left_out.ledger = Ledger(folder / ledger)
         engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
         if number == 0:
             sinks = [make_sink(s, folder) for s in self._sinks]
@@ -171,7 +172,7 @@ class ScriptRun:
             self.driver.on_new_optimizer = lambda _: self._look_for_loaders()
         self.driver.on_close = self._unlisten
         if self._shows_patches:
-            print(patch_table(), file=sys.stderr)
+            say(patch_table())
 
     def _look_for_loaders(self) -> None:
         if self._loaders is not None:
@@ -208,7 +209,7 @@ class ScriptRun:
         try:
             self._set_up(Path(folder), script or name)
         except StayfiniteError as e:
-            print(f"stayfinite run: {e}", file=sys.stderr)
+            say(f"stayfinite run: {e}")
             return 2
         self.engine.script = script
         self._listen()
@@ -225,7 +226,7 @@ class ScriptRun:
             code = 130
         except (NonFiniteError, BudgetExceededError, CheckpointError, StageFailedError) as e:
             if self._has_reported or isinstance(e, (CheckpointError, StageFailedError)):
-                print(f"stayfinite: {e}", file=sys.stderr)
+                say(f"stayfinite: {e}")
             code = 1
         except BaseException as e:
             Firewall("the look at the end").once(self._finish, e)
@@ -261,7 +262,7 @@ class ScriptRun:
                 self.driver.firewall.call(self.driver.on_error, error)
             self.driver.firewall.call(self.driver.finish)
         except StayfiniteError as e:
-            print(f"stayfinite: {e}", file=sys.stderr)
+            say(f"stayfinite: {e}")
 
 
 def _exit_code(e: SystemExit) -> int:
@@ -269,7 +270,7 @@ def _exit_code(e: SystemExit) -> int:
         return 0
     if isinstance(e.code, int):
         return e.code
-    print(e.code, file=sys.stderr)
+    say(e.code)
     return 1
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..patches.imports import renew
 from .discover import find_models, find_schedulers, find_stateful
 from .engine import Engine
-from .loop_driver import LoopDriver, Phase
+from .loop_driver import LoopDriver
 from .own_updates import OwnUpdates
-from .window import Window
+from .window import Phase, Window
 
 __all__ = ["ScriptDriver"]
 

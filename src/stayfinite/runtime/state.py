@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import weakref
@@ -13,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..locate.modules import unwrapped
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
 from ..recover.snapshot import Snapshot
 from .batches import named_tensors
 from .buffers import Buffers, join
-from .undo import Capture, attributes, entries, modes, optimizer_extras, scaler_state
+from .undo import Capture, attributes, by_state_dict, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
 
 __all__ = ["TrainState"]
@@ -61,7 +61,7 @@ class TrainState:
         return {name: module for name, module in alive.items() if module is not None}
 
     def add_root(self, module: nn.Module, name: str | None = None) -> None:
-        inner = _unwrapped(module)
+        inner = unwrapped(module)
         if any(m is inner for m in self.roots.values()):
             return
         if name is None:
@@ -306,7 +306,7 @@ class TrainState:
         captures = [*self.small_captures(), modes(self.roots.values())]
         for optimizer in self.optimizers:
             captures += [entries(e) for e in optimizer.state.values() if isinstance(e, dict)]
-        return captures + [_by_state_dict(other) for other in self.others.values()]
+        return captures + [by_state_dict(other) for other in self.others.values()]
 
     def scale_lrs(self, factor: float) -> None:
         """All learning rates times `factor`, those included that schedulers compute from."""
@@ -375,44 +375,19 @@ class TrainState:
                 for p in group["params"]:
                     p.grad = None
 
-    def take_grads(self) -> list[tuple[Tensor, Tensor | None]]:
-        """All gradients, taken off their parameters; `put_grads` hangs them back."""
-        params = {id(p): p for _, p in self.parameters()}
-        taken = [(p, p.grad) for p in params.values()]
+    def take_grads(self, optimizer: Optimizer | None = None) -> Callable[[], None]:
+        """All gradients, or one optimizer's, are taken off their parameters; returns what hangs them back."""
+        if optimizer is None:
+            params = list({id(p): p for _, p in self.parameters()}.values())
+        else:
+            params = [p for g in optimizer.param_groups for p in g["params"]]
+        taken = [(p, p.grad) for p in params]
+
+        def put() -> None:
+            for p, grad in taken:
+                p.grad = grad
+
         for p, grad in taken:
             if grad is not None:
                 p.grad = None
-        return taken
-
-    def without_grads(self, optimizer: Optimizer) -> Callable[[], None]:
-        """Take its gradients off, so that its next step does nothing; returns what hangs them back."""
-        taken = [(p, p.grad) for g in optimizer.param_groups for p in g["params"]]
-        for p, _ in taken:
-            p.grad = None
-        return lambda: self.put_grads(taken)
-
-    def put_grads(self, taken: list[tuple[Tensor, Tensor | None]]) -> None:
-        for p, grad in taken:
-            p.grad = grad
-
-
-def _by_state_dict(obj: Any) -> Capture:
-    def capture() -> Callable[[], None]:
-        kept = copy.deepcopy(obj.state_dict())
-        return lambda: obj.load_state_dict(copy.deepcopy(kept))
-
-    return capture
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The user's model inside DDP, DataParallel or torch.compile."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and type(module).__name__ in (
-            "DistributedDataParallel",
-            "DataParallel",
-        ):
-            inner = module.module
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
+        return put

@@ -116,8 +116,8 @@ class StepDriver:
         ref = BatchRef(self.num_batches, self.epoch, [(_no_loader, batch)])
         ref.loss_fn = loss_fn
         ref.indices = provenance.batch_indices
-        drops = engine.recovery.drops
-        if drops and engine.recovery.drops_batch(ref.step, ref.indices, None):
+        left_out = engine.recovery.left_out
+        if left_out.drops and left_out.drops_batch(ref.step, ref.indices, None):
             self.num_batches += 1
             return Outcome(ref.step, None, self, None, False, late)
         rng = self.firewall.call(engine.open)

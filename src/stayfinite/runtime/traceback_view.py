@@ -7,6 +7,8 @@ import sys
 import traceback
 from types import TracebackType
 
+from ..saying import say
+
 __all__ = ["show"]
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -23,7 +25,7 @@ def show(error: BaseException) -> None:
     while seen is not None:
         seen.stack = _without_us(seen.stack)
         seen = seen.__cause__ or seen.__context__
-    print("".join(shown.format()), end="", file=sys.stderr)
+    say("".join(shown.format()).rstrip("\n"))
 
 
 def _first_of_script(tb: TracebackType | None) -> TracebackType | None:

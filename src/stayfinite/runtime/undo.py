@@ -8,6 +8,7 @@ hold modules, functions and tensors with a graph.
 
 from __future__ import annotations
 
+import copy
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -22,6 +23,7 @@ __all__ = [
     "Capture",
     "Undo",
     "attributes",
+    "by_state_dict",
     "entries",
     "helpers_of",
     "modes",
@@ -41,6 +43,16 @@ _TORCH_OWN = frozenset(
     + tuple(n for n in vars(Optimizer) if not n.startswith("__"))
     + tuple(getattr(Optimizer, "__annotations__", ()))
 )
+
+
+def by_state_dict(obj: Any) -> Capture:
+    """What it says of itself, and takes back."""
+
+    def capture() -> Undo:
+        kept = copy.deepcopy(obj.state_dict())
+        return lambda: obj.load_state_dict(copy.deepcopy(kept))
+
+    return capture
 
 
 def entries(home: dict[str, Any], skip: tuple[str, ...] = ()) -> Capture:

@@ -20,14 +20,30 @@ from ..locate.frames import is_user_file
 from ..parsing import parsed
 from ..records import Event
 from ..report.text import short_path
+from .batch_tracker import BatchTracker
+from .engine import Engine
 from .frames import calling_frames, variables
 
-__all__ = ["look_at_untrained"]
+__all__ = ["ValidationLooks"]
 
 _MOST = 4096
 
 
-def look_at_untrained(frame: FrameType | None, step: int, epoch: int) -> Event | None:
+class ValidationLooks:
+    """NaN in what is only evaluated is told in one line, once for each place."""
+
+    def __init__(self, engine: Engine, tracker: BatchTracker) -> None:
+        self._engine, self._tracker = engine, tracker
+        self._reported: set[str | None] = set()
+
+    def look(self, frame: FrameType) -> None:
+        event = _look_at_untrained(frame, self._tracker.num_batches, self._tracker.num_epochs)
+        if event is not None and event.name not in self._reported:
+            self._reported.add(event.name)
+            self._engine.lookout.warn(event)
+
+
+def _look_at_untrained(frame: FrameType | None, step: int, epoch: int) -> Event | None:
     """What is to be told of the loop that stands in this frame; None where all is finite."""
     mine = next((f for f in calling_frames(frame) if is_user_file(f.f_code.co_filename)), None)
     if mine is None:

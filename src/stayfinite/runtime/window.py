@@ -7,6 +7,7 @@ a replay (its backward, its optimizer step) to whoever runs it.
 from __future__ import annotations
 
 import copy
+import enum
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ __all__ = [
     "Change",
     "Failure",
     "Item",
+    "Phase",
     "Replay",
     "ReplayResult",
     "RunningReplay",
@@ -79,6 +81,20 @@ class BatchRef:
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
         ref.loss_fn, ref.indices = self.loss_fn, self.indices
         return ref
+
+
+class Phase(enum.Enum):
+    """Where in an iteration the loop stands."""
+
+    FORWARD = "forward"
+    """A batch was drawn, or the last step is over."""
+    STEPPED = "stepped"
+    """The step was applied."""
+    REFUSED = "refused"
+    """The step was left out; what the loop does until it asks for a batch is put back where it is
+    part of the training (rates, schedules, scales, averages, random numbers)."""
+    OVER = "over"
+    """Nothing is watched any more."""
 
 
 @dataclass(frozen=True)

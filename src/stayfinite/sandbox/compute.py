@@ -64,7 +64,9 @@ def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
         return
     report = Report()
     box = _new_box(report)
-    with interruptions_outside(), thread_state_kept(), contextlib.ExitStack() as stack:
+    with (
+        interruptions_outside(), _untraced(), thread_state_kept(), contextlib.ExitStack() as stack,
+    ):  # fmt: skip
         stack.callback(box.files.remove_all)
         _subscribe(box, streams, stack)
         _open_boxes[id(box)] = (box, stack)
@@ -79,6 +81,26 @@ def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
             ) from None
         finally:
             here.box = None
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """A debugger's breakpoints, a measure of coverage: what they see is the training, not its replay.
+
+    A profiler that is no function (`cProfile`) could not be set again from here, and stays.
+    """
+    switches: list[tuple[Any, Any]] = [
+        (sys.gettrace(), sys.settrace),
+        (sys.getprofile(), sys.setprofile),
+    ]
+    found = [(how, put) for how, put in switches if callable(how)]
+    for _, put in found:
+        put(None)
+    try:
+        yield
+    finally:
+        for how, put in found:
+            put(how)
 
 
 def _new_box(report: Report) -> Box:

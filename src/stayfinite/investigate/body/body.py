@@ -140,6 +140,7 @@ class Body:
         following = build_units(self.home.following, environment, self.functions.judge)
         units = [*flat(self.units), *flat(following)]
         bound = {p[0] for u in units for p in u.access.binds if len(p) == 1}
+        fed = {n.id for f in self.feeds for n in ast.walk(f.target) if isinstance(n, ast.Name)}
         read = {p[0] for u in self.plan().kept for p in u.access.reads}
         changed = {
             p[0]
@@ -148,10 +149,11 @@ class Body:
             for p in u.access.mutates
             if p[0] not in bound and "<" not in p[0]
         }
-        return any(not self._is_part_of_training(root) for root in changed & read)
+        roots = {root.partition("@")[0] for root in changed & read} - fed
+        return any(not self._is_part_of_training(root) for root in roots)
 
     def _is_part_of_training(self, root: str) -> bool:
-        value = self.scene.variables.get(root.split("@")[0])
+        value = self.scene.variables.get(root)
         return isinstance(value, nn.Module) or self.functions.judge.is_training_object(value)
 
     @property

@@ -1,0 +1,62 @@
+"""The windows that were applied since the snapshot: what going back computes again."""
+
+from __future__ import annotations
+
+from .batches import batch_bytes
+from .window import Window
+
+__all__ = ["WindowLog"]
+
+_MAX_BYTES = 1 << 26
+_SMALL_BYTES = 1 << 24
+_NUM_RECENT = 4
+_LEAP = 10.0
+
+
+class WindowLog(list[Window]):
+    """In their order; how many bytes their batches are is an estimate from every 64th."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.recent: list[Window] = []
+        """The last steps before the snapshot, to compare a change of the source with."""
+        self._most = most
+        self._num_bytes = 0
+        self._stale: list[Window] = []
+
+    def add(self, window: Window) -> None:
+        if len(self) % 64 == 0:
+            size = sum(batch_bytes(b.value) for b in window.batches)
+            self._num_bytes = (len(self) + 64) * size
+        self.append(window)
+        if self._stale:
+            self._stale.pop()
+
+    def is_full(self, num_more: int = 0) -> bool:
+        return len(self) + num_more >= self._most or self._num_bytes > _MAX_BYTES
+
+    def begin_anew(self) -> None:
+        """A snapshot was taken. Small windows are let go one by one as new ones come: Python looks for
+        garbage whenever more has been made than let go, and with torch loaded such a look takes
+        milliseconds."""
+        is_small = self._num_bytes < _SMALL_BYTES
+        if self and is_small:
+            self.recent = self[-_NUM_RECENT:]
+        self._stale = list(self) if is_small else []
+        self.clear()
+        self._num_bytes = 0
+
+    def let_go(self) -> None:
+        """The training went back: nothing of it is to be kept alive."""
+        self._num_bytes = 0
+        self._stale.clear()
+
+    def runs_away(self) -> bool:
+        """Whether the loss leaps: then the state before is the one to go back to, while it can be.
+
+        Only figures that have been read already count; nothing waits for the device here.
+        """
+        losses = [w.loss for w in self if w.loss is not None]
+        if len(losses) < 2:
+            return False
+        return losses[-1] - losses[0] > _LEAP * max(abs(losses[0]), 1e-3)
