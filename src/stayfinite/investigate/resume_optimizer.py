@@ -62,7 +62,8 @@ def _made_as(source: Source, file: str, line: int, optimizer: Optimizer) -> tupl
         if is_here and isinstance(statement, ast.Assign):
             target = statement.targets[0]
             names = target.elts if isinstance(target, ast.Tuple) else [target]
-            if len(names) > 1:  # what a function has made: known by its name alone
+            if len(names) > 1 or _called(statement.value) != type(optimizer).__name__:
+                # What a function has made is known by its name alone.
                 names = [n for n in names if "opt" in source.text_of(n).lower()]
             if len(names) == 1:
                 return source.text_of(names[0]), statement.end_lineno or number
