@@ -40,7 +40,7 @@ class Distance(TorchDispatchMode):
     """How near the largest half-precision values of a pass come to the limit of their dtype."""
 
     def __init__(self, dtype: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._dtype = getattr(torch, dtype, None)
         self.is_of_use = dtype in _HALF
         self.largest = 0.0

@@ -30,7 +30,8 @@ def with_optimizer(
     if holder is None or key is None or optimizer is None or not _fits(optimizer, saved):
         return None
     name, made = _made_as(source, file, line, optimizer)
-    beside = source.block(source.statement_at(line)) if source.statement_at(line) else []
+    statement = source.statement_at(line)
+    beside = source.block(statement) if statement is not None else []
     last = max(_restores(source, line))
     if name is not None and made > last and source.statement_at(made) in beside:
         last = made

@@ -319,7 +319,8 @@ class Trial:
                 if window.rng is not None:
                     window.rng.restore()
                 self.num_replays += 1
-                watched = [distance] if self.is_in_state and distance.is_of_use else []
+                is_watched = self.is_in_state and distance.is_of_use
+                watched: list[AbstractContextManager[Any]] = [distance] if is_watched else []
                 result = yield Replay(
                     window=window, change=change, is_applied=True, contexts=watched
                 )

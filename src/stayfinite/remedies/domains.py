@@ -109,8 +109,8 @@ def log_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if not isinstance(inside, ast.BinOp) or not isinstance(inside.op, ast.Add):
         return None
     for side, other in ((inside.left, inside.right), (inside.right, inside.left)):
-        is_number = isinstance(other, ast.Constant) and isinstance(other.value, (int, float))
-        if is_number and isinstance(other, ast.Constant) and float(other.value) >= 1e-2:
+        value = other.value if isinstance(other, ast.Constant) else None
+        if isinstance(value, (int, float)) and value >= 1e-2:
             return with_method(source, side, ".clamp(min=0)")
     return None
 
