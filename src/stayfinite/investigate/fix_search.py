@@ -288,8 +288,8 @@ def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
 
 
 def _is_flat(made: tuple[Candidate, ...]) -> bool:
-    """Below a floor of a logarithm there is no gradient."""
-    return any(r.name == "floor_log" for c in made for r in c.remedies)
+    """Below a floor there is no gradient."""
+    return any(r.name.startswith("floor_") for c in made for r in c.remedies)
 
 
 def _is_scaled_loss(e: Evidence) -> bool:

@@ -29,6 +29,8 @@ _MOVED = 2e-3
 _MAX_REPLAYS = 48
 """Of all changes that are tried for one incident; what is under way is finished."""
 _ABSURD = 1e6
+_ABSURD_FLOOR = 1e3
+"""What is divided by a floor is no less absurd for being finite."""
 _ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
 Replays = Generator[Replay, ReplayResult, Any]
@@ -112,7 +114,7 @@ class Trial:
         number, largest, note = 0, None, ""
         if is_compared:
             number, largest, note = yield from self._compared(change, dtype, limits_gradients)
-        note = note or self._is_absurd(result)
+        note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
         if note:
             return (
                 Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),
@@ -172,11 +174,11 @@ class Trial:
         note = "from the last healthy state on"
         return Proof(is_step_finite=True, num_after=number, note=note), result
 
-    def _is_absurd(self, result: ReplayResult) -> str:
+    def _is_absurd(self, result: ReplayResult, limit: float) -> str:
         """A loss that is finite and of no use."""
         usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=None)
         loss = max((abs(v) for v in result.losses), default=0.0)
-        if loss > _ABSURD * ((usual or 0.0) + 1.0):
+        if loss > limit * ((usual or 0.0) + 1.0):
             return f"it leaves a loss of {loss:.2g}"
         return ""
 
