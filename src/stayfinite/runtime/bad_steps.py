@@ -103,8 +103,11 @@ class BadSteps:
         self.undo = undo
 
     def put_back(self) -> None:
-        """The iteration of a step that was left out is over."""
+        """The iteration of a step that was left out is over. A second model may have run on its batch since
+        the step was refused."""
         undo, self.undo = self.undo, []
+        if undo:
+            undo.append(self.state.buffers.restore_bad)
         put_back(*undo)
 
     def handle_late(

@@ -94,6 +94,10 @@ class BatchTracker:
     def _next_ref(self, window: Window, loader: Any) -> BatchRef:
         """The same loader gave another batch before any optimizer step."""
         last = window.batches[-1]
+        if not last.is_used and last.items[0][0]() is not loader:
+            # A loop inside the loop: the outer one's batch stays, and so does where it began.
+            last.items = [item for item in last.items if item[0]() is not loader]
+            return last
         if last.is_used or self.counts_every_batch:
             self.num_batches += 1
         ref = self._new_ref(loader)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..numerics.health import is_finite
+
 __all__ = ["Buffers", "join"]
 
 
@@ -99,7 +101,20 @@ class Buffers:
     @torch.no_grad()
     def restore(self) -> None:
         """Put them back to the start of the step."""
-        for module, key, _ in self._found():
+        self._restore(self._found())
+
+    @torch.no_grad()
+    def restore_bad(self) -> None:
+        """The same for modules of which a buffer is not finite."""
+        bad = {
+            id(module)
+            for module, key, _ in self._found()
+            if (live := module._buffers.get(key)) is not None and not is_finite(live)
+        }
+        self._restore([found for found in self._found() if id(found[0]) in bad])
+
+    def _restore(self, homes: list[tuple[nn.Module, str, str]]) -> None:
+        for module, key, _ in homes:
             known = self._copies.get((id(module), key))
             if known is None:
                 continue

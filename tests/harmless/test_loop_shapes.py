@@ -1,4 +1,4 @@
-"""Loops of many shapes under `guard(loader)`: bitwise the same as the plain loop without the bad batches."""
+"""Loops of many shapes, under `guard(loader)` and `stayfinite run`: bitwise the same as plain without bad batches."""
 
 import contextlib
 import copy
@@ -11,6 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from stayfinite import Guard, Settings
+from stayfinite.investigate.entry import investigate
+from stayfinite.recover.policy import Policy
+from stayfinite.runtime.script import ScriptRun
 
 BAD = ((), (0,), (5,), (11,), (5, 6))
 SOURCES = {"list": list, "loader": lambda rows: DataLoader(rows, batch_size=None)}
@@ -161,7 +164,26 @@ def weights_loaded_in_the_loop(guard, source):
     return training.left()
 
 
+def two_trainings(guard, source):
+    one, other = Training(), Training()
+    for a, b in zip(guard(one)(source()), guard(other)(source())):
+        one.step(a)
+        other.step(b)
+    return one.left(other.model.state_dict(), other.optimizer.state_dict())
+
+
+def a_new_model_for_each_fold(guard, source):
+    found = []
+    for _ in range(3):
+        training = Training()
+        for batch in guard(training)(source()):
+            training.step(batch)
+        found.append(training.model.state_dict())
+    return training.left(found)
+
+
 LOOPS = (
+    two_trainings, a_new_model_for_each_fold,
     each_epoch, an_epoch_that_is_left_early, another_loader_inside, validation_between,
     a_schedule_by_the_epoch, a_schedule_by_the_step, a_generator, a_closure, an_error_that_is_caught,
     weights_loaded_in_the_loop,
@@ -178,9 +200,16 @@ def rows(bad, is_left_out):
     return [b for i, b in enumerate(found) if not (is_left_out and i in bad)]
 
 
+def plain(loop, source, bad):
+    return loop(
+        lambda training, schedule=None: lambda source: source,
+        lambda: SOURCES[source](rows(bad, is_left_out=True)),
+    )
+
+
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
-def test_the_loop_ends_as_if_there_had_been_no_bad_batch(loop, source):
+def test_a_guarded_loop_ends_as_if_there_had_been_no_bad_batch(loop, source):
     for bad, deferred in itertools.product(BAD, (False, True)):
         settings = Settings(diagnose=False, replay="off", deferred=deferred)
         guards = []
@@ -191,12 +220,25 @@ def test_the_loop_ends_as_if_there_had_been_no_bad_batch(loop, source):
             return made
 
         with contextlib.redirect_stderr(io.StringIO()):
-            seen = loop(guard, lambda bad=bad: SOURCES[source](rows(bad, False)))
+            seen = loop(guard, lambda bad=bad: SOURCES[source](rows(bad, is_left_out=False)))
             for each in guards:
                 each.close()
-        plain = loop(
-            lambda training, schedule=None: lambda source: source,
-            lambda bad=bad: SOURCES[source](rows(bad, True)),
-        )
-        assert seen == plain, (bad, deferred)
+        assert seen == plain(loop, source, bad), (bad, deferred)
         assert any(g.incidents for g in guards) == bool(bad)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
+def test_a_scripts_loop_ends_as_if_there_had_been_no_bad_batch(loop, tmp_path):
+    for bad, deferred in itertools.product(BAD, (False, True)):
+        settings = Settings(diagnose=False, replay="off", deferred=deferred)
+        with contextlib.redirect_stderr(io.StringIO()):
+            run = ScriptRun(settings, Policy(), tmp_path / f"{bad}{deferred}", investigate)
+            seen = run.run_call(
+                lambda bad=bad: loop(
+                    lambda training, schedule=None: lambda source: source,
+                    lambda: SOURCES["loader"](rows(bad, is_left_out=False)),
+                )
+            )
+        assert seen == plain(loop, "loader", bad), (bad, deferred)
+        # Each is told by itself; nothing is found later that a skipped step has left behind.
+        assert {i.event.symptom for i in run.engine.incidents} == ({"loss"} if bad else set())
