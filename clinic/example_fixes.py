@@ -15,8 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 
-import yaml
+from stayfinite.demo.cases import Case, find
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 
@@ -33,46 +34,47 @@ def main(arguments: list[str]) -> int:
 
 def check(folder: pathlib.Path, rounds: int) -> bool:
     """Whether the example's own training, with what was proved, reaches the metric."""
-    demo = yaml.safe_load((folder / "demo.yaml").read_text(encoding="utf-8"))
-    print(f"== {folder.name}", flush=True)
+    case = find(folder.name)
+    print(f"== {case.name}", flush=True)
     with tempfile.TemporaryDirectory() as home:
         place = pathlib.Path(home) / folder.name
-        for number in range(1, rounds + 1):
-            fresh = pathlib.Path(home) / f"round{number}"
-            shutil.copytree(folder if number == 1 else place, fresh)
-            if not _fixed(fresh, demo, number):
-                break
-            shutil.rmtree(place, ignore_errors=True)
-            shutil.copytree(
-                fresh, place, ignore=shutil.ignore_patterns("run-*", "results", "checkpoints")
-            )
-            last = _last_line(fresh, ["train.py", *demo["plain"]])
-            is_reached = bool(re.search(demo["metric"], last)) and "nan" not in last.lower()
+        shutil.copytree(folder, place)
+        for number, last in enumerate(fixed_by_diff(place, rounds), start=1):
             print(f"   round {number}: {last}", flush=True)
-            if is_reached:
-                print(f"   fixed twin: {_twin(folder, home, demo)}", flush=True)
+            if re.search(case.metric, last) and "nan" not in last.lower():
+                print(f"   fixed twin: {_twin(case, home)}", flush=True)
                 return True
     return False
 
 
-def _fixed(place: pathlib.Path, demo: dict[str, object], number: int) -> bool:
+def fixed_by_diff(place: pathlib.Path, rounds: int, extra: Sequence[str] = ()) -> Iterator[str]:
+    """The last line of the training by itself, each time the proved diff of a run is written to `place`.
+
+    Every round begins in a folder without what the one before has left.
+    """
+    for number in range(1, rounds + 1):
+        if not _fixed(place, extra, number):
+            return
+        yield _last_line(place, ["train.py", *extra])
+        for name in ("results", "checkpoints"):
+            shutil.rmtree(place / name, ignore_errors=True)
+
+
+def _fixed(place: pathlib.Path, args: Sequence[str], number: int) -> bool:
     """The broken training under stayfinite, and its proved diff written."""
     run = f"run-{number}"
-    plain = [str(a) for a in demo["plain"]]  # type: ignore[attr-defined]
-    _stayfinite(place, "run", "--run-dir", run, "train.py", *plain)
-    shown = _stayfinite(place, "fix", run)
-    for line in shown.splitlines():
-        if line.startswith(("+", "-")) or "[proved]" in line:
-            print(f"   {line}")
+    _stayfinite(place, "run", "--run-dir", run, "train.py", *args)
     written = _stayfinite(place, "fix", run, "--apply")
+    for line in written.splitlines():
+        if line.startswith(("+", "-")) or "[proved]" in line:
+            print(f"   {line}", file=sys.stderr)
     return "was changed" in written
 
 
-def _twin(folder: pathlib.Path, home: str, demo: dict[str, object]) -> str:
+def _twin(case: Case, home: str) -> str:
     twin = pathlib.Path(home) / "twin"
-    shutil.copytree(folder, twin)
-    fixed: dict[str, object] = demo["fixed"]  # type: ignore[assignment]
-    return _last_line(twin, [str(fixed["script"]), *map(str, fixed["args"])])  # type: ignore[call-overload]
+    shutil.copytree(case.script.parent, twin)
+    return _last_line(twin, [case.fixed.name, *case.fixed_args])
 
 
 def _last_line(place: pathlib.Path, command: list[str]) -> str:

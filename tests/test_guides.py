@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import torch
+from benchmarks import guides
 
 from stayfinite.preflight.environment import before_any_model, judge
 from stayfinite.preflight.environment_facts import Facts, gather
@@ -12,7 +13,7 @@ TESTS = Path(__file__).parent
 DOC = (TESTS.parent / "docs" / "GUIDES.md").read_text(encoding="utf-8")
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]
-    for line in DOC.splitlines()
+    for line in DOC.partition("## The whole way")[0].splitlines()
     if line.startswith("|") and "---" not in line and "the guide's line" not in line
 ]
 
@@ -53,3 +54,29 @@ def test_cudnn_benchmark_and_determinism_are_judged_and_really_read(monkeypatch)
     assert of(judge(shapes), "benchmark") == ["warn"]
     on_gpu = Facts(is_deterministic=True, model_device="cuda")
     assert of(judge(on_gpu), "determinism") == ["fail"]  # no CUBLAS_WORKSPACE_CONFIG
+
+
+def test_the_table_of_the_examples_shows_what_fell_short():
+    """`python -m benchmarks.guides` itself takes an hour: here are two rows that it could have found."""
+    good = {
+        "repaired": {"figure": 0.8, "baseline": 0.3},
+        "plain": {"is_broken": True},
+        "check": {"verdict": "do not start", "at_line": "fail"},
+        "check_repaired": {"verdict": "ready"},
+        "fix": {"figures": [0.2, 0.76], "step": 5, "op": "aten.log"},
+    }
+    bad = good | {
+        "plain": {"is_broken": False},
+        "check": {"verdict": "ready", "at_line": ""},
+        "fix": {"figures": [], "step": None, "op": None},
+        "conservative": {"metric": 0.6},
+    }
+    first, second = guides.table({"a, 1": good, "a, 2": bad}).splitlines()[2:]
+    assert first == (
+        "| a, 1 | NaN or Inf | fail at the line | ready | 5, aten.log | 0.800 (0.300) | 0.760 (95%) "
+        "| not needed |"
+    )
+    assert (
+        "**finite**" in second and "**not so**" in second and "conservative: 0.600 (75%)" in second
+    )
+    assert guides.figure(guides.METRICS["temi"], "accuracy 0.5  NMI 1\naccuracy 0.9  NMI 1") == 0.9

@@ -12,7 +12,7 @@ from .errors import UsageError
 __all__ = ["PARTS", "REPLAYS", "Settings"]
 
 REPLAYS = ("auto", "full", "off")
-PARTS = ("training", "loaders", "saves", "provenance", "processes")
+PARTS = ("training", "loaders", "saves", "provenance", "processes", "plan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Settings:
     """How a bad step is computed again: "auto" by what cannot be felt outside, "full" also by statements that
     reach outside (in the sandbox), "off" not at all."""
     without: tuple[str, ...] = ()
-    """Parts that are turned off: training, loaders, saves, provenance, processes."""
+    """Parts that are turned off: training, loaders, saves, provenance, processes, plan (reading what is printed)."""
     store_args: bool = False
     """Keep the command line as it is beside an incident, instead of without its secrets."""
 

@@ -68,7 +68,10 @@ def _fixes(fixes: Any, location: Any) -> Iterator[str]:
 def _link(link: Any) -> str:
     role = _ROLES.get(link.role, link.role)
     what = link.op or link.label or ""
-    return f"<tr><td><code>{escape(what)}</code></td><td>{role}</td><td>{_place(link)}</td></tr>"
+    cut = f"<tr><td>… {link.num_left_out} more carry it on …</td></tr>" if link.num_left_out else ""
+    return (
+        f"{cut}<tr><td><code>{escape(what)}</code></td><td>{role}</td><td>{_place(link)}</td></tr>"
+    )
 
 
 def _place(where: Any) -> str:

@@ -108,6 +108,8 @@ class Link:
     """What was measured at a birth: rows all -inf, zeros in the denominator, elements reduced, ..."""
     label: str | None = None
     """A source that is no operator: "batch['x']", "parameter fc.weight"."""
+    num_left_out: int = 0
+    """So many links before this one were left out, to keep the chain short."""
 
 
 @dataclass(frozen=True, kw_only=True)

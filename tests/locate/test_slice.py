@@ -537,6 +537,8 @@ def test_a_chain_is_short_enough_to_read():
     location = located(body, x=torch.ones(2))
     assert location.op == "aten.log"
     assert 2 <= len(location.chain) <= 12
+    left_out = [link.num_left_out for link in location.chain]
+    assert left_out[-3] > 0 and sum(left_out) == left_out[-3]  # and the text says how many
     assert location.chain[0].role == "birth"
     assert location.chain[-1].op == "aten.sum"
 

@@ -310,6 +310,24 @@ def test_a_validation_before_the_training_is_not_taken_for_it(checked):
     assert report.verdict == "ready", problems(report)
 
 
+def test_a_validation_that_stops_early_before_the_training_is_not_taken_for_it(checked):
+    """As Lightning's sanity check does."""
+    report = checked(
+        """
+        others = DataLoader(TensorDataset(X, Y), batch_size=4)
+        with torch.no_grad():
+            for i, (x, y) in enumerate(others):
+                ce(m(x), y)
+                if i == 1:
+                    break
+        for epoch in range(20):
+            for x, y in loader: step(x, y)
+        """,
+        only="forward",
+    )
+    assert report.verdict == "ready", problems(report)
+
+
 def test_the_script_finds_its_loaders_models_and_module_as_they_are(checked):
     """Iterators, whole models in pickles, field types of dataclasses, checkpoints of layers."""
     report = checked("""
@@ -354,3 +372,29 @@ def test_steps_in_a_row_are_those_that_fit_one_run_of_a_short_loop(checked):
     (rate,) = report.of_group("stability")
     assert (rate.status, rate.check) == ("fail", "stability/lr")
     assert rate.value.startswith("7 steps, loss: x1 ")
+
+
+def test_a_loss_with_a_state_of_its_own_is_put_back_after_a_batch_that_spoils_it(checked):
+    """And that batch, which holds a NaN, is no matter of the learning rate."""
+    report = checked(
+        """
+        class Centered(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("center", torch.zeros(2))
+            def forward(self, out, y):
+                self.center.lerp_(out.detach().mean(0), 0.1)
+                return ce(out - self.center, y)
+        X[70] = float("nan")
+        loader = DataLoader(TensorDataset(X, Y), batch_size=16)
+        loss_of = Centered()
+        for epoch in range(30):
+            for x, y in loader:
+                loss = loss_of(m(x), y); o.zero_grad(); loss.backward(); o.step()
+        """,
+        only="edges",
+    )
+    (found,) = [f for f in report.findings if f.is_problem]
+    assert (found.check, found.status) == ("edges/ahead", "fail"), problems(report)
+    assert "batch 4 of its own, which holds NaN or Inf" in found.value
+    assert found.action.startswith("mend or leave out its samples")

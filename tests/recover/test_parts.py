@@ -1,5 +1,7 @@
 """Losses of several parts, probes inside a model, limits on parameters."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from stayfinite import (
     watch,
 )
 from stayfinite.runtime.limits import everywhere
+from stayfinite.runtime.part_redo import PartRedo
 
 QUICK = {"diagnose": False}
 NAN = float("nan")
@@ -260,3 +263,15 @@ def test_wrong_limits_are_told(pattern, options, words):
     with pytest.raises(UsageError) as caught:
         guard.watch(pattern, **options)
     assert words in str(caught.value)
+
+
+def test_ranks_that_the_script_starts_itself_are_told_once_that_parts_are_for_one():
+    told = []
+    host = SimpleNamespace(
+        ranks=SimpleNamespace(has_others=True), lookout=SimpleNamespace(warn=told.append)
+    )
+    redo = PartRedo(host)
+    assert not any(redo.can(SimpleNamespace(step=n), "loss") for n in range(3))
+    assert [e.message for e in told] == [
+        "policy parts is for one rank: with several, a bad step is skipped on all of them"
+    ]

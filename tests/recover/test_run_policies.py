@@ -203,3 +203,19 @@ def test_a_script_may_read_back_what_was_held_back(how, run):
     assert "Traceback" not in out.stderr
     out = run(EXPORT, how, options=["--no-resume-check"])
     assert (out.returncode, out.stdout) == (0, "read 1\nrestored\n")
+
+
+def test_parts_are_refused_under_a_launcher_of_several_ranks(tmp_path, monkeypatch, capsys):
+    """Each rank would leave out parts of its own, and their weights would part."""
+    (tmp_path / "train.py").write_text("print('trained')")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(
+        sys, "argv", ["stayfinite", "run", "--policy", "parts", str(tmp_path / "train.py")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    out = capsys.readouterr()
+    said = " ".join((out.out + out.err).replace("│", " ").split())
+    assert "policy 'parts' is for a training of one rank, got 2 ranks" in said
+    assert "trained" not in out.out

@@ -115,3 +115,14 @@ def test_of_a_lambda_only_its_own_line_is_changed():
         only.text.splitlines()[2] == "    lambda x: x.clamp(min=torch.finfo(x.dtype).tiny).log(),"
     )
     assert only.text.splitlines()[3] == text.splitlines()[3]
+
+
+def test_the_argument_of_a_shifted_logarithm_is_kept_at_zero_or_above():
+    assert "return torch.log(x.clamp(min=0) + 1)" in changes("return torch.log(x + 1)", "log")
+    assert not any("clamp(min=0)" in c for c in changes("return torch.log(x + 1e-8)", "log"))
+
+
+def test_a_log_variance_is_bounded_in_every_exponential_that_it_goes_into():
+    body = "std = torch.exp(0.5 * s)\nkl = 1 + s - s.exp()\nreturn (x * std + kl).mean()"
+    bounded = "std = torch.exp(0.5 * s.clamp(max=10))\nkl = 1 + s - s.clamp(max=10).exp()\n"
+    assert any(c.startswith(bounded) for c in changes(body, "exp", line=7))

@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -272,3 +273,14 @@ def test_incidents_that_cannot_be_read_are_named(tmp_path):
     view = load_run(tmp_path / "r")
     assert view.incidents == [] and "not an incident" in view.problems[0]
     render_html(view)
+
+
+def test_the_script_s_own_counters_stand_beside_the_step_and_no_operator_is_made_up(run):
+    view = load_run(run)
+    told = view.incidents[0]
+    event = replace(told.event, counters={"step": 76, "epoch": 1})
+    where = replace(told.location, op=None, chain=())
+    view.incidents = [replace(told, event=event, location=where)]
+    for text in (render_html(view), render_markdown(view)):
+        assert "in the script step = 76, epoch = 1" in text
+        assert "born in" not in text.lower() and "operator is not known" in text

@@ -158,6 +158,9 @@ def test_a_long_chain_is_cut_with_an_ellipsis():
     links = (BIRTH, *(Link(op=f"aten.op{i}", role="carrier") for i in range(30)), SYMPTOM)
     text = render(replace(INCIDENT, location=replace(LOCATION, chain=links)))
     assert "  ... 19 more carry it on ...\n  aten.mean" in text
+    cut = replace(SYMPTOM, num_left_out=7)  # as it is where the chain is made
+    text = render(replace(INCIDENT, location=replace(LOCATION, chain=(BIRTH, cut))))
+    assert "  ... 7 more carry it on ...\n  aten.mean" in text
 
 
 def test_an_operator_that_only_carried_it_has_not_born_it():

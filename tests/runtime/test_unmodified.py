@@ -1,9 +1,12 @@
 """Scripts that nobody changed, under `stayfinite run`: plans, parts, weights that nobody trains."""
 
 import json
+import re
 
 import pytest
 from tests.launch import Nursery
+
+from stayfinite.config import PARTS
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,19 @@ def test_a_script_follows_a_plan_from_a_file(run, tmp_path, acc):
         assert "stage 'validate' of the plan has failed after 5 steps: val acc is 0.2" in done.err
 
 
+def test_reading_what_is_printed_has_a_switch_that_run_accepts(run, tmp_path):
+    (tmp_path / "plan.yaml").write_text(PLAN)
+    shown = run(PRINTS.replace("{ACC}", "0.9"), "--plan", "plan.yaml", "--show-patches").err
+    rows = [re.split(r"\s{2,}", line.strip()) for line in shown.splitlines() if line[:2] == "  "]
+    switches = {name for row in rows for name in row[1].split(", ")}
+    assert "plan" in switches and switches <= set(PARTS), switches
+    done = run(PRINTS.replace("{ACC}", "0.9"), "--plan", "plan.yaml", "--without", "plan")
+    said = " ".join(done.err.replace("│", " ").split())
+    assert (
+        done.code == 2 and "the plan asks for val acc, which is read from what the script" in said
+    )
+
+
 HEADS = """
 import torch
 from torch import nn
@@ -114,12 +130,18 @@ from torch.utils.data import DataLoader
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.mask = torch.rand(4)
+        self.mask = (torch.rand(4) > -1).float()
+        self.position = torch.sin(torch.arange(4.0)) + 2
+        self.shown = torch.randn(2, 4)
         self.embedding = WEIGHT
         self.fc = nn.Linear(4, 1)
 
     def forward(self, x):
-        return self.fc(x * self.embedding * self.mask)
+        noise = self.noise = torch.randn(4)
+        return self.fc(x * EMBEDDING * self.mask * self.position + 0 * noise)
+
+    def show(self):
+        return self.fc(self.shown)
 
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -132,18 +154,55 @@ for epoch in range(2):
 
 
 @pytest.mark.parametrize(
-    ("weight", "is_told"),
+    ("weight", "used", "is_told"),
     [
-        ("torch.rand(4, requires_grad=True)", True),
-        ("nn.Parameter(torch.rand(4))", False),
-        ("torch.rand(4)", False),  # a constant
+        (
+            "torch.rand(4, requires_grad=True)",
+            "self.embedding",
+            "a plain tensor that gets a gradient",
+        ),
+        ("torch.rand(4)", "self.embedding", "a plain tensor of random numbers"),
+        ("nn.init.uniform_(torch.empty(4))", "self.embedding", "a plain tensor of random numbers"),
+        ("[torch.randn(4) * 0.1]", "self.embedding[0]", "a plain tensor of random numbers"),
+        (
+            "[nn.Parameter(torch.randn(4))]",
+            "self.embedding[0]",
+            "a plain tensor that gets a gradient",
+        ),
+        ("nn.Parameter(torch.rand(4))", "self.embedding", ""),
+        ("torch.tensor([1.0, 2.0, 0.5, 1.0])", "self.embedding", ""),
     ],
 )
-def test_a_weight_that_nobody_trains_is_told_and_a_parameter_is_not(run, weight, is_told):
-    done = run(WEIGHTS.replace("WEIGHT", weight))
+def test_a_weight_that_nobody_trains_is_told_and_a_constant_is_not(run, weight, used, is_told):
+    """Beside it a mask, a table of positions, noise drawn in each step, and samples that are only shown."""
+    done = run(WEIGHTS.replace("WEIGHT", weight).replace("EMBEDDING", used))
     assert done.code == 0, done.err
-    assert done.err.count("embedding: a plain tensor that gets a gradient") == is_told
-    assert "mask" not in done.err
+    told = [line for line in done.err.splitlines() if "plain tensor" in line]
+    assert [is_told in line and "warning: embedding" in line for line in told] == [True] * bool(
+        is_told
+    )
+
+
+VARIABLES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+table = torch.randn(4, 4, requires_grad=True)
+points = torch.rand(4, 4, requires_grad=True)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(2):
+    for x in DataLoader(torch.ones(64, 4), batch_size=4):
+        optimizer.zero_grad()
+        (model(x @ table).square().mean() + model(points).mean()).backward()
+        optimizer.step()
+"""
+
+
+def test_a_variable_used_as_a_weight_is_told_and_a_point_with_a_gradient_is_not(run):
+    done = run(VARIABLES)
+    told = [line for line in done.err.splitlines() if "plain tensor" in line]
+    assert len(told) == 1 and "warning: table: a plain tensor that gets a gradient" in told[0]
 
 
 NORM = """

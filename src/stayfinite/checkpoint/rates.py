@@ -175,7 +175,7 @@ def compare(rates: LearningRates, wanted: float, source: str) -> TensorFinding |
     return finding(
         "lr_mismatch",
         f"{source} says lr {wanted:g}; {'; '.join(parts)}. "
-        f"A resume will train with {_show(used)}{then}",
+        f"A resume will train with {_show(used) or 'the rate of the script'}{then}",
         role="scheduler" if has_schedule else "optimizer",
         action="loading overrides the config: after `load_state_dict`, set `lr` (and `initial_lr`) "
         "of every param group and build the scheduler anew, or do not load its state",

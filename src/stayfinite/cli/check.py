@@ -363,7 +363,9 @@ def _with_preset(
     typer.echo(f"{preset}: {path}", err=quiet)
     for change in changed:
         by_hand = "" if change.is_applied else f"  (by hand: {change.why_by_hand})"
-        typer.echo(f"  {change.entry.key}: {change.value}  {note_of(change)}{by_hand}", err=quiet)
+        is_word = isinstance(change.value, bool) and path.suffix != ".py"
+        value = str(change.value).lower() if is_word else change.value
+        typer.echo(f"  {change.entry.key}: {value}  {note_of(change)}{by_hand}", err=quiet)
     given = [str(path) if w == str(config) else w for w in words]
     if words:
         typer.echo(_checked_as(words, given, path), err=quiet)

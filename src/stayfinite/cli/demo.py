@@ -76,10 +76,12 @@ def _page(show: Show) -> Path | None:
     from ..report.model import load_run
 
     try:
-        text = render_html(load_run(show.run_dir))
+        view = load_run(show.run_dir)
+        text = render_html(view)
     except StayfiniteError as e:
         show.disappointments.append(f"no report: {e}")
         return None
+    show.warnings = [str(e["text"]) for e in view.data.events if e.get("about") == "untrained"]
     page = show.run_dir / "report.html"
     page.write_text(text, encoding="utf-8", errors="backslashreplace")
     return page
@@ -94,6 +96,8 @@ def _close(show: Show, page: Path | None, seconds: float) -> None:
         typer.echo(f"  caught    step {incident.event.step}: {incident.diagnosis.cause}")
         typer.echo(f"  at        {file}:{where.line}  {(where.source or '').strip()}")
         typer.echo(f"  incident  {show.run_dir / 'incidents' / incident.id}/incident.txt")
+    for text in show.warnings:
+        typer.echo(f"  also      {text.partition(';')[0]}")
     typer.echo(f"  fixed     {show.last_line}")
     if page is not None:
         typer.echo(f"  report    {page}  (open it in a browser)")

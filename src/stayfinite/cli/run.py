@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Optional
@@ -36,7 +37,7 @@ def run(
         help="What to do about a bad step: auto (leave a bad batch out; stop where the state itself has "
         "run away), heal (go on from the last healthy state with what was proved to pass), skip, "
         "rollback, sanitize (leave out bad samples), parts (leave out the bad part of a loss that is a "
-        "sum), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
+        "sum; for one rank), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
     ),
     on_spike: str = typer.Option(
         "warn",
@@ -69,7 +70,7 @@ def run(
         "its stage.",
     ),
     without: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None, help="Turn a part off: training, loaders, saves, provenance, processes."
+        None, help="Turn a part off: training, loaders, saves, provenance, processes, plan."
     ),
     show_patches: bool = typer.Option(
         False, "--show-patches", help="Print what is patched in the script's process, and why."
@@ -108,7 +109,13 @@ def run(
             without=tuple(without or ()), store_args=store_args,
         )  # fmt: skip
         rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
+        rules.check_ranks(int(os.environ.get("WORLD_SIZE", "1") or 1))
         stages = StagedPlan.from_file(plan) if plan is not None else None
+        if stages is not None and stages.metrics and "plan" in settings.without:
+            raise UsageError(
+                f"the plan asks for {', '.join(sorted(stages.metrics))}, which is read from what the "
+                "script prints, and --without plan turns that off"
+            )
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
     from ..report.hooks import incident_hook

@@ -31,6 +31,8 @@ class Show:
         self.run_dir = folder / "guarded" / "run"
         self.incident: Incident | None = None
         self.last_line = ""
+        self.warnings: list[str] = []
+        """What the run said of weights that nobody trains."""
         self.disappointments: list[str] = []
         self._say = say
 

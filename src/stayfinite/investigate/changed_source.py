@@ -28,6 +28,7 @@ from .trampoline import trampoline
 __all__ = ["ChangedSource", "NotRunnable", "functions_of", "text_of_file"]
 
 _NUMBERS = itertools.count(1)
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 class NotRunnable(Exception):
@@ -200,7 +201,9 @@ def functions_of(file: str) -> list[types.FunctionType]:
     return [
         f
         for f in gc.get_objects()
-        if type(f) is types.FunctionType and f.__code__.co_filename == file
+        if type(f) is types.FunctionType
+        and f.__code__.co_filename == file
+        and f.__code__.co_name not in _COMPREHENSIONS  # made anew with every call
     ]
 
 

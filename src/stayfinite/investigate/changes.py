@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ __all__ = [
     "higher_precision",
     "limited_lr",
     "root_gradient",
+    "with_rates",
     "with_setting",
 ]
 
@@ -78,14 +79,18 @@ def _widened(value: Any, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def higher_precision(state: TrainState, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Everything in `dtype`: half parameters and buffers moved to it, autocast too, casts undone."""
+    """Everything in `dtype`: half parameters, buffers and moments moved to it, autocast too, casts undone.
+
+    A step that is applied meanwhile stays applied, rounded.
+    """
+    moments = [
+        t for o in state.optimizers for entry in o.state.values() if isinstance(entry, dict)
+        for t in entry.values() if isinstance(t, Tensor)
+    ]  # fmt: skip
+    named = [t for _, t in [*state.parameters(), *state.buffers]]
     # What is spread over the ranks stays what it is: FSDP2 knows its parts by their memory. Where it is used it
     # is widened like any other argument.
-    tensors = [
-        t
-        for _, t in [*state.parameters(), *state.buffers]
-        if t.dtype in _HALF and not is_sharded(t)
-    ]
+    tensors = [t for t in [*named, *moments] if t.dtype in _HALF and not is_sharded(t)]
     kept = [t.data for t in tensors]
     with contextlib.ExitStack() as stack:
         for t, data in zip(tensors, kept):
@@ -97,9 +102,10 @@ def higher_precision(state: TrainState, dtype: torch.dtype = torch.float32) -> I
 
 
 def _put_back(tensors: list[Tensor], kept: list[Tensor]) -> None:
-    for t, data in zip(tensors, kept):
-        t.grad = None
-        t.data = data
+    with torch.no_grad():
+        for t, data in zip(tensors, kept):
+            t.grad = None
+            t.data = data.copy_(t.data)
 
 
 @contextlib.contextmanager
@@ -179,6 +185,26 @@ def with_setting(key: str, value: float) -> Iterator[None]:
         def undo() -> None:
             for g, old in zip(groups, kept):
                 g[key] = old
+
+        return undo
+
+    with before_steps(change):
+        yield
+
+
+@contextlib.contextmanager
+def with_rates(rates: Sequence[float]) -> Iterator[None]:
+    """The learning rate of each parameter group replaced as its optimizer steps."""
+
+    def change(optimizer: Optimizer) -> Callable[[], None]:
+        groups = [g for g in optimizer.param_groups if "lr" in g]
+        kept = [g["lr"] for g in groups]
+        for g, rate in zip(groups, rates if len(rates) == len(groups) else kept):
+            g["lr"] = rate
+
+        def undo() -> None:
+            for g, old in zip(groups, kept):
+                g["lr"] = old
 
         return undo
 

@@ -227,7 +227,7 @@ class _Search:
         limits = tried is not None and tried.symptom.is_exploding
         is_written = self.evidence.kernel not in _FRESH
         proof, result = yield from self.trial.prove(
-            change, self.evidence.dtype, limits, is_compared=is_written
+            change, self.evidence.dtype, limits, is_compared=is_written, is_flat=_is_flat(made)
         )
         fix = self._fix(made, change, proof)
         if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
@@ -287,6 +287,11 @@ def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
     return all(r.is_equivalent for c in made for r in c.remedies)
 
 
+def _is_flat(made: tuple[Candidate, ...]) -> bool:
+    """Below a floor there is no gradient."""
+    return any(r.name.startswith("floor_") for c in made for r in c.remedies)
+
+
 def _is_scaled_loss(e: Evidence) -> bool:
     """A single number times another, or a loss that is multiplied last of all: a loss and its scale."""
     is_product = e.kernel == "mul" and all(s.num_elements == 1 for s in e.tensors)
@@ -297,6 +302,7 @@ def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
     """Where the cause says more than the operator."""
     return replace(
         symptom,
+        is_empty=symptom.is_empty or cause == "empty_reduction",
         is_exploding=cause == "exploding_gradient",
         is_infeasible=cause == "infeasible_target",
     )

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import torch
-
 from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
 from ..records import Culprit
@@ -26,6 +24,7 @@ from .culprit import culprit_of
 from .laboratory import Laboratory
 from .setting_change import SettingChange
 from .setting_lines import assigned_key
+from .stand_in import StandIn
 from .where_set import source_of
 
 __all__ = ["schedule_changes"]
@@ -107,14 +106,15 @@ def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | No
 
 
 def _stand_in(scheduler: Any) -> Any:
-    """A copy of a schedule that moves an optimizer of its own."""
-    groups = scheduler.optimizer.param_groups
-    optimizer = torch.optim.SGD([{"params": [torch.zeros(1)]} for _ in groups], lr=1.0)
-    for own, theirs in zip(optimizer.param_groups, groups):
-        first = theirs.get("initial_lr", optimizer.defaults["lr"])
-        own.update(lr=theirs["lr"] if math.isfinite(theirs["lr"]) else first, initial_lr=first)
+    """A copy of a schedule that moves nothing of the training's."""
+    given = scheduler.optimizer
+    groups = []
+    for theirs in given.param_groups:
+        first = theirs.get("initial_lr", given.defaults.get("lr", 1.0))
+        rate = theirs["lr"] if math.isfinite(theirs["lr"]) else first
+        groups.append({**theirs, "params": [], "lr": rate, "initial_lr": first})
     mine = copy.copy(scheduler)
-    mine.optimizer = optimizer
+    mine.optimizer = StandIn(groups)
     return mine
 
 

@@ -150,7 +150,8 @@ class Search:
             at = (good + bad) // 2
         if good is None:
             return None
-        distance = 1 if len(self._windows) >= _FEW_BATCHES else 3
+        is_redrawn = any(w.is_loaderless for w in self._windows)  # other data with every run
+        distance = 1 if is_redrawn or len(self._windows) >= _FEW_BATCHES else 3
         return min(good + distance, len(self._values) - 1)
 
     @property

@@ -10,14 +10,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..records import Proof
-from ..runtime.shards import local
-from ..runtime.state import TrainState
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .laboratory import Laboratory
+from .measured import Distance, size_of
 
 __all__ = ["Trial", "tolerance"]
 
@@ -26,9 +23,14 @@ _NUM_AFTER = 6
 _SINCE = 24
 """So many steps at least, for a setting that has acted since the last healthy state."""
 _FAR = 10.0
+_RISEN = 3.0
+_HIGH = 30.0
+_MOVED = 2e-3
 _MAX_REPLAYS = 48
 """Of all changes that are tried for one incident; what is under way is finished."""
 _ABSURD = 1e6
+_ABSURD_FLOOR = 1e3
+"""What is divided by a floor is no less absurd for being finite."""
 _ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
 Replays = Generator[Replay, ReplayResult, Any]
@@ -44,6 +46,8 @@ class _Healthy:
     window: Window
     losses: Sequence[float]
     norm: float | None
+    is_from_snapshot: bool = False
+    """Healthy only with the weights of the last healthy state, and no longer with those of now."""
 
 
 class Trial:
@@ -54,6 +58,8 @@ class Trial:
         self.deadline = time.perf_counter() + seconds
         self._healthy: list[_Healthy] | None = None
         self.num_replays = 0
+        self.is_in_state = False
+        """Batches that were healthy fail as well by now: what fails grows, and this batch is not special."""
 
     @property
     def has_time(self) -> bool:
@@ -80,17 +86,23 @@ class Trial:
         dtype: str,
         limits_gradients: bool = False,
         is_compared: bool = True,
+        is_flat: bool = False,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         """What the change does; and the replay of the failing step with it.
 
         `is_compared`: whether healthy steps should give the same as before; not where they have read memory
-        that nobody wrote.
+        that nobody wrote. `is_flat`: the change gives a constant where it acts, which may teach nothing.
         """
         with computing_only():  # entered once: each replay would open and close it again
-            return (yield from self._prove(change, dtype, limits_gradients, is_compared))
+            return (yield from self._prove(change, dtype, limits_gradients, is_compared, is_flat))
 
     def _prove(
-        self, change: Change, dtype: str, limits_gradients: bool, is_compared: bool
+        self,
+        change: Change,
+        dtype: str,
+        limits_gradients: bool,
+        is_compared: bool,
+        is_flat: bool,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab = self.lab
         with lab.unharmed():
@@ -102,13 +114,15 @@ class Trial:
         number, largest, note = 0, None, ""
         if is_compared:
             number, largest, note = yield from self._compared(change, dtype, limits_gradients)
-        note = note or self._is_absurd(result)
+        note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
         if note:
             return (
                 Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),
                 result,
             )
-        after, note, is_bad = yield from self._after(change)
+        after, note, is_bad = yield from self._after(change, dtype)
+        if is_flat and not note:
+            note = yield from self._is_stuck(change)
         made = Proof(
             is_step_finite=True, num_healthy=number, largest_change=largest, num_after=after,
             note=note,
@@ -133,7 +147,7 @@ class Trial:
         number, losses = 0, []
         with lab.unharmed():
             lab.to_snapshot()
-            first = _size(state)
+            first = size_of(state)
             number_of_steps = max(len(windows) + _NUM_AFTER, _SINCE)
             for i, window in enumerate(itertools.islice(itertools.cycle(windows), number_of_steps)):
                 lab.next_step(window, i >= len(windows))
@@ -149,7 +163,7 @@ class Trial:
                 number += 1
                 losses += result.losses[-1:]
                 lab.settle()
-                if not _size(state) <= _FAR * max(first, 1e-3):
+                if not size_of(state) <= _FAR * max(first, 1e-3):
                     return Proof(is_step_finite=True, note="it lets the weights run away"), result
         again = losses[len(windows) :] if not any(w.is_loaderless for w in windows) else []
         again = again[-len(windows) :]
@@ -158,13 +172,33 @@ class Trial:
         note = "from the last healthy state on"
         return Proof(is_step_finite=True, num_after=number, note=note), result
 
-    def _is_absurd(self, result: ReplayResult) -> str:
+    def _is_absurd(self, result: ReplayResult, limit: float) -> str:
         """A loss that is finite and of no use."""
         usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=None)
         loss = max((abs(v) for v in result.losses), default=0.0)
-        if loss > _ABSURD * ((usual or 0.0) + 1.0):
+        if loss > limit * ((usual or 0.0) + 1.0):
             return f"it leaves a loss of {loss:.2g}"
         return ""
+
+    def _is_stuck(self, change: Change) -> Generator[Replay, ReplayResult, str]:
+        """A loss far above the usual one that training on this very batch does not lower."""
+        lab = self.lab
+        usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=math.inf)
+        losses: list[float] = []
+        with lab.unharmed():
+            for _ in range(_NUM_AFTER):
+                lab.state.clear_grads()
+                if lab.window.rng is not None:
+                    lab.window.rng.restore()
+                self.num_replays += 1
+                result = yield Replay(window=lab.window, change=change, is_applied=True)
+                losses += result.losses[-1:]
+                if not losses or result.failure is not None or losses[0] < _HIGH * usual:
+                    return ""
+                lab.state.buffers.copy()
+        if losses[0] - min(losses) > _MOVED * losses[0]:
+            return ""
+        return f"it leaves a loss of {losses[0]:.3g} that training does not lower"
 
     def _once(
         self,
@@ -172,17 +206,20 @@ class Trial:
         change: Change | None,
         wants_norm: bool = False,
         is_applied: bool = False,
-        trace: Any = None,
+        is_moved: bool = False,
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
+        """`is_moved`: the weights and buffers are not those of now, and stay what they are."""
         self.num_replays += 1
-        self.lab.start_of(window)
+        if is_moved:
+            self.lab.next_step(window)
+        else:
+            self.lab.start_of(window)
         return (
             yield Replay(
                 window=window,
                 change=change,
                 wants_norm=wants_norm,
                 is_applied=is_applied,
-                trace=trace,
             )
         )
 
@@ -190,15 +227,32 @@ class Trial:
         """Losses and gradients of healthy steps as the source is."""
         if self._healthy is not None:
             return self._healthy
-        found = []
+        found, num_failed = [], 0
         for window in self._windows[:_NUM_HEALTHY]:
             if self.is_late:
                 break
             with self.lab.unharmed():
                 result = yield from self._once(window, None, wants_norm=True)
+            num_failed += result.failure is not None and not window.is_loaderless
             if result.failure is None and result.is_complete and result.losses:
                 found.append(_Healthy(window, tuple(result.losses), result.grad_norm))
+        self.is_in_state = num_failed > 0 and not found
+        if self.is_in_state:
+            found = yield from self._known_since()
         self._healthy = found
+        return found
+
+    def _known_since(self) -> Generator[Replay, ReplayResult, list[_Healthy]]:
+        """Losses of the same batches with the weights of the last healthy state."""
+        lab, found = self.lab, []
+        if not lab.state.snapshot.is_taken or lab.about.engine.ranks.is_apart:
+            return []
+        for window in self._windows[:_NUM_HEALTHY]:
+            with lab.unharmed():
+                lab.to_snapshot()
+                result = yield from self._once(window, None, wants_norm=True, is_moved=True)
+            if result.failure is None and result.is_complete and result.losses:
+                found.append(_Healthy(window, tuple(result.losses), result.grad_norm, True))
         return found
 
     def _compared(
@@ -208,7 +262,11 @@ class Trial:
         number = 0
         for known in (yield from self._known()):
             with self.lab.unharmed():
-                result = yield from self._once(known.window, change, wants_norm=True)
+                if known.is_from_snapshot:
+                    self.lab.to_snapshot()
+                result = yield from self._once(
+                    known.window, change, wants_norm=True, is_moved=known.is_from_snapshot
+                )
             if result.failure is not None or not result.is_complete:
                 return (
                     number,
@@ -232,35 +290,47 @@ class Trial:
                     )
         return number, largest, ""
 
-    def _after(self, change: Change) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
-        """The failing step applied with the change, then batches that were seen before, on what came of it."""
+    def _after(
+        self, change: Change, dtype: str
+    ) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
+        """The failing step applied with the change, then batches that were seen before, on what came of it.
+
+        Where what fails has grown over the steps, a change may only have moved the limit: then many steps are
+        run, and in half precision some distance to the limit has to be left.
+        """
         lab = self.lab
         others = self._windows[: _NUM_AFTER - 1][::-1]
         if not others:
             return 0, "no other batch was at hand to go on with", False
-        number = 0
+        windows = [lab.window, *others]
+        number_of_steps = _SINCE if self.is_in_state else len(windows) + 1
+        number, losses, distance = 0, [], Distance(dtype)
         with lab.unharmed():
-            for window in [lab.window, *others, lab.window]:
+            first = size_of(lab.state)
+            for window in itertools.islice(itertools.cycle(windows), number_of_steps):
                 if self.is_late:
                     return number, "time was up before more steps behind it were run", False
                 lab.next_step(window)
                 self.num_replays += 1
-                result = yield Replay(window=window, change=change, is_applied=True)
+                is_watched = self.is_in_state and distance.is_of_use
+                watched: list[AbstractContextManager[Any]] = [distance] if is_watched else []
+                result = yield Replay(
+                    window=window, change=change, is_applied=True, contexts=watched
+                )
                 if result.failure is not None:
                     return number, f"a step behind it is not finite ({number + 1} steps on)", True
                 if not result.is_complete:
                     return number, "the steps behind it could not be run here", False
                 number += 1
                 lab.settle()
+                losses += result.losses[-1:] if window is lab.window else []
+            if not size_of(lab.state) <= _FAR * max(first, 1e-3):
+                return number, "it lets the weights run away", False
+        if self.is_in_state and len(losses) > 1 and losses[-1] > _RISEN * abs(losses[0]) + 1.0:
+            return number, "it leaves a loss that rises", False
+        if distance.is_near:
+            return number, f"it leaves values of {distance.largest:.2g} in {dtype}", False
         return number - 1, "", False  # the first of them is the step itself
-
-
-@torch.no_grad()
-def _size(state: TrainState) -> float:
-    """The norm of all weights."""
-    parameters = [local(p.detach()) for _, p in state.parameters()]
-    weights = [p.float() for p in parameters if p.is_floating_point()]
-    return math.sqrt(sum(float(w.square().sum()) for w in weights if w.layout == torch.strided))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -291,8 +291,11 @@ def _shorten(chain: list[Link], main: Link) -> tuple[Link, ...]:
         return tuple(chain)
     at = next(i for i, c in enumerate(chain) if c is main)
     start = max(0, min(at - 2, len(chain) - _MAX_CHAIN))
-    head = chain[start : start + _MAX_CHAIN - 3]
-    return (*head, *chain[-3:])
+    head, tail = chain[start : start + _MAX_CHAIN - 3], chain[-3:]
+    num_between = len(chain) - start - len(head) - len(tail)
+    head[0] = replace(head[0], num_left_out=start)
+    tail[0] = replace(tail[0], num_left_out=num_between)
+    return (*head, *tail)
 
 
 def _owner(source: SourceRef) -> str | None:

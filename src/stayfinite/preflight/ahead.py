@@ -11,6 +11,7 @@ from .config_schedule import num_batches
 from .layers import has_scaler, is_lost
 from .predict import Prediction, capsule_path, new_id
 from .probes import Probe, Seen, Subject
+from .stability_batch import holds_bad
 
 __all__ = ["Ahead", "run_on"]
 
@@ -118,6 +119,8 @@ def _traced(
         trace=True, scale=1.0 if has_scaler(subject) else None, save_to=capsule_path(subject, name),
     )  # fmt: skip
     done = f"batch {last} of its own" if last < len(batches) else "its own batches, once more"
+    if holds_bad(batch):
+        done += ", which holds NaN or Inf"
     return Prediction(
         group=group,
         check=f"{group}/ahead",
@@ -130,7 +133,9 @@ def _traced(
         id=name,
         history=records_of(ahead.steps),
         growth=ahead.growth,
-        remedy="lower the learning rate or lengthen the warmup, and clip the gradient norm",
+        remedy="mend or leave out its samples that are not finite: stayfinite check --only data names them"
+        if holds_bad(batch)
+        else "lower the learning rate or lengthen the warmup, and clip the gradient norm",
     )
 
 

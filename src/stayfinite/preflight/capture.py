@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
 from .capture_worker import PREDICTED, read_groups
 from .probes import Seen
 from .records import GROUPS, CheckReport, SkippedGroup
+from .rehearsal import by_measurement, rehearse
 from .runner_groups import MEND, NO_INPUT, Book, report_of, selected
 from .target import ScriptTarget
 
@@ -89,6 +90,7 @@ def check_script(
         notes = session.run()
         book = Book()
         read_groups(Path(folder), names, book)
+        session.rehearse(book)
         if save_dir is not None:
             _keep(Path(folder) / PREDICTED, Path(save_dir))
     for name in names:
@@ -187,16 +189,12 @@ class _Session:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / "tmp").mkdir()
         command = [sys.executable, "-m", "stayfinite.preflight.capture_worker", str(self.folder)]
-        with open(self.folder / "output.txt", "wb") as output:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env=self._environment(), start_new_session=True,
-            )  # fmt: skip
-            is_hung = True
-            try:
-                is_hung = self._follow(process)
-            finally:
-                _stop(process, patience_s=0 if is_hung else 1)
+        process = self._launch(command, self.folder / "output.txt")
+        is_hung = True
+        try:
+            is_hung = self._follow(process)
+        finally:
+            _stop(process, patience_s=0 if is_hung else 1)
         path = self.folder / "outcome.json"
         note = self.folder / ELSEWHERE
         if note.exists():
@@ -205,6 +203,24 @@ class _Session:
             outcome: dict[str, Any] = json.loads(path.read_text())
             return outcome
         return self._died(process.returncode, is_hung)
+
+    def _launch(self, command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
+        with open(output, "wb") as f:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=f, stderr=subprocess.STDOUT,
+                env=self._environment(), start_new_session=True,
+            )  # fmt: skip
+
+    def rehearse(self, book: Book) -> None:
+        """The whole training in short, where it gets through its first steps."""
+        if "stability" not in self.job["groups"] or not book.is_done("stability"):
+            return
+        if self.progress is not None:
+            self.progress("stability", "the whole training in short")
+        start = time.perf_counter()
+        found = rehearse(self.job, self.folder, book.findings, self._launch, _kill)
+        book.findings = by_measurement([*book.findings, *found])
+        book.seconds["stability"] += round(time.perf_counter() - start, 3)
 
     def _environment(self) -> dict[str, str]:
         return {

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..investigate.tracing import eager_stance
-from ..runtime.discover import find_models
+from ..runtime.discover import find_models, find_stateful, reachable_modules
 from ..runtime.rows import num_rows
 from ..runtime.state import TrainState
 from .capture_checks import OwnChecks
@@ -151,7 +151,8 @@ class Captor:
         now = (self.state.generation, *(id(o) for o in self.state.optimizers))
         if now == self._known and self.bench.has_baseline:
             return
-        found = find_models(self.state.optimizers, sys._getframe(1))
+        modules = reachable_modules(sys._getframe(1))
+        found = find_models(self.state.optimizers, modules)
         if not found:
             return
         self._known = now if is_training else ()
@@ -164,6 +165,7 @@ class Captor:
             return
         self.bench.device = model_device(found[0][1])
         if not self.steps:
+            self.bench.beside = [m for _, m in find_stateful(modules)]
             self.bench.take_baseline()
             self.state.note_initial()
 

@@ -77,6 +77,8 @@ class LoopWatch:
     def drew(self, loader: Any, batch: Any) -> None:
         """The loop has got a batch."""
         self.num_batches += 1
+        if not torch.is_grad_enabled():
+            return  # a validation, though it may stop before its loader ends (Lightning's sanity check)
         iteration = self.iteration
         if iteration.num_steps and not iteration.draws_from(loader):
             others = [(each, b) for each, b in self._unused if each is not loader]

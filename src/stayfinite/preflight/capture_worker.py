@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 
+from ..patches.manager import Subscribers, Target, subscribe
 from ..plain import from_plain, to_plain
+from ..recover.policy import Policy
 from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..sandbox import redirect_for_good
 from .capture_launch import Elsewhere, keep_children
@@ -33,7 +35,7 @@ from .runner_build import error_place
 from .runner_casts import noting_autocast
 from .runner_groups import Book, conduct, drive, load_groups, runs_finding, without_steps
 
-__all__ = ["PREDICTED", "FolderLedger", "Job", "main", "read_groups"]
+__all__ = ["PREDICTED", "FolderLedger", "Job", "end_with_the_parent", "main", "read_groups"]
 
 Job = dict[str, Any]
 PREDICTED = "predicted"
@@ -104,7 +106,7 @@ def _write(path: Path, content: bytes) -> None:
 def main(folder: Path) -> None:
     """Run the job in `folder` and leave an outcome there."""
     job: Job = json.loads((folder / "job.json").read_text())
-    _end_with_the_parent(folder)
+    end_with_the_parent(folder)
     ledger = FolderLedger(folder)
     ledger.say("", "starting the script")
 
@@ -132,6 +134,7 @@ def main(folder: Path) -> None:
     threading.excepthook = hook
     redirect_for_good(str(folder))
     keep_children(str(folder))
+    _let_guards_go_on()
     _soften_exit()
     _seed(job["seed"])
     with noting_autocast(captor.dtypes), contextlib.closing(CapturePatches(captor)):
@@ -169,6 +172,19 @@ def _write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
     _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
 
 
+def _let_guards_go_on() -> None:
+    """A guard of the script's own leaves out the batches that break: it must not count them to its limit."""
+    reason = "a guard of the script's own does not count probes"
+    subscribe(Target(Policy, "stop_reason", reason, "check"), _no_reason, None)
+
+
+def _no_reason(original: Any, subscribers: Subscribers) -> Any:
+    def stop_reason(policy: Any, num_consecutive: int, num_total: int) -> None:
+        return None
+
+    return stop_reason
+
+
 def _soften_exit() -> None:
     """`os._exit` leaves no time to say anything: in the script's main thread it is `sys.exit`."""
     leave, own = os._exit, os.getpid()
@@ -181,7 +197,7 @@ def _soften_exit() -> None:
     os._exit = exit_softly  # type: ignore[assignment]
 
 
-def _end_with_the_parent(folder: Path) -> None:
+def end_with_the_parent(folder: Path) -> None:
     """If the command is killed, nobody is left to stop the script: it must not train on."""
     parent = os.getppid()
 

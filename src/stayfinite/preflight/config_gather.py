@@ -133,7 +133,10 @@ def _temperatures(path: str, module: nn.Module) -> Iterator[Reading]:
             continue
         if isinstance(value, Tensor):
             is_small = value.is_floating_point() and 0 < value.numel() <= _MAX_HEADS
-            values = value.detach().flatten().tolist() if is_small else []
+            # As they are written: 0.01 in float32 is a little less.
+            values = (
+                [float(f"{v:.6g}") for v in value.detach().flatten().tolist()] if is_small else []
+            )
         else:
             values = list(value) if isinstance(value, (list, tuple)) else [value]
         numbers = [(i, n) for i, v in enumerate(values) if (n := number_of(v)) is not None]

@@ -185,7 +185,9 @@ def finding_of(subject: Subject, p: Prediction, usual: Sequence[Any] = ()) -> Fi
     if status == "far":
         status = "warn" if subject.is_pedantic else "pass"
     location = p.seen.location
-    also = f" (so do {len(p.also)} more like it)" if p.also else ""
+    also = (
+        f" (so {'does' if len(p.also) == 1 else 'do'} {len(p.also)} more like it)" if p.also else ""
+    )
     value = f"{p.what} gives {_short(p.seen)}{_words(p.seen)}{also}"
     action = _action(p, diagnosis)
     report = {"fail": failed, "warn": warned}.get(status)

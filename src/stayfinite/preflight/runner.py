@@ -52,6 +52,10 @@ class Bench:
         self._mark = Snapshot()
         self._mark_rng: RngState | None = None
         self._is_chained = False
+        self.beside: list[nn.Module] = []
+        """Modules that are no part of a model and keep a state: a loss with a running center."""
+        self._beside: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        """Their buffers and what these held, by the snapshot that they belong to."""
 
     def take_baseline(self) -> None:
         """Everything that a probe moves is put back to what it is now."""
@@ -64,6 +68,14 @@ class Bench:
             self.state.take_snapshot(0)
         finally:
             self.state.snapshot = own
+        buffers = [b for m in self.beside for b in m.buffers()]
+        self._beside[id(snapshot)] = [(b, b.detach().clone()) for b in buffers]
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        snapshot.restore()
+        with torch.no_grad():
+            for buffer, held in self._beside.get(id(snapshot), ()):
+                buffer.copy_(held)
 
     @property
     def has_baseline(self) -> bool:
@@ -73,7 +85,7 @@ class Bench:
         """Back to before the first step."""
         self.clear_gradients()
         if self._rng is not None:
-            self._baseline.restore()
+            self._restore(self._baseline)
             self._rng.restore()
         self._is_chained = False
 
@@ -87,7 +99,7 @@ class Bench:
         """Back to the step that was marked; to the first one where none was."""
         self.reset()
         if self._mark_rng is not None:
-            self._mark.restore()
+            self._restore(self._mark)
             self._mark_rng.restore()
 
     def begin(self, probe: Probe, *around: contextlib.AbstractContextManager[Any]) -> Attempt:

@@ -17,7 +17,7 @@ from .layers import has_scaler
 from .probes import Probe, Seen, Subject
 from .records import Finding, failed
 
-__all__ = ["Bad", "Numbered", "bad_batch", "every_batch", "odd_batch", "tiny_rate"]
+__all__ = ["Bad", "Numbered", "bad_batch", "every_batch", "holds_bad", "odd_batch", "tiny_rate"]
 
 GROUP = "stability"
 ODD = 10.0
@@ -65,7 +65,7 @@ def bad_batch(subject: Subject, number: int, batch: Any) -> Generator[Probe, See
         f"{_row_words(batch, row)}breaks before any step: {broke_words(seen)}; the learning rate is "
         "not to blame",
         f"mend or leave out {what}: stayfinite check --only data names samples"
-        if _holds_bad(batch)
+        if holds_bad(batch)
         else f"make the model and the loss safe for {what}, or leave it out",
         subject=f"batch {number} (from 0)",
         weight=3,  # data and forward say the same of it, and where it comes from
@@ -169,6 +169,7 @@ def _row_words(batch: Any, row: int | None) -> str:
     return f"row {row} ({', '.join(facts[:3])}) " if facts else f"row {row} "
 
 
-def _holds_bad(batch: Any) -> bool:
+def holds_bad(batch: Any) -> bool:
+    """Whether a NaN or Inf is in it."""
     floats = [t for _, t in named_tensors(batch) if t.is_floating_point()]
     return not all(is_finite(t) for t in floats)

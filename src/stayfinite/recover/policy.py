@@ -163,6 +163,19 @@ class Policy:
             return (Rung(self.name), Rung("skip"))
         return (Rung("skip" if self.is_thoughtful else self.name),)
 
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raises where this policy cannot be followed by so many ranks.
+
+        >>> Policy.parse("parts").check_ranks(2)
+        Traceback (most recent call last):
+        stayfinite.errors.UsageError: policy 'parts' is for a training of one rank, got 2 ranks: ...
+        """
+        if num_ranks > 1 and any(r.kind == "parts" for r in self.steps()):
+            raise UsageError(
+                f"policy 'parts' is for a training of one rank, got {num_ranks} ranks: each would "
+                "leave out parts of its own\n  try: --policy skip, or finite_mean in the loss itself"
+            )
+
     @property
     def is_thoughtful(self) -> bool:
         """Whether it stops, or heals, where an investigation shows that leaving steps out cannot help."""

@@ -20,9 +20,9 @@ _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsu
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
 _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
-        "floor_log", "floor_distribution")  # fmt: skip
+        "log_of_positive", "floor_log", "floor_distribution")  # fmt: skip
 _EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
-        "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
+        "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
 _DIVISION = ("log_of_share", "softmax", "normalize", "floor_norm", "nonzero_divisor", "floor_number",
              "floor_reciprocal", "floor_distribution")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {

@@ -19,6 +19,7 @@ from .matching import (
     name_of,
     stands_alone,
     twice,
+    with_method,
 )
 from .source import Source
 
@@ -95,6 +96,23 @@ def log1p_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if found is None:
         return None
     return clamped(source, found[1], low="0")
+
+
+@pattern(
+    "log_of_positive",
+    "keep what is added to a positive number under the logarithm at 0 or above",
+    "log(x + 1) is meant for counts and prices: a negative one has no logarithm, and counts as 0",
+)
+def log_of_positive(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "log", "log2", "log10")
+    inside = found[1] if found is not None and not found[2] else None
+    if not isinstance(inside, ast.BinOp) or not isinstance(inside.op, ast.Add):
+        return None
+    for side, other in ((inside.left, inside.right), (inside.right, inside.left)):
+        value = other.value if isinstance(other, ast.Constant) else None
+        if isinstance(value, (int, float)) and value >= 1e-2:
+            return with_method(source, side, ".clamp(min=0)")
+    return None
 
 
 @pattern(

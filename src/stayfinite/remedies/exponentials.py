@@ -86,6 +86,47 @@ def bound_exp_lowest(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return None if source.dtype == "float16" else _bounded(source, node, "5")
 
 
+def _bounded_everywhere(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:
+    """The quantity itself, in every exponential of the file that it goes into."""
+    found = call(node, *_EXPS)
+    first = _quantity(found[1]) if found is not None else None
+    if first is None:
+        return None
+    uses = []
+    for other in ast.walk(source.tree):
+        taken = call(other, *_EXPS)
+        use = _quantity(taken[1]) if taken is not None else None
+        if use is not None and _name(use) == _name(first):
+            is_negated = any(isinstance(n, ast.USub) for n in ast.walk(other))
+            uses.append((use, f"-{limit}" if is_negated else None))
+    if len(uses) < 2:
+        return None
+    made = [clamped(source, use, low=low, high=limit) for use, low in uses]
+    return [edit for edits in made for edit in edits or ()]
+
+
+def _name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _quantity(node: ast.expr) -> ast.expr | None:
+    """The one variable or attribute in an expression: `logvar` of `0.5 * logvar`."""
+    inner = {id(n.value) for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+    found = [
+        n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in inner
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+@pattern(
+    "bound_exp_everywhere",
+    "bound what goes into the exponential, in each one that it goes into: .clamp(max=10)",
+    "a log-variance is used for the spread and for its price; exp(10) is 2e4, and below nothing changes",
+)
+def bound_exp_everywhere(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _bounded_everywhere(source, node, "5" if source.dtype == "float16" else "10")
+
+
 @pattern(
     "log_cosh",
     "write log(cosh(x)) without the exponential: |x| + softplus(-2 |x|) - log(2)",

@@ -94,11 +94,11 @@ def _style(line: str) -> str:
     return {"+": "green", "-": "red"}.get(body[:1], "")
 
 
-def say_summary(incidents: list[Incident], num_batches: int, folder: Path) -> None:
-    """One line at the end of a run that had incidents."""
+def say_summary(incidents: list[Incident], how_many: str, folder: Path) -> None:
+    """One line at the end of a run that had incidents; `how_many` steps or batches it had."""
     first = incidents[0]
     count = f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}"
     say(
-        f"stayfinite: {count} in {num_batches} steps; first: {headline(first)}\n"
+        f"stayfinite: {count} in {how_many}; first: {headline(first)}\n"
         f"stayfinite: details in {short_path(str(folder.absolute()))}"
     )

@@ -202,7 +202,9 @@ def _chain(location: Location) -> str:
         if link is None:
             lines.append(f"  ... {len(links) - _MAX_LINKS + 1} more carry it on ...")
             continue
-        name = link.op or link.label or "?"
+        if link.num_left_out:
+            lines.append(f"  ... {link.num_left_out} more carry it on ...")
+        name = link.op or link.label or "not known"
         lines.append(f"  {name:<26} {_ROLE.get(link.role, link.role):<19} {_short_place(link)}")
     return "\n".join(lines)
 

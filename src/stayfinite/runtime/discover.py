@@ -117,15 +117,17 @@ def _outermost(found: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]
     return [(n, m) for n, m in found if id(m) not in inner]
 
 
-def find_models(optimizers: Iterable[Any], frame: FrameType | None) -> list[tuple[str, nn.Module]]:
-    """The outermost modules that hold what these optimizers move.
+def find_models(
+    optimizers: Iterable[Any], modules: list[tuple[str, nn.Module]]
+) -> list[tuple[str, nn.Module]]:
+    """Of the modules within reach, those that hold what these optimizers move.
 
     An optimizer that moves tensors of no module may hold copies in float32 of a half-precision
     model's weights: then every other module that is trained (not a frozen teacher, not an average)
     counts as a model too.
     """
     moved = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
-    held = [(name, m, list(m.parameters())) for name, m in reachable_modules(frame)]
+    held = [(name, m, list(m.parameters())) for name, m in modules]
     if moved <= {id(p) for _, _, params in held for p in params}:
         return [(n, m) for n, m, params in held if any(id(p) in moved for p in params)]
     averages = list(provenance.averages)
@@ -146,14 +148,14 @@ def find_averages(frame: FrameType | None) -> list[nn.Module]:
     return [m for _, m in reachable_modules(frame) if isinstance(m, AveragedModel)]
 
 
-def find_stateful(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
-    """Modules without any parameter that keep floating buffers: a loss with a running center.
+def find_stateful(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """Of the modules within reach, those without any parameter that keep floating buffers: a loss with a running center.
 
     Their buffers are state of the training as much as the model's: a step that is left out must
     leave no NaN in them.
     """
     return [
         (n, m)
-        for n, m in reachable_modules(frame)
+        for n, m in modules
         if next(m.parameters(), None) is None and any(b.is_floating_point() for b in m.buffers())
     ]

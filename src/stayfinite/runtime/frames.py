@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
-_PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click")
+_PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click", "_pytest", "pluggy")
+"""No training is theirs, and everything there is can be reached from a test runner's."""
 
 
 def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:

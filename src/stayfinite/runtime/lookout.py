@@ -100,11 +100,18 @@ class Lookout:
         self.headroom.look_at_weights(self, step)
         if not self._has_seen_leaves:
             self._has_seen_leaves = True
-            event = untrained_weights(self.state, step)
-            if event is not None:
-                self.warn(event)
+            self._look_for_untrained(step)
         # These steps are applied already: leaving them out now means going back.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
+
+    def _look_for_untrained(self, step: int) -> None:
+        """It reads the user's variables and source, and what it finds is a hint: it must not cost more."""
+        try:
+            event = untrained_weights(self.state, step)
+        except Exception:
+            return
+        if event is not None:
+            self.warn(event)
 
     def warn(self, event: Event, is_printed: bool = True) -> None:
         """Something to look at while nothing is wrong yet: a spike, a limit, a resumed rate."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..records import Action
+from ..records import Action, Event
 from .host import Host
 from .loss_parts import Left, by_parts
 from .window import Verdict, Window
@@ -23,14 +23,27 @@ class PartRedo:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._tried: set[tuple[int, int]] = set()
+        self._has_told = False
         self.left: list[Left] = []
         """What the backwards of the last such step left out."""
 
     def can(self, window: Window | None, symptom: str) -> bool:
         """Whether this step can be asked for its parts. Several ranks would have to agree on them."""
-        if window is None or symptom not in _SYMPTOMS or self._host.ranks.has_others:
+        if window is None or symptom not in _SYMPTOMS:
+            return False
+        if self._host.ranks.has_others:
+            self._tell_of_ranks(window.step)
             return False
         return (window.epoch, window.step) not in self._tried and not window.own_update
+
+    def _tell_of_ranks(self, step: int) -> None:
+        """Once. `run` refuses it under a launcher; a script may also start its ranks itself."""
+        if not self._has_told:
+            self._has_told = True
+            text = (
+                "policy parts is for one rank: with several, a bad step is skipped on all of them"
+            )
+            self._host.lookout.warn(Event(step=step, phase="loss", kind="policy", message=text))
 
     def again(self, window: Window) -> Window:
         """The same window, to be computed by parts."""

@@ -18,7 +18,7 @@ def follow_plan(engine: Engine, plan: StagedPlan, folder: Path | None) -> PlanRu
     following = PlanRun(plan, engine, _say)
     if folder is not None:
         following.keep_in(folder)
-    if plan.metrics:
+    if plan.metrics and "plan" not in engine.settings.without:
         figures = PrintedFigures(plan.metrics, following.note_metric)
         following.on_close.append(figures.close)
     engine.recovery.plan = following

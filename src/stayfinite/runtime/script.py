@@ -91,6 +91,8 @@ class ScriptRun:
         self._investigate = investigate
         self._has_reported = False
         """With several ranks one of them reports; the others hold the incidents and are silent."""
+        self._accumulates = False
+        """A bad step was one of several batches: they are what is counted."""
         self._training: TrainingPatches | None = None
         self._gradients: GradientPatches | None = None
         self._loaders: LoaderPatches | None = None
@@ -250,11 +252,14 @@ class ScriptRun:
 
     def _sum_up(self, folder: Path) -> None:
         if self._has_reported:
-            say_summary(self.engine.incidents, self.driver.num_steps, folder)
+            unit = "batches" if self._accumulates else "steps"
+            say_summary(self.engine.incidents, f"{self.driver.num_steps} {unit}", folder)
 
     def _save(self, incident: Incident) -> Incident:
         assert self.folder is not None
         self._has_reported = True
+        window = self.driver.tracker.window
+        self._accumulates = self._accumulates or (window is not None and len(window.batches) > 1)
         saved = self.folder.save(incident)
         if self._on_incident is not None:
             self._on_incident(saved)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..patches.imports import renew
-from .discover import find_models, find_schedulers, find_stateful
+from .discover import find_models, find_schedulers, find_stateful, reachable_modules
 from .engine import Engine
 from .loop_driver import LoopDriver
 from .own_updates import OwnUpdates
@@ -120,8 +120,9 @@ class ScriptDriver(LoopDriver):
         for scheduler in find_schedulers(frame) if is_opening else ():
             if any(scheduler.optimizer is o for o in optimizers):
                 self.on_scheduler(scheduler)
-        found = find_models(optimizers, frame)
-        others = find_stateful(frame)
+        modules = reachable_modules(frame)
+        found = find_models(optimizers, modules)
+        others = find_stateful(modules)
         known = {id(m) for m in self.state.roots.values()}
         if not found or not any(id(m) not in known for _, m in (*found, *others)):
             return

@@ -41,15 +41,17 @@ def what_differs(e: Evidence) -> str:
     """The part of the state that does not belong to the rest; empty when all fits."""
     r = e.resume
     if r.optimizer and _apart(r.configured_lr, r.saved_lr) and not _apart(r.saved_lr, r.first_lr):
+        configured, saved_rate = _furthest(r.configured_lr, r.saved_lr)
         return (
-            f"the optimizer's saved learning rate of {num(max(r.saved_lr))} replaced the configured "
-            f"{num(max(r.configured_lr))}"
+            f"the optimizer's saved learning rate of {num(saved_rate)} replaced the configured "
+            f"{num(configured)}"
         )
     saved = r.saved_lr or r.file_lr
     if saved and _apart(saved, r.first_lr):
+        come_to, started = _furthest(saved, r.first_lr)
         return (
-            f"it started at a learning rate of {num(max(r.first_lr))} where the checkpoint had come to "
-            f"{num(max(saved))}"
+            f"it started at a learning rate of {num(started)} where the checkpoint had come to "
+            f"{num(come_to)}"
         )
     if r.model and not r.optimizer and r.file_has_optimizer:
         return "the optimizer's state was in the file but was not loaded"
@@ -65,6 +67,11 @@ def _apart(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     if not a or not b or len(a) != len(b):
         return False
     return any(max(x, y) > _APART * max(min(x, y), 1e-30) for x, y in zip(a, b))
+
+
+def _furthest(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float]:
+    """The rates of the parameter group whose second rate is the most times its first."""
+    return max(zip(a, b), key=lambda pair: pair[1] / max(pair[0], 1e-30))
 
 
 def _remedy(e: Evidence) -> str:

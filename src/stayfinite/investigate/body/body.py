@@ -100,9 +100,15 @@ class Body:
         """The same body as another version of its source has it; `changed` finds a scene's place there."""
         mine = self.functions
         outer = [changed(s, is_caller=True) for s in self._outer]
-        return Body.of(
-            changed(self.scene), outer, mine.judge.is_training_object, mine.is_full, mine.is_buffer
-        )
+        scene = changed(self.scene)
+        rules = (mine.judge.is_training_object, mine.is_full, mine.is_buffer, mine.is_loose)
+        depth = next((i for i, h in enumerate(homes_of(self.scene)) if h.node is self.home.node), 0)
+        homes = homes_of(scene)
+        if depth < len(homes):  # a loop further out, where this one is that
+            body = Body(scene, homes[depth], Functions(*rules), outer)
+            if body.plan().code is not None and body.plan().has_backward:
+                return body
+        return Body.of(scene, outer, *rules)
 
     def plan(self, is_fed: bool = False, is_new: bool = False, is_part: bool = False) -> Plan:
         """What is run, with a batch given or not; `is_new`: one that the loop has not worked on."""

@@ -244,15 +244,15 @@ def _bind(
 
 
 def _environment(func: types.FunctionType, values: dict[str, Value]) -> Env:
-    code = func.__code__
-    cells = dict(zip(code.co_freevars, func.__closure__ or ()))
+    code = current_code(func.__code__)  # a changed one has names of its own
+    cells = dict(zip(func.__code__.co_freevars, func.__closure__ or ()))
     found = {**values}
     for name, cell in cells.items():
         try:
             found[name] = known(cell.cell_contents)
         except ValueError:
             found[name] = UNKNOWN
-    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+    local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *cells}
     is_generator = bool(code.co_flags & _GENERATOR)
     arguments = code.co_varnames[: code.co_argcount]
     return Env(func.__globals__, local, found, cells, arguments, is_generator=is_generator)

@@ -1,0 +1,57 @@
+"""What is measured while a change is run: weights, and how near values come to a dtype's limit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..runtime.shards import local
+from ..runtime.state import TrainState
+
+__all__ = ["Distance", "size_of"]
+
+_NEAR = 4.0
+"""A value of more than a quarter of the dtype's limit is near it."""
+_HALF = ("float16", "bfloat16")
+
+
+class Distance(TorchDispatchMode):
+    """How near the largest half-precision values of a pass come to the limit of their dtype."""
+
+    def __init__(self, dtype: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dtype = getattr(torch, dtype, None)
+        self.is_of_use = dtype in _HALF
+        self.largest = 0.0
+
+    def __reduce__(self) -> Any:
+        return Distance, (str(self._dtype).rpartition(".")[2],)
+
+    @property
+    def is_near(self) -> bool:
+        return self._dtype is not None and self.largest * _NEAR > torch.finfo(self._dtype).max
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        is_half = isinstance(out, torch.Tensor) and out.dtype == self._dtype
+        if is_half and (part := local(out.detach())).numel():
+            largest = float(part.abs().amax())
+            limit = torch.finfo(out.dtype).max
+            if (
+                math.isfinite(largest) and largest != limit
+            ):  # a mask is written with the limit itself
+                self.largest = max(self.largest, largest)
+        return out
+
+
+@torch.no_grad()
+def size_of(state: TrainState) -> float:
+    """The norm of all weights."""
+    parameters = [local(p.detach()) for _, p in state.parameters()]
+    weights = [p.float() for p in parameters if p.is_floating_point()]
+    return math.sqrt(sum(float(w.square().sum()) for w in weights if w.layout == torch.strided))
