@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..locate.slice import Origin
 from ..records import Incident, Location
+from ..runtime.history import row_of
 from ..runtime.incidents import new_incident
 from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
@@ -178,7 +179,9 @@ def _scale_incident(about: Investigation) -> Incident | None:
     engine, window = about.engine, about.window
     scale = engine.state.scale() or 1.0
     if not engine.scale_watch.note_skip(scale):
-        engine.note_scaler_skip(window)
+        engine.recovery.note_scaler_skip()
+        if engine.journal is not None:  # it shows it; nobody is alarmed
+            engine.journal.skipped(row_of(window, engine.state), "scaler_skip")
         return None
     engine.scale_watch.note_applied()
     event, location, action = scale_collapse(engine, window, scale)

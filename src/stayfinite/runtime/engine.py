@@ -267,18 +267,11 @@ class Engine:
                 return Failure("gradient", window.step, name=self.state.name_of(p))
         return None
 
-    def note_scaler_skip(self, window: Window) -> None:
-        """The scaler held a step back; the journal shows it, nobody is alarmed."""
-        self.recovery.note_scaler_skip()
-        if self.journal is not None:
-            self.journal.skipped(row_of(window, self.state), "scaler_skip")
-
     @unseen
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows.
 
-        `is_followed`: others have been made since then that are not closed yet, so what a deep check
-        would find may be theirs; it waits for them.
+        `is_followed`: others were made since then; what a deep check would find may be theirs, and it waits.
         """
         if window.num_applied:
             self.recovery.note_applied()
@@ -363,14 +356,12 @@ class Engine:
     def handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Verdict]:
         """Look into a bad step, and do what the policy says; raises where the run must not go on."""
         verdict = self._investigate(self, window, failure)
-        incident = self.conclude(verdict) if verdict.incident is not None else None
-        return incident, verdict
+        return (self.conclude(verdict) if verdict.incident is not None else None), verdict
 
     def conclude(self, verdict: Verdict) -> Incident:
         """What the policy says about it is done; raises where the run must not go on."""
-        if (
-            self.ranks.has_parted and not self.ranks.is_lost
-        ):  # moving this rank's state alone would tear the ranks apart
+        if self.ranks.has_parted and not self.ranks.is_lost:
+            # Moving this rank's state alone would tear the ranks apart.
             assert verdict.incident is not None
             return self.publish(verdict.incident)
         return self.recovery.conclude(verdict)
