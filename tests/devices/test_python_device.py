@@ -61,6 +61,7 @@ def test_nothing_names_cuda_alone():
         "preflight/capture.py",
         "checkpoint/policy.py",
         "codes/checks_setup.py",
+        "runtime/untrained_source.py",  # a method's name in somebody's source
     }
     named = re.compile(r"torch\.cuda|[\"']cuda[\"']")
     found = {

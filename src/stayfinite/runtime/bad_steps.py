@@ -100,14 +100,13 @@ class BadSteps:
             keeps = is_back or (verdict is not None and verdict.keeps_random_state)
             if not window.is_loaderless and not keeps and window.rng is not None:
                 undo.append(window.rng.restore)
+            if not is_back:  # a second model may run on its batch after the step was refused
+                undo.append(self.state.buffers.restore_bad)
         self.undo = undo
 
     def put_back(self) -> None:
-        """The iteration of a step that was left out is over. A second model may have run on its batch since
-        the step was refused."""
+        """The iteration of a step that was left out is over."""
         undo, self.undo = self.undo, []
-        if undo:
-            undo.append(self.state.buffers.restore_bad)
         put_back(*undo)
 
     def handle_late(
