@@ -10,7 +10,6 @@ collective of its own within the step.
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..saying import say
 from .rank_groups import (
     group_of,
     groups_in_use,
@@ -157,11 +157,10 @@ class Ranks:
         if not self._has_warned:
             self._has_warned = True
             if self.is_first:
-                print(
+                say(
                     "stayfinite: steps inside `with model.join():` are not watched, because a rank "
                     "that has ended early cannot agree to anything\n"
-                    "  try: give every rank the same number of batches (DistributedSampler does)",
-                    file=sys.stderr,
+                    "  try: give every rank the same number of batches (DistributedSampler does)"
                 )
         return True
 
@@ -295,7 +294,7 @@ class Ranks:
     def _say_once(self, text: str) -> None:
         if not self._has_said:
             self._has_said = True
-            print(f"stayfinite (rank {self.rank}): {text}", file=sys.stderr)
+            say(f"stayfinite (rank {self.rank}): {text}")
 
     @property
     def first(self) -> int:

@@ -277,10 +277,9 @@ class ScriptRun:
 
 def _say_attempt(folder: Path) -> None:
     before = resumes_after(folder / JOURNAL_NAME)
-    print(
+    say(
         f"stayfinite: the launcher has started this training again (attempt {attempt() + 1}) after it failed; "
-        f"{before}",
-        file=sys.stderr,
+        f"{before}"
     )
 
 
