@@ -38,8 +38,8 @@ class Buffers:
         self._homes = None
 
     def clear(self) -> None:
-        """Let go of the copies."""
-        self._copies.clear()
+        """Let go of the copies; who was given them keeps them."""
+        self._copies = {}
 
     def _found(self) -> list[tuple[nn.Module, str, str]]:
         if self._homes is None:

@@ -129,11 +129,6 @@ class Engine:
         self._has_world = has_world()
         if self._has_world:
             self.ranks.mark()
-        if self._generation != self.state.generation:
-            self._generation = self.state.generation
-            self._is_primed = False
-            self.log.clear()
-            self.forget_due()
         if self._is_primed and not self._begins_anew():
             return
         self._is_primed, self._early = True, None
@@ -148,6 +143,16 @@ class Engine:
         if self._has_room:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
+
+    def _forget_gone(self) -> None:
+        """An optimizer is gone, and perhaps its model: here, between two steps, all is copied anew."""
+        if self.deferral.is_waiting:  # for steps that may have to be made again from those copies
+            self.want_deep_check()
+            return
+        self._generation, self._is_primed = self.state.generation, False
+        self.state.forget_gone()
+        self.log.clear()
+        self.forget_due()
 
     def _begins_anew(self) -> bool:
         """A loop without a loader shows itself behind its first forward: whether all can be copied
@@ -171,7 +176,9 @@ class Engine:
             self.ranks.mark()
         if self._early is not None:  # rates, schedules, weights may have been set since then
             self._early, self._is_primed = None, False
-        if not self._is_primed or self._generation != self.state.generation:
+        if self._generation != self.state.generation:
+            self._forget_gone()
+        if not self._is_primed:
             self.prime()
         if provenance.has_averages and self.state.adopt_averages(provenance.averages):
             self._due = self._due or (self.num_applied, [])
@@ -298,15 +305,6 @@ class Engine:
             self._is_deep_wanted = True
             return None
         return self.deep_check(window.step)
-
-    def close_fine(self, fine: list[Window], bad: Window | None) -> tuple[Window, Failure] | None:
-        """Close deferred steps that went well; the one where a deep check has found something."""
-        for i, window in enumerate(fine):
-            is_followed = i + 1 < len(fine) or bad is not None or self.deferral.is_waiting
-            failure = self.close_healthy(window, is_followed)
-            if failure is not None:
-                return window, failure
-        return None
 
     def _is_deep_due(self) -> bool:
         if self.ranks.is_on:
