@@ -232,6 +232,7 @@ LAST_RESORTS = {
     "_put_back",
     "put_back",
     "restore",
+    "_restore",
     "_unlisten",
     "_put",
     "drop",

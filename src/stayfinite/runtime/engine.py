@@ -26,7 +26,7 @@ from ..patches.provenance import provenance
 from ..records import Incident, StepRecord
 from ..recover.policy import Policy
 from .deferral import Deferral
-from .discover import find_averages, find_generators
+from .discover import find_beside
 from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
@@ -133,8 +133,9 @@ class Engine:
             return
         self._is_primed, self._early = True, None
         frame = sys._getframe(1)
-        self.rng.watch(find_generators(frame))
-        self.state.adopt_averages([*provenance.averages, *find_averages(frame)])
+        generators, averages = find_beside(frame)
+        self.rng.watch(generators)
+        self.state.adopt_averages([*provenance.averages, *averages])
         note_initial(self.state)
         share = self.settings.snapshot_ram_share
         folder = self.ranks.own_folder(self.snapshot_folder)
