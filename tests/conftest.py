@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from tests.launch import Nursery
 
 import stayfinite.guard  # noqa: F401
 from stayfinite.locate.trace import OpTrace
@@ -30,6 +31,14 @@ def pytest_collection_modifyitems(items):
         made = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
         if any(d.scope == "module" for defs in made.values() for d in defs):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory):
+    """Commands in processes of their own, without the seconds that each would import."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
 
 
 @pytest.fixture
