@@ -1,11 +1,12 @@
 """Fixtures of the whole suite."""
 
 import gc
+import random
 import sys
 
 import pytest
 import torch
-from tests.launch import Nursery
+from tests.launch import the_nursery
 
 import stayfinite.guard  # noqa: F401
 from stayfinite.locate.trace import OpTrace
@@ -25,8 +26,14 @@ OpTrace.is_strict = True
 collect_ignore_glob = ["scripts/*", "peers/scripts/*"]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_collection_modifyitems(config, items):
     """Tests that share something made for their module stay together, so that it is made once."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
     for item in items:
         made = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
         if any(d.scope == "module" for defs in made.values() for d in defs):
@@ -34,11 +41,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory):
+def nursery():
     """Commands in processes of their own, without the seconds that each would import."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
+    return the_nursery()
 
 
 @pytest.fixture

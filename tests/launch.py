@@ -1,17 +1,21 @@
 """Running commands as a user would: in processes of their own.
 
 Importing torch and stayfinite costs two seconds of CPU. A `Nursery` is a process that has done it and forks
-for each command (`tests/nursery.py`), so that hundreds of commands stay affordable; tests take the fixture
-`nursery`. `alone` starts a fresh interpreter, for what is about the start itself.
+for each command (`tests/nursery.py`), so that hundreds of commands stay affordable; `forked` asks the one
+of this process. `alone` starts a fresh interpreter, for what is about the start itself.
 """
 
+import atexit
+import functools
 import json
 import os
 import pathlib
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -104,3 +108,18 @@ class Nursery:
         self._process.stdin.close()
         self._process.wait(timeout=LIMIT_SECONDS)
         os.close(self._answers)
+
+
+@functools.cache
+def the_nursery() -> Nursery:
+    """One for all tests of this process."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="nursery-"))
+    nursery = Nursery(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(nursery.close)
+    return nursery
+
+
+def forked(args: list[str], cwd: pathlib.Path) -> Done:
+    """`python ARGS` in a process that begins with torch and stayfinite imported."""
+    return the_nursery().run(args, cwd)
