@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +26,7 @@ from ..records import Incident, StepRecord
 from ..recover.policy import Policy
 from .deferral import Deferral
 from .discover import find_beside
+from .frames import StepPlace
 from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
@@ -85,8 +85,7 @@ class Engine:
         """What `guard.step` makes its steps of."""
         self.solved: dict[Any, tuple[Any, Any, int]] = {}
         """What was proved to help, by place: for the same failure it is not searched again."""
-        self.step_place: tuple[CodeType, int, int] | None = None
-        """Where the loop made its last step."""
+        self.step_place = StepPlace()
         self.script: str | None = None
         """The file that `stayfinite run` runs; with a guard of one's own, None."""
         self.num_applied = 0
@@ -168,7 +167,6 @@ class Engine:
             self.want_deep_check()
         return False
 
-    @unseen
     def open(self) -> RngState:
         """A window opens: the snapshot that the last deep check allowed is taken now, with all that
         the loop did after its step (schedule, averages) in it. Returns the random state."""
@@ -181,6 +179,13 @@ class Engine:
             self._forget_gone()
         if not self._is_primed:
             self.prime()
+        if self._due is not None or provenance.has_averages:
+            self._take_due_snapshot()
+        self.state.buffers.copy(is_kept=self.deferral.is_waiting)
+        return self.rng.capture()
+
+    @unseen
+    def _take_due_snapshot(self) -> None:
         if provenance.has_averages and self.state.adopt_averages(provenance.averages):
             self._due = self._due or (self.num_applied, [])
         if self._due is not None and not self.ranks.is_on:
@@ -191,8 +196,6 @@ class Engine:
                 self.state.take_snapshot(tag)
                 self.log.begin_anew()
             self._cost += time.perf_counter() - start
-        self.state.buffers.copy(is_kept=self.deferral.is_waiting)
-        return self.rng.capture()
 
     def prime_again(self, is_opening: bool = False) -> None:
         """A model turned up: before the first step, all of it counts as the start.
@@ -275,7 +278,6 @@ class Engine:
                 return Failure("gradient", window.step, name=self.state.name_of(p))
         return None
 
-    @unseen
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows.
 
@@ -290,16 +292,18 @@ class Engine:
             self.history.append(row)
             if self.journal is not None:
                 self.journal.step(row)
-            if self._has_room:
-                self.log.add(window)
-                # A clock read every few steps is enough; the interval is in steps' worth of time.
-                if len(self.log) % 8 and not (
+            # A clock read every few steps is enough; the interval is in steps' worth of time.
+            if (
+                self._has_room
+                and self.log.add(window) % 8
+                and not (
                     self._is_deep_wanted
                     or self._num_wary
                     or (self._has_world and self.ranks.has_others)
                     or self.log.is_full()
-                ):
-                    return None
+                )
+            ):
+                return None
         if not self._is_deep_due():
             return None
         if is_followed and not self.ranks.is_on:

@@ -193,7 +193,10 @@ class TrainState:
 
     def lrs(self) -> tuple[float, ...]:
         """The learning rate of every group; the same tuple while nobody has set another."""
-        rates = [g.get("lr") for o in self.optimizers for g in o.param_groups]
+        rates = []
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                rates.append(group.get("lr"))
         if rates != self._rates:
             kept = [r for r in rates if isinstance(r, (int, float, Tensor))]
             # A tensor is changed in place, so it has to be read again each time.
