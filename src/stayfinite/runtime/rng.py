@@ -144,7 +144,7 @@ class RngMemory:
 
     def watch(self, generators: Iterable[Any]) -> None:
         """From now on these are captured as well."""
-        known = {id(g) for g in (torch.default_generator, random._inst)}
+        known = {id(g) for g in (torch.default_generator, random._inst, _numpy_global())}
         known |= {id(g) for g, _ in self._own}
         self._own += [(g, _kept(g)) for g in generators if id(g) not in known]
         self._areas = None
@@ -167,13 +167,12 @@ class RngMemory:
         return at
 
     def _look_at_each(self) -> RngState:
-        numpy = sys.modules.get("numpy")
-        if numpy is not None and (
-            self._numpy is None or self._numpy_home._bit_generator is not self._numpy_generator
+        home = _numpy_global()
+        if home is not None and (
+            self._numpy is None or home._bit_generator is not self._numpy_generator
         ):
-            self._numpy_home = numpy.random.mtrand._rand
-            self._numpy_generator = self._numpy_home._bit_generator
-            self._numpy = _Kept(numpy.random.get_state, _legacy_areas(self._numpy_home))
+            self._numpy_home, self._numpy_generator = home, home._bit_generator
+            self._numpy = _Kept(home.get_state, _legacy_areas(home))
             self._areas = None
         shared = [k for k in (self._torch, self._python, self._numpy) if k is not None]
         known = [*shared, *(kept for _, kept in self._own)]
@@ -222,9 +221,17 @@ def _kept(generator: Any) -> _Kept:
         areas = _around_twister(generator)
     elif hasattr(generator, "bit_generator"):
         areas = _pcg_areas(generator.bit_generator)
+    elif hasattr(generator, "_bit_generator"):
+        areas = _legacy_areas(generator)
     return _Kept(
         lambda: _get(generator), areas, generator if isinstance(generator, random.Random) else None
     )
+
+
+def _numpy_global() -> Any:
+    """The generator behind `numpy.random.rand` and the like; None where NumPy is not imported."""
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random.mtrand._rand
 
 
 def _area(address: int, size: int) -> Any:
