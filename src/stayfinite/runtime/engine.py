@@ -131,14 +131,12 @@ class Engine:
         if self._is_primed and not self._begins_anew():
             return
         self._is_primed, self._early = True, None
-        frame = sys._getframe(1)
-        generators, averages = find_beside(frame)
+        generators, averages = find_beside(sys._getframe(1))
         self.rng.watch(generators)
         self.state.adopt_averages([*provenance.averages, *averages])
         note_initial(self.state)
-        share = self.settings.snapshot_ram_share
         folder = self.ranks.own_folder(self.snapshot_folder)
-        self._has_room = choose_snapshot(self.state, share, folder)
+        self._has_room = choose_snapshot(self.state, self.settings.snapshot_ram_share, folder)
         self.state.buffers.copy()
         if self._has_room:
             self._cost = self.state.take_snapshot(0)
@@ -218,8 +216,7 @@ class Engine:
     @property
     def must_wait(self) -> bool:
         """Whether a deep check or a snapshot waits for the verdict of a step that has been made."""
-        is_due = self._is_deep_wanted or self._due is not None
-        return is_due and self.deferral.is_waiting
+        return (self._is_deep_wanted or self._due is not None) and self.deferral.is_waiting
 
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""
