@@ -63,7 +63,9 @@ def test_quiet_generators_are_not_copied_again():
         random.random,
         lambda: random.shuffle([1, 2, 3]),
         lambda: random.seed(5),
+        lambda: random.gauss(0, 1),
         np.random.rand,
+        np.random.randn,
         lambda: np.random.randint(5),
         lambda: np.random.seed(5),
     ],
@@ -165,3 +167,38 @@ def test_generators_of_one_s_own_go_back_too():
     assert state.is_same(state.now_too())
     assert draw() == first
     assert draw() != first
+
+
+@pytest.mark.parametrize(
+    "make, move",
+    [
+        (lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(1, generator=g)),
+        (lambda: torch.Generator().manual_seed(1), lambda g: torch.randn(1, generator=g)),
+        (lambda: random.Random(1), lambda g: g.random()),
+        (lambda: random.Random(1), lambda g: g.gauss(0, 1)),
+        (lambda: np.random.default_rng(1), lambda g: g.random()),
+        (lambda: np.random.default_rng(1), lambda g: g.integers(5, dtype=np.int32)),
+        (lambda: np.random.RandomState(1), lambda g: g.rand()),
+        (lambda: np.random.RandomState(1), lambda g: g.randn()),
+        (lambda: np.random.Generator(np.random.Philox(1)), lambda g: g.random()),
+    ],
+)
+def test_a_generator_of_one_s_own_comes_back_each_time(make, move):
+    """Those that can be looked at are copied only when they have moved: by a pair's second half, too."""
+    own = make()
+    memory = RngMemory()
+    memory.watch([own, np.random.mtrand._rand])  # NumPy's global one is captured anyway
+    for _ in range(4):
+        state = memory.capture()
+        wanted = move(own)
+        state.restore()
+        assert move(own) == wanted
+
+
+def test_quiet_generators_of_one_s_own_are_not_copied_again():
+    memory = RngMemory()
+    memory.watch(
+        [torch.Generator(), random.Random(1), np.random.default_rng(1), np.random.RandomState(1)]
+    )
+    first = memory.capture()
+    assert all(memory.capture() is first for _ in range(8))

@@ -97,7 +97,11 @@ class SpikeWatch:
         """
         if not _LOWEST <= value <= self._quiet or self._is_inside:
             return False
-        self._enter(step, value)
+        self._values.append((step, value))  # as `_enter` does, without a call in every healthy step
+        self._num_until_refresh -= 1
+        if self._num_until_refresh <= 0:
+            self._refresh()
+        self._quiet = 2 * value if 0 < 2 * value < self._limit else self._limit
         return True
 
     def _enter(self, step: int, value: float) -> None:

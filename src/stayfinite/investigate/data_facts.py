@@ -28,7 +28,7 @@ from ..locate.frames import Frame, is_user_file
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import badness
-from ..patches.provenance import provenance
+from ..patches.loaders import samples
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.window import Window
@@ -83,7 +83,7 @@ def _loader(owner: Any) -> _Source | None:
         if isinstance(candidate, DataLoader):
             return _Source(candidate.dataset, candidate.collate_fn)
     is_iterator = isinstance(owner, _BaseDataLoaderIter)  # its loader is gone already
-    iterator = owner if is_iterator else provenance.iterator if owner is None else None
+    iterator = owner if is_iterator else samples.iterator if owner is None else None
     if iterator is None:
         return None
     return _Source(iterator._dataset, iterator._collate_fn)

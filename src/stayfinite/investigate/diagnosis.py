@@ -10,7 +10,7 @@ from ..diagnose.rank import Ranked, conclude, consider, is_said_by, wanted_exper
 from ..diagnose.searched import clip_fix, rate_fix
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
-from ..patches.provenance import provenance
+from ..patches.loaders import samples
 from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
 from ..runtime.window import Replay, ReplayResult
@@ -159,7 +159,7 @@ def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
     ref = about.window.batches[0]
     is_listed = isinstance(ref.loader, (list, tuple))
     known = ref.indices
-    if is_listed or provenance.iterator is None or not known or len(known) != num_rows(ref.value):
+    if is_listed or samples.iterator is None or not known or len(known) != num_rows(ref.value):
         return ()
     return tuple(int(known[r]) for r in rows if isinstance(known[r], int))
 

@@ -1,6 +1,6 @@
-"""Which batch a loop has been given, noted where torch's own iterator hands it out.
+"""Which batch a loop has been given and of which samples, noted where torch's own iterator hands it out.
 
-`iter(loader)` stays the loader's own iterator: only `__next__` of its class is wrapped. A loader that
+`iter(loader)` stays the loader's own iterator: only functions of its class are wrapped. A loader that
 looks ahead and iterates another one (accelerate's) is noted where the loop meets it.
 """
 
@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from ..errors import StayfiniteError
 from .firewall import Firewall
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
-from .provenance import provenance
 
-__all__ = ["LoaderListener", "LoaderPatches"]
+__all__ = ["LoaderListener", "LoaderPatches", "note_samples", "samples"]
 
 _ident = threading.get_ident
 
@@ -30,10 +34,54 @@ class _Inside(threading.local):
 
 _inside = _Inside()
 _REASON = "the batch of a step is noted where the loader hands it out"
+_SAMPLES = "the samples of a batch are noted, so that a bad one can be named"
 _AROUND = (
     ("accelerate.data_loader", "DataLoaderShard"),
     ("accelerate.data_loader", "DataLoaderDispatcher"),
 )
+
+
+class _Iteration:
+    """One iterator of a DataLoader: its loader, and the samples that its next batches are made of."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = weakref.ref(loader)
+        self.waiting: deque[Any] = deque(maxlen=1024)
+
+
+def _nobody() -> None:
+    """There is no iterator yet."""
+
+
+class Samples:
+    """What is known of the iterators of DataLoaders; one per process."""
+
+    def __init__(self) -> None:
+        self.of_batch: list[Any] | None = None
+        """The data set's indices of the batch that a DataLoader made last."""
+        self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
+        self._last: tuple[Callable[[], Any], _Iteration | None] = (_nobody, None)
+
+    @property
+    def iterator(self) -> Any:
+        """The DataLoader's iterator that made a batch last, while it lives."""
+        return self._last[0]()
+
+    def begin(self, iterator: Any, loader: DataLoader[Any]) -> None:
+        """This loader has begun to be iterated over."""
+        self._iterations[iterator] = _Iteration(loader)
+
+    def known(self, iterator: Any) -> _Iteration | None:
+        """In nearly every healthy step it is the iterator that it was in the last one."""
+        last = self._last
+        if last[0]() is iterator:
+            return last[1]
+        known = self._iterations.get(iterator)
+        self._last = (weakref.ref(iterator), known)
+        return known
+
+
+samples = Samples()
 
 
 class LoaderListener(Protocol):
@@ -82,40 +130,103 @@ class LoaderPatches:
         close_all(self._subscriptions)
 
 
+class _NotesOnly:
+    """A part in the patches of somebody who only wants to know the samples."""
+
+    listener = None
+
+
+def note_samples() -> list[Subscription]:
+    """From now on `samples` knows; until the subscriptions are closed."""
+    wanted = [("__init__", _init), ("_next_index", _next_index), ("__next__", _next)]
+    return [
+        subscribe(Target(_BaseDataLoaderIter, name, _SAMPLES, "provenance"), make, _NotesOnly())
+        for name, make in wanted
+    ]
+
+
+def _init(original: Any, subscribers: Subscribers) -> Any:
+    def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        samples.begin(iterator, loader)
+        original(iterator, loader, *args, **kwargs)
+
+    return __init__
+
+
+def _next_index(original: Any, subscribers: Subscribers) -> Any:
+    def _next_index(iterator: Any) -> Any:
+        index = original(iterator)
+        known = samples.known(iterator)
+        if known is not None:
+            known.waiting.append(index)
+        return index
+
+    return _next_index
+
+
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
-        listener = None
+        listener, known = None, samples.known(iterator)
         if not _inside.count:
             me = _ident()
             for each in subscribers.now:
-                if each.listener.thread_id == me:
+                if each.listener is not None and each.listener.thread_id == me:
                     listener = each.listener
-        if listener is None:
-            return original(iterator)
-        loader = listener.firewall.call(provenance.loader_of, iterator)
-        return _noted(listener, iterator if loader is None else loader, original, iterator)
+        if listener is not None:
+            loader = known.loader() if known is not None else None
+            read = partial(_read, original, iterator, known)
+            return _noted(listener, iterator if loader is None else loader, read, iterator)
+        return _read(original, iterator, known)
 
     return __next__
 
 
-def _noted(listener: LoaderListener, loader: Any, draw: Any, iterator: Any) -> Any:
-    call = listener.firewall.call
-    call(listener.before_batch, loader)
-    if getattr(iterator, "_num_yielded", 1) == 0:
-        call(listener.on_loader_start, loader)
+def _read(original: Any, iterator: Any, known: _Iteration | None) -> Any:
+    """The next batch, and of which samples it is."""
+    waiting = known.waiting if known is not None else None
+    try:
+        batch = original(iterator)
+    except StopIteration:
+        raise
+    except BaseException:
+        if waiting:
+            waiting.popleft()  # these could not be read
+        raise
+    index = waiting.popleft() if waiting else None
+    samples.of_batch = index if isinstance(index, list) else None
+    return batch
+
+
+def _noted(listener: LoaderListener, loader: Any, read: Callable[[], Any], iterator: Any) -> Any:
+    firewall = listener.firewall
+    try:  # not by way of `firewall.call`: this is in every healthy step
+        if not firewall.is_down:
+            listener.before_batch(loader)
+            if getattr(iterator, "_num_yielded", 1) == 0:
+                listener.on_loader_start(loader)
+    except StayfiniteError:
+        raise
+    except Exception as error:
+        firewall.fail(error)
     while True:
         _inside.count += 1
         try:
             own = listener.draw
-            batch = draw(iterator) if own is None else own(loader, lambda: draw(iterator))
+            batch = read() if own is None else own(loader, read)
         except StopIteration:
             _inside.count -= 1
-            call(listener.on_loader_end, loader)
+            firewall.call(listener.on_loader_end, loader)
             _inside.count += 1
             raise
         finally:
             _inside.count -= 1
-        if call(listener.takes_batch, loader, batch, provenance.batch_indices, fallback=True):
+        try:
+            if firewall.is_down or listener.takes_batch(loader, batch, samples.of_batch):
+                return batch
+        except StayfiniteError:
+            raise
+        except Exception as error:
+            firewall.fail(error)
             return batch
 
 
@@ -129,7 +240,7 @@ def _iter_around(original: Any, subscribers: Subscribers) -> Any:
                 if listener is None:
                     batch = next(inner)
                 else:
-                    batch = _noted(listener, loader, next, inner)
+                    batch = _noted(listener, loader, partial(next, inner), inner)
             except StopIteration:
                 return
             yield batch

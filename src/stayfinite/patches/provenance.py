@@ -1,8 +1,8 @@
 """Where things came from: passive notes, taken before anything goes wrong.
 
-Was this model restored from a checkpoint, which file was read, which samples are in this batch?
-Nobody can tell afterwards, so the calls that matter leave a note. A note changes nothing: the call
-goes on as it was. Notes are side tables with weak references; nothing hangs on anybody's object.
+Was this model restored from a checkpoint, which file was read? Nobody can tell afterwards, so the
+calls that matter leave a note (of which samples a batch is made, `loaders` knows). A note changes
+nothing: the call goes on as it was. Notes are side tables with weak references; nothing hangs on anybody's object.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +19,10 @@ from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .firewall import Firewall
 from .imports import ImportPatch, patch_when_imported
+from .loaders import note_samples
 from .made_at import CallStack, call_stack
 from .made_at import targets as _constructors
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
@@ -55,18 +53,6 @@ class FileRead:
     lr: tuple[float, ...] = ()
 
 
-class _Iteration:
-    """One iterator of a DataLoader: its loader, and the samples that its next batches are made of."""
-
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = weakref.ref(loader)
-        self.waiting: deque[Any] = deque(maxlen=1024)
-
-
-def _nobody() -> None:
-    """There is no iterator yet."""
-
-
 class Provenance:
     """What was seen; one per process."""
 
@@ -81,12 +67,6 @@ class Provenance:
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Every `torch.optim.swa_utils.AveragedModel` that was made."""
         self.has_averages = False
-        self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
-        self._iterator: Callable[[], Any] = _nobody
-        self._now: _Iteration | None = None
-        """What is known of that iterator."""
-        self.batch_indices: list[Any] | None = None
-        """The data set's indices of the batch that a DataLoader made last."""
         self._order = 0
         self._loaded: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
@@ -128,44 +108,6 @@ class Provenance:
                 return found
         return None
 
-    @property
-    def iterator(self) -> Any:
-        """The DataLoader's iterator that made a batch last, while it lives."""
-        return self._iterator()
-
-    def note_iteration(self, iterator: Any, loader: DataLoader[Any]) -> None:
-        """This loader has begun to be iterated over."""
-        self._iterations[iterator] = _Iteration(loader)
-
-    def note_index(self, iterator: Any, index: Any) -> None:
-        """Samples that the loader will read for one of its next batches."""
-        known = self._iteration(iterator)
-        if known is not None:
-            known.waiting.append(index)
-
-    def note_unread(self, iterator: Any) -> None:
-        """The next samples could not be read."""
-        known = self._iteration(iterator)
-        if known is not None and known.waiting:
-            known.waiting.popleft()
-
-    def note_batch(self, iterator: Any) -> None:
-        """The loop has been given the next samples."""
-        known = self._iteration(iterator)
-        if self._iterator() is not iterator:
-            self._iterator, self._now = weakref.ref(iterator), known
-        index = known.waiting.popleft() if known is not None and known.waiting else None
-        self.batch_indices = index if isinstance(index, list) else None
-
-    def loader_of(self, iterator: Any) -> DataLoader[Any] | None:
-        """The loader whose iterator this is."""
-        known = self._iteration(iterator)
-        return known.loader() if known is not None else None
-
-    def _iteration(self, iterator: Any) -> _Iteration | None:
-        """In nearly every healthy step it is the iterator that it was in the last one."""
-        return self._now if self._iterator() is iterator else self._iterations.get(iterator)
-
 
 provenance = Provenance()
 _firewall = Firewall("noting where things come from")
@@ -175,7 +117,6 @@ _IMPORT = "stayfinite.guard"
 
 _RESTORE = "a restore, and the file it came from, is noted and checked"
 _AVERAGE = "running averages of the weights are noted when they are made"
-_SAMPLES = "the samples of a batch are noted, so that a bad one can be named"
 
 
 def install() -> None:
@@ -189,9 +130,7 @@ def install() -> None:
         _add(owner, "load_state_dict", _RESTORE, _load_state_dict)
     _add(torch, "load", _RESTORE, _torch_load)
     _add(AveragedModel, "__init__", _AVERAGE, _average_init)
-    _add(_BaseDataLoaderIter, "__init__", _SAMPLES, _iterator_init)
-    _add(_BaseDataLoaderIter, "_next_index", _SAMPLES, _next_index)
-    _add(_BaseDataLoaderIter, "__next__", _SAMPLES, _next)
+    _subscriptions.extend(note_samples())
     for target, make in _constructors():
         _subscriptions.append(subscribe(target, make, provenance))
     _subscriptions.append(
@@ -289,35 +228,3 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
         inside: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
         for each in inside:
             yield from _tensors(each, depth + 1)
-
-
-def _iterator_init(original: Any, subscribers: Subscribers) -> Any:
-    def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        provenance.note_iteration(iterator, loader)
-        original(iterator, loader, *args, **kwargs)
-
-    return __init__
-
-
-def _next_index(original: Any, subscribers: Subscribers) -> Any:
-    def _next_index(iterator: Any) -> Any:
-        index = original(iterator)
-        _firewall.call(provenance.note_index, iterator, index)
-        return index
-
-    return _next_index
-
-
-def _next(original: Any, subscribers: Subscribers) -> Any:
-    def __next__(iterator: Any) -> Any:
-        try:
-            batch = original(iterator)
-        except StopIteration:
-            raise
-        except BaseException:
-            _firewall.call(provenance.note_unread, iterator)
-            raise
-        _firewall.call(provenance.note_batch, iterator)
-        return batch
-
-    return __next__

@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from ..errors import StayfiniteError
 from ..putting_back import put_back
 from .compiled import skip_our_code
 from .firewall import Firewall
@@ -235,7 +236,14 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                     continue
             if listener.is_replaying:
                 return listener.replay_backward(first, lambda: original(tensors, *args, **kwargs))
-            listener.firewall.call(listener.before_backward, first)
+            firewall = listener.firewall
+            try:  # not by way of `firewall.call`: this is in every healthy step
+                if not firewall.is_down:
+                    listener.before_backward(first)
+            except StayfiniteError:
+                raise
+            except Exception as error:
+                firewall.fail(error)
             if listener.wants_gradients:
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)
@@ -291,28 +299,20 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
     def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or _depth.step:
             return original(optimizer, *args, **kwargs)
-        me, mine = _ident(), None
-        for each in subscribers.now:
-            listener = each.listener
-            if listener.thread_id != me:
-                listener.firewall.call(listener.on_step_elsewhere, optimizer)
-                continue
-            if listener.firewall.call(listener.owns, optimizer):
-                if mine is None:
-                    mine = listener
-                    continue
-                if not mine.firewall.call(mine.has_batch) and listener.firewall.call(
-                    listener.has_batch
-                ):
-                    mine, listener = listener, mine
-            listener.firewall.call(listener.on_foreign_step)
+        mine = _whose(subscribers, optimizer)
         if mine is None:
             return original(optimizer, *args, **kwargs)
         closure = args[0] if args else kwargs.get("closure")
         if mine.is_replaying or callable(closure):
             return _special(mine, original, optimizer, closure, args, kwargs)
-        if not mine.firewall.call(mine.may_step, optimizer, fallback=True):
-            return None
+        firewall = mine.firewall
+        try:  # not by way of `firewall.call`: this is in every healthy step
+            if not firewall.is_down and not mine.may_step(optimizer):
+                return None
+        except StayfiniteError:
+            raise
+        except Exception as error:
+            firewall.fail(error)
         _depth.step = 1
         is_done = False
         try:
@@ -321,9 +321,29 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
             return result
         finally:
             _depth.step = 0
-            mine.firewall.call(mine.on_step_done, optimizer, is_done)
+            firewall.call(mine.on_step_done, optimizer, is_done)
 
     return step
+
+
+def _whose(subscribers: Subscribers, optimizer: Any) -> TrainingListener | None:
+    """Whose step this is; the others hear of it."""
+    me, mine = _ident(), None
+    for each in subscribers.now:
+        listener: TrainingListener = each.listener
+        if listener.thread_id != me:
+            listener.firewall.call(listener.on_step_elsewhere, optimizer)
+            continue
+        if listener.firewall.call(listener.owns, optimizer):
+            if mine is None:
+                mine = listener
+                continue
+            if not mine.firewall.call(mine.has_batch) and listener.firewall.call(
+                listener.has_batch
+            ):
+                mine, listener = listener, mine
+        listener.firewall.call(listener.on_foreign_step)
+    return mine
 
 
 def _special(

@@ -73,14 +73,8 @@ class CapturePatches:
 class _Seen(Firewall):
     """An error of ours in the process of a check ends it, and is shown: no training is at stake."""
 
-    def attempt(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        fallback: Any,
-    ) -> Any:
-        return function(*args, **kwargs)
+    def fail(self, error: Exception) -> None:
+        raise error
 
 
 class _Listener:

@@ -155,10 +155,15 @@ class Journal:
         ms = (elapsed - last) * 1e3 if last is not None else 0.0
         if is_applied and scale is None and last is not None and len(row) == 7:
             # Nearly every line of nearly every run: one formatting call.
-            figures = (_plain(loss), _plain(norm)) if norm is not None else (_plain(loss),)
-            if all([f is not None and f - f == 0 for f in figures]):  # noqa: C419 - hot
-                text = _WITH_NORM if norm is not None else _PLAIN
-                return text % (step, epoch, *figures, self._lr[1], elapsed, ms)
+            if type(loss) is not float:
+                loss = _plain(loss)
+            if norm is None:
+                if loss is not None and loss - loss == 0:
+                    return _PLAIN % (step, epoch, loss, self._lr[1], elapsed, ms)
+            else:
+                norm = _plain(norm)
+                if loss is not None and norm is not None and loss - loss == norm - norm == 0:
+                    return _WITH_NORM % (step, epoch, loss, norm, self._lr[1], elapsed, ms)
         text = f'{{"step":{step},"epoch":{epoch},"loss":{_number(loss)}'
         if norm is not None:
             text += f',"grad_norm":{_number(norm)}'

@@ -68,11 +68,11 @@ class BatchTracker:
 
     def over_by(self, loader: Any) -> Window | None:
         """The loop asks this loader for a batch: the window whose iteration is over by that."""
-        if not self.owns(loader):
+        window = self.window
+        if window is None or not self.owns(loader):
             return None
         self.other = None  # what other loaders gave in between was not trained on
-        window = self.window
-        return window if window is not None and window.num_attempted else None
+        return window if window.num_attempted else None
 
     def add(self, loader: Any, batch: Any, indices: Any) -> None:
         """A new batch goes into the window, or beside it while that is still to be settled."""

@@ -21,7 +21,8 @@ class Buffers:
 
     def __init__(self, roots: Mapping[str, weakref.ref[nn.Module]]) -> None:
         self._roots = roots
-        self._homes: list[tuple[nn.Module, str, str]] | None = None
+        self.homes: list[tuple[nn.Module, str, str]] | None = None
+        """(module, key, name) of each; None until they are looked for."""
         self._copies: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -36,15 +37,15 @@ class Buffers:
 
     def look_again(self) -> None:
         """There are other models now."""
-        self._homes = None
+        self.homes = None
 
     def clear(self) -> None:
         """Let go of the copies; who was given them keeps them."""
         self._copies = {}
 
     def _found(self) -> list[tuple[nn.Module, str, str]]:
-        if self._homes is None:
-            self._homes = [
+        if self.homes is None:
+            self.homes = [
                 (module, key, join(prefix, join(path, key)))
                 for prefix, ref in self._roots.items()
                 if (root := ref()) is not None
@@ -52,7 +53,7 @@ class Buffers:
                 for key, value in module._buffers.items()
                 if value is not None
             ]
-        return self._homes
+        return self.homes
 
     @property
     def copies(self) -> Any:
@@ -69,7 +70,7 @@ class Buffers:
         Batch norm writes its running statistics without counting, so those are always copied.
         `is_kept`: the copies before these are still wanted by somebody (see `copies`).
         """
-        if self._homes is None or self._homes:
+        if self.homes is None or self.homes:
             self._copy(is_kept)
 
     @unseen

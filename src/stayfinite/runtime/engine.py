@@ -179,7 +179,8 @@ class Engine:
             self.prime()
         if self._due is not None or provenance.has_averages:
             self._take_due_snapshot()
-        self.state.buffers.copy(is_kept=self.deferral.is_waiting)
+        if self.state.buffers.homes != []:
+            self.state.buffers.copy(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
 
     @unseen
@@ -234,7 +235,7 @@ class Engine:
     ) -> Failure | None:
         """Whether this step may be applied: all finite, and (unless it is one of many evaluations) no
         spike that the policy acts on."""
-        if len(self.state.optimizers) > 1:
+        if len(self.state.optimizers.refs) > 1:
             window.optimizer_id = id(optimizer)
         if self._has_world:
             if self.shared.is_shared(optimizer):
@@ -249,7 +250,9 @@ class Engine:
                 if bad is not None:
                     return Failure("learning_rate", window.step, name="lr", value=bad)
             grads += [g for p in group["params"] if (g := p.grad) is not None]
-        seen = self.checker.look(grads, [t for _, t in window.losses], window.norm)
+        losses = window.losses
+        figures = (losses[0][1],) if len(losses) == 1 else [t for _, t in losses]
+        seen = self.checker.look(grads, figures, window.norm)
         if seen is None:
             return self.explain(window, [optimizer])
         window.is_seen = True
@@ -292,13 +295,10 @@ class Engine:
             # A clock read every few steps is enough; the interval is in steps' worth of time.
             if (
                 self._has_room
-                and self.log.add(window) % 8
-                and not (
-                    self._is_deep_wanted
-                    or self._num_wary
-                    or (self._has_world and self.ranks.has_others)
-                    or self.log.is_full()
-                )
+                and self.log.add(window)
+                and not self._is_deep_wanted
+                and not self._num_wary
+                and not (self._has_world and self.ranks.has_others)
             ):
                 return None
         if not self._is_deep_due():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..errors import UsageError
-from ..patches.provenance import provenance
+from ..patches.loaders import samples
 from .loop_driver import LoopDriver
 
 __all__ = ["GivenBatches"]
@@ -37,13 +37,13 @@ class GivenBatches:
             self._inner = iter(self._loader)
         call(driver.before_batch, self._loader)
         while True:
-            provenance.batch_indices = None
+            samples.of_batch = None
             try:
                 batch = next(self._inner)
             except StopIteration:
                 call(self._end)
                 raise
-            indices = provenance.batch_indices
+            indices = samples.of_batch
             if call(driver.takes_batch, self._loader, batch, indices, fallback=True):
                 self._num_given += 1
                 return batch

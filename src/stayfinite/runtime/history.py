@@ -23,7 +23,7 @@ def row_of(window: Window, state: TrainState) -> Row:
     loss: Any = window.loss
     if loss is None and window.losses:
         loss = window.losses[-1][1].detach()
-    scale = _scale(state) if len(state.scalers) else None
+    scale = _scale(state) if state.scalers.refs else None
     return (last.step, last.epoch, loss, window.norm, window.lrs, scale, window.num_applied > 0)
 
 

@@ -64,12 +64,15 @@ class Lookout:
         if self._is_blind:
             return None
         found: Failure | None = None
-        watch = self.loss_watches[window.optimizer_id]
-        if loss is not None and not watch.is_quiet(window.step, loss):
-            found = self._judge(window, "loss", watch, loss)
-        watch = self._norm_watches[window.optimizer_id]
-        if norm is not None and not watch.is_quiet(window.step, norm):
-            found = self._judge(window, "grad_norm", watch, norm) or found
+        step = window.batches[-1].step
+        if loss is not None:
+            watch = self.loss_watches[window.optimizer_id]
+            if not watch.is_quiet(step, loss):
+                found = self._judge(window, "loss", watch, loss)
+        if norm is not None:
+            watch = self._norm_watches[window.optimizer_id]
+            if not watch.is_quiet(step, norm):
+                found = self._judge(window, "grad_norm", watch, norm) or found
         return found
 
     def _judge(

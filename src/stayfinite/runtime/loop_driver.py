@@ -60,8 +60,10 @@ class LoopDriver:
         self._closures = ClosureSteps(self)
         self._scaling = Scaling(engine)
         self._was_stepped = False
+        self._stepped_here: set[int] = set()
         self._is_own_work = False
         self._is_deferred = engine.settings.deferred
+        self.owns: Callable[[Any], bool] = self.state.optimizers.__contains__
         self._left_out = engine.recovery.left_out
 
     @property
@@ -110,7 +112,9 @@ class LoopDriver:
             return
         window = self.tracker.over_by(loader)
         if window is not None:
-            self._close(window)
+            self.tracker.close(window)
+            self.phase = Phase.FORWARD
+            self._ends.after(window, is_regular=True)
 
     draw: Callable[[Any, Callable[[], Any]], Any] | None = None
     """The loop's batches are the loader's own."""
@@ -137,9 +141,7 @@ class LoopDriver:
         """A loader is through: a last look at what it was trained on."""
         if self._is_own_work:
             return
-        window = self.tracker.window
-        if window is not None and self.tracker.owns(loader) and window.num_attempted:
-            self._close(window)
+        self.before_batch(loader)
         self.tracker.forget(loader)
         if self.tracker.is_trained(loader):
             self._ends.after_epoch()
@@ -161,7 +163,8 @@ class LoopDriver:
         if window.losses and self._are_grads_gone():
             window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
-            window.losses.append((self.tracker.note_used(window), self._scaling.unscaled(loss)))
+            plain = loss.detach() if self._scaling.pair is None else self._scaling.unscaled(loss)
+            window.losses.append((self.tracker.note_used(window), plain))
             window.live_loss = weakref.ref(loss)
         window.num_backward += 1
 
@@ -196,9 +199,6 @@ class LoopDriver:
         if not self.engine.num_applied:
             self.state.retake_small()  # it has set the rates of the first step
 
-    def owns(self, optimizer: Any) -> bool:
-        return optimizer in self.state.optimizers
-
     def has_batch(self) -> bool:
         window = self.tracker.window
         return window is not None and not window.is_loaderless
@@ -226,7 +226,10 @@ class LoopDriver:
         if self._is_deferred and self.engine.deferral.serves(optimizer):
             self.engine.deferral.arm(window, optimizer)
             return True
-        failure = self._scaling.check(window, optimizer)
+        if self._scaling.pair is None and "found_inf" not in vars(optimizer):
+            failure = self.engine.check(window, optimizer)
+        else:
+            failure = self._scaling.check(window, optimizer)
         if failure is None:
             return True
         self.refuse(window, failure)
@@ -237,9 +240,11 @@ class LoopDriver:
         """The window that this optimizer is about to step in."""
         window = self.tracker.window or self._open_loaderless()
         self._was_stepped = True
+        self._stepped_here.add(id(optimizer))
         if window.is_loaderless:
             self.loaderless.count(window, optimizer)
-        self.tracker.note_used(window)
+        if window.ahead or not window.batches[-1].is_used:
+            self.tracker.note_used(window)
         window.num_attempted += 1
         return window
 
@@ -342,12 +347,6 @@ class LoopDriver:
         self._bad.looks.once(self.state.buffers.restore)
         self.phase = Phase.REFUSED
         self._bad.looks.once(self._bad.handle, window, failure)
-
-    def _close(self, window: Window) -> None:
-        """The iteration that this window belongs to is over."""
-        self.tracker.close(window)
-        self.phase = Phase.FORWARD
-        self._ends.after(window, is_regular=True)
 
     def _open_loaderless(self) -> Window:
         self._bad.put_back()

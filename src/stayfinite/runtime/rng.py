@@ -139,8 +139,9 @@ class RngMemory:
         self._last: RngState | None = None
         self._areas: list[Any] | None = None
         """Of all generators, once each of them can be looked at."""
-        self._pythons: list[Any] = []
-        self._at: list[Any] = []
+        self._at: list[bytes] = []
+        self._pythons: list[tuple[Any, float | None]] = []
+        """Python's own, each with the normal number that it keeps for later."""
 
     def watch(self, generators: Iterable[Any]) -> None:
         """From now on these are captured as well."""
@@ -153,18 +154,17 @@ class RngMemory:
         """The state now; the same object as before where nothing has moved."""
         if (
             self._areas is not None
-            and self._position() == self._at
             and self._numpy_home._bit_generator is self._numpy_generator
             and not is_accelerator_started()
         ):
+            for area, was in zip(self._areas, self._at):
+                if area.raw != was:
+                    return self._look_at_each()
+            for generator, pair in self._pythons:
+                if generator.gauss_next != pair:
+                    return self._look_at_each()
             return self._last  # type: ignore[return-value]  # there is one where there are areas
         return self._look_at_each()
-
-    def _position(self) -> list[Any]:
-        at = [area.raw for area in self._areas or ()]
-        for generator in self._pythons:
-            at.append(generator.gauss_next)
-        return at
 
     def _look_at_each(self) -> RngState:
         home = _numpy_global()
@@ -180,8 +180,9 @@ class RngMemory:
             kept.look()
         if self._areas is None and self._numpy is not None and all(k.areas for k in known):
             self._areas = [area for kept in known for area in kept.areas or ()]
-            self._pythons = [k.python for k in known if k.python is not None]
-        self._at = self._position()
+        self._at = [area.raw for area in self._areas or ()]
+        pythons = [kept.python for kept in known if kept.python is not None]
+        self._pythons = [(generator, generator.gauss_next) for generator in pythons]
         state = self._numpy.state if self._numpy is not None else None
         own = [(generator, kept.state) for generator, kept in self._own]
         self._last = RngState(self._torch.state, random_states(), self._python.state, state, own)

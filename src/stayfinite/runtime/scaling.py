@@ -18,18 +18,18 @@ class Scaling:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pair: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
+        self.pair: tuple[weakref.ref[Tensor], weakref.ref[Tensor]] | None = None
         """The last loss before and after it was scaled."""
 
     def note(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._engine.state.add_scaler(scaler)
         is_on = scaler.is_enabled()
-        self._pair = (weakref.ref(raw), weakref.ref(scaled)) if is_on else None
+        self.pair = (weakref.ref(raw), weakref.ref(scaled)) if is_on else None
 
     def unscaled(self, loss: Tensor) -> Tensor:
         """Without its graph; the loss itself where no scaler has made it."""
-        if self._pair is not None:
-            raw, scaled = self._pair[0](), self._pair[1]()
+        if self.pair is not None:
+            raw, scaled = self.pair[0](), self.pair[1]()
             if scaled is loss and raw is not None:
                 return raw.detach()
         return loss.detach()
@@ -41,7 +41,7 @@ class Scaling:
         if found is not None and found.item():
             # A fused optimizer under a scaler is called even so, and skips by itself.
             return self.failure_of_skip(window)
-        if self._pair is None or window.norm is not None:
+        if self.pair is None or window.norm is not None:
             return engine.check(window, optimizer)
         # The scaler has passed the gradients; the losses are left.
         if engine.shared.is_shared(optimizer):

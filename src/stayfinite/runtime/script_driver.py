@@ -13,7 +13,7 @@ from .discover import find_models, find_schedulers, find_stateful, reachable_mod
 from .engine import Engine
 from .loop_driver import LoopDriver
 from .own_updates import OwnUpdates
-from .window import Phase, Window
+from .window import Phase
 
 __all__ = ["ScriptDriver"]
 
@@ -25,7 +25,6 @@ class ScriptDriver(LoopDriver):
         super().__init__(engine, counts_every_batch=False)
         self._known = 0
         """Which version of the list of optimizers the models were looked for with."""
-        self._has_trained = False
         self._has_looked_in_loop = False
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
         self._own: OwnUpdates | None = OwnUpdates(self)
@@ -33,7 +32,6 @@ class ScriptDriver(LoopDriver):
         self._is_grad = False
         """The `torch.autograd.grad` under way is one of a training."""
 
-        self._stepped_here: set[int] = set()
         self._elsewhere: dict[int, Any] = {}
         """Optimizers that another thread steps, to be released before more is read of them."""
 
@@ -57,7 +55,6 @@ class ScriptDriver(LoopDriver):
         self._look_for_models()
 
     def before_backward(self, loss: Tensor) -> None:
-        self._has_trained = True
         if self._own is not None and self.wants_gradients:
             self._own.begin(loss)
         super().before_backward(loss)
@@ -100,10 +97,6 @@ class ScriptDriver(LoopDriver):
         if optimizers.version != self._known or not self._has_looked_in_loop:
             self._has_looked_in_loop = len(optimizers) > 0
             self._look_for_models(is_opening=True)
-
-    def window_for(self, optimizer: Any) -> Window:
-        self._stepped_here.add(id(optimizer))
-        return super().window_for(optimizer)
 
     def on_step_elsewhere(self, optimizer: Any) -> None:
         """An optimizer that this thread has made may be another one's to train with."""

@@ -194,8 +194,8 @@ class TrainState:
     def lrs(self) -> tuple[float, ...]:
         """The learning rate of every group; the same tuple while nobody has set another."""
         rates = []
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
+        for ref in self.optimizers.refs:
+            for group in getattr(ref(), "param_groups", ()):
                 rates.append(group.get("lr"))
         if rates != self._rates:
             kept = [r for r in rates if isinstance(r, (int, float, Tensor))]

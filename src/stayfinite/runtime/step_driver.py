@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import StayfiniteError
 from ..patches.firewall import Firewall
-from ..patches.provenance import provenance
+from ..patches.loaders import samples
 from ..putting_back import put_back
 from ..records import Incident
 from .closures import Abort
@@ -115,7 +115,7 @@ class StepDriver:
         late = self.firewall.call(self._collect) if engine.deferral.is_under_way else None
         ref = BatchRef(self.num_batches, self.epoch, [(_no_loader, batch)])
         ref.loss_fn = loss_fn
-        ref.indices = provenance.batch_indices
+        ref.indices = samples.of_batch
         left_out = engine.recovery.left_out
         if left_out.drops and left_out.drops_batch(ref.step, ref.indices, None):
             self.num_batches += 1

@@ -43,7 +43,8 @@ class WeakList(Generic[T]):
     """
 
     def __init__(self, on_gone: Callable[[], None] | None = None) -> None:
-        self._refs: list[Callable[[], T | None]] = []
+        self.refs: list[Callable[[], T | None]] = []
+        """Who is gone is taken out; for what is in every healthy step, without a call."""
         self.version = 0
         """Goes up with every change."""
         self._on_gone = weakref.WeakMethod(on_gone) if on_gone is not None else None
@@ -51,33 +52,33 @@ class WeakList(Generic[T]):
     def append(self, member: T) -> None:
         self.version += 1
         try:
-            self._refs.append(weakref.ref(member, self._gone))
+            self.refs.append(weakref.ref(member, self._gone))
         except TypeError:  # a class with slots and no room for weak references
-            self._refs.append(lambda: member)
+            self.refs.append(lambda: member)
 
     def _gone(self, ref: Any) -> None:
-        self._refs = [r for r in self._refs if r is not ref]
+        self.refs = [r for r in self.refs if r is not ref]
         self.version += 1
         tell = self._on_gone() if self._on_gone is not None else None
         if tell is not None:
             tell()
 
     def remove(self, member: T) -> None:
-        self._refs = [ref for ref in self._refs if ref() is not member]
+        self.refs = [ref for ref in self.refs if ref() is not member]
         self.version += 1
 
     def clear(self) -> None:
-        self._refs.clear()
+        self.refs.clear()
         self.version += 1
 
     def __iter__(self) -> Iterator[T]:
-        return iter([member for ref in self._refs if (member := ref()) is not None])
+        return iter([member for ref in self.refs if (member := ref()) is not None])
 
     def __len__(self) -> int:
-        return len(self._refs)  # `_gone` takes out who is gone
+        return len(self.refs)  # `_gone` takes out who is gone
 
     def __contains__(self, wanted: object) -> bool:
-        for ref in self._refs:  # noqa: SIM110 - in every healthy step
+        for ref in self.refs:  # noqa: SIM110 - in every healthy step
             if ref() is wanted:
                 return True
         return False

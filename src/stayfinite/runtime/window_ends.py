@@ -46,12 +46,13 @@ class WindowEnds:
 
     def close_healthy(self, window: Window) -> None:
         failure = self._engine.close_healthy(window)
-        self._note_scale(window)
+        if self._state.scalers.refs:
+            self._note_scale(window)
         if failure is not None:
             self._bad.handle(window, failure)
 
     def _note_scale(self, window: Window) -> None:
-        if window.num_applied and len(self._state.scalers):
+        if window.num_applied and self._state.scalers.refs:
             self._engine.scale_watch.note_applied()
 
     def after_epoch(self) -> None:

@@ -24,8 +24,8 @@ class WindowLog(list[Window]):
         self._num_bytes = 0
         self._stale: list[Window] = []
 
-    def add(self, window: Window) -> int:
-        """How many there are now."""
+    def add(self, window: Window) -> bool:
+        """Whether nobody has to ask for the time: every eighth step it is asked for, and when this is full."""
         number = len(self)
         if number % 64 == 0:
             size = sum(batch_bytes(b.value) for b in window.batches)
@@ -33,7 +33,8 @@ class WindowLog(list[Window]):
         self.append(window)
         if self._stale:
             self._stale.pop()
-        return number + 1
+        number += 1
+        return number % 8 > 0 and number < self._most and self._num_bytes <= _MAX_BYTES
 
     def is_full(self, num_more: int = 0) -> bool:
         return len(self) + num_more >= self._most or self._num_bytes > _MAX_BYTES
