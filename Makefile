@@ -28,7 +28,7 @@ check: .venv/test.stamp
 	$(PYTEST) tests/test_imports.py
 
 test: check
-	$(PYTEST) -n $(JOBS) --dist loadgroup
+	$(PYTEST) -n $(JOBS) --dist loadgroup --durations=40
 
 test-fast: .venv/test.stamp
 	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow"
