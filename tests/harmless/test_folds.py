@@ -92,6 +92,22 @@ def test_fifty_folds_of_one_script_leave_nothing_behind(tmp_path):
     assert len(run.engine.incidents) == 25
 
 
+def fold_with_a_generator(i):
+    generator = torch.Generator().manual_seed(i)
+    made = parts()
+    data = torch.utils.data.TensorDataset(torch.randn(8, 3))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True, generator=generator)
+    loop(*made, (x for (x,) in loader))
+    return weakref.ref(generator)
+
+
+def test_the_generator_of_a_fold_that_is_over_is_let_go(tmp_path):
+    run = ScriptRun(QUICK, Policy(), tmp_path / "run", investigate)
+    found = run.run_call(lambda: [fold_with_a_generator(i) for i in range(6)])
+    gc.collect()
+    assert sum(ref() is not None for ref in found) <= 2  # the last ones
+
+
 def test_a_loader_that_the_script_lets_go_of_is_gone_at_once(tmp_path):
     def draw_one():
         loader = batches(False)

@@ -10,6 +10,23 @@ __all__ = ["main"]
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the `stayfinite` command."""
     args = sys.argv[1:] if argv is None else argv
+    if args[:1] == ["run"]:
+        _run(args[1:])
     from .app import app
 
     app(args=args, prog_name="stayfinite")
+
+
+def _run(args: list[str]) -> None:
+    """The one command that is there for a whole training starts as soon as it can."""
+    from ..errors import UsageError
+    from .run_options import prepare, read
+
+    given = read(args)
+    if given is None:
+        return
+    try:
+        start = prepare(given)
+    except UsageError:  # the command line says so in its own way
+        return
+    sys.exit(start())

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 from typing import Optional
 
 import typer
 
+from .run_options import RunOptions, prepare
 from .script_command import ScriptCommand
 
 __all__ = ["register"]
-
-
-_INVESTIGATE = "stayfinite.investigate.entry:investigate"
-"""Imported with the first bad step: most runs have none, and start sooner."""
 
 
 def register(app: typer.Typer) -> None:
@@ -33,14 +28,14 @@ def run(
         None, "-m", "--module", help="Run a module instead of a script, as `python -m` does."
     ),
     policy: str = typer.Option(
-        "auto",
+        RunOptions.policy,
         help="What to do about a bad step: auto (leave a bad batch out; stop where the state itself has "
         "run away), heal (go on from the last healthy state with what was proved to pass), skip, "
         "rollback, sanitize (leave out bad samples), parts (leave out the bad part of a loss that is a "
         "sum; for one rank), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
     ),
     on_spike: str = typer.Option(
-        "warn",
+        RunOptions.on_spike,
         help="What to do about a spike of the loss or gradient norm: ignore, warn, skip, rollback "
         "or raise.",
     ),
@@ -48,8 +43,12 @@ def run(
         None,
         help="Where the journal and the incidents go. Default: stayfinite-runs/<script>-<time>.",
     ),
-    max_skips: int = typer.Option(50, help="Skipped steps in a row after which the run stops."),
-    budget: float = typer.Option(0.005, help="Share of step time for deep checks and snapshots."),
+    max_skips: int = typer.Option(
+        RunOptions.max_skips, help="Skipped steps in a row after which the run stops."
+    ),
+    budget: float = typer.Option(
+        RunOptions.budget, help="Share of step time for deep checks and snapshots."
+    ),
     deferred: bool = typer.Option(
         False, "--deferred", help="Never sync with the device; read the flag one step late."
     ),
@@ -58,7 +57,7 @@ def run(
     ),
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
     replay: str = typer.Option(
-        "auto",
+        RunOptions.replay,
         help="How a bad step is computed again: auto (by what cannot be felt outside), full (also by "
         "statements that reach outside, in the sandbox), off.",
     ),
@@ -95,46 +94,17 @@ def run(
     Everything after SCRIPT (or after -m MODULE) is the script's own. The exit code is the
     script's own, too.
     """
-    from ..config import Settings
     from ..errors import UsageError
-    from ..recover.plan import StagedPlan
-    from ..recover.policy import Policy
 
-    words = target or []
-    if module is None and not words:
-        raise typer.BadParameter("give the script to run: stayfinite run train.py [ARGS]...")
+    given = RunOptions(
+        target=tuple(target or ()), module=module, policy=policy, on_spike=on_spike, run_dir=run_dir,
+        max_skips=max_skips, budget=budget, deferred=deferred, resume_check=resume_check,
+        diagnose=diagnose, replay=replay, plan=plan, without=tuple(without or ()),
+        show_patches=show_patches, store_args=store_args, sink=tuple(sink or ()),
+        on_incident=on_incident,
+    )  # fmt: skip
     try:
-        settings = Settings(
-            budget=budget, deferred=deferred, diagnose=diagnose, replay=replay,
-            without=tuple(without or ()), store_args=store_args,
-        )  # fmt: skip
-        rules = Policy.parse(policy, max_consecutive_skips=max_skips, on_spike=on_spike)
-        rules.check_ranks(int(os.environ.get("WORLD_SIZE", "1") or 1))
-        stages = StagedPlan.from_file(plan) if plan is not None else None
-        if stages is not None and stages.metrics and "plan" in settings.without:
-            raise UsageError(
-                f"the plan asks for {', '.join(sorted(stages.metrics))}, which is read from what the "
-                "script prints, and --without plan turns that off"
-            )
+        start = prepare(given)
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
-    from ..report.hooks import incident_hook
-    from ..runtime.script import ScriptRun
-
-    script = ScriptRun(
-        settings=settings,
-        policy=rules,
-        run_dir=run_dir,
-        investigate=_INVESTIGATE,
-        shows_patches=show_patches,
-        sinks=sink or (),
-        on_incident=incident_hook(on_incident) if on_incident else None,
-        resume_check=resume_check,
-        plan=stages,
-    )
-    sys.excepthook = sys.__excepthook__  # typer's own would show our frames
-    if module is not None:
-        code = script.run_module(module, words)
-    else:
-        code = script.run_file(words[0], words[1:])
-    raise typer.Exit(code)
+    raise typer.Exit(start())

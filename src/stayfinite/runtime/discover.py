@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -18,9 +18,12 @@ from torch.optim.swa_utils import AveragedModel
 
 from ..patches.provenance import provenance
 from .frames import calling_frames, variables
-from .rng import is_generator
+from .rng import is_kind_of_generator
+from .weak import reference
 
 __all__ = [
+    "Beside",
+    "Reach",
     "find_beside",
     "find_models",
     "find_optimizers",
@@ -35,27 +38,150 @@ _MAX_PARTS = 256
 _CLOSED = (
     torch.Tensor, str, bytes, int, float, bool, type(None), type, torch.optim.lr_scheduler.LRScheduler,
 )  # fmt: skip
+_UNOPENED = ("torch.utils.data", "builtins", "_io", "threading")
+
+_WANTED, _ITEMS, _VALUES, _ATTRIBUTES = 1, 2, 4, 8
+"""What the walk does with a value: keeps it, or goes on to what it holds."""
 
 
-_ATOMS = frozenset((*_CLOSED[:-1], nn.Parameter))
+class Beside:
+    """What a training has beside its model: sources of random numbers that it has made for itself, and
+    running averages of the weights. Neither is kept alive."""
+
+    def __init__(self, generators: Iterable[Any], averages: Iterable[nn.Module]) -> None:
+        self._generators = [reference(g) for g in generators]
+        self._averages = [reference(m) for m in averages]
+
+    @property
+    def generators(self) -> list[Any]:
+        return [g for ref in self._generators if (g := ref()) is not None]
+
+    @property
+    def averages(self) -> list[nn.Module]:
+        return [m for ref in self._averages if (m := ref()) is not None]
+
+
+class _Roles(dict[type, int]):
+    """What is done with the values of each type; asked anew in each walk, so no class is held."""
+
+    def __missing__(self, kind: type) -> int:
+        role = self[kind] = _role(kind)
+        return role
+
+
+def _role(kind: type) -> int:
+    # A value's `__class__` may be the script's own doing, its type is not.
+    if issubclass(kind, _CLOSED):
+        return 0
+    if issubclass(kind, nn.Module):
+        return _WANTED
+    if kind is list or kind is tuple:
+        return _ITEMS
+    if kind is dict:
+        return _VALUES
+    is_wanted = issubclass(kind, torch.optim.Optimizer) or is_kind_of_generator(kind)
+    role = _WANTED if is_wanted else 0
+    return role if str(kind.__module__).startswith(_UNOPENED) else role | _ATTRIBUTES
+
+
+class Reach:
+    """What the running functions can reach, found in one walk: through their own variables first.
+
+    With `moved`, the parameters of optimizers, it ends with those variables and the names of the
+    functions' modules where these hold all of them: a look that costs little, to be followed by a whole one.
+    """
+
+    def __init__(
+        self, frame: FrameType | None, moved: Iterable[torch.Tensor] | None = None
+    ) -> None:
+        self._found: dict[int, tuple[str, Any]] = {}
+        self._roles, self._seen = _Roles(), set[int]()
+        self.is_whole = moved is None
+        frames = calling_frames(frame)
+        self.walk([pair for f in frames for pair in variables(f).items()])
+        scopes = {id(f.f_globals): list(f.f_globals.items()) for f in frames}
+        names = [pair for scope in scopes.values() for pair in scope]
+        if moved is not None:
+            self._keep_of(names)
+            self.is_whole = not self._hold({id(p) for p in moved})
+        if self.is_whole:
+            self.walk(names)
+        self.modules = _outermost(self._modules())
+        """(what it is called, the module): the outermost ones, nearest first."""
+
+    def _modules(self) -> list[tuple[str, nn.Module]]:
+        modules = [(n, v) for n, v in self._found.values() if issubclass(type(v), nn.Module)]
+        return [(n, m) for n, m in modules if _is_whole(m)]
+
+    @property
+    def optimizers(self) -> list[Any]:
+        kind = torch.optim.Optimizer
+        return [v for _, v in self._found.values() if issubclass(type(v), kind)]
+
+    @property
+    def beside(self) -> Beside:
+        values = [v for _, v in self._found.values()]
+        averages: list[nn.Module] = [m for _, m in self.modules if isinstance(m, AveragedModel)]
+        return Beside((v for v in values if is_kind_of_generator(type(v))), averages)
+
+    def _hold(self, wanted: set[int]) -> bool:
+        return wanted <= {id(p) for _, m in self._modules() for p in m.parameters()}
+
+    def _keep_of(self, names: list[tuple[str, Any]]) -> None:
+        for name, value in names:
+            if self._roles[type(value)] & _WANTED:
+                self._found.setdefault(id(value), (name, value))
+
+    def walk(self, names: Iterable[tuple[str, Any]]) -> None:
+        """Breadth first, so that the nearest name of a thing is the one that is kept."""
+        roles, seen = self._roles, self._seen
+        todo = deque((n, v, 0) for n, v in names if not n.startswith("__"))
+        while todo and len(seen) < _MAX_OBJECTS:
+            name, value, depth = todo.popleft()
+            role = roles[type(value)]
+            if not role or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if role & _WANTED:
+                self._found.setdefault(id(value), (name, value))
+            if depth < _MAX_DEPTH and role != _WANTED:
+                depth += 1
+                for n, v in _parts(name, value, role):
+                    if roles[type(v)]:  # most of what is held is nothing to look at
+                        todo.append((n, v, depth))
+
+
+def _parts(name: str, value: Any, role: int) -> Iterable[tuple[str, Any]]:
+    if role == _ITEMS:
+        return [(name, part) for part in value[:_MAX_PARTS]]
+    inside: Any = value
+    if role != _VALUES:
+        try:
+            inside = object.__getattribute__(value, "__dict__")
+        except (AttributeError, TypeError):
+            return ()
+        if not isinstance(inside, dict):
+            return ()
+    first = list(itertools.islice(inside.items(), _MAX_PARTS))
+    return [(str(key), part) for key, part in first]
 
 
 def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
     """(what it is called, the module): the outermost modules within reach, nearest first."""
-    return _modules(_reachable(frame))
+    return Reach(frame).modules
 
 
-def _modules(found: Iterable[tuple[str, Any]]) -> list[tuple[str, nn.Module]]:
-    modules = [(n, v) for n, v in found if issubclass(type(v), nn.Module)]
-    return _outermost([(n, m) for n, m in modules if _is_whole(m)])
+def find_beside(frame: FrameType | None) -> Beside:
+    """What a training has beside its model."""
+    return Reach(frame).beside
 
 
 def find_optimizers(frame: FrameType | None, names: Mapping[str, Any] | None = None) -> list[Any]:
     """Optimizers that were made before anybody watched, within reach of the running functions or of
     variables that are given by name."""
-    given = [(n, v, 0) for n, v in (names or {}).items()]
-    found = itertools.chain(_reachable(frame), _walk(deque(given)))
-    return [v for _, v in found if issubclass(type(v), torch.optim.Optimizer)]
+    given = Reach(None)
+    given.walk((names or {}).items())
+    return Reach(frame).optimizers + given.optimizers
 
 
 def find_schedulers(frame: FrameType | None) -> list[Any]:
@@ -65,58 +191,6 @@ def find_schedulers(frame: FrameType | None) -> list[Any]:
     scopes = [s for f in calling_frames(frame) for s in (variables(f), f.f_globals)]
     found = [v for scope in scopes for v in list(scope.values()) if isinstance(v, kinds)]
     return list({id(v): v for v in found}.values())
-
-
-def find_beside(frame: FrameType | None) -> tuple[list[Any], list[nn.Module]]:
-    """What a training has beside its model, in one walk: sources of random numbers that it has made for
-    itself, and running averages of the weights."""
-    found = list(_reachable(frame))
-    generators = {id(v): v for _, v in found if is_generator(v)}
-    averages: list[nn.Module] = [m for _, m in _modules(found) if isinstance(m, AveragedModel)]
-    return list(generators.values()), averages
-
-
-def _reachable(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-    """Objects within reach of the functions that are running, each with a name."""
-    todo: deque[tuple[str, Any, int]] = deque()
-    for each in calling_frames(frame):
-        scope = variables(each)
-        names = {**each.f_globals, **scope} if scope is not each.f_globals else scope
-        todo.extend((n, v, 0) for n, v in names.items() if not n.startswith("__"))
-    return _walk(todo)
-
-
-def _walk(todo: deque[tuple[str, Any, int]]) -> Iterator[tuple[str, Any]]:
-    seen: set[int] = set()
-    while todo and len(seen) < _MAX_OBJECTS:
-        name, value, depth = todo.popleft()
-        if isinstance(value, _CLOSED) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield name, value
-        if depth < _MAX_DEPTH and not issubclass(type(value), nn.Module):
-            depth += 1
-            for n, v in _parts(name, value):
-                if type(v) not in _ATOMS:  # most of what is held is one
-                    todo.append((n, v, depth))
-
-
-def _parts(name: str, value: Any) -> Iterable[tuple[str, Any]]:
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return [(name, part) for part in value[:_MAX_PARTS]]
-    inside: Any = value
-    if kind is not dict:
-        if kind.__module__.startswith(("torch.utils.data", "builtins", "_io", "threading")):
-            return ()
-        try:
-            inside = object.__getattribute__(value, "__dict__")
-        except (AttributeError, TypeError):
-            return ()
-        if not isinstance(inside, dict):
-            return ()
-    first = list(itertools.islice(inside.items(), _MAX_PARTS))
-    return [(str(key), part) for key, part in first if type(part) not in _ATOMS]
 
 
 def _is_whole(module: nn.Module) -> bool:

@@ -131,9 +131,9 @@ class Engine:
         if self._is_primed and not self._begins_anew():
             return
         self._is_primed, self._early = True, None
-        generators, averages = find_beside(sys._getframe(1))
-        self.rng.watch(generators)
-        self.state.adopt_averages([*provenance.averages, *averages])
+        beside = self.state.take_beside() or find_beside(sys._getframe(1))
+        self.rng.watch(beside.generators)
+        self.state.adopt_averages([*provenance.averages, *beside.averages])
         note_initial(self.state)
         folder = self.ranks.own_folder(self.snapshot_folder)
         self._has_room = choose_snapshot(self.state, self.settings.snapshot_ram_share, folder)
@@ -149,6 +149,7 @@ class Engine:
             return
         self._generation, self._is_primed = self.state.generation, False
         self.state.forget_gone()
+        self.rng.forget_others()
         self.log.clear()
         self.forget_due()
 
@@ -367,8 +368,7 @@ class Engine:
         return self.recovery.conclude(verdict)
 
     def publish(self, incident: Incident, is_shared: bool = True) -> Incident:
-        """Save it, print it, keep it; `is_shared`: False for what one rank met by itself, such as a
-        checkpoint that it writes."""
+        """Save it, print it, keep it; `is_shared`: False for what one rank met by itself (its saves)."""
         incident = self._save(incident) if is_shared else self.on_incident(incident)
         self.incidents.append(incident)
         if incident.event.phase == "optimizer" or incident.event.symptom == "buffer":

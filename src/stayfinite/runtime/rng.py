@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..devices import is_accelerator_started, random_states, set_random_states
 
-__all__ = ["RngMemory", "RngState", "is_generator"]
+__all__ = ["RngMemory", "RngState", "is_kind_of_generator"]
 
 
 class RngState:
@@ -86,13 +86,12 @@ def _plain(numpy_state: Any) -> Any:
     return tuple(v.tobytes() if hasattr(v, "tobytes") else v for v in numpy_state)
 
 
-def is_generator(value: Any) -> bool:
-    """A source of random numbers that somebody has made for himself.
+def is_kind_of_generator(kind: type) -> bool:
+    """Whether such an object is a source of random numbers that somebody has made for himself.
 
-    >>> is_generator(torch.Generator()), is_generator(random.Random(1)), is_generator(random)
-    (True, True, False)
+    >>> [is_kind_of_generator(k) for k in (torch.Generator, random.Random, random.SystemRandom)]
+    [True, True, False]
     """
-    kind = type(value)  # a lazy object must not be asked for its class
     if issubclass(kind, (torch.Generator, random.Random)):
         return not issubclass(kind, random.SystemRandom)
     numpy = sys.modules.get("numpy.random")
@@ -148,6 +147,11 @@ class RngMemory:
         known = {id(g) for g in (torch.default_generator, random._inst, _numpy_global())}
         known |= {id(g) for g, _ in self._own}
         self._own += [(g, _kept(g)) for g in generators if id(g) not in known]
+        self._areas = None
+
+    def forget_others(self) -> None:
+        """Generators of a training that is over are not captured, nor kept, any more."""
+        self._own.clear()
         self._areas = None
 
     def capture(self) -> RngState:

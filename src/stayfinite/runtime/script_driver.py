@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ..patches.imports import renew
-from .discover import find_models, find_schedulers, find_stateful, reachable_modules
+from .discover import Reach, find_models, find_schedulers, find_stateful
 from .engine import Engine
 from .loop_driver import LoopDriver
 from .own_updates import OwnUpdates
@@ -46,7 +46,9 @@ class ScriptDriver(LoopDriver):
             self._own = None
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
-        self._look_for_models()
+        # Before the first forward, which a loop without a loader does not announce: what is near will do.
+        moved = (p for o in self.state.optimizers for g in o.param_groups for p in g["params"])
+        self._look_for_models(moved=moved)
         self._has_looked_in_loop = False  # what is made around it has no name yet
 
     def on_trained(self, trained: Any) -> None:
@@ -97,6 +99,8 @@ class ScriptDriver(LoopDriver):
         if optimizers.version != self._known or not self._has_looked_in_loop:
             self._has_looked_in_loop = len(optimizers) > 0
             self._look_for_models(is_opening=True)
+        else:
+            self.state.beside = None
 
     def on_step_elsewhere(self, optimizer: Any) -> None:
         """An optimizer that this thread has made may be another one's to train with."""
@@ -107,14 +111,18 @@ class ScriptDriver(LoopDriver):
         while self._elsewhere:
             self.state.release(self._elsewhere.popitem()[1])
 
-    def _look_for_models(self, is_opening: bool = False) -> None:
+    def _look_for_models(
+        self, is_opening: bool = False, moved: Iterable[Tensor] | None = None
+    ) -> None:
         optimizers = list(self.state.optimizers)
         self._known = self.state.optimizers.version
         frame = sys._getframe(1)
         for scheduler in find_schedulers(frame) if is_opening else ():
             if any(scheduler.optimizer is o for o in optimizers):
                 self.on_scheduler(scheduler)
-        modules = reachable_modules(frame)
+        reach = Reach(frame, moved)
+        self.state.beside = reach.beside if is_opening else None
+        modules = reach.modules
         found = find_models(optimizers, modules)
         others = find_stateful(modules)
         known = {id(m) for m in self.state.roots.values()}

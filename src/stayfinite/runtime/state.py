@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 import weakref
@@ -15,9 +16,11 @@ from torch.optim import Optimizer
 from ..locate.modules import unwrapped
 from ..locate.trace import SourceRef
 from ..numerics.health import FiniteFlag, is_finite
+from ..putting_back import put_back
 from ..recover.snapshot import Snapshot
 from .batches import named_tensors
 from .buffers import Buffers, join
+from .discover import Beside
 from .undo import Capture, attributes, by_state_dict, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
 
@@ -42,6 +45,8 @@ class TrainState:
         """Running averages of the weights: nothing moves them but the loop itself."""
         self.others: dict[str, Any] = {}
         """Anything else with `state_dict` and `load_state_dict` that goes back with a rollback."""
+        self.beside: Beside | None = None
+        """Found together with the models, for the window that opens just now."""
         self.snapshot = Snapshot()
         self.initially_bad: set[str] = set()
         self.first_sizes: dict[str, tuple[float, float]] = {}
@@ -119,6 +124,10 @@ class TrainState:
             if self.snapshot.is_taken and scaler.is_enabled():
                 self.snapshot.add(scaler_state(scaler))
 
+    def take_beside(self) -> Beside | None:
+        found, self.beside = self.beside, None
+        return found
+
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Take in averages of our models (`AveragedModel`); True if there was a new one."""
         known = [id(m) for m in (*self.averages.values(), *self.roots.values())]
@@ -174,12 +183,9 @@ class TrainState:
                         yield f"{owner}:{key}", value
 
     def average_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name, module in self.averages.items():
-            for key, value in (*module.named_parameters(), *module.named_buffers()):
-                yield join(name, key), value
+        yield from self._average_parts()
         for name, other in self.others.items():
-            for key, value in named_tensors(other.state_dict(), name):
-                yield key, value
+            yield from named_tensors(other.state_dict(), name)
 
     def grads(self, optimizers: list[Optimizer] | None = None) -> list[tuple[Tensor, Tensor]]:
         """(parameter, gradient) of what the optimizers move."""
@@ -288,9 +294,7 @@ class TrainState:
         named = [(f"parameter {n}", p) for n, p in self.parameters()]
         named += [(f"buffer {n}", b) for n, b in self.buffers if b.device.type != "meta"]
         named += [(f"optimizer_state {n}", t) for n, t in self.optimizer_state()]
-        for name, module in self.averages.items():
-            pairs = (*module.named_parameters(), *module.named_buffers())
-            named += [(f"average {join(name, key)}", t) for key, t in pairs]
+        named += [(f"average {n}", t) for n, t in self._average_parts()]
         for optimizer in self.optimizers:
             for i, group in enumerate(optimizer.param_groups):
                 named += [(f"group{i} {k}", v) for k, v in group.items() if isinstance(v, Tensor)]
@@ -349,13 +353,7 @@ class TrainState:
 
     def capture_small(self) -> Callable[[], None]:
         """Puts rates, schedulers and scalers back to how they are now."""
-        undos = [capture() for capture in self.small_captures()]
-
-        def undo() -> None:
-            for each in undos:
-                each()
-
-        return undo
+        return functools.partial(put_back, *[capture() for capture in self.small_captures()])
 
     def capture_averages(self) -> list[Callable[[], None]]:
         """The same for running averages of the weights."""

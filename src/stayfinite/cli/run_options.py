@@ -1,0 +1,138 @@
+"""What `stayfinite run` is told, and how it starts; without the library that reads command lines.
+
+That library takes as long to import as all of ours. So the usual words are read here, and it is asked
+only for what is not usual: help, and what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+__all__ = ["RunOptions", "prepare", "read"]
+
+_INVESTIGATE = "stayfinite.investigate.entry:investigate"
+"""Imported with the first bad step: most runs have none, and start sooner."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of `run`, and what each is where nobody gives it."""
+
+    target: tuple[str, ...] = ()
+    module: str | None = None
+    policy: str = "auto"
+    on_spike: str = "warn"
+    run_dir: Path | None = None
+    max_skips: int = 50
+    budget: float = 0.005
+    deferred: bool = False
+    resume_check: bool = True
+    diagnose: bool = True
+    replay: str = "auto"
+    plan: Path | None = None
+    without: tuple[str, ...] = ()
+    show_patches: bool = False
+    store_args: bool = False
+    sink: tuple[str, ...] = ()
+    on_incident: str | None = None
+
+
+_READ: dict[str, Callable[[str], object]] = {
+    "str": str, "str | None": str, "int": int, "float": float, "Path | None": Path,
+    "tuple[str, ...]": str,
+}  # fmt: skip
+
+
+def read(args: list[str]) -> RunOptions | None:
+    """The words behind `run`; None for what the whole command line has to be asked about.
+
+    >>> read(["--policy", "skip", "--no-diagnose", "train.py", "--lr", "3"]).target
+    ('train.py', '--lr', '3')
+    >>> read(["-m", "pkg.train", "--lr", "3"]).module
+    'pkg.train'
+    >>> read(["--help"])
+    """
+    kinds = {f.name: str(f.type) for f in fields(RunOptions) if f.name != "target"}
+    given: dict[str, object] = {}
+    lists: dict[str, list[object]] = {}
+    rest = list(args)
+    while rest and rest[0].startswith("-"):
+        word, has_value, value = rest.pop(0).partition("=")
+        name = "module" if word == "-m" else word[2:].replace("-", "_")
+        if kinds.get(name) == "bool" and not has_value and word.startswith("--"):
+            given[name] = True
+            continue
+        if name.startswith("no_") and getattr(RunOptions, name[3:], None) is True and not has_value:
+            given[name[3:]] = False
+            continue
+        if kinds.get(name, "bool") == "bool" or "_" in word or (word == "-m" and has_value):
+            return None
+        if not has_value:
+            if not rest:
+                return None
+            value = rest.pop(0)
+        try:
+            found = _READ[kinds[name]](value)
+        except ValueError:
+            return None
+        if kinds[name].startswith("tuple"):
+            lists.setdefault(name, []).append(found)
+        else:
+            given[name] = found
+        if name == "module":
+            break
+    more = {name: tuple(values) for name, values in lists.items()}
+    return RunOptions(target=tuple(rest), **given, **more)  # type: ignore[arg-type]
+
+
+def prepare(given: RunOptions) -> Callable[[], int]:
+    """What runs the script and returns its exit code; raises UsageError for what is wrong."""
+    from ..config import Settings
+    from ..errors import UsageError
+    from ..recover.policy import Policy
+
+    if given.module is None and not given.target:
+        raise UsageError("give the script to run: stayfinite run train.py [ARGS]...")
+    settings = Settings(
+        budget=given.budget, deferred=given.deferred, diagnose=given.diagnose, replay=given.replay,
+        without=given.without, store_args=given.store_args,
+    )  # fmt: skip
+    rules = Policy.parse(
+        given.policy, max_consecutive_skips=given.max_skips, on_spike=given.on_spike
+    )
+    rules.check_ranks(int(os.environ.get("WORLD_SIZE", "1") or 1))
+    stages = None
+    if given.plan is not None:
+        from ..recover.plan import StagedPlan
+
+        stages = StagedPlan.from_file(given.plan)
+        if stages.metrics and "plan" in settings.without:
+            raise UsageError(
+                f"the plan asks for {', '.join(sorted(stages.metrics))}, which is read from what the "
+                "script prints, and --without plan turns that off"
+            )
+    hook = None
+    if given.on_incident:
+        from ..report.hooks import incident_hook
+
+        hook = incident_hook(given.on_incident)
+    from ..runtime.script import ScriptRun
+
+    script = ScriptRun(
+        settings=settings, policy=rules, run_dir=given.run_dir, investigate=_INVESTIGATE,
+        shows_patches=given.show_patches, sinks=given.sink, on_incident=hook,
+        resume_check=given.resume_check, plan=stages,
+    )  # fmt: skip
+
+    def start() -> int:
+        words = list(given.target)
+        sys.excepthook = sys.__excepthook__  # the command line's own would show our frames
+        if given.module is not None:
+            return script.run_module(given.module, words)
+        return script.run_file(words[0], words[1:])
+
+    return start
