@@ -66,6 +66,11 @@ class Part:
         return self.low > 0 and self.high <= 3 * self.middle
 
     @property
+    def is_skewed(self) -> bool:
+        """Positive, with some far above the usual one: amounts, which have a long tail."""
+        return self.low >= 0 and self.tensor.dim() > 1 and self.high > 3 * self.middle > 0
+
+    @property
     def is_permutation(self) -> bool:
         """Every row has the same numbers, each once, in an order of its own: a tour, a ranking."""
         t = self.tensor

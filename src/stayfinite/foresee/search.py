@@ -12,16 +12,16 @@ from .search_classes import float_classes
 from .search_empty import empties, plain_empties
 from .search_ids import ids, tokens
 from .search_joint import both, corners, halves
-from .search_numbers import numbers
+from .search_numbers import flags, numbers
 from .search_rows import blank, constant, inner, pairs, repeated, rest
 from .search_structure import labels, lengths, masks, sizes, widths
-from .search_values import certainties, ends, opposites, outliers, tiny, zeros
+from .search_values import certainties, ends, opposites, outliers, shifted, tiny, zeros
 
 __all__ = ["FAMILIES", "candidates"]
 
 FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
     masks, labels, tokens, ids, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
-    outliers, opposites, corners, halves, both, rest, tiny, float_classes, lengths, empties, plain_empties, numbers, widths,
+    outliers, opposites, corners, halves, both, rest, tiny, shifted, float_classes, lengths, empties, plain_empties, flags, numbers, widths,
     sizes,
 )  # fmt: skip
 """Those that code may refuse come last: a script that raises has to be started again."""

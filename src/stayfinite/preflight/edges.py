@@ -32,13 +32,16 @@ SEARCH_STEPS = 12
 """The search ends after so many seconds, or so many steps' time where that is more."""
 AHEAD_S = 0.4
 AHEAD_STEPS = 40
-LONG_S = 0.5
-LONG_STEPS = 400
+LONG_S = 1.2
+LONG_STEPS = 1500
+DRIFTS = (1.0, 3.0, 10.0)
+"""So many times further than the longer run has gone."""
 _BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
 _HALVINGS = 4
 _DRAWS_SHARE = 0.25
 _FEWEST_DRAWS = 4
+_SAME_BATCH = ("memory", "random", "draw", "zero-grad", "drift")
 _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 
 
@@ -65,6 +68,7 @@ def edges(subject: Subject) -> Checks:
         if longer.is_marked:
             ahead = longer
             yield from search.run(_budget(subject, plain.seconds) / 2, is_again=True)
+            yield from search.drift(len(longer.steps))
     return [*search.findings(ahead), *judge_growth(subject, ahead)]
 
 
@@ -121,6 +125,15 @@ class Search:
             yield from self._draws(end + _DRAWS_SHARE * seconds)
             yield from self._more_draws(self.spent + _DRAWS_SHARE * seconds)
 
+    def drift(self, num_steps: int) -> Generator[Probe, Seen, None]:
+        """Its own batches on weights that have gone on as they went so far."""
+        for times in DRIFTS:
+            for i, batch in enumerate(self.batches[:2]):
+                what = f"batch {i} of its own, weights {times:g} times further on their way"
+                why = f"where {num_steps} steps have led, gone on in a line: about step {num_steps * (1 + times):,.0f}"
+                made = Candidate("drift", what, lambda batch=batch: batch, "possible", why)
+                yield from self.try_one(made, batch, drift=times)
+
     def _draws(self, end: float) -> Generator[Probe, Seen, None]:
         for number, draw in enumerate(draws(self.batches)):
             if self.spent > end and number >= _FEWEST_DRAWS:
@@ -138,13 +151,13 @@ class Search:
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
     def try_one(
-        self, candidate: Candidate, batch: Any, draw: Draw | None = None
+        self, candidate: Candidate, batch: Any, draw: Draw | None = None, drift: float = 0.0
     ) -> Generator[Probe, Seen, None]:
         """One batch; memory that nobody writes is full of NaN meanwhile."""
         around = draw.around if draw is not None else unwritten_memory
         probe = Probe(
-            batch=batch, name=candidate.what, apply=True, weigh=False, is_later=self.is_later,
-            around=around,
+            batch=batch, name=candidate.what, apply=True, weigh=False,
+            is_later=self.is_later and not (draw is not None and draw.is_first), around=around, drift=drift,
         )  # fmt: skip
         seen = yield from ask(self.subject, probe)
         self.spent += seen.seconds
@@ -199,7 +212,7 @@ class Search:
 
     def _prediction(self, c: Candidate, batch: Any, seen: Seen, name: str) -> Prediction:
         why = c.why
-        if batch is not None and c.family not in ("memory", "random", "draw"):
+        if batch is not None and c.family not in _SAME_BATCH:
             far = distance(self.batches[0], batch, self.parts, num_rows(self.batches[0]))
             why = "; ".join(w for w in (far.words() if far else "", c.why) if w)
         return Prediction(

@@ -70,6 +70,8 @@ class Probe:
     """Of a kept step: remember the state behind it."""
     is_later: bool = False
     """Begin from the marked state instead."""
+    drift: float = 0.0
+    """Of one that begins there: the weights so many times further on the way they have gone."""
     weigh: bool = True
     """Measure how much each weight moves, where the step is applied."""
     measure: bool = False
