@@ -22,6 +22,8 @@ _LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
 IGNORED = -100
 """What torch's cross entropy leaves out by default."""
 _MOST_VALUES = 200_000
+_SPREADS = 10.0
+"""Distances from the median to the largest value seen: nothing comes from further away."""
 _EXACT = 2.0**24
 """Every float32 beyond it is a whole number, whatever it means."""
 
@@ -64,6 +66,11 @@ class Part:
     def is_narrow(self) -> bool:
         """Strictly positive, and none far above the usual one: a quantity of a known size."""
         return self.low > 0 and self.high <= 3 * self.middle
+
+    @property
+    def is_tight(self) -> bool:
+        """Strictly positive and hardly varying: three times as large is no other sample but another thing."""
+        return self.low > 0 and 3 * self.high - self.middle > _SPREADS * (self.high - self.middle)
 
     @property
     def is_skewed(self) -> bool:

@@ -29,7 +29,7 @@ no other."""
 
 def _level(name: str, seen: Seen, p: Part) -> str:
     if p.is_narrow and p.kind == "input":
-        return "possible" if name == "narrow" else "far"
+        return "possible" if name == "narrow" and not p.is_tight else "far"
     if name == "half":
         is_near = seen.is_half or p.is_skewed
         return "possible" if is_near and p.kind == "input" else "far"

@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import UsageError
 from ..private import make_folder
 from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
-from .capture_worker import PREDICTED, read_groups
+from .capture_ledger import PREDICTED, read_groups
 from .probes import Seen
 from .records import GROUPS, CheckReport, SkippedGroup
 from .rehearsal import by_measurement, rehearse

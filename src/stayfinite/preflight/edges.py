@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -131,7 +132,7 @@ class Search:
             for i, batch in enumerate(self.batches[:2]):
                 what = f"batch {i} of its own, weights {times:g} times further on their way"
                 why = f"where {num_steps} steps have led, gone on in a line: about step {num_steps * (1 + times):,.0f}"
-                made = Candidate("drift", what, lambda batch=batch: batch, "possible", why)
+                made = Candidate("drift", what, partial(_same, batch), "possible", why)
                 yield from self.try_one(made, batch, drift=times)
 
     def _draws(self, end: float) -> Generator[Probe, Seen, None]:
@@ -281,6 +282,10 @@ class Search:
         if family in self.raised:
             return f"{tried}; {self.raised[family]}"
         return f"{tried}: finite"
+
+
+def _same(batch: Any) -> Any:
+    return batch
 
 
 def _is_bad(seen: Seen) -> bool:

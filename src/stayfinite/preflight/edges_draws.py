@@ -75,7 +75,10 @@ def draws(batches: Sequence[Any]) -> Iterator[Draw]:
 def _zero_gradients(batch: Any) -> Iterator[Draw]:
     """Gradients of exactly zero in the first step: an unused row, a dead unit, a part that is not there."""
     for what, how in (
-        ("a gradient whose first entries are exactly zero (unused rows, dead units)", _first_entries),
+        (
+            "a gradient whose first entries are exactly zero (unused rows, dead units)",
+            _first_entries,
+        ),
         ("a gradient that is exactly zero (a part that this batch does not use)", _last_one),
     ):
         yield Draw(Candidate("zero-grad", what, lambda: batch), _later_grads(how), is_first=True)

@@ -120,7 +120,9 @@ class UnluckyNormal(Unlucky):
     def spoiled(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> tuple[Tensor, float]:
-        is_standard = func in _NORMAL and (func is not Tensor.normal_ or len(args) == 1 > len(kwargs))
+        is_standard = func in _NORMAL and (
+            func is not Tensor.normal_ or len(args) == 1 > len(kwargs)
+        )
         if not is_standard or not result.is_floating_point():
             return result, 0.0
         result.view(-1)[0] = self._value

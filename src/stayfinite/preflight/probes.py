@@ -17,16 +17,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from ..foresee.box import Box
-from ..foresee.records import Verdict
-from ..foresee.tape import Capture
 from ..records import Location
 from .records import Finding
+
+if TYPE_CHECKING:  # the command itself does without torch: importing it takes a second
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from ..foresee.box import Box
+    from ..foresee.records import Verdict
+    from ..foresee.tape import Capture
 
 __all__ = [
     "PRECISIONS",

@@ -16,11 +16,13 @@ from ..plain import from_plain
 from ..records import Incident
 from ..report.text import headline
 from .records import Finding, failed, passed, skipped, warned
-from .rehearsal_worker import NEWS, RESULT
 
-__all__ = ["by_measurement", "rehearse"]
+__all__ = ["NEWS", "RESULT", "by_measurement", "rehearse"]
 
 CHECK = "stability/rehearsal"
+RESULT = "rehearsal.json"
+NEWS = "rehearsal-news"
+"""The files that it leaves."""
 MOST_BATCHES = 8
 SECONDS = 5.0
 """Of computing, from the first step on."""
