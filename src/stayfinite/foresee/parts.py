@@ -50,6 +50,8 @@ class Part:
     """Every row adds up to 1: a distribution, a one-hot code."""
     middle: float = 0.0
     """The median."""
+    has_zero: bool = False
+    """An exact zero was seen."""
 
     @property
     def is_float(self) -> bool:
@@ -146,6 +148,7 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
             Part(
                 name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
                 _is_distribution(t), float(values.median()) if values.numel() else 0.0,
+                bool((values == 0).any()),
             )
         )  # fmt: skip
     return found

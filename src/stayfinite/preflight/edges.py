@@ -42,7 +42,7 @@ _MOST_TRACES = 24
 _HALVINGS = 4
 _DRAWS_SHARE = 0.25
 _FEWEST_DRAWS = 4
-_SAME_BATCH = ("memory", "random", "draw", "zero-grad", "drift")
+_SAME_BATCH = ("memory", "random", "draw", "zero-grad", "dead", "drift")
 _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 
 
@@ -127,13 +127,25 @@ class Search:
             yield from self._more_draws(self.spent + _DRAWS_SHARE * seconds)
 
     def drift(self, num_steps: int) -> Generator[Probe, Seen, None]:
-        """Its own batches on weights that have gone on as they went so far."""
-        for times in DRIFTS:
-            for i, batch in enumerate(self.batches[:2]):
+        """Its own batches on weights that have gone on as they went so far.
+
+        A training goes where its loss falls: where it no longer does, it has turned by then.
+        """
+        for i, batch in enumerate(self.batches[:2]):
+            last = yield from self._loss_at(batch)
+            for times in DRIFTS:
                 what = f"batch {i} of its own, weights {times:g} times further on their way"
                 why = f"where {num_steps} steps have led, gone on in a line: about step {num_steps * (1 + times):,.0f}"
                 made = Candidate("drift", what, partial(_same, batch), "possible", why)
-                yield from self.try_one(made, batch, drift=times)
+                loss = yield from self.try_one(made, batch, drift=times)
+                if loss is None or not loss <= last:
+                    break
+                last = loss
+
+    def _loss_at(self, batch: Any) -> Generator[Probe, Seen, float]:
+        probe = Probe(batch=batch, name="the batch once more", is_later=True, weigh=False)
+        seen = yield from ask(self.subject, probe)
+        return seen.loss if seen.loss is not None and math.isfinite(seen.loss) else -math.inf
 
     def _draws(self, end: float) -> Generator[Probe, Seen, None]:
         for number, draw in enumerate(draws(self.batches)):
@@ -153,8 +165,8 @@ class Search:
 
     def try_one(
         self, candidate: Candidate, batch: Any, draw: Draw | None = None, drift: float = 0.0
-    ) -> Generator[Probe, Seen, None]:
-        """One batch; memory that nobody writes is full of NaN meanwhile."""
+    ) -> Generator[Probe, Seen, float | None]:
+        """One batch; memory that nobody writes is full of NaN meanwhile. Its loss, where it is finite."""
         around = draw.around if draw is not None else unwritten_memory
         probe = Probe(
             batch=batch, name=candidate.what, apply=True, weigh=False,
@@ -164,16 +176,18 @@ class Search:
         self.spent += seen.seconds
         if draw is not None:
             if not draw.is_used(seen):
-                return
+                return seen.loss
             candidate = draw.judged()
         if candidate.family == "draw":
             self.drawn.add(seen.loss)
         self.tried[candidate.family] += 1
         if seen.error is not None:
             self._note_error(candidate, seen)
-            return
-        if seen.is_finite or self.num_traces >= _MOST_TRACES:
-            return
+            return None
+        if seen.is_finite:
+            return seen.loss
+        if self.num_traces >= _MOST_TRACES:
+            return None
         self.num_traces += 1
         name = new_id()
         probe = replace(
@@ -188,7 +202,8 @@ class Search:
             self.spent += traced.seconds
             if not traced.is_finite and traced.error is None:
                 self.add(self._prediction(candidate, probe.batch, traced, name))
-                return
+                break
+        return None
 
     def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, Any]:
         """The smallest change of the real batch that still breaks it in this way, by halving."""

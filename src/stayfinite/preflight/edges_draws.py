@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..foresee.candidates import Candidate
+from .edges_dead import DEAD, DeadUnits
 from .edges_unlucky import MODES, Unlucky
 from .probes import Seen
 
@@ -36,9 +37,11 @@ class Draw:
 
     candidate: Candidate
     around: Around
-    mode: Unlucky | None = None
+    mode: Unlucky | DeadUnits | None = None
     is_first: bool = False
     """It is for the training's first step; later its moments are no longer zero."""
+    is_counted: bool = True
+    """The mode knows how often such a step comes."""
 
     def is_used(self, seen: Seen) -> bool:
         """Whether the step has drawn such a number at all, as far as that is known."""
@@ -46,11 +49,15 @@ class Draw:
 
     def judged(self) -> Candidate:
         """The candidate with how often it comes."""
-        if self.mode is None:
+        if self.mode is None or not self.is_counted:
             return self.candidate
         chance = self.mode.chance
         step = 1 / max(chance, 1e-12)
         level = "likely" if step <= _LIKELY else "possible" if step <= _POSSIBLE else "far"
+        if isinstance(self.mode, DeadUnits):  # by what one step showed, if units are independent
+            level = "possible" if level == "likely" else level
+            why = f"by how often each unit is off, about once in {max(1.0, step):,.0f} steps"
+            return replace(self.candidate, level=level, why=why)
         why = f"a draw with probability {chance:.1e} in each step: expected at step ~{step:,.0f}"
         return replace(self.candidate, level=level, why=why, probability=chance)
 
@@ -62,6 +69,7 @@ def draws(batches: Sequence[Any]) -> Iterator[Draw]:
         mode = make()
         yield Draw(Candidate("random", what, lambda: batch), _given(mode), mode)
     yield from _zero_gradients(batch)
+    yield from _dead_units(batch)
     for seed in range(1, SEEDS + 1):
         yield _other(batch, seed)
     for own in batches[:_OWN]:
@@ -82,6 +90,16 @@ def _zero_gradients(batch: Any) -> Iterator[Draw]:
         ("a gradient that is exactly zero (a part that this batch does not use)", _last_one),
     ):
         yield Draw(Candidate("zero-grad", what, lambda: batch), _later_grads(how), is_first=True)
+
+
+def _dead_units(batch: Any) -> Iterator[Draw]:
+    """A ReLU that is off for good, or for one sample: dead units come with training."""
+    for what, how, is_counted in DEAD:
+        mode = DeadUnits(how)
+        candidate = Candidate(
+            "dead", what, lambda: batch, why="units of a ReLU die in many trainings"
+        )
+        yield Draw(candidate, _given(mode), mode, is_counted=is_counted)
 
 
 def _first_entries(grads: list[Tensor]) -> None:
