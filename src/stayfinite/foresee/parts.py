@@ -24,6 +24,8 @@ IGNORED = -100
 _MOST_VALUES = 200_000
 _SPREADS = 10.0
 """Distances from the median to the largest value seen: nothing comes from further away."""
+_VECTOR = 8
+"""So many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
 _EXACT = 2.0**24
 """Every float32 beyond it is a whole number, whatever it means."""
 
@@ -110,6 +112,12 @@ class Part:
     def may_be_zero(self) -> bool:
         """An exact zero fits what was seen: on both sides of it, or at the lower end of its range."""
         return self.low <= 0 or self.is_whole or self.is_bounded
+
+    @property
+    def may_rest(self) -> bool:
+        """A signal may be silent; a target of both signs that was never 0 anywhere is not all 0 at once."""
+        is_vector = self.kind == "target" and self.tensor[0].numel() <= _VECTOR
+        return self.is_positive or self.has_zero or not is_vector
 
     @property
     def peak(self) -> float:

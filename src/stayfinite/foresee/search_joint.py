@@ -71,7 +71,7 @@ def both(seen: Seen) -> Iterator[Candidate]:
         others += [
             (q, _times(0.0), "blank")
             for q in seen.of_kind("input", "target")
-            if q is not p and _is_free(q) and q.may_be_zero and q.tensor.dim() > 1
+            if q is not p and _is_free(q) and q.may_be_zero and q.tensor.dim() > 1 and q.may_rest
         ][:2]
         for times in _TIMES:
             for q, how, words in others:

@@ -16,8 +16,6 @@ __all__ = ["blank", "constant", "inner", "pairs", "repeated", "rest"]
 _MOST_PARTS = 6
 _SMALL = 8
 """Batches of so few samples may well be all alike."""
-_VECTOR = 8
-"""So many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
 
 
 def _sets(seen: Seen, *kinds: str) -> Iterator[tuple[str, list[Part]]]:
@@ -54,12 +52,12 @@ def _blank_targets(seen: Seen, floats: list[Part]) -> Iterator[Candidate]:
     how = first_row(torch.zeros_like, seen.num_rows)
     targets = [p for p in floats if p.kind == "target" and p.has_rows and p.tensor.dim() > 1]
     for p in targets[:_MOST_PARTS]:
-        is_near = _may_be_blank(p) and _may_rest(p)
+        is_near = _may_be_blank(p) and p.may_rest
         what = f"one sample of {p.name} all zero"
         yield Candidate("blank", what, seen.changed([p], how), "possible" if is_near else "far")
     wide = [p for p in floats if p.has_rows and p.tensor.dim() > 1]
     if targets and len(wide) > len(targets):
-        is_near = all(_may_be_blank(p) for p in wide) and all(_may_rest(p) for p in targets)
+        is_near = all(_may_be_blank(p) for p in wide) and all(p.may_rest for p in targets)
         level = "possible" if is_near else "far"
         make = seen.changed(wide, how)
         yield Candidate("blank", "one sample that is all zero in every part", make, level)
@@ -69,11 +67,6 @@ def _may_be_blank(p: Part) -> bool:
     """Zero fits; where only a few numbers are used, it is one of them."""
     is_known = not p.is_code or bool((p.tensor == 0).any())
     return p.may_be_zero and is_known and not (p.is_distribution or p.is_unit)
-
-
-def _may_rest(p: Part) -> bool:
-    """A signal may be silent; a vector of both signs that was never 0 anywhere is not all 0 at once."""
-    return p.is_positive or p.has_zero or p.tensor[0].numel() > _VECTOR
 
 
 def _blank_rows(parts: list[Part], seen: Seen) -> str:

@@ -160,13 +160,14 @@ class Attempt:
             self._stack.enter_context(context)
         if probe.around is not None:
             self._stack.enter_context(probe.around())
-        names = name_modules(self.state.roots)
+        is_looked_into = probe.trace or probe.watch or probe.prove is not None
+        names = name_modules(self.state.roots) if is_looked_into else {}
         self.seen.lrs = tuple(rate * probe.lr_factor for rate in self.state.lrs())
         if probe.apply and probe.weigh:
             self._weights = [(n, p, p.detach().clone()) for n, p in self.state.parameters()]
         if probe.lr_factor != 1.0:
             self._stack.enter_context(scaled_lr(probe.lr_factor))
-        if probe.trace or probe.watch or probe.prove:
+        if is_looked_into:
             self._stack.enter_context(eager_stance())
         if probe.scale is not None:
             self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))
