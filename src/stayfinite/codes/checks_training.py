@@ -109,6 +109,7 @@ _CHECKS = {
     "edges/number": ("a plain number in the batch, 0 or another one", "", ""),
     "edges/flag": ("a switch in the batch the other way", "", ""),
     "edges/shifted": ("images around 0 instead of from 0 to 1", "", ""),
+    "edges/swapped": ("a sample of which two parts that are alike are the other way round", "", ""),
     "edges/double": ("a sequence with every second entry like the one before it", "", ""),
     "edges/band": ("a small batch with ids from one half of those seen only", "", ""),
     "edges/ragged": ("a list of equally long tensors of which one is shorter", "", ""),
