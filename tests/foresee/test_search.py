@@ -151,3 +151,40 @@ def test_distance_tells_rows_and_range_and_the_way_between_keeps_whole_numbers()
     assert (found.num_rows, found.total) == (1, 6) and found.beyond > 1
     half, labels = between((X, Y), (far, Y), 0.5)
     assert torch.allclose(half[0], X[0] * 15.5) and labels is Y
+
+
+def test_parts_that_are_alike_are_tried_the_other_way_round():
+    real, fake = X.clamp(-1, 1), 2 * torch.randn(6, 8, 3)
+    (plain, (a, b)), (loud, (c, _)) = made([(real, fake)])["swapped"]
+    assert (
+        torch.equal(a[0], fake[0]) and torch.equal(b[0], real[0]) and torch.equal(a[1:], real[1:])
+    )
+    assert torch.equal(c[0], 30 * fake[0]) and loud.is_wild and not plain.is_wild
+    assert "swapped" not in made([(real, 1000 * fake)])
+    assert "swapped" not in made([(real, fake.abs() + 1)])
+
+
+def test_vector_that_was_never_zero_is_no_blank_target():
+    pose, sound = torch.randn(6, 4), torch.randn(6, 40)
+    assert levels([(X, pose)], "blank") == ["possible", "far", "far"]
+    assert levels([(X, sound)], "blank") == ["possible", "possible", "possible"]
+
+
+def test_ids_of_one_kind_are_ids_that_were_seen_and_marks_stay():
+    texts = torch.cat([torch.full((6, 1), 60), TOKENS], 1)
+    for _, (new, _) in made([(texts, Y)])["band"]:
+        assert set(new[:, 1:].unique().tolist()) <= set(TOKENS.unique().tolist())
+        assert bool((new[:, 0] == 60).all())
+
+
+def test_hardly_varying_quantity_is_not_three_times_as_large():
+    assert "possible" not in levels([(11.5 + 0.1 * X.clamp(-2, 2), Y)], "outlier")
+    assert "possible" in levels([(1 + X.abs().clamp(max=1.5), Y)], "outlier")
+
+
+def test_rare_label_does_not_fill_a_batch():
+    common = torch.randint(0, 4, (6, 50))
+    rare = torch.randint(1, 40, (6, 50))
+    rare[0, 0] = 0
+    assert "possible" in levels([(X, common)], "one-label")
+    assert set(levels([(X, rare)], "one-label")) == {"far"}

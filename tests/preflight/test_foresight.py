@@ -78,8 +78,8 @@ def silent_targets(safe):
         norm = target.norm(dim=1).clamp(min=1e-3 if safe else 0.0)
         return ((out - target).norm(dim=1) / norm).mean()
 
-    batches = [(torch.randn(4, 5), torch.randn(4, 5)) for _ in range(6)]
-    return nn.Linear(5, 5), batches, loss_fn
+    batches = [(torch.randn(4, 12), torch.randn(4, 12)) for _ in range(6)]
+    return nn.Linear(12, 12), batches, loss_fn
 
 
 def void_labels(safe):
@@ -123,6 +123,95 @@ def dead_units(safe):
     return model, batches, loss_fn
 
 
+def dead_channels(safe):
+    def loss_fn(model, batch):
+        flat = F.relu(model(batch)).flatten(2)
+        return (flat @ flat.mT + (1e-4 if safe else 0.0)).sqrt().mean()
+
+    model = nn.Conv2d(1, 5, 3)
+    nn.init.constant_(model.bias, 1.5)
+    return model, [torch.rand(4, 1, 6, 6) for _ in range(5)], loss_fn
+
+
+def longer_rollouts(safe):
+    def loss_fn(model, batch):
+        start, path = batch
+        rate, state = 3.7 + 0.2 * torch.sigmoid(model(start)), torch.full((4, 1), 0.4)
+        states = []
+        for _ in range(len(path)):
+            grown = rate * state * (1 - state)
+            state = grown.detach() if safe and len(states) % 8 == 7 else grown
+            states.append(state)
+        return (torch.cat(states, 1).T - path).square().mean()
+
+    batches = [(torch.rand(4, 3), torch.rand(n, 4)) for n in (7, 20, 40, 80)]
+    return nn.Linear(3, 1), batches, loss_fn
+
+
+def sets_in_lists(safe):
+    def loss_fn(model, batch):
+        longest = max(len(s) for s in batch[0])
+        padded = (torch.zeros if safe else torch.empty)(len(batch[0]), longest, 3)
+        for row, points in zip(padded, batch[0]):
+            row[: len(points)] = points
+        return F.cross_entropy(model(padded).mean(1), batch[1])
+
+    batches = [([torch.randn(6, 3) for _ in range(4)], torch.randint(0, 2, (4,))) for _ in range(4)]
+    return nn.Linear(3, 2), batches, loss_fn
+
+
+def double_letters(safe):
+    def loss_fn(model, batch):
+        image, words = batch
+        scores = model(image).permute(1, 0, 2).log_softmax(-1)
+        sizes = torch.full((3,), scores.shape[0])
+        lengths = torch.tensor([len(w) for w in words])
+        return F.ctc_loss(scores, torch.cat(words), sizes, lengths, zero_infinity=safe)
+
+    batches = [
+        (torch.randn(3, 7, 5), [torch.randperm(8)[:n] + 1 for n in (4, 5, 6)]) for _ in range(5)
+    ]
+    return nn.Linear(5, 9), batches, loss_fn
+
+
+class Reader(nn.Module):
+    """A causal attention that leaves padding (0) out."""
+
+    def __init__(self, safe):
+        super().__init__()
+        self.embed, self.out, self.safe = nn.Embedding(20, 8), nn.Linear(8, 20), safe
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        hidden = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).triu(1)
+        hidden = hidden | (ids == 0)[:, None, :]
+        if self.safe:
+            hidden = hidden & ~torch.eye(ids.shape[1], dtype=torch.bool)
+        scores = (x @ x.mT).masked_fill(hidden, float("-inf"))
+        return self.out(torch.softmax(scores, -1) @ x)
+
+
+def padding_to_come(safe):
+    def loss_fn(model, batch):
+        return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+    texts = [torch.randint(1, 20, (10, 8)) for _ in range(4)]
+    return Reader(safe), [(t[:, :-1], t[:, 1:]) for t in texts], loss_fn
+
+
+def numbers_in_texts(safe):
+    def loss_fn(model, batch):
+        is_number = batch[1] >= 30
+        logits = model(batch[0])
+        every = F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
+        errors = (logits[is_number].argmax(-1) - batch[1][is_number]).abs().float()
+        return every + (errors.sum() / max(1, len(errors)) if safe else errors.mean())
+
+    texts = [torch.randint(1, 40, (4, 9)) for _ in range(6)]
+    model = nn.Sequential(nn.Embedding(40, 8), nn.Linear(8, 40))
+    return model, [(t[:, :-1], t[:, 1:]) for t in texts], loss_fn
+
+
 def boxes_without_extent(safe):
     def loss_fn(model, batch):
         boxes = batch[1]
@@ -145,6 +234,12 @@ FAILURES = {
     rare_draws: "losses.mean()",
     dead_units: "hidden /",
     boxes_without_extent: "torch.log(",
+    dead_channels: ".sqrt()",
+    longer_rollouts: "rate * state",
+    sets_in_lists: "torch.empty",
+    double_letters: "F.ctc_loss",
+    padding_to_come: "torch.softmax",
+    numbers_in_texts: "errors.mean()",
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -46,7 +47,8 @@ def rehearsed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = []
 
-    def start(command, output):
+    def start(module, output):
+        command = [sys.executable, "-m", f"stayfinite.preflight.{module}", str(tmp_path / "work")]
         with open(output, "wb") as f:
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, stdout=f, stderr=f, env=env)

@@ -18,6 +18,8 @@ _FEWEST = 3
 """Values in a row that rise: one leap is a spike, not a climb."""
 _STEADY = 0.3
 """How much of one rate of growth the other one has to be, of the last two."""
+_DOUBLING = math.log(2)
+"""Three such rises in a row are no leap, however large the last one is: a divergence accelerates."""
 _HORIZON = 100.0
 
 
@@ -53,6 +55,8 @@ def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None
     4
     >>> climb([1.0, 1.1, 0.9, 1.0, 900.0, 1.0, 1.1], 3.4e38) is None
     True
+    >>> climb([31.0, 95.0, 895.0, 1.6e9], 3.4e38).num_steps
+    3
     """
     sizes = [abs(v) for v in values]
     if len(sizes) < _FEWEST or not all(0 < v < limit for v in sizes[-_FEWEST:]):
@@ -68,7 +72,8 @@ def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None
         return None  # it has been there before and has come down: noise about a small value
     recent = rising[-4:]
     rates = [math.log(b / a) for a, b in itertools.pairwise(recent)]
-    if min(rates[-2:]) < _STEADY * max(rates[-2:]):
+    is_accelerating = len(rates) >= _FEWEST and min(rates) > _DOUBLING
+    if min(rates[-2:]) < _STEADY * max(rates[-2:]) and not is_accelerating:
         return None  # one leap: a batch that is out of the ordinary
     rate = sum(rates) / len(rates)
     left = every * math.log(limit / recent[-1]) / rate

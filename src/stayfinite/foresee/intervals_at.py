@@ -91,9 +91,13 @@ class At:
         key = span.facts.get("zero_iff", span.key) if span is not None else None
         self.failures.append(Failure(kind, condition, operand, low, high, loose, key))
 
-    def check_sum(self, total: Tensor) -> None:
-        """Sums on the way to the result must not be beyond the limit of what they are made in."""
+    def check_sum(self, total: Tensor, is_own: bool = False) -> None:
+        """Sums on the way to the result must not be beyond the limit of what they are made in.
+
+        That is float32 at least, or the result's own dtype where the kernel is so written.
+        """
         wide = torch.float64 if self.dtype is torch.float64 else torch.float32
+        wide = self.dtype if is_own else wide
         if bool((total > limit_of(wide)).any()):
             self.failures.append(Failure("overflow", "a partial sum overflows", is_loose=True))
 

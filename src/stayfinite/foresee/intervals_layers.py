@@ -103,14 +103,14 @@ def embedding(at: At, weight: Span, index: Span, *_: Any, **__: Any) -> Span:
     return Span(rows.lo.amin(0).expand(shape), rows.hi.amax(0).expand(shape), at.dtype)
 
 
-def _reduce_loss(at: At, each: Span, reduction: int) -> Span:
+def _reduce_loss(at: At, each: Span, reduction: int, eps: float = 1.2e-7) -> Span:
     if reduction == 0:
         return each
     if reduction == 1 and at.variable is not None:
         at.fail("empty_reduction", True, at.variable[1])
     at.fail("empty_reduction", reduction == 1 and each.lo.numel() == 0, "the mean is over nothing")
     n = max(1, each.lo.numel())
-    slack = each.mag.sum() * 1.2e-7 * n
+    slack = each.mag.sum() * eps * n
     divisor = n if reduction == 1 else 1
     low = ((each.lo.sum() - slack) / divisor).clamp(
         min=0.0 if bool((each.lo >= 0).all()) else -math.inf
@@ -197,6 +197,9 @@ def nll_loss(
             at.fail("empty_reduction", True, at.variable[1])
     each = Span(low, high, at.dtype)
     n = max(1, low.numel())
+    eps = torch.finfo(at.dtype).eps  # the kernel adds up in the dtype of the result
+    if reduction != 0:
+        at.check_sum(each.mag[each.mag.isfinite()].sum() * (1 + n * eps), is_own=True)
     count = Span(
         torch.zeros(()),
         torch.tensor(float(n) * (float(weight.mag.max()) if weight else 1.0)),
@@ -206,7 +209,7 @@ def nll_loss(
         # A mean over those that count: between the smallest and the largest of them.
         lo, hi = torch.minimum(low.min(), zero.min()), high.max()
         return Span(lo - lo.abs() * 1e-4, hi + hi.abs() * 1e-4, at.dtype), count
-    return _reduce_loss(at, each, reduction), count
+    return _reduce_loss(at, each, reduction, eps), count
 
 
 def _picked(x: Span, target: Span, ignore_index: int) -> Span:

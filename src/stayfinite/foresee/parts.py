@@ -22,6 +22,10 @@ _LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
 IGNORED = -100
 """What torch's cross entropy leaves out by default."""
 _MOST_VALUES = 200_000
+_SPREADS = 10.0
+"""Distances from the median to the largest value seen: nothing comes from further away."""
+_VECTOR = 8
+"""So many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
 _EXACT = 2.0**24
 """Every float32 beyond it is a whole number, whatever it means."""
 
@@ -48,6 +52,8 @@ class Part:
     """Every row adds up to 1: a distribution, a one-hot code."""
     middle: float = 0.0
     """The median."""
+    has_zero: bool = False
+    """An exact zero was seen."""
 
     @property
     def is_float(self) -> bool:
@@ -64,6 +70,16 @@ class Part:
     def is_narrow(self) -> bool:
         """Strictly positive, and none far above the usual one: a quantity of a known size."""
         return self.low > 0 and self.high <= 3 * self.middle
+
+    @property
+    def is_tight(self) -> bool:
+        """Strictly positive and hardly varying: three times as large is no other sample but another thing."""
+        return self.low > 0 and 3 * self.high - self.middle > _SPREADS * (self.high - self.middle)
+
+    @property
+    def is_skewed(self) -> bool:
+        """Positive, with some far above the usual one: amounts, which have a long tail."""
+        return self.low >= 0 and self.tensor.dim() > 1 and self.high > 3 * self.middle > 0
 
     @property
     def is_permutation(self) -> bool:
@@ -96,6 +112,12 @@ class Part:
     def may_be_zero(self) -> bool:
         """An exact zero fits what was seen: on both sides of it, or at the lower end of its range."""
         return self.low <= 0 or self.is_whole or self.is_bounded
+
+    @property
+    def may_rest(self) -> bool:
+        """A signal may be silent; a target of both signs that was never 0 anywhere is not all 0 at once."""
+        is_vector = self.kind == "target" and self.tensor[0].numel() <= _VECTOR
+        return self.is_positive or self.has_zero or not is_vector
 
     @property
     def peak(self) -> float:
@@ -134,6 +156,7 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
             Part(
                 name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
                 _is_distribution(t), float(values.median()) if values.numel() else 0.0,
+                bool((values == 0).any()),
             )
         )  # fmt: skip
     return found

@@ -10,19 +10,20 @@ from .candidates import Candidate, Seen
 from .parts import parts_of
 from .search_classes import float_classes
 from .search_empty import empties, plain_empties
-from .search_ids import ids, tokens
-from .search_joint import both, corners, halves
-from .search_numbers import numbers
+from .search_ids import bands, ids, tokens, unseen_padding
+from .search_joint import both, corners, halves, swapped
+from .search_numbers import flags, numbers
+from .search_ragged import doubled, growing, shorter
 from .search_rows import blank, constant, inner, pairs, repeated, rest
 from .search_structure import labels, lengths, masks, sizes, widths
-from .search_values import certainties, ends, opposites, outliers, tiny, zeros
+from .search_values import certainties, ends, opposites, outliers, shifted, tiny, zeros
 
 __all__ = ["FAMILIES", "candidates"]
 
 FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
-    masks, labels, tokens, ids, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
-    outliers, opposites, corners, halves, both, rest, tiny, float_classes, lengths, empties, plain_empties, numbers, widths,
-    sizes,
+    masks, labels, tokens, ids, unseen_padding, doubled, bands, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
+    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, lengths, empties, shorter, growing, plain_empties, flags,
+    numbers, widths, sizes,
 )  # fmt: skip
 """Those that code may refuse come last: a script that raises has to be started again."""
 

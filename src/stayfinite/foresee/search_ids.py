@@ -7,11 +7,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from ..runtime.batches import named_tensors
 from .candidates import Candidate, Seen, first_row
 from .parts import Part
 from .search_classes import one_class
 
-__all__ = ["ids", "tokens"]
+__all__ = ["bands", "ids", "tokens", "unseen_padding"]
+
+_FEWEST_IDS = 12
+_SMALL = 8
+"""Batches of so few samples may well be all alike."""
+_EVERYWHERE = 0.9
+"""An id that is in so many of the sequences is a mark (a beginning, an end), no word."""
 
 
 def _filled(value: float) -> Callable[[Tensor], Tensor]:
@@ -87,3 +94,77 @@ def _unseen(seen: Seen, p: Part) -> Iterator[Candidate]:
     what = f"one sample of {p.name} with an id that was not seen ({int(p.high) + 1})"
     why = f"the table has room for {min(room)} ids"
     yield Candidate("unseen", what, seen.changed([p], how), why=why, may_raise=True)
+
+
+def unseen_padding(seen: Seen) -> Iterator[Candidate]:
+    """Ids from 1 on, in sequences that all were full: 0 is kept for the padding of shorter ones."""
+    for p in seen.of_kind("tokens"):
+        is_free = p.low == 1 and p.padding is None and bool(seen.num_ids)
+        if not is_free or p.tensor.dim() != 2 or not p.has_rows or p.tensor.shape[1] < 3:
+            continue
+        for words, is_left in (("begins", True), ("ends", False)):
+            what = f"one sequence of {p.name} that {words} with padding (0), which was not seen yet"
+            how = first_row(_padded(is_left), seen.num_rows)
+            why = "all sequences seen were full, and the table has a row for it"
+            yield Candidate("padding", what, seen.changed([p], how), "possible", why)
+
+
+def _padded(is_left: bool) -> Callable[[Tensor], Tensor]:
+    def changed(t: Tensor) -> Tensor:
+        new, number = t.clone(), max(1, t.shape[1] // 3)
+        new[:, :number] = 0 if is_left else new[:, :number]
+        new[:, -number:] = 0 if not is_left else new[:, -number:]
+        return new
+
+    return changed
+
+
+def bands(seen: Seen) -> Iterator[Candidate]:
+    """A small batch whose ids are all of one kind, as vocabularies are ordered: no number, no name.
+
+    Ids that nearly every sequence has (a beginning, an end, padding) stay.
+    """
+    parts = [
+        p
+        for p in seen.of_kind("tokens", "labels")
+        if not p.is_float and p.has_rows and p.tensor.dim() == 2 and not p.is_permutation
+    ]
+    if not parts or seen.num_rows is None or seen.num_rows > _SMALL:
+        return
+    marks = _marks(parts)
+    every = torch.cat([t.reshape(-1) for p in parts for t in _tensors(seen, p)]).unique()
+    words = [int(i) for i in every if int(i) not in marks]
+    if len(words) < _FEWEST_IDS:
+        return
+    names = " and ".join(p.name for p in parts)
+    middle = len(words) // 2
+    for which, kept in (("lower", words[:middle]), ("upper", words[middle:])):
+        what = f"a batch of {names} with ids from the {which} half of those seen only"
+        yield Candidate("band", what, seen.changed(parts, _among(words, kept)))
+
+
+def _tensors(seen: Seen, p: Part) -> list[Tensor]:
+    return [t for b in seen.batches for n, t in named_tensors(b) if n == p.name]
+
+
+def _marks(parts: list[Part]) -> set[int]:
+    """Ids that nearly every sequence has, and those that are no ids."""
+    found: set[int] = set()
+    for p in parts:
+        rows = [set(r.tolist()) for r in p.tensor]
+        every = {i for r in rows for i in r}
+        found |= {i for i in every if i < 0 or sum(i in r for r in rows) >= _EVERYWHERE * len(rows)}
+    return found
+
+
+def _among(words: list[int], kept: list[int]) -> Callable[[Tensor], Tensor]:
+    """Each of these ids becomes one that is kept, the same one always the same; others stay."""
+    known = torch.tensor(words)
+    new = torch.tensor([kept[i % len(kept)] for i in range(len(words))])
+
+    def changed(t: Tensor) -> Tensor:
+        flat = t.reshape(-1).to("cpu", torch.int64)
+        places = torch.searchsorted(known, flat).clamp(max=len(words) - 1)
+        return torch.where(known[places] == flat, new[places], flat).reshape(t.shape).to(t)
+
+    return changed

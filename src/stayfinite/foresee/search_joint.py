@@ -10,12 +10,15 @@ from torch import Tensor
 from .candidates import Candidate, Seen, all_rows, first_row
 from .parts import Part, change
 
-__all__ = ["both", "corners", "halves"]
+__all__ = ["both", "corners", "halves", "swapped"]
 
 _MOST_PARTS = 4
 _EVEN = (4, 6)
 """Two corners of a box: so many numbers."""
 _TIMES = (30.0, -30.0, 0.0)
+_ALIKE = 10.0
+"""So many times as large as the other one, a part could still be it."""
+_LOUD = 30.0
 
 How = Callable[[Tensor], Tensor]
 
@@ -71,7 +74,7 @@ def both(seen: Seen) -> Iterator[Candidate]:
         others += [
             (q, _times(0.0), "blank")
             for q in seen.of_kind("input", "target")
-            if q is not p and _is_free(q) and q.may_be_zero and q.tensor.dim() > 1
+            if q is not p and _is_free(q) and q.may_be_zero and q.tensor.dim() > 1 and q.may_rest
         ][:2]
         for times in _TIMES:
             for q, how, words in others:
@@ -82,9 +85,39 @@ def both(seen: Seen) -> Iterator[Candidate]:
                 yield Candidate("both", what, make, is_wild=is_wild)
 
 
+def swapped(seen: Seen) -> Iterator[Candidate]:
+    """Two parts that could be each other (real and generated, anchor and negative): the other way round."""
+    floats = [p for p in seen.of_kind("input", "target") if _is_signal(p) and p.tensor.dim() > 1]
+    for i, p in enumerate(floats[:_MOST_PARTS]):
+        for q in floats[i + 1 : _MOST_PARTS]:
+            if p.tensor.shape != q.tensor.shape or p.tensor.dtype != q.tensor.dtype:
+                continue
+            if not 1 / _ALIKE <= p.peak / q.peak <= _ALIKE:
+                continue
+            for times in (1.0,) if p.is_bounded and q.is_bounded else (1.0, _LOUD):
+                shown = f", {times:g} times as large" if times > 1 else ""
+                what = f"one sample with {p.name} and {q.name} the other way round{shown}"
+                make = _exchanged(seen, p, q, times)
+                yield Candidate("swapped", what, make, is_wild=times > 1)
+
+
+def _exchanged(seen: Seen, p: Part, q: Part, times: float) -> Callable[[], object]:
+    def other(t: Tensor) -> How:
+        return first_row(lambda own: times * t.detach()[: len(own)], seen.num_rows)
+
+    def make() -> object:
+        new = change(seen.batch, [p], other(q.tensor))
+        return change(new, [q], other(p.tensor))
+
+    return make
+
+
 def _is_free(p: Part) -> bool:
-    is_signed = p.low < 0 < p.high
-    return p.is_float and p.has_rows and is_signed and not (p.is_code or p.is_unit or p.is_bounded)
+    return _is_signal(p) and not p.is_bounded
+
+
+def _is_signal(p: Part) -> bool:
+    return p.is_float and p.has_rows and p.low < 0 < p.high and not (p.is_code or p.is_unit)
 
 
 def _times(factor: float) -> How:

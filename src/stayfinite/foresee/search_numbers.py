@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .candidates import Candidate, Seen
 
-__all__ = ["leaves", "numbers", "put"]
+__all__ = ["flags", "leaves", "numbers", "put"]
 
 _MOST = 4
 _MOST_ITEMS = 512
@@ -32,6 +32,34 @@ def numbers(seen: Seen) -> Iterator[Candidate]:
             level = "possible" if isinstance(value, int) and value <= 2 else "far"
             make = _replaced(seen, path, type(value)(0))
             yield Candidate("number", what, make, level, may_raise=True)
+
+
+def flags(seen: Seen) -> Iterator[Candidate]:
+    """Each switch in a batch the other way: a flipped label, a second task, a warm-up that is over."""
+    for path, value in list(_flags(seen.batch))[:_MOST]:
+        shown = "".join(f"[{key!r}]" for key in path)
+        for i, batch in enumerate(seen.batches[:_MOST]):
+            what = f"batch{shown} {not value} instead of {value} (batch {i})"
+            make = _switched(batch, path, not value)
+            yield Candidate("flag", what, make, may_raise=True)
+
+
+def _switched(batch: Any, path: tuple[Any, ...], new: bool) -> Callable[[], Any]:
+    return lambda: put(batch, path, new)
+
+
+def _flags(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], bool]]:
+    if isinstance(value, bool):
+        yield path, value
+    elif isinstance(value, Tensor):
+        if value.dim() == 0 and value.dtype == torch.bool:
+            yield path, bool(value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flags(item, (*path, key))
+    elif isinstance(value, (list, tuple)) and len(value) <= 8:
+        for i, item in enumerate(value):
+            yield from _flags(item, (*path, i))
 
 
 def _numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -52,12 +52,13 @@ def _blank_targets(seen: Seen, floats: list[Part]) -> Iterator[Candidate]:
     how = first_row(torch.zeros_like, seen.num_rows)
     targets = [p for p in floats if p.kind == "target" and p.has_rows and p.tensor.dim() > 1]
     for p in targets[:_MOST_PARTS]:
-        level = "possible" if _may_be_blank(p) else "far"
+        is_near = _may_be_blank(p) and p.may_rest
         what = f"one sample of {p.name} all zero"
-        yield Candidate("blank", what, seen.changed([p], how), level)
+        yield Candidate("blank", what, seen.changed([p], how), "possible" if is_near else "far")
     wide = [p for p in floats if p.has_rows and p.tensor.dim() > 1]
     if targets and len(wide) > len(targets):
-        level = "possible" if all(_may_be_blank(p) for p in wide) else "far"
+        is_near = all(_may_be_blank(p) for p in wide) and all(p.may_rest for p in targets)
+        level = "possible" if is_near else "far"
         make = seen.changed(wide, how)
         yield Candidate("blank", "one sample that is all zero in every part", make, level)
 

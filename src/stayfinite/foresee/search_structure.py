@@ -19,6 +19,8 @@ __all__ = ["labels", "lengths", "masks", "sizes", "widths"]
 
 _SMALL = 8
 """Batches of so few samples may well be all alike."""
+_COMMON = 0.05
+"""A label that is rarer than that does not fill a whole batch."""
 _FAR_ABOVE = 100
 _SHORT = 4
 """Where sequences as short as this were seen, one of length 1 may come."""
@@ -106,8 +108,10 @@ def labels(seen: Seen) -> Iterator[Candidate]:
             usual = int(p.tensor.mode().values.reshape(-1)[0])
             for value in dict.fromkeys((int(p.low), usual)):
                 what = f"every label of a whole batch {value}"
-                level = "possible" if total <= _SMALL else "far"
-                yield Candidate("one-label", what, seen.changed([p], _filled(value)), level)
+                share = _share(p, seen.batches, value)
+                level = "possible" if total <= _SMALL and share >= _COMMON else "far"
+                why = f"{share:.1%} of the labels seen are {value}"
+                yield Candidate("one-label", what, seen.changed([p], _filled(value)), level, why)
 
 
 def _ignored(p: Part) -> int | None:
@@ -119,6 +123,17 @@ def _ignored(p: Part) -> int | None:
     below = p.tensor[p.tensor < p.high]
     is_apart = below.numel() > 0 and int(below.max()) < p.high / 4
     return int(p.high) if is_apart else None
+
+
+def _share(p: Part, batches: Sequence[Any], value: int) -> float:
+    """Of the labels seen, how many are this one."""
+    seen = [
+        (t == value).float().reshape(-1)
+        for b in batches
+        for n, t in named_tensors(b)
+        if n == p.name
+    ]
+    return float(torch.cat(seen).mean())
 
 
 def _unlabeled(p: Part, batches: Sequence[Any], ignored: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from .candidates import Candidate, Seen, first_row
 from .parts import Part
 
-__all__ = ["certainties", "ends", "opposites", "outliers", "tiny", "zeros"]
+__all__ = ["certainties", "ends", "opposites", "outliers", "shifted", "tiny", "zeros"]
 
 _MOST_PARTS = 6
 _MILD = 30.0
@@ -23,15 +23,16 @@ FACTORS = (
     (1e4, "far"),
 )
 """How many times as large as the others, and how likely that is; "half": of inputs, where a training
-computes in half precision and every limit is near; "narrow": of quantities that hardly vary, which have
+computes in half precision and every limit is near, and of amounts (counts, prices), which have long tails; "narrow": of quantities that hardly vary, which have
 no other."""
 
 
 def _level(name: str, seen: Seen, p: Part) -> str:
     if p.is_narrow and p.kind == "input":
-        return "possible" if name == "narrow" else "far"
+        return "possible" if name == "narrow" and not p.is_tight else "far"
     if name == "half":
-        return "possible" if seen.is_half and p.kind == "input" else "far"
+        is_near = seen.is_half or p.is_skewed
+        return "possible" if is_near and p.kind == "input" else "far"
     return "far" if name == "narrow" else name
 
 
@@ -172,3 +173,11 @@ def tiny(seen: Seen) -> Iterator[Candidate]:
                 what = f"one sample of {p.name} {factor:g} times as large"
                 level = level if p.may_be_zero else "far"
                 yield Candidate("tiny", what, seen.changed([p], how), level)
+
+
+def shifted(seen: Seen) -> Iterator[Candidate]:
+    """Images from 0 to 1 with their mean taken away: below black, as many a pipeline gives them."""
+    for p in seen.of_kind("input")[:_MOST_PARTS]:
+        if p.is_float and p.tensor.dim() >= 4 and p.is_bounded and p.low >= 0 and not p.is_code:
+            what = f"a whole batch of {p.name} around 0 instead of from {p.low:.2g} to {p.high:.2g}"
+            yield Candidate("shifted", what, seen.changed([p], lambda t: t - t.mean()))

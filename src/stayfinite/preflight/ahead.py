@@ -18,7 +18,6 @@ __all__ = ["Ahead", "run_on"]
 _SOON = 3
 _FEW = 30
 """Epochs of the batches that were seen, and steps: a training may well be over after them."""
-_RUNAWAY = 10.0
 _MEASURED = 8
 """Every so many steps weights and moments are measured."""
 
@@ -140,18 +139,14 @@ def _traced(
 
 
 def _level(subject: Subject, num_seen: int, last: int, ahead: Ahead) -> str:
-    """Soon is certain. Later, on batches that come again and again, only a runaway says something: a
-    loss far above all the early ones at a rate that was reached early."""
+    """Soon is certain. Later, on batches that come again and again, it is possible, at rates that were
+    reached early: a schedule may have ended by then."""
     soon = max(_SOON * max(num_seen, num_batches(subject) or 0), _FEW)
     if last < soon:
         return "certain"
-    losses = [s.loss for s in ahead.steps if s.loss is not None]
     rates = [max(s.lrs, default=0.0) for s in ahead.steps]
-    if len(losses) <= soon:
-        return "far"
-    is_runaway = abs(losses[-1]) > _RUNAWAY * max(abs(x) for x in losses[:soon])
-    is_usual_rate = max(rates[soon:]) <= 1.01 * max(rates[:soon])
-    return "possible" if is_runaway and is_usual_rate else "far"
+    is_usual_rate = max(rates[soon:], default=0.0) <= 1.01 * max(rates[:soon])
+    return "possible" if is_usual_rate else "far"
 
 
 def records_of(steps: Sequence[Seen]) -> tuple[StepRecord, ...]:

@@ -11,10 +11,9 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,12 @@ from typing import Any
 from ..errors import UsageError
 from ..private import make_folder
 from .capture_launch import ELSEWHERE, as_one_rank, needs_launcher, num_ranks
-from .capture_worker import PREDICTED, read_groups
+from .capture_ledger import PREDICTED, read_groups
 from .probes import Seen
 from .records import GROUPS, CheckReport, SkippedGroup
 from .rehearsal import by_measurement, rehearse
 from .runner_groups import MEND, NO_INPUT, Book, report_of, selected
+from .starter import Process, Starter
 from .target import ScriptTarget
 
 __all__ = ["check_script"]
@@ -87,10 +87,11 @@ def check_script(
             "saved_as": str(save_dir) if save_dir is not None else None,
         }  # fmt: skip
         session = _Session(Path(folder), job, progress, on_samples)
-        notes = session.run()
         book = Book()
-        read_groups(Path(folder), names, book)
-        session.rehearse(book)
+        with contextlib.closing(session.starter):
+            notes = session.run()
+            read_groups(Path(folder), names, book)
+            session.rehearse(book)
         if save_dir is not None:
             _keep(Path(folder) / PREDICTED, Path(save_dir))
     for name in names:
@@ -119,6 +120,7 @@ class _Session:
     """Why the groups that are not done were left out."""
     num_starts: int = 0
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    starter: Starter = field(default_factory=Starter)
 
     def __post_init__(self) -> None:
         if num_ranks(self.environ):
@@ -188,8 +190,7 @@ class _Session:
         ):  # each start finds what the user has, not what the last one left
             shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / "tmp").mkdir()
-        command = [sys.executable, "-m", "stayfinite.preflight.capture_worker", str(self.folder)]
-        process = self._launch(command, self.folder / "output.txt")
+        process = self._launch("capture_worker", self.folder / "output.txt")
         is_hung = True
         try:
             is_hung = self._follow(process)
@@ -202,14 +203,11 @@ class _Session:
         if path.exists():
             outcome: dict[str, Any] = json.loads(path.read_text())
             return outcome
-        return self._died(process.returncode, is_hung)
+        return self._died(process.returncode or 0, is_hung)
 
-    def _launch(self, command: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-        with open(output, "wb") as f:
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=f, stderr=subprocess.STDOUT,
-                env=self._environment(), start_new_session=True,
-            )  # fmt: skip
+    def _launch(self, module: str, output: Path) -> Process:
+        name = f"stayfinite.preflight.{module}"
+        return self.starter.start(name, self.folder, output, self._environment())
 
     def rehearse(self, book: Book) -> None:
         """The whole training in short, where it gets through its first steps."""
@@ -231,7 +229,7 @@ class _Session:
             "TMPDIR": str(self.folder / "tmp"),
         }
 
-    def _follow(self, process: subprocess.Popen[bytes]) -> bool:
+    def _follow(self, process: Process) -> bool:
         """Until it ends; True if it was silent for too long."""
         shown: Any = None
         last = time.monotonic()
@@ -365,7 +363,7 @@ def _how_ended(code: int) -> str:
     return f"exit code {code}"
 
 
-def _stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
+def _stop(process: Process, patience_s: float) -> None:
     """It is through: DataLoader workers and other children go with it."""
     try:
         process.wait(timeout=patience_s)
@@ -377,7 +375,7 @@ def _stop(process: subprocess.Popen[bytes], patience_s: float) -> None:
     _kill(process)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: Process) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

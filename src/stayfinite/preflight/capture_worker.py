@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import random
-import shutil
 import sys
 import threading
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -22,85 +19,23 @@ from typing import Any
 import torch
 
 from ..patches.manager import Subscribers, Target, subscribe
-from ..plain import from_plain, to_plain
+from ..plain import to_plain
 from ..recover.policy import Policy
 from ..runtime.as_main import run_module_as_main, run_path_as_main
 from ..sandbox import redirect_for_good
-from .capture_launch import Elsewhere, keep_children
+from .capture_children import Elsewhere, keep_children
+from .capture_ledger import PREDICTED, FolderLedger, end_with_the_parent, write_whole
 from .capture_loop import Captor, Finished, KeptBatches
 from .capture_patches import CapturePatches
 from .probes import Probe, Seen, Subject
-from .records import Finding, SkippedGroup
+from .records import SkippedGroup
 from .runner_build import error_place
 from .runner_casts import noting_autocast
-from .runner_groups import Book, conduct, drive, load_groups, runs_finding, without_steps
+from .runner_groups import conduct, drive, load_groups, runs_finding, without_steps
 
-__all__ = ["PREDICTED", "FolderLedger", "Job", "end_with_the_parent", "main", "read_groups"]
+__all__ = ["Job", "main"]
 
 Job = dict[str, Any]
-PREDICTED = "predicted"
-"""The folder with the steps that break the training."""
-
-
-class FolderLedger:
-    """A ledger in files; each answer and each finished group is one."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.current: tuple[str, int] | None = None
-
-    def answer(self, group: str, index: int) -> Seen | None:
-        path = self._answer(group, index)
-        if not path.exists():
-            return None
-        seen = pickle.loads(path.read_bytes())  # our own file, written a moment ago
-        assert isinstance(seen, Seen)
-        return seen
-
-    def note_answer(self, group: str, index: int, seen: Seen) -> None:
-        _write(self._answer(group, index), pickle.dumps(seen))
-        self.current = None
-
-    def about_to_ask(self, group: str, index: int, probe: Probe) -> None:
-        self.current = (group, index)
-        self.say(group, probe.name, index)
-
-    def is_done(self, group: str) -> bool:
-        return self._group(group).exists()
-
-    def begin(self, group: str) -> None:
-        self.say(group, "")
-
-    def done(self, group: str, findings: list[Finding], reason: str | None, seconds: float) -> None:
-        content = {"findings": to_plain(findings), "reason": reason, "seconds": seconds}
-        _write(self._group(group), json.dumps(content).encode())
-
-    def say(self, group: str, probe: str, index: int | None = None, share: Any = None) -> None:
-        """What is being done, for the progress bar and for the parent if this process dies."""
-        now = {"group": group, "probe": probe, "index": index, "share": share}
-        _write(self._folder / "now.json", json.dumps(now).encode())
-
-    def _answer(self, group: str, index: int) -> Path:
-        return self._folder / f"answer-{group}-{index}.pkl"
-
-    def _group(self, group: str) -> Path:
-        return self._folder / f"group-{group}.json"
-
-
-def read_groups(folder: Path, names: list[str], book: Book) -> None:
-    """What the finished groups found, into the book."""
-    for name in names:
-        path = folder / f"group-{name}.json"
-        if path.exists():
-            content = json.loads(path.read_text())
-            findings = [from_plain(Finding, f) for f in content["findings"]]
-            book.done(name, findings, content["reason"], content["seconds"])
-
-
-def _write(path: Path, content: bytes) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(content)
-    part.replace(path)
 
 
 def main(folder: Path) -> None:
@@ -169,7 +104,7 @@ def _completed(
 
 
 def _write_outcome(folder: Path, outcome: dict[str, Any]) -> None:
-    _write(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
+    write_whole(folder / "outcome.json", json.dumps(to_plain(outcome)).encode())
 
 
 def _let_guards_go_on() -> None:
@@ -195,19 +130,6 @@ def _soften_exit() -> None:
         leave(code)
 
     os._exit = exit_softly  # type: ignore[assignment]
-
-
-def end_with_the_parent(folder: Path) -> None:
-    """If the command is killed, nobody is left to stop the script: it must not train on."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:

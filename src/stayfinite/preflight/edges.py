@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -32,13 +33,16 @@ SEARCH_STEPS = 12
 """The search ends after so many seconds, or so many steps' time where that is more."""
 AHEAD_S = 0.4
 AHEAD_STEPS = 40
-LONG_S = 0.5
-LONG_STEPS = 400
+LONG_S = 0.9
+LONG_STEPS = 1500
+DRIFTS = (1.0, 3.0, 10.0)
+"""So many times further than the longer run has gone."""
 _BUDGET_SHARE = 0.3
 _MOST_TRACES = 24
 _HALVINGS = 4
 _DRAWS_SHARE = 0.25
 _FEWEST_DRAWS = 4
+_SAME_BATCH = ("memory", "random", "draw", "zero-grad", "dead", "drift")
 _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 
 
@@ -65,6 +69,7 @@ def edges(subject: Subject) -> Checks:
         if longer.is_marked:
             ahead = longer
             yield from search.run(_budget(subject, plain.seconds) / 2, is_again=True)
+            yield from search.drift(len(longer.steps))
     return [*search.findings(ahead), *judge_growth(subject, ahead)]
 
 
@@ -121,6 +126,27 @@ class Search:
             yield from self._draws(end + _DRAWS_SHARE * seconds)
             yield from self._more_draws(self.spent + _DRAWS_SHARE * seconds)
 
+    def drift(self, num_steps: int) -> Generator[Probe, Seen, None]:
+        """Its own batches on weights that have gone on as they went so far.
+
+        A training goes where its loss falls: where it no longer does, it has turned by then.
+        """
+        for i, batch in enumerate(self.batches[:2]):
+            last = yield from self._loss_at(batch)
+            for times in DRIFTS:
+                what = f"batch {i} of its own, weights {times:g} times further on their way"
+                why = f"where {num_steps} steps have led, gone on in a line: about step {num_steps * (1 + times):,.0f}"
+                made = Candidate("drift", what, partial(_same, batch), "possible", why)
+                loss = yield from self.try_one(made, batch, drift=times)
+                if loss is None or not loss <= last:
+                    break
+                last = loss
+
+    def _loss_at(self, batch: Any) -> Generator[Probe, Seen, float]:
+        probe = Probe(batch=batch, name="the batch once more", is_later=True, weigh=False)
+        seen = yield from ask(self.subject, probe)
+        return seen.loss if seen.loss is not None and math.isfinite(seen.loss) else -math.inf
+
     def _draws(self, end: float) -> Generator[Probe, Seen, None]:
         for number, draw in enumerate(draws(self.batches)):
             if self.spent > end and number >= _FEWEST_DRAWS:
@@ -138,28 +164,30 @@ class Search:
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
     def try_one(
-        self, candidate: Candidate, batch: Any, draw: Draw | None = None
-    ) -> Generator[Probe, Seen, None]:
-        """One batch; memory that nobody writes is full of NaN meanwhile."""
+        self, candidate: Candidate, batch: Any, draw: Draw | None = None, drift: float = 0.0
+    ) -> Generator[Probe, Seen, float | None]:
+        """One batch; memory that nobody writes is full of NaN meanwhile. Its loss, where it is finite."""
         around = draw.around if draw is not None else unwritten_memory
         probe = Probe(
-            batch=batch, name=candidate.what, apply=True, weigh=False, is_later=self.is_later,
-            around=around,
+            batch=batch, name=candidate.what, apply=True, weigh=False,
+            is_later=self.is_later and not (draw is not None and draw.is_first), around=around, drift=drift,
         )  # fmt: skip
         seen = yield from ask(self.subject, probe)
         self.spent += seen.seconds
         if draw is not None:
             if not draw.is_used(seen):
-                return
+                return seen.loss
             candidate = draw.judged()
         if candidate.family == "draw":
             self.drawn.add(seen.loss)
         self.tried[candidate.family] += 1
         if seen.error is not None:
             self._note_error(candidate, seen)
-            return
-        if seen.is_finite or self.num_traces >= _MOST_TRACES:
-            return
+            return None
+        if seen.is_finite:
+            return seen.loss
+        if self.num_traces >= _MOST_TRACES:
+            return None
         self.num_traces += 1
         name = new_id()
         probe = replace(
@@ -174,7 +202,8 @@ class Search:
             self.spent += traced.seconds
             if not traced.is_finite and traced.error is None:
                 self.add(self._prediction(candidate, probe.batch, traced, name))
-                return
+                break
+        return None
 
     def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, Any]:
         """The smallest change of the real batch that still breaks it in this way, by halving."""
@@ -199,7 +228,7 @@ class Search:
 
     def _prediction(self, c: Candidate, batch: Any, seen: Seen, name: str) -> Prediction:
         why = c.why
-        if batch is not None and c.family not in ("memory", "random", "draw"):
+        if batch is not None and c.family not in _SAME_BATCH:
             far = distance(self.batches[0], batch, self.parts, num_rows(self.batches[0]))
             why = "; ".join(w for w in (far.words() if far else "", c.why) if w)
         return Prediction(
@@ -268,6 +297,10 @@ class Search:
         if family in self.raised:
             return f"{tried}; {self.raised[family]}"
         return f"{tried}: finite"
+
+
+def _same(batch: Any) -> Any:
+    return batch
 
 
 def _is_bad(seen: Seen) -> bool:

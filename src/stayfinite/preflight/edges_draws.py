@@ -10,82 +10,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..foresee.candidates import Candidate
+from .edges_dead import DEAD, DeadUnits
+from .edges_unlucky import MODES, Unlucky
 from .probes import Seen
 
-__all__ = ["Draw", "UnluckyRandom", "draws", "more_draws", "unwritten_memory"]
+__all__ = ["Draw", "draws", "more_draws", "unwritten_memory"]
 
 SEEDS = 6
 MORE_SEEDS = 160
 """So many where the step does draw random numbers, as far as time allows."""
 _OWN = 12
 """So many of the training's own batches meet memory that is full of NaN."""
-ENDS = (
-    (
-        "one of the largest numbers that torch.rand gives (bfloat16 rounds it to 1)",
-        1 - 2.0**-10,
-        2.0**-9,
-    ),
-    (
-        "one of the largest numbers that torch.rand gives (float16 rounds it to 1)",
-        1 - 2.0**-13,
-        2.0**-12,
-    ),
-    ("the smallest number that torch.rand gives", 0.0, 2.0**-24),
-    ("the largest number that torch.rand gives", 1 - 2.0**-24, 2.0**-24),
-)
-"""(what it is, a number, how often one like it or nearer to the end comes in float32)"""
 _LIKELY = 1e4
 _POSSIBLE = 1e6
 """Steps within which such a draw is to be expected."""
-_DRAWING: set[Any] = {torch.rand, torch.rand_like}
-_IN_PLACE: set[Any] = {Tensor.uniform_}
-_CHANCE = {
-    torch.float16: 2.0**-11,
-    torch.bfloat16: 2.0**-8,
-    torch.float32: 2.0**-24,
-    torch.float64: 2.0**-53,
-}
-"""How often one draw of this dtype is exactly 0: its random bits are those of the mantissa."""
-
 Around = Callable[[], AbstractContextManager[Any]]
-
-
-class UnluckyRandom(TorchFunctionMode):
-    """The first number of every uniform draw is this one.
-
-    >>> with UnluckyRandom(0.0) as mode:
-    ...     x = torch.rand(3)
-    >>> float(x[0]), bool(x[1] > 0), mode.num_drawn
-    (0.0, True, {torch.float32: 3})
-    """
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
-        self.num_drawn: dict[torch.dtype, int] = {}
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        is_unit = func in _DRAWING or (func in _IN_PLACE and len(args) == 1 and not kwargs)
-        if is_unit and isinstance(result, Tensor) and result.numel():
-            self.num_drawn[result.dtype] = self.num_drawn.get(result.dtype, 0) + result.numel()
-            with torch.no_grad():
-                result.view(-1)[0] = self.value
-        return result
-
-    def chance(self, each: float) -> float:
-        """Of one such number in a step; `each` in a draw of float32."""
-        own = _CHANCE if self.value == 0.0 else {}
-        return sum(own.get(d, each) * n for d, n in self.num_drawn.items())
 
 
 @dataclass
@@ -94,21 +37,27 @@ class Draw:
 
     candidate: Candidate
     around: Around
-    mode: UnluckyRandom | None = None
-    each: float = 0.0
-    """How often one draw gives such a number."""
+    mode: Unlucky | DeadUnits | None = None
+    is_first: bool = False
+    """It is for the training's first step; later its moments are no longer zero."""
+    is_counted: bool = True
+    """The mode knows how often such a step comes."""
 
     def is_used(self, seen: Seen) -> bool:
         """Whether the step has drawn such a number at all, as far as that is known."""
-        return self.mode is None or bool(self.mode.num_drawn) or not seen.is_finite
+        return self.mode is None or self.mode.is_used or not seen.is_finite
 
     def judged(self) -> Candidate:
         """The candidate with how often it comes."""
-        if self.mode is None:
+        if self.mode is None or not self.is_counted:
             return self.candidate
-        chance = self.mode.chance(self.each)
+        chance = self.mode.chance
         step = 1 / max(chance, 1e-12)
         level = "likely" if step <= _LIKELY else "possible" if step <= _POSSIBLE else "far"
+        if isinstance(self.mode, DeadUnits):  # by what one step showed, if units are independent
+            level = "possible" if level == "likely" else level
+            why = f"by how often each unit is off, about once in {max(1.0, step):,.0f} steps"
+            return replace(self.candidate, level=level, why=why)
         why = f"a draw with probability {chance:.1e} in each step: expected at step ~{step:,.0f}"
         return replace(self.candidate, level=level, why=why, probability=chance)
 
@@ -116,10 +65,11 @@ class Draw:
 def draws(batches: Sequence[Any]) -> Iterator[Draw]:
     """The same batch with other random numbers, with unlucky ones, with memory full of NaN."""
     batch = batches[0]
-    for what, value, each in ENDS:
-        mode = UnluckyRandom(value)
-        candidate = Candidate("random", what, lambda: batch, "possible")
-        yield Draw(candidate, _given(mode), mode, each)
+    for what, make in MODES:
+        mode = make()
+        yield Draw(Candidate("random", what, lambda: batch), _given(mode), mode)
+    yield from _zero_gradients(batch)
+    yield from _dead_units(batch)
     for seed in range(1, SEEDS + 1):
         yield _other(batch, seed)
     for own in batches[:_OWN]:
@@ -128,6 +78,59 @@ def draws(batches: Sequence[Any]) -> Iterator[Draw]:
             "fresh memory holds whatever was there before: NaN and Inf now and then",
         )  # fmt: skip
         yield Draw(memory, unwritten_memory)
+
+
+def _zero_gradients(batch: Any) -> Iterator[Draw]:
+    """Gradients of exactly zero in the first step: an unused row, a dead unit, a part that is not there."""
+    for what, how in (
+        (
+            "a gradient whose first entries are exactly zero (unused rows, dead units)",
+            _first_entries,
+        ),
+        ("a gradient that is exactly zero (a part that this batch does not use)", _last_one),
+    ):
+        yield Draw(Candidate("zero-grad", what, lambda: batch), _later_grads(how), is_first=True)
+
+
+def _dead_units(batch: Any) -> Iterator[Draw]:
+    """A ReLU that is off for good, or for one sample: dead units come with training."""
+    for what, how, is_counted in DEAD:
+        mode = DeadUnits(how)
+        candidate = Candidate(
+            "dead", what, lambda: batch, why="units of a ReLU die in many trainings"
+        )
+        yield Draw(candidate, _given(mode), mode, is_counted=is_counted)
+
+
+def _first_entries(grads: list[Tensor]) -> None:
+    for g in grads:
+        if g.numel() > 1:
+            g[:1].zero_() if g.dim() > 1 else g.view(-1)[:1].zero_()
+
+
+def _last_one(grads: list[Tensor]) -> None:
+    for g in grads[-1:]:
+        g.zero_()
+
+
+def _later_grads(how: Callable[[list[Tensor]], None]) -> Around:
+    return lambda: _changed_gradients(how)
+
+
+@contextlib.contextmanager
+def _changed_gradients(how: Callable[[list[Tensor]], None]) -> Iterator[None]:
+    """Every optimizer finds its gradients changed so."""
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        with torch.no_grad():
+            how([p.grad for p in params if p.grad is not None and p.grad.layout is torch.strided])
+
+    handle = register_optimizer_step_pre_hook(before)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def more_draws(batches: Sequence[Any]) -> Iterator[Draw]:

@@ -17,16 +17,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from ..foresee.box import Box
-from ..foresee.records import Verdict
-from ..foresee.tape import Capture
 from ..records import Location
 from .records import Finding
+
+if TYPE_CHECKING:  # the command itself does without torch: importing it takes a second
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from ..foresee.box import Box
+    from ..foresee.records import Verdict
+    from ..foresee.tape import Capture
 
 __all__ = [
     "PRECISIONS",
@@ -70,6 +72,8 @@ class Probe:
     """Of a kept step: remember the state behind it."""
     is_later: bool = False
     """Begin from the marked state instead."""
+    drift: float = 0.0
+    """Of one that begins there: the weights so many times further on the way they have gone."""
     weigh: bool = True
     """Measure how much each weight moves, where the step is applied."""
     measure: bool = False

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +14,14 @@ from ..plain import from_plain
 from ..records import Incident
 from ..report.text import headline
 from .records import Finding, failed, passed, skipped, warned
-from .rehearsal_worker import NEWS, RESULT
+from .starter import Process
 
-__all__ = ["by_measurement", "rehearse"]
+__all__ = ["NEWS", "RESULT", "by_measurement", "rehearse"]
 
 CHECK = "stability/rehearsal"
+RESULT = "rehearsal.json"
+NEWS = "rehearsal-news"
+"""The files that it leaves."""
 MOST_BATCHES = 8
 SECONDS = 5.0
 """Of computing, from the first step on."""
@@ -30,8 +31,8 @@ _PATIENCE_S = 120.0
 _RATE_CAUSES = ("lr_divergence", "exploding_gradient", "bad_schedule")
 """A schedule that is shortened climbs faster than the real one: these are no certainty."""
 
-Start = Callable[[Sequence[str], Path], subprocess.Popen[bytes]]
-Stop = Callable[[subprocess.Popen[bytes]], None]
+Start = Callable[[str, Path], Process]
+Stop = Callable[[Process], None]
 
 
 def rehearse(
@@ -47,8 +48,7 @@ def rehearse(
     }  # fmt: skip
     (folder / "rehearsal-job.json").write_text(json.dumps(content), encoding="utf-8")
     shutil.rmtree(folder / "files", ignore_errors=True)
-    command = [sys.executable, "-m", "stayfinite.preflight.rehearsal_worker", str(folder)]
-    process = start(command, folder / "rehearsal.txt")
+    process = start("rehearsal_worker", folder / "rehearsal.txt")
     try:
         _wait(process, folder)
     finally:
@@ -60,7 +60,7 @@ def rehearse(
     return _findings(seen, job, folder, found)
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path) -> None:
+def _wait(process: Process, folder: Path) -> None:
     news, last = 0.0, time.monotonic()
     while process.poll() is None and not (folder / RESULT).exists():
         time.sleep(0.05)

@@ -31,12 +31,11 @@ from ..records import Incident
 from ..recover.policy import Policy
 from ..runtime.script import ScriptRun
 from ..sandbox import Refused, redirect_for_good
-from .capture_worker import end_with_the_parent
+from .capture_ledger import end_with_the_parent
+from .rehearsal import NEWS, RESULT
 
-__all__ = ["NEWS", "RESULT", "main"]
+__all__ = ["main"]
 
-RESULT = "rehearsal.json"
-NEWS = "rehearsal-news"
 _NEWS_S = 0.5
 _MOST_INCIDENTS = 3
 _MOST_SKIPS = 12

@@ -95,17 +95,23 @@ class Bench:
         for p in (p for _, p in self.state.parameters()):
             p.grad = None
 
-    def _reset_to_mark(self) -> None:
+    def _reset_to_mark(self, drift: float) -> None:
         """Back to the step that was marked; to the first one where none was."""
         self.reset()
-        if self._mark_rng is not None:
-            self._restore(self._mark)
-            self._mark_rng.restore()
+        if self._mark_rng is None:
+            return
+        trained = [p for _, p in self.state.parameters() if p.requires_grad] if drift else []
+        start = [p.detach().clone() for p in trained]
+        self._restore(self._mark)
+        self._mark_rng.restore()
+        with torch.no_grad():
+            for p, before in zip(trained, start):
+                p.add_(p - before, alpha=drift)
 
     def begin(self, probe: Probe, *around: contextlib.AbstractContextManager[Any]) -> Attempt:
         """Ready for the step, inside of `around`; call `Attempt.finish` when it is over."""
         if probe.is_later:
-            self._reset_to_mark()
+            self._reset_to_mark(probe.drift)
         elif probe.fresh or not self._is_chained:
             self.reset()
         attempt = Attempt(self, probe)
@@ -154,13 +160,14 @@ class Attempt:
             self._stack.enter_context(context)
         if probe.around is not None:
             self._stack.enter_context(probe.around())
-        names = name_modules(self.state.roots)
+        is_looked_into = probe.trace or probe.watch or probe.prove is not None
+        names = name_modules(self.state.roots) if is_looked_into else {}
         self.seen.lrs = tuple(rate * probe.lr_factor for rate in self.state.lrs())
         if probe.apply and probe.weigh:
             self._weights = [(n, p, p.detach().clone()) for n, p in self.state.parameters()]
         if probe.lr_factor != 1.0:
             self._stack.enter_context(scaled_lr(probe.lr_factor))
-        if probe.trace or probe.watch or probe.prove:
+        if is_looked_into:
             self._stack.enter_context(eager_stance())
         if probe.scale is not None:
             self._stack.enter_context(_with_scale(self.state, probe.scale, self.bench.device))

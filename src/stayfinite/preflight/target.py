@@ -9,13 +9,14 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import nn
-from torch.optim import Optimizer
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from .target_names import nearest_script, require_module
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 __all__ = ["BuildTarget", "Built", "ScriptTarget", "load_build", "parse_target", "understand"]
 
@@ -159,6 +160,9 @@ def _in_words(e: BaseException) -> str:
 
 def understand(result: Any, label: str = "build") -> Built:
     """The parts of a training from what a build function returned; all that is wrong at once."""
+    from torch import nn
+    from torch.optim import Optimizer
+
     parts = _parts(result, label)
     problems = []
     if not isinstance(parts["model"], nn.Module):
