@@ -155,7 +155,7 @@ def _has_become(fix: Fix, before: Path, text: str) -> bool:
 
 def _copies(path: Path) -> list[Path]:
     """The file as it was before each change that was written to it, the first change first."""
-    found = []
+    found: list[Path] = []
     while (kept := _copy_name(path, len(found) + 1)).is_file() and not kept.is_symlink():
         found.append(kept)
     return found

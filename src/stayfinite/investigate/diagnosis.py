@@ -24,6 +24,7 @@ from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 from .outlook import look_ahead
 from .rate_change import setting_diff
+from .untrained_change import with_parameters
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -91,6 +92,7 @@ def _with_diffs(
 ) -> Generator[Replay, ReplayResult, Diagnosis]:
     """Changes of the source that were run come first; what the rules advise besides is what it is."""
     made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
+    made = yield from with_parameters(lab, made, seconds)
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
     known = []
