@@ -13,6 +13,7 @@ import inspect
 import itertools
 import time
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,6 @@ from torch.optim import Optimizer
 
 from ..records import Fix, Proof
 from ..remedies import Remedy, Source, apply, apply_patch, as_parameters, read_patch, unified_diff
-from ..runtime.untrained import untrained_leaves
 from ..runtime.window import Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .changed_source import ChangedSource
@@ -44,12 +44,11 @@ _Made = tuple[str, str, str, Remedy]
 
 
 def with_parameters(
-    lab: Laboratory, made: tuple[Fix, ...], seconds: float
+    lab: Laboratory, made: tuple[Fix, ...], leaves: list[Leaf], seconds: float
 ) -> Generator[Replay, ReplayResult, tuple[Fix, ...]]:
     """The fixes, the proved one with such tensors made parameters where that was seen to lower the loss."""
     repaired = next((f for f in made if f.status == "proved" and f.diff and f.file), None)
-    leaves = untrained_leaves(lab.state) if repaired is not None and lab.can_replay else []
-    if repaired is None or not leaves or lab.about.engine.ranks.has_others:
+    if repaired is None or not lab.can_replay or lab.about.engine.ranks.has_others:
         return made
     solved = lab.about.engine.solved
     key = ("parameters", repaired.diff)
@@ -156,7 +155,7 @@ def _losses(
     with lab.unharmed():
         for window in itertools.islice(itertools.cycle(windows), number):
             lab.next_step(window)
-            contexts = [held.during()] if held is not None else []
+            contexts: list[AbstractContextManager[Any]] = [] if held is None else [held.during()]
             result = yield Replay(window=window, change=change, is_applied=True, contexts=contexts)
             if result.failure is not None or not result.is_complete or not result.losses:
                 return []
