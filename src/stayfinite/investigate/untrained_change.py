@@ -78,7 +78,7 @@ def _search(
         until = time.perf_counter() + seconds
         plain = yield from _losses(lab, change, None, _STEPS, until)
         number = len(plain)
-        best: tuple[float, list[_Made]] | None = None
+        best: tuple[list[float], list[_Made]] | None = None
         for is_fresh in (False, True):
             remedies = _remedies(change, leaves, is_fresh)
             if remedies is None or number < _FEWEST:
@@ -86,14 +86,15 @@ def _search(
             held = _Held(optimizer, leaves, is_fresh)
             until = time.perf_counter() + 2 * seconds
             losses = yield from _losses(lab, change, held, number, until)
-            end = _end(losses)
-            limit = best[0] if best is not None else _end(plain)
-            if len(losses) == number and held.is_reached and end < _LOWER * limit:
-                best = (end, remedies)
+            if len(losses) < number or not held.is_reached or _end(losses) > _LOWER * _end(plain):
+                continue
+            # Few batches are soon known by heart from any start: a good one shows in the way there.
+            if best is None or _mean(losses) < _LOWER * _mean(best[0]):
+                best = (losses, remedies)
     if best is None:
         return (None,)
     note = (
-        f"{number} steps with these tensors trained end at a loss of {best[0]:.3g}, "
+        f"{number} steps with these tensors trained end at a loss of {_end(best[0]):.3g}, "
         f"without at {_end(plain):.3g}"
     )
     return _fixes(
@@ -175,8 +176,11 @@ def _others(lab: Laboratory) -> list[Window]:
 
 def _end(losses: list[float]) -> float:
     """The mean over the last third."""
-    last = losses[-max(1, len(losses) // 3) :]
-    return sum(last) / len(last) if last else float("inf")
+    return _mean(losses[-max(1, len(losses) // 3) :])
+
+
+def _mean(losses: list[float]) -> float:
+    return sum(losses) / len(losses) if losses else float("inf")
 
 
 def _fixes(
