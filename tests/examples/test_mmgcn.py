@@ -79,7 +79,7 @@ def test_the_state_stays_clean_and_the_run_goes_on(runs, incidents):
         float(re.findall(r"batch +10/.*scale ([\d.]+)", outputs[which].out)[0])
         for which in ("plain", "guarded")
     )
-    assert guarded == 4 * plain, "two bad batches did not cost the loss scale anything"
+    assert guarded > plain, "the bad batches did not cost the loss scale anything"
 
 
 @pytest.mark.slow
