@@ -64,6 +64,20 @@ def test_it_writes_keeps_a_copy_and_puts_it_back(here):
     assert not (here / "train.py.before-fix").exists()
 
 
+def test_what_a_later_run_proves_is_written_too_and_taken_back_first(here):
+    saved(here)
+    fix("run", "--apply")
+    later = AFTER + "z = y.exp()\n"
+    saved(here / "again", before=AFTER, after=later)
+    assert fix("again/run", "--apply").exit_code == 0
+    assert (here / "train.py").read_text() == later
+    assert (here / "train.py.before-fix-2").read_text() == AFTER
+    assert fix("run", "--undo").exit_code == 1  # not the last one that was written
+    assert fix("again/run", "--undo").exit_code == 0 and fix("run", "--undo").exit_code == 0
+    assert (here / "train.py").read_text() == BEFORE
+    assert not list(here.glob("*.before-fix*"))
+
+
 def test_a_file_that_has_changed_since_is_left_alone(here):
     saved(here)
     (here / "train.py").write_text("# mine\n" + BEFORE)

@@ -155,3 +155,42 @@ def test_a_function_whose_names_are_the_loops_too_is_repaired_in_the_loop_around
     assert made.code == 0, made.out + made.err
     assert "correction=min(1, values.numel() - 1)" in (tmp_path / "train.py").read_text()
     assert "nan" not in command("train.py").out
+
+
+SCALED = """
+import torch
+from torch import nn
+
+
+class Squashed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.project, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.project(x))
+        return self.head(h)
+
+
+torch.manual_seed(0)
+x = torch.randn(24, 4)
+x[17] = 1e5
+model = Squashed()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for number, batch in enumerate(torch.utils.data.DataLoader(x, batch_size=4)):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = model(batch).square().mean()
+    scaler.scale(loss / 2).backward()
+    if number % 2:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+def test_what_overflows_before_the_loss_is_scaled_gets_a_diff(tmp_path):
+    """The scale multiplies the loss last of all; a feature beyond float16 has not seen it."""
+    (tmp_path / "train.py").write_text(SCALED)
+    ran = forked(["-m", "stayfinite", "run", "--run-dir", "out", "train.py"], tmp_path)
+    assert "low_precision_overflow" in ran.err and "[proved]" in ran.err, ran.err

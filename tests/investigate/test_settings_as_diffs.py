@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from tests.launch import forked
 from torch import nn
 
 from stayfinite import Guard
+from stayfinite.investigate import rate_change
 from stayfinite.patches import provenance
-from stayfinite.remedies import apply_patch, read_patch
+from stayfinite.records import Culprit, Fix
+from stayfinite.remedies import Source, apply_patch, read_patch, unified_diff
 
 
 @pytest.fixture(autouse=True)
@@ -226,3 +229,30 @@ def test_a_script_trains_with_the_diff_of_its_setting(script, remedy, file, tmp_
     done = forked(["train.py"], tmp_path)
     assert done.code == 0, done.err
     assert float(done.out.split()[-1]) < 4.0
+
+
+@pytest.mark.parametrize(
+    ("written", "given", "expected"),
+    [
+        ("self.rates", [0.1, 0.2], "[0.5 * rate for rate in self.rates]"),
+        ("self.rate", [0.1], "(self.rate) * 0.5"),
+        ("[a, b]", [0.1, 0.1], "[0.5 * rate for rate in [a, b]]"),
+        ("10 * rate", [0.1, 0.1], "(10 * rate) * 0.5"),
+        (
+            "self.rates",
+            [0.1, 0.1],
+            None,
+        ),  # one number for both groups, or a list of two that are equal
+    ],
+)
+def test_a_peak_for_each_group_stays_a_list(monkeypatch, written, given, expected):
+    source = Source(f"s = OneCycleLR(o, max_lr={written}, total_steps=9)\n")
+    monkeypatch.setattr(rate_change, "source_of", lambda file: source)
+    place = Culprit(file="train.py", line=1, source="", what="OneCycleLR is made")
+    optimizer = SimpleNamespace(param_groups=[{"max_lr": rate} for rate in given])
+    made = rate_change._lower_peak(Fix(title="t", why="w"), place, 0.5, optimizer)
+    assert (made.diff if made is not None else None) == (
+        None if expected is None else unified_diff(
+            "train.py", source.text, source.text.replace(written, expected)
+        )
+    )  # fmt: skip

@@ -1,6 +1,11 @@
 """Loops whose bodies are harder to compute again than `loss_fn(model(x), y)`."""
 
+import sys
+import textwrap
+
+import pytest
 import torch
+from tests.launch import forked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -81,3 +86,55 @@ def test_a_step_for_several_batches_is_made_with_the_last_one_only(tmp_path):
     assert (incident.event.step, incident.location.op) == (5, "aten.log")
     assert [e.outcome for e in incident.diagnosis.experiments].count("finite") >= 1
     guard.close()
+
+
+SCALED = """
+    import argparse
+    import torch
+
+    def main():
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--steps", type=int)
+        args = parser.parse_args()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18)
+        for _ in range(args.steps):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = (model(torch.randn(8, 4)) - 1).square().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        print("to the end", scaler.get_scale())
+
+    main()
+"""
+
+
+def test_a_replay_that_leaves_the_program_ends_itself_only():
+    model = nn.Linear(4, 1)
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    calls = []
+
+    def loss_fn(model, batch):
+        calls.append(batch)
+        if len(calls) > 1:
+            sys.exit(2)
+        return model(batch).sum() / torch.zeros(())
+
+    with guard:
+        outcome = guard.step(loss_fn, torch.ones(2, 4))
+    assert len(calls) > 1 and not outcome.applied
+    assert not outcome.incident.location.is_reproduced
+
+
+@pytest.mark.parametrize("replay", ["auto", "full"])
+def test_a_scale_that_is_looked_for_is_no_incident_whoever_replays(tmp_path, replay):
+    """From `main` on there would be a new scaler, and a parser that knows no argument."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCALED), encoding="utf-8")
+    command = ["-m", "stayfinite", "run", "--replay", replay, "--run-dir", "run"]
+    done = forked([*command, "train.py", "--steps", "6"], tmp_path)
+    assert (done.code, done.out.split()[:3]) == (0, ["to", "the", "end"]), done.err
+    assert not list(tmp_path.glob("run/incidents/*"))

@@ -116,32 +116,61 @@ def _changed(fix: Fix, text: str) -> str:
 
 def _apply(fix: Fix, path: Path) -> str:
     text = _read(path)
-    kept = path.with_name(path.name + _KEPT)
-    if fix.file_sha256 not in (_sha256(text), _sha256(_plain(text))):
-        if kept.is_file() and _changed(fix, _read(kept)) == text:
+    if not _is_that_failed(fix, text):
+        if any(_has_become(fix, before, text) for before in _copies(path)):
             return f"{path} has this change already"
-        raise UsageError(f"{path} is not the file that failed: it was changed since")
-    if kept.exists():
         raise UsageError(
-            f"{kept} is there from an earlier change; take it away, or put it back with --undo"
+            f"{path} is not the file that failed: it was edited since; run the training again "
+            "to see what is left to change"
         )
     made = _changed(fix, text)
+    kept = _next_copy(path)
     _put(kept, text, path)
     _put(path, made, path)
     return f"{path} was changed; as it was: {kept.name} (stayfinite fix ... --undo puts it back)"
 
 
 def _undo(fix: Fix, path: Path) -> str:
-    kept = path.with_name(path.name + _KEPT)
-    if not kept.is_file() or kept.is_symlink():
-        raise UsageError(f"there is no {kept}: nothing to put back")
+    kept = next(reversed(_copies(path)), None)
+    if kept is None:
+        raise UsageError(f"there is no {path}{_KEPT}: nothing to put back")
     before = _read(kept)
-    if fix.file_sha256 not in (_sha256(before), _sha256(_plain(before))):
+    if not _is_that_failed(fix, before):
         raise UsageError(f"{kept} is not the file that failed")
     if _read(path) != _changed(fix, before):
         raise UsageError(f"{path} was changed since --apply; compare it with {kept} by hand")
     os.replace(kept, path)
     return f"{path} is as it was"
+
+
+def _is_that_failed(fix: Fix, text: str) -> bool:
+    return fix.file_sha256 in (_sha256(text), _sha256(_plain(text)))
+
+
+def _has_become(fix: Fix, before: Path, text: str) -> bool:
+    """Whether this change of an earlier text gave the one that is there."""
+    kept = _read(before)
+    return _is_that_failed(fix, kept) and _changed(fix, kept) == text
+
+
+def _copies(path: Path) -> list[Path]:
+    """The file as it was before each change that was written to it, the first change first."""
+    found: list[Path] = []
+    while (kept := _copy_name(path, len(found) + 1)).is_file() and not kept.is_symlink():
+        found.append(kept)
+    return found
+
+
+def _next_copy(path: Path) -> Path:
+    kept = _copy_name(path, len(_copies(path)) + 1)
+    if os.path.lexists(kept):
+        raise UsageError(f"{kept} is no ordinary file; take it away first")
+    return kept
+
+
+def _copy_name(path: Path, number: int) -> Path:
+    """Behind one fault may be the next: `train.py.before-fix`, then `train.py.before-fix-2`."""
+    return path.with_name(path.name + _KEPT + (f"-{number}" if number > 1 else ""))
 
 
 def _put(path: Path, text: str, like: Path) -> None:

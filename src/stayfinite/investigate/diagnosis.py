@@ -13,6 +13,7 @@ from ..locate.trace import OpTrace
 from ..patches.loaders import samples
 from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
+from ..runtime.untrained import untrained_leaves
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
@@ -24,6 +25,7 @@ from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 from .outlook import look_ahead
 from .rate_change import setting_diff
+from .untrained_change import with_parameters
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -91,6 +93,9 @@ def _with_diffs(
 ) -> Generator[Replay, ReplayResult, Diagnosis]:
     """Changes of the source that were run come first; what the rules advise besides is what it is."""
     made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
+    leaves = untrained_leaves(lab.state)
+    if leaves:
+        made = yield from with_parameters(lab, made, leaves, seconds)
     first = [f for f in made if f.status == "proved"]
     rest = [f for f in made if f.status != "proved"]
     known = []

@@ -295,7 +295,8 @@ def _is_flat(made: tuple[Candidate, ...]) -> bool:
 def _is_scaled_loss(e: Evidence) -> bool:
     """A single number times another, or a loss that is multiplied last of all: a loss and its scale."""
     is_product = e.kernel == "mul" and all(s.num_elements == 1 for s in e.tensors)
-    return is_product or (e.scale.factor or 1.0) >= _SCALE
+    is_before = not e.is_backward and e.kernel != "mul"  # what the forward makes, no scale has seen
+    return is_product or (not is_before and (e.scale.factor or 1.0) >= _SCALE)
 
 
 def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:

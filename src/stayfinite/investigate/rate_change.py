@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import inspect
@@ -67,7 +68,7 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
         return made or fix
     ratio = rate.passed / rate.before
     if place is not None and any(f"{kind} is made" in place.what for kind in _PEAKS):
-        return _lower_peak(fix, place, ratio) or fix
+        return _lower_peak(fix, place, ratio, optimizer) or fix
     return _lower_given(lab, optimizer, fix, place, ratio) or fix
 
 
@@ -136,7 +137,7 @@ def _lower_given(
     return _with_diff(fix, file, source.text, remedy)
 
 
-def _lower_peak(fix: Fix, place: Culprit, ratio: float) -> Fix | None:
+def _lower_peak(fix: Fix, place: Culprit, ratio: float, optimizer: Optimizer) -> Fix | None:
     """The highest rate of a schedule that goes up and down again."""
     source = source_of(place.file)
     for kind, (key, position) in _PEAKS.items():
@@ -150,7 +151,14 @@ def _lower_peak(fix: Fix, place: Culprit, ratio: float) -> Fix | None:
             return None
         before = source.text_of(node)
         number = _number(before)
-        new = _text(number * ratio) if number is not None else f"({before}) * {_text(ratio)}"
+        if number is not None:
+            new = _text(number * ratio)
+        elif (is_list := _is_list(node, optimizer)) is None:
+            return None
+        elif is_list:
+            new = f"[{_text(ratio)} * rate for rate in {before}]"
+        else:
+            new = f"({before}) * {_text(ratio)}"
         edit = with_argument(source, call, key, position, new)
         if edit is None:
             return None
@@ -158,6 +166,18 @@ def _lower_peak(fix: Fix, place: Culprit, ratio: float) -> Fix | None:
         title = f"lower the peak of the schedule: {key}={new} instead of {before}"
         return _with_diff(fix, place.file, source.text, remedy, title)
     return None
+
+
+def _is_list(node: ast.expr, optimizer: Optimizer) -> bool | None:
+    """Whether a peak is given for each group; None where one number for all and a list look alike."""
+    if isinstance(node, (ast.List, ast.Tuple, ast.ListComp)):
+        return True
+    if isinstance(node, ast.BinOp):
+        return False  # a list times a number would not have run
+    peaks = {float(g.get("max_lr", 0.0)) for g in optimizer.param_groups}
+    if len(peaks) > 1:
+        return True
+    return False if len(optimizer.param_groups) == 1 else None
 
 
 def _number(text: str) -> float | None:

@@ -143,7 +143,8 @@ class FirstThatShows(Vehicle):
                 rng.restore()
             result = candidate.run(wanted)
             self.refused += [r for r in candidate.refused if r not in self.refused]
-            if result.failure is not None:
+            # Without the scale it is asked whether the step is finite, and that is an answer too.
+            if result.failure is not None or (wanted.is_unscaled and result.is_complete):
                 self._chosen = candidate
                 return result
             if first is None or (result.is_complete and not first.is_complete):

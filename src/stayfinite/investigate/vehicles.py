@@ -117,7 +117,7 @@ class Vehicle:
                     active.is_broken = True
                 except UsageError:
                     raise
-                except Exception as error:
+                except (Exception, SystemExit) as error:  # also a script's way to give up
                     if _is_our_own(error):
                         raise
                     self._broke_off(active, error)
@@ -137,7 +137,7 @@ class Vehicle:
     def _compute(self, active: ActiveReplay) -> None:
         raise NotImplementedError
 
-    def _broke_off(self, active: ActiveReplay, error: Exception) -> None:
+    def _broke_off(self, active: ActiveReplay, error: BaseException) -> None:
         """The code raised: because of a value that is not finite, as a rule."""
         active.result.is_complete = False
         active.is_broken = True
@@ -158,7 +158,7 @@ def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
     )
 
 
-def _is_our_own(error: Exception) -> bool:
+def _is_our_own(error: BaseException) -> bool:
     """Whether it was raised by us, and not by the code that was replayed, or by the sandbox for it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

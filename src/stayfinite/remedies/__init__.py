@@ -30,6 +30,7 @@ from .catalogue import CATALOGUE, Pattern, at, find, pattern
 from .choice import Candidate, Symptom, candidates
 from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
+from .parameters import as_parameters
 from .patching import apply_patch, read_patch
 from .rows import without_bad_rows
 from .schedules import schedule_candidates
@@ -47,6 +48,7 @@ __all__ = [
     "Symptom",
     "apply",
     "apply_patch",
+    "as_parameters",
     "at",
     "at_most",
     "candidates",

@@ -16,7 +16,7 @@ from ..records import Event
 from .state import TrainState
 from .untrained_source import names_in_use, random_weights, weight_variables
 
-__all__ = ["untrained_weights"]
+__all__ = ["untrained_leaves", "untrained_weights"]
 
 _SHOWN = 4
 _FEWEST = 2
@@ -48,6 +48,14 @@ def untrained_weights(state: TrainState, step: int) -> Event | None:
         step=step, phase="parameter", kind="untrained", symptom="parameter", name=first,
         message=" | ".join(texts),
     )  # fmt: skip
+
+
+def untrained_leaves(state: TrainState) -> list[tuple[str, nn.Module, Tensor]]:
+    """Attributes of modules that want a gradient and that no optimizer holds: name, owner, tensor."""
+    trained = {id(p) for o in state.optimizers for g in o.param_groups for p in g["params"]}
+    trained |= {id(p) for model in state.roots.values() for p in model.parameters()}
+    found = [(n, m, t) for n, m, t in _plain(state) if t.requires_grad and id(t) not in trained]
+    return [(n, m, t) for n, m, t in found if "[" not in n]
 
 
 def _wanting(names: list[str]) -> str:
