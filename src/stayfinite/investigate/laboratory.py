@@ -21,6 +21,7 @@ from ..runtime.rng import RngState
 from ..runtime.rows import num_rows, take_rows
 from ..runtime.saved_state import Before
 from ..runtime.window import Change, Replay, ReplayResult, Window
+from .budget import Budget
 from .investigation import Investigation
 from .rank_trace import RankTrace
 from .tracing import module_names
@@ -65,7 +66,7 @@ class Laboratory:
         """Births at other lines that have to be kept finite as well."""
         self.rate: Searched | None = None
         self.clip: Searched | None = None
-        self._deadline = time.perf_counter() + seconds
+        self.budget = Budget(seconds)
         self._num_replays = 0
         self._before = Before()
         self._is_begun = False
@@ -90,7 +91,7 @@ class Laboratory:
     def has_time(self) -> bool:
         if self.is_loop and self._num_replays >= _LOOP_REPLAYS:
             return False
-        return time.perf_counter() < self._deadline
+        return not self.budget.is_over
 
     def run(
         self, name: str, evidence: Evidence, is_needed: bool = False
@@ -277,7 +278,7 @@ class Laboratory:
 
     @property
     def is_late(self) -> bool:
-        return time.perf_counter() > self._deadline
+        return self.budget.is_over
 
     def replay_from_snapshot(
         self,
@@ -295,7 +296,7 @@ class Laboratory:
         self.to_snapshot()
         self._num_replays += 1
         for window in [*log, self.window]:
-            if time.perf_counter() > self._deadline:
+            if self.budget.is_over:
                 return None
             self.next_step(window)
             result = yield Replay(
@@ -319,7 +320,7 @@ class Laboratory:
         self.begin()
         try:
             suspects = list(range(total))
-            while len(suspects) > 1 and time.perf_counter() < self._deadline:
+            while len(suspects) > 1 and not self.budget.is_over:
                 half = len(suspects) // 2
                 for part in (suspects[:half], suspects[half:]):
                     if (yield from self._fails_alike(part, total)):

@@ -16,13 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..numerics.health import is_finite
 from ..patches.firewall import Firewall
 from ..putting_back import put_back
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import calling_place, codes_of_step
+from .frames import calling_place, codes_of_step, standing_at
 from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ranks import RankFailure
@@ -161,9 +162,14 @@ class LoopDriver:
             window = self._open_loaderless()
         if window.losses and self._are_grads_gone():
             window.losses.clear()  # the loop has thrown away what they gave
+            window.standing = ()
         if loss.numel() == 1:
             window.losses.append((self.tracker.note_used(window), self._scaling.unscaled(loss)))
             window.live_loss = weakref.ref(loss)
+            if window.is_loaderless and not window.standing and loss.is_cpu and not is_finite(loss):
+                window.standing = standing_at(
+                    sys._getframe(1)
+                )  # its variables may be others at the step
         window.num_backward += 1
 
     def _are_grads_gone(self) -> bool:
