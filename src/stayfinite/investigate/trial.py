@@ -106,7 +106,7 @@ class Trial:
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab = self.lab
         with lab.unharmed():
-            result = yield from self._once(lab.window, change, is_applied=lab.needs_step)
+            result = yield from self._once(lab.window, change, True, is_applied=lab.needs_step)
         if result.failure is not None:
             return Proof(note="the step is still not finite"), result
         if not result.is_complete:
@@ -115,6 +115,10 @@ class Trial:
         if is_compared:
             number, largest, note = yield from self._compared(change, dtype, limits_gradients)
         note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
+        if self.is_in_state and result.grad_norm == 0.0 and not note:
+            note = (
+                "it leaves no gradient to learn from"  # in this step, and in all that fail like it
+            )
         if note:
             return (
                 Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),
