@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec
 
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
 from ..diagnose.evidence import Evidence, Searched
 from ..diagnose.experiments import question_of, runner_of
 from ..diagnose.searched import describe_search
@@ -69,6 +71,7 @@ class Laboratory:
         self.budget = Budget(seconds)
         self._num_replays = 0
         self._before = Before()
+        self._versions: list[Any] = []
         self._is_begun = False
 
     @property
@@ -149,7 +152,15 @@ class Laboratory:
         self._rng = RngState.now()
         self.state.clear_grads()
         self._before.take(self.state, self.window)
+        self._versions = self._versions_now()
         self._is_begun = True
+
+    def _versions_now(self) -> list[Any]:
+        """A loop without a loader may hold a graph of before: once the weights are back, it can be gone through."""
+        if not self.window.is_loaderless:
+            return []
+        weights = [p for _, p in self.state.parameters() if not p.is_inference()]
+        return [_unsafe_preserve_version_counter(p) for p in weights]
 
     @_by_all
     def end(self) -> None:
@@ -159,6 +170,8 @@ class Laboratory:
     def _put_back(self) -> None:
         self.state.clear_grads()
         self._before.restore()
+        for version in self._versions:
+            version.__exit__()
         self.state.buffers.copy()  # a journey has moved the shadows too
         self._rng.restore()
         self._is_begun = False

@@ -7,6 +7,7 @@ training: it is reported once, the listener is closed, and the call is made as i
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -63,11 +64,15 @@ class TrainingListener(Protocol):
     def wants_gradients(self) -> bool:
         """Whether they are looked at after a backward, because no torch optimizer has turned up."""
 
-    def before_backward(self, loss: Tensor) -> None: ...
+    def before_backward(self, loss: Tensor) -> bool | None:
+        """Whether its graph is to stay for a replay."""
 
     def after_backward(self) -> None: ...
 
-    def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any: ...
+    def replay_backward(
+        self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
+    ) -> Any:
+        """`keeping`: the same call with a graph that can be gone through again."""
 
     def on_clip(self, norm: Tensor) -> None: ...
 
@@ -216,6 +221,14 @@ def _here(subscribers: Subscribers) -> list[TrainingPatches]:
     return [s for s in subscribers.now if s.listener.thread_id == me]
 
 
+_BACKWARD = ("retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def _keeping(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments behind the gradients, with a graph that stays."""
+    return {**dict(zip(_BACKWARD, args[1:])), **kwargs, "retain_graph": True}
+
+
 def _backward(original: Any, subscribers: Subscribers) -> Any:
     """`Tensor.backward` ends here as well."""
 
@@ -234,8 +247,11 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                 if not isinstance(first, Tensor):
                     continue
             if listener.is_replaying:
-                return listener.replay_backward(first, lambda: original(tensors, *args, **kwargs))
-            listener.firewall.call(listener.before_backward, first)
+                plain = functools.partial(original, tensors, *args, **kwargs)
+                keeping = functools.partial(original, tensors, *args[:1], **_keeping(args, kwargs))
+                return listener.replay_backward(first, plain, keeping)
+            if listener.firewall.call(listener.before_backward, first):
+                args, kwargs = args[:1], _keeping(args, kwargs)
             if listener.wants_gradients:
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)

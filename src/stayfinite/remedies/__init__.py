@@ -31,7 +31,7 @@ from .choice import Candidate, Symptom, candidates
 from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
 from .patching import apply_patch, read_patch
-from .rows import without_bad_rows
+from .rows import taken_rows, without_bad_rows, without_bad_rows_of
 from .schedules import schedule_candidates
 from .settings import with_keyword
 from .source import Source
@@ -68,9 +68,11 @@ __all__ = [
     "reductions",
     "rows",
     "schedule_candidates",
+    "taken_rows",
     "targets",
     "unified_diff",
     "with_argument",
     "with_keyword",
     "without_bad_rows",
+    "without_bad_rows_of",
 ]

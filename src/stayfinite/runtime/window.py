@@ -239,7 +239,13 @@ class ReplayResult:
 class RunningReplay(Protocol):
     """Where backward and optimizer steps go while a replay runs."""
 
-    def on_backward(self, loss: Tensor, raw: Tensor, call: Callable[[], Any]) -> Any: ...
+    def on_backward(
+        self,
+        loss: Tensor,
+        raw: Tensor,
+        call: Callable[[], Any],
+        keeping: Callable[[], Any] | None = None,
+    ) -> Any: ...
 
     def on_optimizer_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any: ...
 
