@@ -110,7 +110,9 @@ def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | No
 def _own_kinds(lab: Laboratory, file: str) -> list[Any]:
     """Schedules of a class that the user has written: what has a `step` in this file and holds an optimizer."""
     kinds = [
-        t for t in gc.get_objects() if isinstance(t, type) and _is_in(t.__dict__.get("step"), file)
+        t
+        for t in gc.get_objects()
+        if issubclass(type(t), type) and _is_in(t.__dict__.get("step"), file)
     ]
     found = [s for s in gc.get_objects() if type(s) in kinds]
     return [s for s in found if _held(lab, s) is not None]

@@ -32,6 +32,7 @@ from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
 from .patching import apply_patch, read_patch
 from .rows import taken_rows, without_bad_rows, without_bad_rows_of
+from .scaling import ScaledLoss, scaled_loss
 from .schedules import schedule_candidates
 from .settings import with_keyword
 from .source import Source
@@ -43,6 +44,7 @@ __all__ = [
     "Edit",
     "Pattern",
     "Remedy",
+    "ScaledLoss",
     "Source",
     "Symptom",
     "apply",
@@ -67,6 +69,7 @@ __all__ = [
     "read_patch",
     "reductions",
     "rows",
+    "scaled_loss",
     "schedule_candidates",
     "taken_rows",
     "targets",
