@@ -85,11 +85,13 @@ class Body:
         return found[0] if found else None
 
     def given_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The plain tensors among the variables that the loop around it reads and never writes."""
+        """The plain tensors among the variables that the loop around it reads and no loop around it writes."""
         if not self.home.is_loop:
             return  # what a caller gives may be a state that it carries on
         names = [n for n in ast.walk(self.home.node) if isinstance(n, ast.Name)]
-        written = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+        homes = [h.node for h in homes_of(self.scene) if h.is_loop]
+        inside = [n for home in homes for n in ast.walk(home) if isinstance(n, ast.Name)]
+        written = {n.id for n in (*names, *inside) if isinstance(n.ctx, ast.Store)}
         for name in dict.fromkeys(n.id for n in names if n.id not in written):
             value = self.scene.variables.get(name)
             if isinstance(value, (Tensor, list, tuple, dict)):
