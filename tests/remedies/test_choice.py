@@ -42,7 +42,7 @@ def changes(body, operator, dtype="float32", line=None, **facts):
             "logits = x @ y.T\ne = torch.exp(logits)\n"
             "return -torch.log_softmax(logits, dim=1).diagonal().mean()",
         ),
-        ("return torch.log(x)", "log", "return torch.log(x.clamp(min=torch.finfo(x.dtype).tiny))"),
+        ("return torch.log(x)", "log", "return torch.log(x.clamp(min=torch.finfo(x.dtype).eps))"),
         (
             "return ((x - y) ** 2).sum(1).sqrt()",
             "sqrt",
@@ -110,11 +110,26 @@ def test_over_nothing_the_mean_is_a_sum():
 
 def test_of_a_lambda_only_its_own_line_is_changed():
     text = "import torch\nf = [\n    lambda x: x.log(),\n    lambda x: (x + 1).log(),\n]\n"
-    (only,) = candidates(Source(text), 3, Symptom(operator="log"))
-    assert (
-        only.text.splitlines()[2] == "    lambda x: x.clamp(min=torch.finfo(x.dtype).tiny).log(),"
+    found = candidates(Source(text), 3, Symptom(operator="log"))
+    for limit, changed in zip(("eps", "tiny"), found, strict=True):
+        lines = changed.text.splitlines()
+        assert lines[2] == f"    lambda x: x.clamp(min=torch.finfo(x.dtype).{limit}).log(),"
+        assert lines[3] == text.splitlines()[3]
+
+
+def test_all_places_of_a_line_are_changed_together_and_then_each_by_itself():
+    found = changes("return x / y + y / x", "div")
+    eps = "clamp(min=torch.finfo({0}.dtype).eps)"
+    x, y = f"x.{eps.format('x')}", f"y.{eps.format('y')}"
+    assert found[0] == f"return x / {y} + y / {x}"
+    assert set(found[1:3]) == {f"return x / {y} + y / x", f"return x / y + y / {x}"}
+
+
+def test_a_divisor_with_a_name_can_get_its_floor_where_it_is_computed():
+    found = changes("b = torch.abs(s - 2)\nreturn (b / s) * (x / b + 1)", "div")
+    assert any(
+        c.startswith("b = torch.abs(s - 2).clamp(min=torch.finfo(s.dtype).eps)") for c in found
     )
-    assert only.text.splitlines()[3] == text.splitlines()[3]
 
 
 def test_the_argument_of_a_shifted_logarithm_is_kept_at_zero_or_above():

@@ -108,7 +108,7 @@ def test_an_unknown_name_lists_the_known_ones():
     source = remedies.Source("x = 1")
     with pytest.raises(
         UsageError,
-        match="unknown remedy 'nothing'; known: above_minus_one, above_one, atan2_off_origin",
+        match="unknown remedy 'nothing'; known: above_minus_one, above_one, above_support",
     ):
         remedies.find(source, source.tree.body[0], "nothing")
 

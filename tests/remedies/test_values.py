@@ -194,6 +194,14 @@ def test_lines_are_put_behind_a_statement_and_never_into_a_block():
             "xlogy",
             "torch.xlogy(p, q.clamp(min=torch.finfo(q.dtype).tiny))",
         ),
+        ("y = Beta(p, q).log_prob(x)", "xlogy", "Beta(p, q).log_prob(x.clamp(1e-6, 1 - 1e-6))"),
+        ("y = Gamma(p, q).log_prob(x)", "lgamma", "Gamma(p, q).log_prob(x.clamp(min=1e-6))"),
+        (
+            "y = torch.logdet(x)",
+            "linalg_slogdet",
+            "torch.logdet(x + 1e-6 * torch.eye(x.shape[-1]).to(x))",
+        ),
+        ("y = x.det()", "linalg_det", "(x + 1e-6 * torch.eye(x.shape[-1]).to(x)).det()"),
         ("y = Normal(mu, sigma).log_prob(x)", "div", "Normal(mu, sigma.clamp(min=1e-6))"),
         (
             "y = x.norm(p='fro')",

@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
+from torch import Tensor
+
 from ..diagnose.evidence import BatchPart, Evidence
 from ..locate.frames import is_user_file
-from ..remedies import Candidate, Source, apply, without_bad_rows
+from ..remedies import (
+    Candidate,
+    Source,
+    apply,
+    taken_rows,
+    without_bad_rows,
+    without_bad_rows_of,
+)
 from ..runtime.rows import num_rows
 from .changed_source import text_of_file
 from .laboratory import Laboratory
@@ -31,6 +40,8 @@ class RowsChange:
 
 def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
     """The change that leaves the bad rows of such a batch out."""
+    if lab.window.is_loaderless:
+        return _indexed_rows(lab, e)
     if len(lab.window.batches) != 1:
         return None
     value = lab.window.batches[0].value
@@ -51,6 +62,33 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
         return None
     changed, done = apply(text, [made])
     return RowsChange(file, text, Candidate(done, changed))
+
+
+def _indexed_rows(lab: Laboratory, e: Evidence) -> RowsChange | None:
+    """Behind `x, y = data[i], labels[i]` of a loop that indexes its data by itself: only the good rows go on."""
+    scene, place = lab.about.vehicle.scene, e.location
+    if scene is None or place.line is None or place.file != scene.file:
+        return None
+    text = text_of_file(scene.file)
+    source = Source(text) if text is not None and is_user_file(scene.file) else None
+    names = taken_rows(source, place.line) if source is not None else None
+    if source is None or names is None:
+        return None
+    parts = [scene.variables.get(n) for n in names]
+    rows = {len(p) for p in parts if isinstance(p, Tensor) and p.ndim}
+    bad = [i for i, p in enumerate(parts) if isinstance(p, Tensor) and not p.isfinite().all()]
+    if len(rows) != 1 or not bad or not all(isinstance(p, Tensor) for p in parts):
+        return None
+    others = [i for i, p in enumerate(parts) if i not in bad and _is_float(p)]
+    made = without_bad_rows_of(source, place.line, names, bad, others)
+    if made is None:
+        return None
+    changed, done = apply(source.text, [made])
+    return RowsChange(scene.file, source.text, Candidate(done, changed))
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:

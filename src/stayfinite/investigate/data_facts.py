@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import math
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType, FunctionType, ModuleType
@@ -36,6 +35,7 @@ from ..sandbox.compute import computing_only
 from .body.effects import class_member
 from .body.summary import Functions
 from .body.values import UNKNOWN, known
+from .budget import Budget
 
 __all__ = ["look_at_data"]
 
@@ -63,7 +63,7 @@ def look_at_data(window: Window, seconds: float) -> Data:
     rng = RngState.now()
     try:
         with computing_only():
-            return _again(loader, ref.indices, ref.value, time.perf_counter() + seconds)
+            return _again(loader, ref.indices, ref.value, Budget(seconds))
     except Exception:
         return Data()  # somebody else's data set: whatever it does, the report goes on
     finally:
@@ -89,7 +89,7 @@ def _loader(owner: Any) -> _Source | None:
     return _Source(iterator._dataset, iterator._collate_fn)
 
 
-def _again(loader: _Source, indices: Any, batch: Any, deadline: float) -> Data:
+def _again(loader: _Source, indices: Any, batch: Any, budget: Budget) -> Data:
     stored = list(itertools.islice(_stored(loader.dataset, "dataset", 0, set()), _MAX_STORED))
     dirty = [name for name, value in stored if _is_bad_value(value)]
     is_lost = indices is None or isinstance(loader.dataset, IterableDataset)
@@ -113,7 +113,7 @@ def _again(loader: _Source, indices: Any, batch: Any, deadline: float) -> Data:
             detail="Fetched again they came out finite: the pipeline does not give the same twice.",
         )
     found = _from_trace(origin)
-    is_late = time.perf_counter() > deadline
+    is_late = budget.is_over
     if found is not None and (found.file is not None or is_late):
         return found
     if is_late:

@@ -67,7 +67,8 @@ def _counters(engine: Engine, window: Window, failure: Failure) -> dict[str, int
     is_now = failure.step == window.step and failure.symptom not in DEEP
     if not is_now or engine.settings.deferred:
         return {}
-    return counters(sys._getframe(1), window.error.__traceback__ if window.error else None)
+    traceback = window.error.__traceback__ if window.error else None
+    return counters(sys._getframe(1), traceback, () if window.error else window.standing)
 
 
 def _raised(window: Window, failure: Failure) -> str:

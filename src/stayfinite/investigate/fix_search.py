@@ -199,13 +199,20 @@ class _Search:
             proof, _ = yield from self.trial.prove_since(further, setting.at)
             if not proof.is_step_finite:
                 return
-        if setting.is_from_snapshot:
+        change: ChangedSource | SettingChange = setting
+        if setting.ways:
+            for change in setting.ways:
+                proof, result = yield from self.trial.prove_since(change, setting.at)
+                if proof.is_step_finite or not self.trial.has_time:
+                    break
+            proof = replace(proof, note=f"{proof.note}, with the scale that it comes to")
+        elif setting.is_from_snapshot:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
             proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":
-            self.proved, self.change = fix, setting
+            self.proved, self.change = fix, change
         elif result.is_complete or result.failure is not None:
             self.refuted.append(fix)
 

@@ -86,6 +86,9 @@ class Investigation:
         window = window or self.window
         ranks = self.engine.ranks
         sources = [*_batch_sources(window), *self.state.sources()]
+        known = {id(s.tensor) for s in sources}
+        given = [s for s in self.vehicle.data() if id(s[1]) not in known]
+        sources += [SourceRef("batch", name, t) for name, t in given]
         kind = RankTrace if ranks.has_others else OpTrace
         self.trace = kind(sources, module_names(self.state.roots))
         if isinstance(self.trace, RankTrace):

@@ -10,6 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Concatenate, ParamSpec
 
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
 from ..diagnose.evidence import Evidence, Searched
 from ..diagnose.experiments import question_of, runner_of
 from ..diagnose.searched import describe_search
@@ -21,6 +23,7 @@ from ..runtime.rng import RngState
 from ..runtime.rows import num_rows, take_rows
 from ..runtime.saved_state import Before
 from ..runtime.window import Change, Replay, ReplayResult, Window
+from .budget import Budget
 from .investigation import Investigation
 from .rank_trace import RankTrace
 from .tracing import module_names
@@ -65,9 +68,10 @@ class Laboratory:
         """Births at other lines that have to be kept finite as well."""
         self.rate: Searched | None = None
         self.clip: Searched | None = None
-        self._deadline = time.perf_counter() + seconds
+        self.budget = Budget(seconds)
         self._num_replays = 0
         self._before = Before()
+        self._versions: list[Any] = []
         self._is_begun = False
 
     @property
@@ -90,7 +94,7 @@ class Laboratory:
     def has_time(self) -> bool:
         if self.is_loop and self._num_replays >= _LOOP_REPLAYS:
             return False
-        return time.perf_counter() < self._deadline
+        return not self.budget.is_over
 
     def run(
         self, name: str, evidence: Evidence, is_needed: bool = False
@@ -148,7 +152,15 @@ class Laboratory:
         self._rng = RngState.now()
         self.state.clear_grads()
         self._before.take(self.state, self.window)
+        self._versions = self._versions_now()
         self._is_begun = True
+
+    def _versions_now(self) -> list[Any]:
+        """A loop without a loader may hold a graph of before: once the weights are back, it can be gone through."""
+        if not self.window.is_loaderless:
+            return []
+        weights = [p for _, p in self.state.parameters() if not p.is_inference()]
+        return [_unsafe_preserve_version_counter(p) for p in weights]
 
     @_by_all
     def end(self) -> None:
@@ -158,6 +170,8 @@ class Laboratory:
     def _put_back(self) -> None:
         self.state.clear_grads()
         self._before.restore()
+        for version in self._versions:
+            version.__exit__()
         self.state.buffers.copy()  # a journey has moved the shadows too
         self._rng.restore()
         self._is_begun = False
@@ -277,7 +291,7 @@ class Laboratory:
 
     @property
     def is_late(self) -> bool:
-        return time.perf_counter() > self._deadline
+        return self.budget.is_over
 
     def replay_from_snapshot(
         self,
@@ -295,7 +309,7 @@ class Laboratory:
         self.to_snapshot()
         self._num_replays += 1
         for window in [*log, self.window]:
-            if time.perf_counter() > self._deadline:
+            if self.budget.is_over:
                 return None
             self.next_step(window)
             result = yield Replay(
@@ -319,7 +333,7 @@ class Laboratory:
         self.begin()
         try:
             suspects = list(range(total))
-            while len(suspects) > 1 and time.perf_counter() < self._deadline:
+            while len(suspects) > 1 and not self.budget.is_over:
                 half = len(suspects) // 2
                 for part in (suspects[:half], suspects[half:]):
                     if (yield from self._fails_alike(part, total)):

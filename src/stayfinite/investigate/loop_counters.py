@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 
 from ..locate.frames import is_user_file
 from ..parsing import parsed
-from ..runtime.frames import calling_frames, variables
+from ..runtime.frames import Standing, calling_frames, variables
 
 __all__ = ["counters"]
 
@@ -18,23 +18,31 @@ _MOST = 4
 _Loop = (ast.For, ast.While, ast.AsyncFor)
 
 
-def counters(frame: FrameType | None, traceback: TracebackType | None = None) -> dict[str, int]:
+def counters(
+    frame: FrameType | None,
+    traceback: TracebackType | None = None,
+    standing: Sequence[Standing] = (),
+) -> dict[str, int]:
     """What counts the loops that are running, the outermost first: {"epoch": 1, "it": 76}.
 
-    `frame`: where the step stands; `traceback`: where the script raised, if it did.
+    `frame`: where the step stands; `traceback`: where the script raised, if it did; `standing`: where the loop
+    stood at the backward that failed, if that is another place.
     """
     places: list[tuple[FrameType, int]] = []
+    kept = {id(s.frame): s for s in standing}
     if traceback is not None:
         while traceback is not None:
             places.append((traceback.tb_frame, traceback.tb_lineno))
             traceback = traceback.tb_next
     else:
         places = [(f, f.f_lineno) for f in reversed(calling_frames(frame))]
+    if standing:
+        places = [(s.frame, s.line) for s in reversed(standing)]
     found: dict[str, int] = {}
     for each, line in places:
         file = each.f_code.co_filename
         names = _names(file, line) if is_user_file(file) else ()
-        known = variables(each) if names else {}
+        known = {} if not names else kept[id(each)].variables if kept else variables(each)
         found.update((n, known[n]) for n in names if type(known.get(n)) is int)
     return dict(list(found.items())[-_MOST:])
 

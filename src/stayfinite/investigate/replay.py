@@ -151,14 +151,21 @@ class ActiveReplay:
         """Nothing more is to be learned from this replay."""
         return self.result.failure is not None
 
-    def on_backward(self, loss: Tensor, raw: Tensor, call: Callable[[], Any]) -> Any:
+    def on_backward(
+        self,
+        loss: Tensor,
+        raw: Tensor,
+        call: Callable[[], Any],
+        keeping: Callable[[], Any] | None = None,
+    ) -> Any:
         """A backward of the code that is replayed."""
         if self.num_backward < len(self.steps):
             self.step = self.steps[self.num_backward]
         self.num_backward += 1
         self.look_at_loss(loss if raw is None else raw, loss)
         self._end_if_decided()
-        result = call()
+        # A loop without a loader may have computed a part of it before the statements that are run again.
+        result = keeping() if keeping and self.wanted.window.is_loaderless else call()
         if not self.engine.state.is_scaled:
             self.look_at_gradients(loss)
             self._end_if_decided()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import gc
 import sys
+import types
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -14,8 +16,8 @@ import torch
 
 from ..diagnose.evidence import Evidence
 from ..patches.made_at import made_at
-from ..remedies import Candidate, Remedy, Source, apply, find, with_keyword
-from .changed_source import text_of_file
+from ..remedies import Candidate, Remedy, Source, apply, find, scaled_loss, with_keyword
+from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
 from .laboratory import Laboratory
 from .setting_change import SettingChange, only_call, own_files
 from .where_set import Written, call_at, number_behind, source_of
@@ -43,6 +45,8 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     source = source_of(line.file) if line is not None else None
     if factor is None or factor < 2 or line is None or source is None:
         return
+    if _needs_scale(lab, e):
+        yield from _dynamic(lab, source, line.file, line.line, factor)
     where = _constant(source, line.file, line.line, factor)
     if where is None:
         return
@@ -152,18 +156,65 @@ def _called(node: ast.expr) -> str:
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
+def _dynamic(
+    lab: Laboratory, source: Source, file: str, line: int, factor: float
+) -> Iterator[SettingChange]:
+    """A GradScaler: run with each scale that it goes through until one fits."""
+    scaled = next((s for side in _factors(source, line) if _stands_for(lab, file, side, factor)
+                   and (s := scaled_loss(source, line, side)) is not None), None)  # fmt: skip
+    device = next((p.device.type for _, p in lab.state.parameters()), "cpu")
+    remedy = scaled.with_scaler(device) if scaled is not None else None
+    if scaled is None or remedy is None:
+        return
+    after, done = apply(source.text, [remedy])
+    functions = functions_of(file)
+    try:
+        ast.parse(after)
+        ways = [
+            ChangedSource(file, source.text, scaled.with_number(2.0**power), functions)
+            for power in range(16, -1, -2)
+        ]
+    except (SyntaxError, NotRunnable):
+        return
+    nothing = contextlib.nullcontext
+    yield SettingChange(
+        file, source.text, after, Candidate(done, after), nothing, ways=tuple(ways)
+    )  # fmt: skip
+
+
+def _stands_for(lab: Laboratory, file: str, node: ast.expr, factor: float) -> bool:
+    """Whether an expression of the file is this number in the running program."""
+    if isinstance(node, ast.Attribute):
+        numbers = [vars(o).get(node.attr) for o in _holders(file)]
+        return any(type(n) in (int, float) and n == factor for n in numbers)
+    scene = lab.about.vehicle.scene
+    if not isinstance(node, ast.Name) or scene is None or scene.file != file:
+        return False
+    value = scene.variables.get(node.id)
+    return type(value) in (int, float) and value == factor
+
+
+def _holders(file: str) -> list[Any]:
+    """Objects of the file's own classes, and those that hold a command's options."""
+    objects = gc.get_objects()
+    kinds = [t for t in objects if issubclass(type(t), type)]
+    own = {t for t in kinds if getattr(sys.modules.get(t.__module__), "__file__", None) == file}
+    own |= {argparse.Namespace, types.SimpleNamespace}
+    return [o for o in objects if type(o) in own and hasattr(o, "__dict__")]
+
+
+def _factors(source: Source, line: int) -> Iterator[ast.expr]:
+    """Both sides of every product at a line."""
+    for node in ast.walk(source.tree):
+        is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        if is_product and node.lineno <= line <= (node.end_lineno or 0):  # type: ignore[attr-defined]
+            yield from (node.left, node.right)  # type: ignore[attr-defined]
+
+
 def _constant(source: Source, file: str, line: int, factor: float) -> Written | None:
     """The number that the loss is multiplied by."""
-    found = []
-    for node in ast.walk(source.tree):
-        if (
-            isinstance(node, ast.BinOp)
-            and isinstance(node.op, ast.Mult)
-            and node.lineno <= line <= (node.end_lineno or 0)
-        ):
-            for side in (node.left, node.right):
-                where = number_behind(file, source, side, factor, ())
-                found += [where] if where is not None else []
+    given = [number_behind(file, source, side, factor, ()) for side in _factors(source, line)]
+    found = [where for where in given if where is not None]
     return found[0] if len(set(found)) == 1 else None
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import gc
 import math
 import sys
 import types
@@ -99,22 +100,41 @@ def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | No
             failing = _first_bad(own, at)
             if failing is not None:
                 return own, failing, 1.0
+    for scheduler in (*given, *_own_kinds(lab, place.file)):
         counted = _by_counter(lab, scheduler, place.file)
         if counted is not None:
             return counted
     return _assigned(lab)
 
 
-def _stand_in(scheduler: Any) -> Any:
+def _own_kinds(lab: Laboratory, file: str) -> list[Any]:
+    """Schedules of a class that the user has written: what has a `step` in this file and holds an optimizer."""
+    kinds = [
+        t
+        for t in gc.get_objects()
+        if issubclass(type(t), type) and _is_in(t.__dict__.get("step"), file)
+    ]
+    found = [s for s in gc.get_objects() if type(s) in kinds]
+    return [s for s in found if _held(lab, s) is not None]
+
+
+def _held(lab: Laboratory, scheduler: Any) -> str | None:
+    """Under which name a schedule holds its optimizer."""
+    known = list(lab.state.optimizers)
+    values = getattr(scheduler, "__dict__", {})
+    return next((k for k, v in values.items() if any(v is o for o in known)), None)
+
+
+def _stand_in(scheduler: Any, held: str = "optimizer") -> Any:
     """A copy of a schedule that moves nothing of the training's."""
-    given = scheduler.optimizer
+    given = getattr(scheduler, held)
     groups = []
     for theirs in given.param_groups:
         first = theirs.get("initial_lr", given.defaults.get("lr", 1.0))
         rate = theirs["lr"] if math.isfinite(theirs["lr"]) else first
         groups.append({**theirs, "params": [], "lr": rate, "initial_lr": first})
     mine = copy.copy(scheduler)
-    mine.optimizer = StandIn(groups)
+    setattr(mine, held, StandIn(groups))
     return mine
 
 
@@ -132,22 +152,29 @@ def _by_class(scheduler: Any) -> Formula:
 
 def _by_counter(lab: Laboratory, scheduler: Any, file: str) -> tuple[Formula, int, float] | None:
     """A schedule of the user's own kind: it counts its steps and sets the rate of its optimizer."""
-    step = type(scheduler).__dict__.get("step")
-    if not _is_in(step, file) or not hasattr(scheduler, "optimizer"):
+    held = _held(lab, scheduler)
+    if held is None or not _is_in(type(scheduler).__dict__.get("step"), file):
         return None
     numbers = {k: v for k, v in vars(scheduler).items() if type(v) is int}
-    near = [k for k, v in numbers.items() if abs(v - lab.window.step) <= 1]
-    if len(near) != 1:
+    counted = _moved_by_step(_stand_in(scheduler, held), numbers)
+    if len(counted) != 1:
         return None
 
     def formula(number: int) -> Any:
-        mine = _stand_in(scheduler)
-        setattr(mine, near[0], number)
+        mine = _stand_in(scheduler, held)
+        setattr(mine, counted[0], number)
         mine.step()
-        return mine.optimizer.param_groups[0]["lr"]
+        return getattr(mine, held).param_groups[0]["lr"]
 
-    at = _first_bad(formula, numbers[near[0]])
+    at = _first_bad(formula, numbers[counted[0]])
     return None if at is None else (formula, at, 1.0)
+
+
+def _moved_by_step(scheduler: Any, numbers: dict[str, int]) -> list[str]:
+    """The numbers that a schedule counts on when it is stepped."""
+    with contextlib.suppress(Exception), computing_only():
+        scheduler.step()
+    return [k for k, v in numbers.items() if vars(scheduler).get(k) == v + 1]
 
 
 def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
@@ -182,12 +209,17 @@ def _running() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _first_bad(function: Formula, at: int) -> int | None:
-    """The step around `at` at which the formula is not finite."""
-    for step in (at, at - 1, at + 1):
-        with contextlib.suppress(Exception), computing_only():
-            if step >= 0 and not math.isfinite(float(function(step))):
-                return step
-    return None
+    """The first step at which the formula is not finite, where that is so around `at`."""
+    found = next((step for step in (at, at - 1, at + 1) if _is_bad(function, step)), None)
+    while found is not None and at - found < _MOST_BEFORE and _is_bad(function, found - 1):
+        found -= 1
+    return found
+
+
+def _is_bad(function: Formula, step: int) -> bool:
+    with contextlib.suppress(Exception), computing_only():
+        return step >= 0 and not math.isfinite(float(function(step)))
+    return False
 
 
 def _is_in(function: Any, file: str) -> bool:

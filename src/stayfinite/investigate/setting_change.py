@@ -25,7 +25,7 @@ from ..remedies import Candidate, Source, apply, find, with_keyword
 from ..runtime.window import Window
 from . import changes
 from .body.scene import Scene
-from .changed_source import text_of_file
+from .changed_source import ChangedSource, text_of_file
 from .laboratory import Laboratory
 
 __all__ = [
@@ -56,6 +56,8 @@ class SettingChange:
     """What it sets in one step, where that is not the same in all."""
     beyond: Callable[[], AbstractContextManager[None]] | None = None
     """A value beyond the one that is offered: it has to pass too, so that some distance is kept."""
+    ways: tuple[ChangedSource, ...] = ()
+    """Sources that compute what it comes to, where that is found by trying: the first that holds is meant."""
     name = ""
 
     @property

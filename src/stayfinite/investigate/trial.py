@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 from ..records import Proof
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
+from .budget import Budget
 from .laboratory import Laboratory
 from .measured import Distance, size_of
 
@@ -55,7 +55,7 @@ class Trial:
 
     def __init__(self, lab: Laboratory, seconds: float) -> None:
         self.lab = lab
-        self.deadline = time.perf_counter() + seconds
+        self.budget = Budget(seconds)
         self._healthy: list[_Healthy] | None = None
         self.num_replays = 0
         self.is_in_state = False
@@ -63,11 +63,11 @@ class Trial:
 
     @property
     def has_time(self) -> bool:
-        return time.perf_counter() < self.deadline and self.num_replays < _MAX_REPLAYS
+        return not self.budget.is_over and self.num_replays < _MAX_REPLAYS
 
     @property
     def is_late(self) -> bool:
-        return time.perf_counter() > self.deadline
+        return self.budget.is_over
 
     @property
     def _windows(self) -> list[Window]:
@@ -106,7 +106,7 @@ class Trial:
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab = self.lab
         with lab.unharmed():
-            result = yield from self._once(lab.window, change, is_applied=lab.needs_step)
+            result = yield from self._once(lab.window, change, True, is_applied=lab.needs_step)
         if result.failure is not None:
             return Proof(note="the step is still not finite"), result
         if not result.is_complete:
@@ -115,6 +115,10 @@ class Trial:
         if is_compared:
             number, largest, note = yield from self._compared(change, dtype, limits_gradients)
         note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
+        if self.is_in_state and result.grad_norm == 0.0 and not note:
+            note = (
+                "it leaves no gradient to learn from"  # in this step, and in all that fail like it
+            )
         if note:
             return (
                 Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..runtime.recovery import DEEP
 from ..runtime.undo import helpers_of
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .body.body import Body
-from .body.scene import Scene, scenes_of_frame, scenes_of_traceback
+from .body.scene import Scene, scenes_of_frame, scenes_of_standing, scenes_of_traceback
 from .frameworks import framework_step
 from .vehicles import (
     BodyVehicle,
@@ -44,7 +44,7 @@ def choose_vehicle(
         return FrameworkVehicle(engine, found)
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
-    scenes = scenes_of_frame(frame)
+    scenes = scenes_of_standing(window.standing) or scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
@@ -127,6 +127,9 @@ class FirstThatShows(Vehicle):
     @property
     def scene(self) -> Scene | None:
         return self._now.scene
+
+    def data(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self._now.data()
 
     def can_run(self, window: Window) -> bool:
         if self._chosen is not None:

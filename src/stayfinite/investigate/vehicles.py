@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,10 @@ class Vehicle:
     def scene(self) -> Scene | None:
         """Where the loop stands whose statements are run."""
         return None
+
+    def data(self) -> Iterable[tuple[str, Tensor]]:
+        """The tensors that a loop without a loader takes its batches from, by the names that it has for them."""
+        return ()
 
     @property
     def is_cheap(self) -> bool:
@@ -303,6 +307,9 @@ class BodyVehicle(Vehicle):
     def scene(self) -> Scene | None:
         return self.body.scene
 
+    def data(self) -> Iterable[tuple[str, Tensor]]:
+        return self.body.given_tensors() if self._own.is_loaderless else ()
+
     def can_run(self, window: Window) -> bool:
         is_own = _same_batches(window.batches, self._own.batches)
         return is_own or self._can_bind(window.batches)
@@ -340,9 +347,11 @@ class BodyVehicle(Vehicle):
                 body.run_following(namespace)
             if not active.num_backward:
                 self._look_at_made(active, body.made(namespace))
-        if is_whole and active.num_backward != wanted.window.num_backward:
+        is_part = wanted.window.is_loaderless and wanted.trace is not None and wanted.change is None
+        if is_whole or is_part:
             # The batches that the variables do not hold any more were computed by earlier iterations.
-            active.result.is_complete = False
+            is_all = active.num_backward == wanted.window.num_backward
+            active.result.is_complete = active.result.is_complete and is_all
 
     def _run(self, body: Body, ref: BatchRef, is_part: bool) -> dict[str, Any]:
         if ref.items and body.can_bind(len(ref.items)):

@@ -63,6 +63,11 @@ class Subscribers(Sequence[Any]):
     def __init__(self) -> None:
         self.now: tuple[Any, ...] = ()
 
+    def here(self) -> list[Any]:
+        """Those whose listener's thread this is."""
+        me = threading.get_ident()
+        return [s for s in self.now if s.listener.thread_id == me]
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.now)
 

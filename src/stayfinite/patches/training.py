@@ -7,6 +7,7 @@ training: it is reported once, the listener is closed, and the call is made as i
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from ..errors import StayfiniteError
 from ..putting_back import put_back
 from .compiled import skip_our_code
 from .firewall import Firewall
+from .grad_scaler import on_scale, on_step
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
 __all__ = ["TrainingListener", "TrainingPatches"]
@@ -64,11 +66,15 @@ class TrainingListener(Protocol):
     def wants_gradients(self) -> bool:
         """Whether they are looked at after a backward, because no torch optimizer has turned up."""
 
-    def before_backward(self, loss: Tensor) -> None: ...
+    def before_backward(self, loss: Tensor) -> bool | None:
+        """Whether its graph is to stay for a replay."""
 
     def after_backward(self) -> None: ...
 
-    def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any: ...
+    def replay_backward(
+        self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
+    ) -> Any:
+        """`keeping`: the same call with a graph that can be gone through again."""
 
     def on_clip(self, norm: Tensor) -> None: ...
 
@@ -127,8 +133,8 @@ class TrainingPatches:
         self._add(torch.autograd, "backward", _LOSS, _backward)
         self._add(nn.utils.clip_grad, "clip_grad_norm_", _NORM, _clip)
         self._add(nn.utils, "clip_grad_norm_", _NORM, _same_clip)
-        self._add(torch.amp.GradScaler, "scale", _LOSS, _scale)
-        self._add(torch.amp.GradScaler, "step", _STEP, _scaler_step)
+        self._add(torch.amp.GradScaler, "scale", _LOSS, on_scale)
+        self._add(torch.amp.GradScaler, "step", _STEP, on_step)
         if finds_optimizers:
             for name in ("__init__", "__setstate__"):
                 self._add(Optimizer, name, _FIND, _new_optimizer)
@@ -211,10 +217,12 @@ _STEP = "a step whose loss or gradients are not finite is not applied"
 _FIND = "an optimizer or scheduler is noted when it is made"
 
 
-def _here(subscribers: Subscribers) -> list[TrainingPatches]:
-    """Those whose thread this is."""
-    me = _ident()
-    return [s for s in subscribers.now if s.listener.thread_id == me]
+_BACKWARD = ("retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def _keeping(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments behind the gradients, with a graph that stays."""
+    return {**dict(zip(_BACKWARD, args[1:])), **kwargs, "retain_graph": True}
 
 
 def _backward(original: Any, subscribers: Subscribers) -> Any:
@@ -235,11 +243,13 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                 if not isinstance(first, Tensor):
                     continue
             if listener.is_replaying:
-                return listener.replay_backward(first, lambda: original(tensors, *args, **kwargs))
+                plain = functools.partial(original, tensors, *args, **kwargs)
+                keeping = functools.partial(original, tensors, *args[:1], **_keeping(args, kwargs))
+                return listener.replay_backward(first, plain, keeping)
             firewall = listener.firewall
             try:  # not by way of `firewall.call`: this is in every healthy step
-                if not firewall.is_down:
-                    listener.before_backward(first)
+                if not firewall.is_down and listener.before_backward(first):
+                    args, kwargs = args[:1], _keeping(args, kwargs)
             except StayfiniteError:
                 raise
             except Exception as error:
@@ -260,7 +270,7 @@ def _clip(original: Any, subscribers: Subscribers) -> Any:
             return norm
         kind = kwargs.get("norm_type", args[2] if len(args) > 2 else 2.0)
         if isinstance(norm, Tensor) and kind:
-            for each in _here(subscribers):
+            for each in subscribers.here():
                 each.listener.firewall.call(each.listener.on_clip, norm)
         return norm
 
@@ -279,7 +289,7 @@ def _same_clip(original: Any, subscribers: Subscribers) -> Any:
 def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
     def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        for each in _here(subscribers):
+        for each in subscribers.here():
             each.listener.firewall.call(each.watch_optimizer, optimizer)
             each.listener.firewall.call(each.listener.on_optimizer, optimizer)
 
@@ -289,7 +299,7 @@ def _new_optimizer(original: Any, subscribers: Subscribers) -> Any:
 def _new_scheduler(original: Any, subscribers: Subscribers) -> Any:
     def __init__(scheduler: Any, *args: Any, **kwargs: Any) -> None:
         original(scheduler, *args, **kwargs)
-        for each in _here(subscribers):
+        for each in subscribers.here():
             each.listener.firewall.call(each.listener.on_scheduler, scheduler)
 
     return __init__
@@ -368,30 +378,3 @@ def _special(
             _depth.step -= 1
 
     return listener.special_step(optimizer, closure if callable(closure) else None, call)
-
-
-def _scale(original: Any, subscribers: Subscribers) -> Any:
-    def scale(scaler: Any, outputs: Any) -> Any:
-        scaled = original(scaler, outputs)
-        if isinstance(outputs, Tensor) and not _is_compiling():
-            for each in _here(subscribers):
-                each.listener.firewall.call(each.listener.on_scale, scaler, outputs, scaled)
-        return scaled
-
-    return scale
-
-
-def _scaler_step(original: Any, subscribers: Subscribers) -> Any:
-    """The scaler decides by itself; that it did not call the optimizer is the news."""
-
-    def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        here = [s.listener for s in _here(subscribers)]
-        mine = [one for one in here if one.firewall.call(one.owns, optimizer)]
-        for listener in mine:
-            listener.firewall.call(listener.on_scaler_step, scaler, optimizer, True)
-        result = original(scaler, optimizer, *args, **kwargs)
-        for listener in mine:
-            listener.firewall.call(listener.on_scaler_step, scaler, optimizer, False)
-        return result
-
-    return step

@@ -107,11 +107,14 @@ class _Listener:
     def on_loader_end(self, loader: Any) -> None:
         self._captor.on_loader_end(loader)
 
-    def before_backward(self, loss: Tensor) -> None: ...
+    def before_backward(self, loss: Tensor) -> bool | None:
+        return None
 
     def after_backward(self) -> None: ...
 
-    def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+    def replay_backward(
+        self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
+    ) -> Any:
         return self._captor.on_backward(loss, call)
 
     def on_clip(self, norm: Tensor) -> None: ...

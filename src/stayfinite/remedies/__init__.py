@@ -32,7 +32,8 @@ from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
 from .parameters import as_parameters
 from .patching import apply_patch, read_patch
-from .rows import without_bad_rows
+from .rows import taken_rows, without_bad_rows, without_bad_rows_of
+from .scaling import ScaledLoss, scaled_loss
 from .schedules import schedule_candidates
 from .settings import with_keyword
 from .source import Source
@@ -44,6 +45,7 @@ __all__ = [
     "Edit",
     "Pattern",
     "Remedy",
+    "ScaledLoss",
     "Source",
     "Symptom",
     "apply",
@@ -69,10 +71,13 @@ __all__ = [
     "read_patch",
     "reductions",
     "rows",
+    "scaled_loss",
     "schedule_candidates",
+    "taken_rows",
     "targets",
     "unified_diff",
     "with_argument",
     "with_keyword",
     "without_bad_rows",
+    "without_bad_rows_of",
 ]

@@ -14,17 +14,20 @@ from .source import Source
 __all__ = ["Candidate", "Symptom", "candidates"]
 
 _HALF = ("float16", "bfloat16")
+_MOST_SINGLE = 3
+"""Where it fits so often on a line, each place is tried by itself too, after all of them together."""
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
                 "normalize", "smooth_over_open", "floor_distribution"}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
 _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
-        "log_of_positive", "floor_log", "floor_distribution")  # fmt: skip
+        "log_of_positive", "inside_support", "above_support", "floor_log_eps", "floor_log",
+        "floor_distribution")  # fmt: skip
 _EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", "shift_exp", "shift_exp_all", "bound_exp",
         "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
-_DIVISION = ("log_of_share", "softmax", "normalize", "floor_norm", "nonzero_divisor", "floor_number",
-             "floor_reciprocal", "floor_distribution")  # fmt: skip
+_DIVISION = ("log_of_share", "softmax", "normalize", "floor_norm", "nonzero_divisor",
+             "floor_definition", "floor_reciprocal", "floor_distribution")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
     "log1p": ("log1p_of_positive", "above_minus_one"),
@@ -38,7 +41,9 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ("norm_as_root",)),
     **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "std_as_root", "nan_to_zero")),
     **dict.fromkeys(("acosh", "arccosh"), ("above_one",)),
-    **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("floor_log", "floor_distribution")),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("above_support", "floor_log", "floor_distribution")),
+    **dict.fromkeys(("linalg_det", "linalg_slogdet", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_ex",
+                     "linalg_inv", "linalg_cholesky", "linalg_solve", "inverse", "logdet"), ("jitter",)),
     "hypot": ("hypot_as_norm",),
     **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ("bound_arc",)),
     **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),
@@ -105,9 +110,11 @@ def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
         remedies = _matches(source, line, name)
         if not remedies:
             continue
-        text, done = apply(source.text, remedies)
-        if text != source.text and _parses(text) and all(text != c.text for c in found):
-            found.append(Candidate(done, text))
+        singles = [[r] for r in remedies] if 1 < len(remedies) <= _MOST_SINGLE else []
+        for chosen in (remedies, *singles):
+            text, done = apply(source.text, chosen)
+            if text != source.text and _parses(text) and all(text != c.text for c in found):
+                found.append(Candidate(done, text))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from .catalogue import pattern
 from .edits import Edit
 from .floors import divisor_of
-from .matching import call, clamped, is_simple, name_of, twice
+from .matching import call, clamped, floored, is_simple, name_of, twice
 from .source import Source
 
 __all__: list[str] = []
@@ -45,6 +45,19 @@ def floor_number(source: Source, node: ast.AST) -> Iterable[Edit] | None:
         return None
     start, end = source.span(divisor)
     return [Edit(start, end, f"max({source.text_of(divisor)}, 1)")]
+
+
+@pattern(
+    "floor_definition",
+    "give the divisor a floor where it is computed: the epsilon of its dtype",
+    "the same number is used in other places too, and what is multiplied by it has to fit what is divided by it",
+)
+def floor_definition(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    divisor = divisor_of(node)
+    made = source.definition(divisor) if divisor is not None else None
+    if made is None or made is divisor:
+        return None
+    return floored(source, made, "eps")
 
 
 @pattern(

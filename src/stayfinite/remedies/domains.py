@@ -250,6 +250,57 @@ def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return edits or None
 
 
+@pattern(
+    "inside_support",
+    "keep what is observed inside of (0, 1)",
+    "the density has its logarithm at both ends of its support; between them nothing changes",
+    is_equivalent=False,
+)
+def inside_support(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    limit = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
+    observed = _observed(node)
+    return clamped(source, observed, limit, f"1 - {limit}") if observed is not None else None
+
+
+@pattern(
+    "above_support",
+    "keep what is observed above 0",
+    "the density takes its logarithm; above the floor nothing changes",
+    is_equivalent=False,
+)
+def above_support(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    limit = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
+    observed = _observed(node)
+    return clamped(source, observed, low=limit) if observed is not None else None
+
+
+def _observed(node: ast.AST) -> ast.expr | None:
+    """`value` of `distribution.log_prob(value)`."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return None
+    is_plain = len(node.args) == 1 and not node.keywords
+    return node.args[0] if node.func.attr == "log_prob" and is_plain else None
+
+
+_MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "lu_factor")
+
+
+@pattern(
+    "jitter",
+    "add a small multiple of the identity to the matrix",
+    "a matrix with two equal rows has no inverse, and a logarithm of its determinant that is -inf",
+)
+def jitter(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, *_MATRIX)
+    torch = name_of(source, "torch")
+    if found is None or torch is None:
+        return None
+    matrix, again, edits = twice(source, found[1], "matrix")
+    text = f"{matrix} + 1e-6 * {torch}.eye({again}.shape[-1]).to({again})"
+    is_argument = any(found[1] is a for a in getattr(node, "args", ()))
+    return [*edits, Edit(*source.span(found[1]), text if is_argument else f"({text})")]
+
+
 _VALUES = {"eigh": "eigvalsh", "svd": "svdvals"}
 
 

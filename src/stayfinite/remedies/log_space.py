@@ -270,6 +270,20 @@ def with_logits(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 @pattern(
+    "floor_log_eps",
+    "give the logarithm a floor: the epsilon of its dtype",
+    "the value stays finite and ordinary, and the gradient at 0 is 0; above the floor nothing changes",
+    is_equivalent=False,
+)
+def floor_log_eps(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found = call(node, "log", "log2", "log10", "log_", "xlogy")
+    if found is None:
+        return None
+    inside = found[2][0] if found[0] == "xlogy" and found[2] else found[1]
+    return floored(source, inside, "eps")
+
+
+@pattern(
     "floor_log",
     "give the logarithm a floor: the smallest number of the dtype",
     "the value stays finite and the gradient at 0 is 0; above the floor nothing changes",

@@ -10,7 +10,7 @@ from .edits import Edit, Remedy
 from .matching import free_name, name_of, stands_alone
 from .source import Source
 
-__all__ = ["without_bad_rows"]
+__all__ = ["taken_rows", "without_bad_rows", "without_bad_rows_of"]
 
 _TITLE = "leave out the rows of the batch that are not finite, or far too large"
 _WHY = "one bad row spoils the mean over all of them; the others are as good as ever"
@@ -67,6 +67,61 @@ def without_bad_rows(
     return Remedy(
         name="drop_rows", title=_TITLE, why=_WHY, line=statement.lineno, edits=(Edit(at, at, text),)
     )
+
+
+def taken_rows(source: Source, line: int) -> list[str] | None:
+    """The names that a statement gives to rows of some data: `x, y = data[i], labels[i]`, `x = data[i]`."""
+    statement = source.statement_at(line)
+    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        return None
+    target, value = statement.targets[0], statement.value
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = list(zip(target.elts, value.elts))
+    names = [t.id for t, v in pairs if isinstance(t, ast.Name) and isinstance(v, ast.Subscript)]
+    return names if len(names) == len(pairs) else None
+
+
+def without_bad_rows_of(
+    source: Source, line: int, names: list[str], bad: Sequence[int], others: Sequence[int]
+) -> Remedy | None:
+    """Rows left out behind the statement that has taken them; `bad`, `others`: as in `without_bad_rows`.
+
+    Names that the statements right behind it take with the same index belong to the same rows.
+    """
+    statement = source.statement_at(line)
+    torch = name_of(source, "torch")
+    if statement is None or torch is None or not stands_alone(source, statement):
+        return None
+    last, names = _taken_too(source, statement, names)
+    at = source.line_start((last.end_lineno or last.lineno) + 1)
+    lines = _lines(
+        torch, free_name(source, statement, "keep"), names, bad, others, None, len(names)
+    )
+    if lines is None or source.text[at - 1] != "\n":
+        return None
+    text = "".join(f"{source.indent(statement)}{row}{source.newline}" for row in lines)
+    return Remedy(
+        name="drop_rows", title=_TITLE, why=_WHY, line=statement.lineno, edits=(Edit(at, at, text),)
+    )
+
+
+def _taken_too(source: Source, statement: ast.stmt, names: list[str]) -> tuple[ast.stmt, list[str]]:
+    """`y = labels[i]` behind `x = data[i]`: the last such statement, and all names."""
+    block = source.block(statement)
+    index = _index_of(statement)
+    last, found = statement, list(names)
+    for other in block[block.index(statement) + 1 :] if statement in block else ():
+        more = taken_rows(source, other.lineno) if stands_alone(source, other) else None
+        if more is None or _index_of(other) != index or set(more) & set(found):
+            break
+        last, found = other, [*found, *more]
+    return last, found
+
+
+def _index_of(statement: ast.stmt) -> str:
+    taken = next((n for n in ast.walk(statement) if isinstance(n, ast.Subscript)), None)
+    return ast.dump(taken.slice) if taken is not None else ""
 
 
 def _lines(

@@ -54,7 +54,7 @@ _Part = tuple[ast.expr, str, str, str, str]
 def _parts(node: ast.AST) -> Iterator[_Part]:
     """Arguments with a limit: which, max or min, of what, in words, and why."""
     base = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
-    base = base if base is not None else _argument(node, "pow")
+    base = base if base is not None else _argument(node, "pow", "power", "float_power")
     if base is not None:
         yield base, "max", "1", "count from 1", "0 to a negative power is infinite"
         yield base, "max", "0.0", "keep the base of the power at 0 or above", _NEGATIVE

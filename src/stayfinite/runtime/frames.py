@@ -9,6 +9,7 @@ import linecache
 import math
 import sys
 from collections.abc import Container
+from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -19,12 +20,14 @@ from ..numerics.health import is_finite
 from ..parsing import parsed
 
 __all__ = [
+    "Standing",
     "StepPlace",
     "bad_tensors",
     "calling_frames",
     "codes_of_step",
     "holds_bad_number",
     "is_at_loop_head",
+    "standing_at",
     "variables",
 ]
 
@@ -41,6 +44,21 @@ def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
             found.append(frame)
         frame = frame.f_back
     return found
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a function stood, with what its variables were then."""
+
+    frame: FrameType
+    line: int
+    instruction: int
+    variables: dict[str, Any]
+
+
+def standing_at(frame: FrameType | None) -> tuple[Standing, ...]:
+    """How the code on the stack stands, innermost first: for a moment that will be over when it is asked for."""
+    return tuple(Standing(f, f.f_lineno, f.f_lasti, variables(f)) for f in calling_frames(frame))
 
 
 class StepPlace:

@@ -16,13 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
+from ..numerics.health import is_finite
 from ..patches.firewall import Firewall
 from ..putting_back import put_back
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import codes_of_step
+from .frames import codes_of_step, standing_at
 from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ranks import RankFailure
@@ -35,6 +36,8 @@ from .window import Failure, Phase, Window
 from .window_ends import WindowEnds
 
 __all__ = ["LoopDriver"]
+
+_Call = Callable[[], Any]
 
 
 class LoopDriver:
@@ -150,9 +153,9 @@ class LoopDriver:
             self._bad.looks.once(self._validation.look, sys._getframe(1))
 
     @unseen
-    def before_backward(self, loss: Tensor) -> None:
+    def before_backward(self, loss: Tensor) -> bool | None:
         if self._is_own_work or self.phase is Phase.OVER:
-            return
+            return None
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
             self.phase = Phase.FORWARD
@@ -162,24 +165,26 @@ class LoopDriver:
             window = self._open_loaderless()
         if window.losses and self._are_grads_gone():
             window.losses.clear()  # the loop has thrown away what they gave
+            window.standing = ()
         if loss.numel() == 1:
             plain = loss.detach() if self._scaling.pair is None else self._scaling.unscaled(loss)
             window.losses.append((self.tracker.note_used(window), plain))
             window.live_loss = weakref.ref(loss)
+            if window.is_loaderless and not window.standing and loss.is_cpu and not is_finite(loss):
+                window.standing = standing_at(sys._getframe(1))  # at the step it is too late
         window.num_backward += 1
+        return bool(window.standing)
 
     def _are_grads_gone(self) -> bool:
         """Whether no parameter that an optimizer begins with has a gradient."""
         firsts = [g["params"][:1] for o in self.state.optimizers for g in o.param_groups[:1]]
         return all(p.grad is None for first in firsts for p in first)
 
-    def replay_backward(self, loss: Tensor, call: Callable[[], Any]) -> Any:
+    def replay_backward(self, loss: Tensor, call: _Call, keeping: _Call) -> Any:
         replay = self.engine.replay
-        return (
-            call()
-            if replay is None
-            else replay.on_backward(loss, self._scaling.unscaled(loss), call)
-        )
+        if replay is None:
+            return call()
+        return replay.on_backward(loss, self._scaling.unscaled(loss), call, keeping)
 
     def on_clip(self, norm: Tensor) -> None:
         window = self.tracker.window

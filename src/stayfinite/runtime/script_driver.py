@@ -56,10 +56,10 @@ class ScriptDriver(LoopDriver):
         self.state.add_optimizer(trained)
         self._look_for_models()
 
-    def before_backward(self, loss: Tensor) -> None:
+    def before_backward(self, loss: Tensor) -> bool | None:
         if self._own is not None and self.wants_gradients:
             self._own.begin(loss)
-        super().before_backward(loss)
+        return super().before_backward(loss)
 
     def after_backward(self) -> None:
         if self._own is not None:

@@ -21,6 +21,7 @@ from ..locate.frames import Frame
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..recover.policy import Outlook
+from .frames import Standing
 from .probes import Reading
 from .rng import RngState
 
@@ -143,6 +144,8 @@ class Window:
     """The last loss as a number, where the check has read it anyway."""
     live_loss: weakref.ref[Tensor] | None = None
     """The last loss with its graph, as long as the loop keeps it."""
+    standing: tuple[Standing, ...] = ()
+    """How the loop stood at a backward whose loss is not finite, where it went on to others before its step."""
     is_seen = False
     """Its loss and norm have been compared with the usual."""
     is_moved = False
@@ -236,7 +239,13 @@ class ReplayResult:
 class RunningReplay(Protocol):
     """Where backward and optimizer steps go while a replay runs."""
 
-    def on_backward(self, loss: Tensor, raw: Tensor, call: Callable[[], Any]) -> Any: ...
+    def on_backward(
+        self,
+        loss: Tensor,
+        raw: Tensor,
+        call: Callable[[], Any],
+        keeping: Callable[[], Any] | None = None,
+    ) -> Any: ...
 
     def on_optimizer_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any: ...
 

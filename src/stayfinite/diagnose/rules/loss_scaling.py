@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log2
+from math import isfinite, log2
 
 from ...records import Fix
 from ..evidence import Evidence
@@ -123,6 +123,8 @@ def scale_fell_to_nothing(e: Evidence) -> Finding | None:
     factor = e.scale.factor
     if factor is None or not abs(factor) < _COLLAPSED or e.birth is None:
         return None
+    if e.event.loss is None or not isfinite(e.event.loss):
+        return None  # whatever it is multiplied by, it was bad before
     return Finding(
         confidence=0.97,
         sentence=f"The loss is multiplied by a scale that has come down to {num(factor)}, and what is "

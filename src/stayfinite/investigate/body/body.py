@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import functools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
+from ...runtime.batches import named_tensors
 from .caller import ARGUMENT, argument_expressions, assignments, plain_values
 from .compiled import compile_block, compile_module
 from .cut import Cut, Rules, rebuild
@@ -82,6 +83,19 @@ class Body:
                 return body
             found.append(body)
         return found[0] if found else None
+
+    def given_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The plain tensors among the variables that the loop around it reads and no loop around it writes."""
+        if not self.home.is_loop:
+            return  # what a caller gives may be a state that it carries on
+        names = [n for n in ast.walk(self.home.node) if isinstance(n, ast.Name)]
+        homes = [h.node for h in homes_of(self.scene) if h.is_loop]
+        inside = [n for home in homes for n in ast.walk(home) if isinstance(n, ast.Name)]
+        written = {n.id for n in (*names, *inside) if isinstance(n.ctx, ast.Store)}
+        for name in dict.fromkeys(n.id for n in names if n.id not in written):
+            value = self.scene.variables.get(name)
+            if isinstance(value, (Tensor, list, tuple, dict)):
+                yield from ((n, t) for n, t in named_tensors(value, name) if not t.requires_grad)
 
     def wider(self) -> Body | None:
         """The body of the next loop around this one: what it has computed before, in the same iteration."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+from ...runtime.frames import Standing
 from .source import file_kind
 
-__all__ = ["Scene", "scenes_of_frame", "scenes_of_traceback"]
+__all__ = ["Scene", "scenes_of_frame", "scenes_of_standing", "scenes_of_traceback"]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -56,6 +57,19 @@ def scenes_of_frame(frame: FrameType | None) -> list[Scene]:
         if _is_wanted(frame):
             found.append(_scene(frame, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
+    return found
+
+
+def scenes_of_standing(places: Iterable[Standing]) -> list[Scene]:
+    """The same of frames that have gone on since."""
+    found = []
+    for place in places:
+        if _is_wanted(place.frame):
+            scene = _scene(place.frame, place.line, place.instruction)
+            if scene.local_variables:
+                found.append(replace(scene, local_variables=place.variables))
+            else:
+                found.append(replace(scene, module_globals=place.variables))
     return found
 
 

@@ -1,0 +1,39 @@
+"""What a loop's GradScaler is asked for: the loss before and after it is scaled, and whether a step was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .manager import Subscribers
+
+__all__ = ["on_scale", "on_step"]
+
+
+def on_scale(original: Any, subscribers: Subscribers) -> Any:
+    def scale(scaler: Any, outputs: Any) -> Any:
+        scaled = original(scaler, outputs)
+        if isinstance(outputs, Tensor) and not torch.compiler.is_compiling():
+            for each in subscribers.here():
+                each.listener.firewall.call(each.listener.on_scale, scaler, outputs, scaled)
+        return scaled
+
+    return scale
+
+
+def on_step(original: Any, subscribers: Subscribers) -> Any:
+    """The scaler decides by itself; that it did not call the optimizer is the news."""
+
+    def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        here = [s.listener for s in subscribers.here()]
+        mine = [one for one in here if one.firewall.call(one.owns, optimizer)]
+        for listener in mine:
+            listener.firewall.call(listener.on_scaler_step, scaler, optimizer, True)
+        result = original(scaler, optimizer, *args, **kwargs)
+        for listener in mine:
+            listener.firewall.call(listener.on_scaler_step, scaler, optimizer, False)
+        return result
+
+    return step

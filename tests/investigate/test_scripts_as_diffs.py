@@ -1,0 +1,140 @@
+"""Whole scripts whose repair is more than a line: run, read, changed by the proved diff, and trained again."""
+
+import json
+import textwrap
+
+import pytest
+from tests.launch import forked
+
+from stayfinite.remedies import apply_patch, read_patch
+
+LOSS_SCALE = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Trainer:
+        def __init__(self, model, loss_scale=2.0**24):
+            self.model = model
+            self.loss_scale = loss_scale
+            self.optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+        def step(self, x, y):
+            self.optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = nn.functional.mse_loss(self.model(x).float(), y)
+            (loss * self.loss_scale).backward()
+            for p in self.model.parameters():
+                p.grad.div_(self.loss_scale)
+            self.optimizer.step()
+            return loss.item()
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    trainer = Trainer(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)))
+    for xb, yb in DataLoader(TensorDataset(x, 3 * x[:, :1]), batch_size=8):
+        loss = trainer.step(xb, yb)
+    print("final", loss)
+"""
+
+OWN_SCHEDULE = """
+    import numpy as np
+    import torch
+    from torch import nn
+
+    class PolyLR:
+        def __init__(self, opt, total):
+            self.opt, self.total, self.count = opt, total, 0
+            self.base = opt.param_groups[0]["lr"]
+
+        def step(self):
+            self.count += 1
+            left = np.power(1.0 - np.float64(self.count) / self.total, 0.9)
+            self.opt.param_groups[0]["lr"] = float(self.base * left)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = PolyLR(opt, total=8)
+    for i in range(14):
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        schedule.step()
+    print("final", loss.item())
+"""
+
+OWN_INDEX = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    data = torch.randn(64, 4)
+    labels = data.sum(1, keepdim=True)
+    data[37, 2] = float("inf")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(24):
+        rows = torch.arange(8 * (step % 8), 8 * (step % 8) + 8)
+        x = data[rows]
+        y = labels[rows]
+        loss = (model(x) - y).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
+EPISODES = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    policy = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
+
+    def finish(log_probs, rewards):
+        returns = torch.tensor(rewards)
+        returns = (returns - returns.mean()) / (returns.std() + 1e-8)
+        loss = -(torch.stack(log_probs) * returns).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for episode in range(8):
+        log_probs, rewards = [], []
+        for t in range(1 if episode == 5 else 6):
+            action = torch.distributions.Categorical(logits=policy(torch.randn(4)))
+            drawn = action.sample()
+            log_probs.append(action.log_prob(drawn))
+            rewards.append(float(drawn))
+        loss = finish(log_probs, rewards)
+    print("final", loss)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "remedy", "added"),
+    [
+        (LOSS_SCALE, "grad_scaler", "self.scaler.unscale_(self.optimizer)"),
+        (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
+        (OWN_INDEX, "drop_rows", "x, y = x[keep], y[keep]"),
+        (EPISODES, "spread_of_one", "correction=min(1, returns.numel() - 1)"),
+    ],
+)
+def test_a_script_is_repaired_by_its_proved_diff(script, remedy, added, tmp_path):
+    text = textwrap.dedent(script).lstrip()
+    (tmp_path / "train.py").write_text(text)
+    forked(["-m", "stayfinite", "run", "--run-dir", "run", "train.py"], tmp_path)
+    (first, *_) = sorted((tmp_path / "run" / "incidents").glob("*/incident.json"))
+    fixes = json.loads(first.read_text())["diagnosis"]["fixes"]
+    (fix,) = [f for f in fixes if f["status"] == "proved" and f["diff"]]
+    changed = apply_patch(text, read_patch(fix["diff"]))
+    assert fix["remedy"] == remedy and added in changed
+    (tmp_path / "train.py").write_text(changed)
+    done = forked(["train.py"], tmp_path)
+    assert done.code == 0, done.err
+    assert float(done.out.split()[-1]) < 10.0  # not NaN either

@@ -1,0 +1,72 @@
+"""A constant loss scale replaced by a GradScaler, where every place that knows it is found."""
+
+import ast
+
+import pytest
+
+from stayfinite.remedies import Source, apply, scaled_loss
+
+HEAD = "import torch\n\nSCALE = 1024.0\n"
+LOOP = """
+model = torch.nn.Linear(2, 1)
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in data:
+    loss = model(x).mean()
+    (loss * SCALE).backward()
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad /= SCALE
+    opt.step()
+"""
+
+
+def product(text):
+    source = Source(text)
+    scale = next(n for n in ast.walk(source.tree) if isinstance(n, ast.Name) and n.id == "SCALE"
+                 and isinstance(source.parent(n), ast.BinOp))  # fmt: skip
+    return scaled_loss(source, scale.lineno, scale)
+
+
+def changed(text):
+    remedy = product(text).with_scaler("cpu")
+    return None if remedy is None else apply(text, [remedy])[0]
+
+
+def test_every_place_that_knows_the_scale_is_rewritten():
+    after = changed(HEAD + LOOP)
+    ast.parse(after)
+    body = after[after.index("for x in data") :].splitlines()
+    assert body[2:] == [
+        "    scaler.scale(loss).backward()",
+        "    scaler.unscale_(opt)",
+        "    scaler.step(opt)",
+        "    scaler.update()",
+    ]
+    assert 'lr=0.1)\nscaler = torch.amp.GradScaler("cpu")\n' in after
+
+
+def test_a_loss_that_is_scaled_before_its_backward_keeps_its_name():
+    text = HEAD + LOOP.replace(
+        "(loss * SCALE).backward()", "big = SCALE * loss\n    big.backward()"
+    )
+    assert "    big = scaler.scale(loss)\n    big.backward()\n" in changed(text)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    opt.step()", "    print(SCALE)\n    opt.step()"),  # something else goes by it
+        ("    opt.step()", "    opt.step()\n    opt.step()"),
+        ("opt = torch.optim.SGD(model.parameters(), lr=0.1)\n", ""),  # made somewhere else
+        ("            p.grad /= SCALE", "            p.grad /= SCALE\n            p.grad.clamp_(-1, 1)"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_left_alone(old, new):
+    assert old in LOOP
+    assert changed(HEAD + LOOP.replace(old, new)) is None
+
+
+def test_the_same_text_with_a_number_is_what_the_scaler_comes_to():
+    text = product(HEAD + LOOP).with_number(256.0)
+    assert "(loss * 256.0).backward()" in text and "p.grad /= 256.0" in text
+    assert text.startswith(HEAD)
