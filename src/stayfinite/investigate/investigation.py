@@ -181,7 +181,7 @@ class Investigation:
 
     def action(self) -> Action:
         """What has been done by the time that nothing but the policy is left."""
-        if self.engine.ranks.has_parted and not self.engine.ranks.is_lost:
+        if self.engine.ranks.has_left:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))

@@ -175,7 +175,7 @@ class Engine:
             self.prime()
         if provenance.has_averages and self.state.adopt_averages(provenance.averages):
             self._due = self._due or (self.num_applied, [])
-        if self._due is not None and not self.ranks.is_on:
+        if self._due is not None and not self.ranks.is_together:
             start = time.perf_counter()
             (tag, versions), self._due = self._due, None
             is_finite = self.state.is_still_finite(versions)
@@ -199,7 +199,7 @@ class Engine:
         else:
             # Going back must put the newcomer back as well, so history starts anew here.
             self.state.buffers.copy()
-            if self.ranks.is_on:
+            if self.ranks.is_together:
                 self.want_deep_check()
             else:
                 self.deep_check(0)
@@ -294,7 +294,7 @@ class Engine:
                     return None
         if not self._is_deep_due():
             return None
-        if is_followed and not self.ranks.is_on:
+        if is_followed and not self.ranks.is_together:
             self._is_deep_wanted = True
             return None
         return self.deep_check(window.step)
@@ -309,7 +309,7 @@ class Engine:
         return None
 
     def _is_deep_due(self) -> bool:
-        if self.ranks.is_on:
+        if self.ranks.is_together:
             return self.shared.take_agreed_deep_check()
         if self._is_deep_wanted:
             return True
@@ -341,7 +341,7 @@ class Engine:
         spike = self.lookout.look_closer(step, unseen)
         if spike is not None:
             return spike
-        if self.ranks.is_on:
+        if self.ranks.is_together:
             # Here all ranks meet; a window's opening is each one's own.
             self._cost = time.perf_counter() - start
             if self._has_room:
@@ -360,7 +360,7 @@ class Engine:
 
     def conclude(self, verdict: Verdict) -> Incident:
         """What the policy says about it is done; raises where the run must not go on."""
-        if self.ranks.has_parted and not self.ranks.is_lost:
+        if self.ranks.has_left:
             # Moving this rank's state alone would tear the ranks apart.
             assert verdict.incident is not None
             return self.publish(verdict.incident)
@@ -380,7 +380,7 @@ class Engine:
     def _save(self, incident: Incident) -> Incident:
         """One rank prints it and writes it down; all hold the same."""
         if not self.ranks.is_on:
-            return self.on_incident(incident)
+            return self.on_incident(incident) if self.ranks.tells(incident.event.rank) else incident
         saved = self.on_incident(incident).to_json() if self.ranks.is_first else None
         try:
             return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, saved))

@@ -328,7 +328,7 @@ class LoopDriver:
             window.failure = failure
             return
         if ranks.is_joining() or (
-            ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank
+            ranks.has_left and isinstance(failure, RankFailure) and failure.rank != ranks.rank
         ):
             return
         self.release_others()

@@ -35,7 +35,7 @@ from .rank_talk import RankTalk
 from .side_groups import SideGroupError
 from .window import Failure
 
-__all__ = ["Agreed", "RankFailure", "Ranks"]
+__all__ = ["Agreed", "RankFailure", "Ranks", "Settled"]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
 """A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
@@ -47,11 +47,24 @@ _ORDER = (
 )  # fmt: skip
 
 
+_SEEN = {"loss", "gradient"}
+"""Symptoms that are answered in the same way."""
+
+
 class Agreed(NamedTuple):
     """What one all-reduce told every rank alike."""
 
     is_bad: bool
     is_due: bool
+
+
+class Settled(NamedTuple):
+    """What all ranks know alike of something that they have done together."""
+
+    is_fine: bool
+    """It has gone well on every rank."""
+    has_moved: bool
+    """Some rank has left the state of the failed step for it."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +104,16 @@ class Ranks:
     # -- who is there --------------------------------------------------------------------------
 
     @property
-    def is_on(self) -> bool:
+    def is_together(self) -> bool:
         """Whether decisions are made together."""
-        if self._group is None or self._is_alone or self.talk.is_lost:
+        if self._group is None or self._is_alone:
             return False
         return world_of_all() is self._world
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the others can be asked about this failure, too."""
+        return self.is_together and not self.talk.is_lost
 
     @property
     def rank(self) -> int:
@@ -110,6 +128,10 @@ class Ranks:
         if self._is_first is None:
             return self.rank == 0
         return self._is_first
+
+    def tells(self, rank: int) -> bool:
+        """Whether this rank tells of what began at `rank`, where each has looked into it by itself."""
+        return not self.is_together or self.rank in (self.first, rank)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -216,6 +238,11 @@ class Ranks:
         """A shared training whose other ranks cannot be asked any more: no step can be run again."""
         return self._group is not None and not self.is_on and not self.is_apart
 
+    @property
+    def has_left(self) -> bool:
+        """A shared training in which this rank decides alone, because its loop is over."""
+        return self._group is not None and not self.is_together and not self.is_apart
+
     def own_folder(self, folder: Path | None) -> Path | None:
         """Where this rank writes what every rank writes for itself."""
         return folder / f"rank{self.rank}" if folder is not None and world_of_all() else folder
@@ -232,15 +259,16 @@ class Ranks:
         try:
             dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:
-            # The training's own group: its next collective fails as well, and says so by itself.
-            self._say_once(
-                f"another rank is gone ({_first_line(error)}); this one is watched alone"
-            )
-            self.leave()
+            self._say_gone(error)
             pair = torch.stack([flag.float(), torch.full_like(flag.float(), NOT_DUE)])
         self.talk.is_lost = False
         flag.copy_(pair[0])
         return pair
+
+    def _say_gone(self, error: RuntimeError) -> None:
+        # The training's own group: its next collective fails as well, and says so by itself.
+        self._say_once(f"another rank is gone ({_first_line(error)}); this one is watched alone")
+        self.leave()
 
     def agree_on_flag(self, flag: Tensor, wish: int) -> Agreed:
         """The same, read at once."""
@@ -249,11 +277,29 @@ class Ranks:
 
     def any(self, value: bool) -> bool:
         """Whether it is so on any rank."""
-        if not self.is_on:
+        if not self.is_together:
             return value
-        flag = torch.tensor([float(value)], device=self._device(torch.device("cpu")))
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        return bool(flag.item())
+        return self._largest(value)[0]
+
+    def _largest(self, *values: bool) -> list[bool]:
+        flags = torch.tensor([float(v) for v in values], device=self._device(torch.device("cpu")))
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        return [bool(v) for v in flags.tolist()]
+
+    def settle(self, is_fine: bool, has_moved: bool = False) -> Settled:
+        """The last word on what was done over groups of ours: a rank may miss the last message there, and
+        the others cannot know. The training's own group is the one place where all of them
+        hear the same, or the training itself is over; they would meet there next anyway."""
+        if not self.is_together:
+            return Settled(is_fine, has_moved)
+        try:
+            is_broken, moved = self._largest(not is_fine, has_moved)
+        except RuntimeError as error:
+            self._say_gone(error)
+            return Settled(False, has_moved)
+        if is_broken:
+            self.talk.give_up()  # on every rank, so that nobody asks one that does not answer
+        return Settled(not is_broken, moved)
 
     def all(self, value: bool) -> bool:
         """Whether it is so on every rank."""
@@ -299,7 +345,7 @@ class Ranks:
     @property
     def first(self) -> int:
         """The rank that prints and writes, counted over all processes."""
-        return dist.get_global_rank(self._group, 0) if self.is_on else self.rank
+        return dist.get_global_rank(self._group, 0) if self.is_together else self.rank
 
     def agree(self, failure: Failure | None) -> Failure | None:
         """One failure for all ranks, or none; the rank that has it is named in it."""
@@ -311,15 +357,25 @@ class Ranks:
     def agree_on_bad(
         self, failure: Failure | None, step: int, symptom: str = "gradient"
     ) -> Failure | None:
-        """The same for a step that is known to be bad; where nobody answers, it counts as bad all the same:
-        every rank leaves it out."""
+        """The same for a step that is known to be bad; where one rank could not be heard, it is bad in the same
+        plain way for all of them, and every rank leaves it out."""
+        if not self.is_together:
+            return failure
+        agreed: Failure | None = None
+        is_heard = False
         try:
-            return self.agree(failure)
+            agreed = self.agree(failure)
+            is_heard = self.is_on
         except Exception as error:
-            self.talk.give_up()
             if not isinstance(error, SideGroupError):
                 self._say_once(f"the ranks could not talk: {type(error).__name__}: {error}")
-            return failure or RankFailure(symptom, step, rank=self.first)
+        if self.settle(is_heard).is_fine:
+            return agreed
+        if failure is not None and (
+            failure.symptom == symptom or {failure.symptom, symptom} == _SEEN
+        ):
+            return failure
+        return RankFailure(symptom, step, rank=self.first)
 
     def gather_failures(self, failure: Failure | None) -> list[RankFailure]:
         """Every rank's failure, the most telling first."""

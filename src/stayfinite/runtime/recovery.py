@@ -249,7 +249,8 @@ class Recovery:
             return Decision("skip" if wanted in cannot else wanted, "spike")
         is_dark = outlook is None and not incident.location.is_reproduced
         is_new = is_dark and incident.event.phase != "data"
-        if self.policy.is_thoughtful and is_new and self.tally.num_consecutive > _PATIENCE:
+        is_long = self.policy.is_thoughtful and self.tally.num_consecutive > _PATIENCE
+        if is_long and self._host.ranks.any(is_new):  # they may not have been able to share a look
             count = self.tally.num_consecutive
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
         decision = self.policy.decide(self.tally, tuple(cannot), outlook)

@@ -70,9 +70,9 @@ class SharedCheck:
         """What a deferred step that went wrong is called; None where another rank reports it."""
         host, ranks = self._host, self._host.ranks
         failure = Failure("loss", window.step, value=float(window.losses[-1][1]))
-        if ranks.has_parted:
+        if ranks.has_left:
             return host.explain(window, []) or (failure if ranks.is_first else None)
-        if not ranks.is_on:
+        if not ranks.is_together:
             return failure
         return ranks.agree_on_bad(host.explain(window, []), window.step) or RankFailure(
             "gradient", window.step, rank=ranks.first
