@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -24,7 +24,6 @@ __all__ = [
     "launched_at",
     "launched_rank",
     "sequence_of",
-    "unwrapped",
     "world_of_all",
     "wrappers_of",
     "wrappers_there_are",
@@ -99,11 +98,6 @@ def wrappers_of(optimizer: Optimizer) -> list[Any]:
 def wrappers_there_are() -> list[Any]:
     # type(), not isinstance(): that would wake lazy modules and weak references' proxies.
     return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel: it can be called without the other ranks."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def is_sharded(parameter: Tensor) -> bool:
