@@ -27,6 +27,7 @@ __all__ = [
     "Location",
     "Operand",
     "Proof",
+    "RankPart",
     "StepRecord",
     "TensorStats",
 ]
@@ -280,6 +281,20 @@ class Action:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """What one rank of a training had to do with an incident."""
+
+    rank: int
+    role: str
+    """began | sent | received | fine: `sent` is a bad value of its own that only the others noticed."""
+    loss: float | None = None
+    indices: tuple[int, ...] = ()
+    """Of its batch in the data set, where they are known."""
+    place: str = ""
+    """Its part of the model, where that has a name: the stage of a pipeline."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Incident:
     """One failure, from the first sign to what was done about it."""
 
@@ -294,6 +309,8 @@ class Incident:
     path: str | None = None
     same_as: str | None = None
     """The id of the incident that this one repeats: it was counted, not investigated again."""
+    ranks: tuple[RankPart, ...] = ()
+    """Of a training on several ranks: who began and who only received it."""
     schema: int = SCHEMA_VERSION
 
     KIND: ClassVar[str] = "stayfinite.incident"

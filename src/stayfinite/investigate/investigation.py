@@ -13,7 +13,7 @@ from typing import Any
 
 from ..locate.slice import Origin, to_location
 from ..locate.trace import OpTrace, SourceRef
-from ..records import Action, Incident, Location
+from ..records import Action, Incident, Location, RankPart
 from ..recover.policy import Outlook
 from ..runtime.batches import named_tensors
 from ..runtime.engine import Engine
@@ -57,6 +57,8 @@ class Investigation:
         self.counts = OwnCounts(self.state)
         self.num_given_up = 0
         """Steps that a return to the snapshot undid and that cannot be run again."""
+        self.ranks: tuple[RankPart, ...] = ()
+        """What each rank had to do with it, where there are several."""
         self.is_received = False
         """Every rank had its bad values from the others."""
         self.trial_vehicle: Callable[[], Vehicle] = lambda: vehicle
@@ -174,9 +176,10 @@ class Investigation:
         )
         event = replace(event, rank=self.leader)
         event = on_rank(event) if engine.ranks.has_others else event
-        self.known = new_incident(
+        made = new_incident(
             event, location=location, action=self.action(), history=engine.records()
         )
+        self.known = replace(made, ranks=self.ranks)
         return self.known
 
     def action(self) -> Action:

@@ -23,6 +23,7 @@ __all__ = [
     "is_sharded",
     "launched_at",
     "launched_rank",
+    "own_rank",
     "sequence_of",
     "world_of_all",
     "wrappers_of",
@@ -34,6 +35,11 @@ def launched_rank() -> int:
     """The rank that a launcher (torchrun) gave to this process, before it has joined the others."""
     text = os.environ.get("RANK", "")
     return int(text) if text.isdigit() else 0
+
+
+def own_rank() -> int:
+    """This process among those of its training, as far as anybody knows by now."""
+    return dist.get_rank() if has_world() else launched_rank()
 
 
 def launched_at() -> float:

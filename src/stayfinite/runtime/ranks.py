@@ -10,11 +10,11 @@ collective of its own within the step.
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ from .rank_groups import (
     world_of_all,
     wrappers_of,
 )
+from .rank_records import Agreed, RankFailure, Settled
+from .rank_summary import RankSummary
 from .rank_talk import RankTalk
 from .side_groups import SideGroupError
 from .window import Failure
@@ -51,29 +53,6 @@ _SEEN = {"loss", "gradient"}
 """Symptoms that are answered in the same way."""
 
 
-class Agreed(NamedTuple):
-    """What one all-reduce told every rank alike."""
-
-    is_bad: bool
-    is_due: bool
-
-
-class Settled(NamedTuple):
-    """What all ranks know alike of something that they have done together."""
-
-    is_fine: bool
-    """It has gone well on every rank."""
-    has_moved: bool
-    """Some rank has left the state of the failed step for it."""
-
-
-@dataclass(frozen=True)
-class RankFailure(Failure):
-    """A symptom that all ranks act on, and the rank that has it."""
-
-    rank: int = 0
-
-
 class Ranks:
     """The other processes of this training; inert while there are none.
 
@@ -84,6 +63,7 @@ class Ranks:
 
     def __init__(self, seconds: float = 30.0) -> None:
         self.talk = RankTalk(seconds, self._say_once)
+        self.summary = RankSummary()
         self._group: Any = None
         self._world: Any = None
         self._shared: dict[int, bool] = {}
@@ -166,11 +146,16 @@ class Ranks:
 
     def forget(self) -> None:
         """The training is over: a process group that nobody holds on to can end before Python does."""
+        self._sum_up()
         self.leave()
         self._was_shared = self.has_others
         self.talk.close()
         self._group = self._world = self._pair = None
         self.wrappers.clear()
+
+    def _sum_up(self) -> None:
+        if self._world is not None:
+            self.summary.write(self.rank, self._world.size())
 
     def is_joining(self) -> bool:
         """Whether ranks may end early (`with model.join()`): then nobody can be counted on."""
@@ -272,7 +257,9 @@ class Ranks:
 
     def agree_on_flag(self, flag: Tensor, wish: int) -> Agreed:
         """The same, read at once."""
+        began = time.perf_counter()
         bad, due = self.reduce_flag(flag, wish).tolist()
+        self.summary.note(began, time.perf_counter())
         return Agreed(bad != 0, due != NOT_DUE)
 
     def any(self, value: bool) -> bool:
@@ -292,6 +279,7 @@ class Ranks:
         hear the same, or the training itself is over; they would meet there next anyway."""
         if not self.is_together:
             return Settled(is_fine, has_moved)
+        self._sum_up()
         try:
             is_broken, moved = self._largest(not is_fine, has_moved)
         except RuntimeError as error:
