@@ -15,6 +15,7 @@ __all__ = ["RankRow", "part_lines", "rank_rows", "story_of_ranks"]
 
 _MAX_BYTES = 1 << 16
 _MAX_RANKS = 4096
+_LONGEST = 1e12
 _LATE = 0.1
 """A rank that waits so much less than the others, as a share of the time, holds them up."""
 _BEGAN = ("began", "sent")
@@ -76,13 +77,15 @@ def _usual(shares: list[float], own: float) -> float:
 def _row(data: Any) -> RankRow | None:
     if not isinstance(data, dict) or data.get("kind") != "stayfinite.rank":
         return None
-    rank, steps = data.get("rank"), data.get("steps")
-    times = [data.get("seconds"), data.get("waited")]
-    if type(rank) is not int or type(steps) is not int or rank < 0:
+    rank, steps, seconds, waited = (data.get(k) for k in ("rank", "steps", "seconds", "waited"))
+    if not isinstance(rank, int) or not isinstance(steps, int) or rank < 0:
         return None
-    if not all(isinstance(t, (int, float)) and 0 <= t < 1e12 for t in times):
+    if not isinstance(seconds, (int, float)) or not isinstance(waited, (int, float)):
         return None
-    return RankRow(rank, printable(str(data.get("host", "")))[:64], steps, *map(float, times))
+    if not (0 <= seconds < _LONGEST and 0 <= waited < _LONGEST):
+        return None
+    host = printable(str(data.get("host", "")))[:64]
+    return RankRow(rank, host, steps, float(seconds), float(waited))
 
 
 def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
