@@ -216,7 +216,6 @@ DOORS = {
     gradients._here.__code__,
     _Layer._call_below.__code__,
     loaders._noted.__code__,
-    LoopDriver.draw.__code__,
     LoopDriver.is_replaying.fget.__code__,
 }
 """Through these the training's own calls go; there is nothing in them that could fail."""
@@ -232,6 +231,7 @@ LAST_RESORTS = {
     "_put_back",
     "put_back",
     "restore",
+    "_restore",
     "_unlisten",
     "_put",
     "drop",

@@ -1,10 +1,12 @@
 """Fixtures of the whole suite."""
 
 import gc
+import random
 import sys
 
 import pytest
 import torch
+from tests.launch import the_nursery
 
 import stayfinite.guard  # noqa: F401
 from stayfinite.locate.trace import OpTrace
@@ -24,12 +26,24 @@ OpTrace.is_strict = True
 collect_ignore_glob = ["scripts/*", "peers/scripts/*"]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", metavar="SEED", help="run the tests in a random order")
+
+
+def pytest_collection_modifyitems(config, items):
     """Tests that share something made for their module stay together, so that it is made once."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
     for item in items:
         made = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
         if any(d.scope == "module" for defs in made.values() for d in defs):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """Commands in processes of their own, without the seconds that each would import."""
+    return the_nursery()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import stat
 
 import pytest
 import torch
-from tests.launch import Nursery
 
 from stayfinite import BudgetExceededError, Guard, Incident
 from stayfinite.recover.policy import Outlook, Policy, Tally
@@ -50,13 +49,6 @@ for i in range(16, 480, 16):
 early, late = sum(losses[:5]), sum(losses[-5:])
 print("end", early > late, math.isfinite(late), optimizer.param_groups[0]["lr"])
 """
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 import pytest
-from tests.launch import Done, Nursery, alone
+from tests.launch import Done, alone
 
 from stayfinite import Incident
 
@@ -122,13 +122,6 @@ LEFT = [
     Script("leaves.py", (3,), "aten.log1p", None, "loss", args=(how,), code=code)
     for how, code in (("exit", 3), ("late", 0), ("raise", 1), ("count", 0))
 ]
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
 
 
 def folder_of(script: Script, tmp_path: pathlib.Path) -> pathlib.Path:

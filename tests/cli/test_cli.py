@@ -5,14 +5,14 @@ import sys
 
 import pytest
 import typer
-from tests.launch import alone
+from tests.launch import alone, forked
 
 from stayfinite import __version__
 from stayfinite.cli.app import app
 
 
 def stayfinite(*args, cwd=None):
-    return alone(["-m", "stayfinite", *args], cwd)
+    return forked(["-m", "stayfinite", *args], cwd)
 
 
 def test_help_lists_the_commands_without_importing_torch(tmp_path):

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tests.launch import ROOT, alone
+from tests.launch import ROOT, alone, forked
 
 from stayfinite.demo import cases as catalogue
 from stayfinite.demo.cases import read_case
@@ -22,7 +22,7 @@ options: [--policy, rollback]
 
 
 def stayfinite(*args, cwd):
-    return alone(["-m", "stayfinite", *args], cwd)
+    return forked(["-m", "stayfinite", *args], cwd)
 
 
 @pytest.fixture

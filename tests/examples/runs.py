@@ -1,9 +1,8 @@
 """The three runs of an example: as it is, under stayfinite, and repaired."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.launch import forked
 
 from stayfinite.records import Incident
 
@@ -11,15 +10,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def python(folder, *command, code=0):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == code, done.stderr[-2000:]
+    done = forked([*map(str, command)], folder)
+    assert done.code == code, done.err[-2000:]
     return done
 
 

@@ -32,7 +32,7 @@ def incidents(runs):
 
 def figures(output):
     """Accuracy, that of the majority class, and balanced accuracy, from the last line."""
-    last = output.stdout.strip().splitlines()[-1]
+    last = output.out.strip().splitlines()[-1]
     found = re.match(
         r"accuracy ([\d.]+) \(majority class ([\d.]+)\)  balanced accuracy ([\d.]+)", last
     )
@@ -43,7 +43,7 @@ def figures(output):
 @pytest.mark.slow
 def test_plainly_one_batch_spoils_every_validation(runs):
     base, outputs = runs
-    lines = outputs["plain"].stdout.splitlines()
+    lines = outputs["plain"].out.splitlines()
     is_nan = [line.endswith("loss=nan") for line in lines if line.startswith("Train")]
     assert is_nan.index(True) == FAILING_STEP // 2, "the losses before it are numbers"
     assert sum(is_nan) < len(is_nan) / 4, "the weights stay finite: the GradScaler skips"
@@ -76,7 +76,7 @@ def test_the_state_stays_clean_and_the_same_script_learns(runs, incidents):
     base, outputs = runs
     assert all(i.action.kind == "skipped" for i in incidents)
     assert scan_file(base / "guarded" / "lstm_market.pt").verdict == "healthy"
-    vals = [line for line in outputs["guarded"].stdout.splitlines() if line.startswith("Val")]
+    vals = [line for line in outputs["guarded"].out.splitlines() if line.startswith("Val")]
     assert len(vals) == 3
     assert not any("nan" in line for line in vals)
     assert figures(outputs["guarded"])[2] > 0.7
@@ -85,13 +85,13 @@ def test_the_state_stays_clean_and_the_same_script_learns(runs, incidents):
 @pytest.mark.slow
 def test_fixed_it_learns_and_half_precision_comes_back(runs):
     output = runs[1]["fixed"]
-    assert "nan" not in output.stdout
+    assert "nan" not in output.out
     accuracy, majority, balanced = figures(output)
     assert accuracy > majority + 0.03
     assert balanced > 0.8
-    vals = [line for line in output.stdout.splitlines() if line.startswith("Val")]
+    vals = [line for line in output.out.splitlines() if line.startswith("Val")]
     assert vals[-1].endswith("(float16 at scale 4096)")
-    assert "fp32 -> float16 at scale 1024" in output.stderr
+    assert "fp32 -> float16 at scale 1024" in output.err
 
 
 def test_the_demo_names_a_line_of_the_model():
@@ -128,7 +128,7 @@ def first_batch(tmp_path_factory):
     config |= {"epochs": 1, "train_sequences": 320, "val_sequences": 64, "hidden_size": 8}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     script = (HERE / "train_first_batch.py", "--config", "config.yaml")
-    plain = python(folder, *script).stdout
+    plain = python(folder, *script).out
     python(folder, "-m", "stayfinite", "run", "--run-dir", "run", *script)
     paths = sorted((folder / "run" / "incidents").glob("*/incident.json"))
     return plain, [Incident.from_json(path.read_text()) for path in paths]

@@ -56,13 +56,13 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(base):
-    return python(base / "plain", HERE / "train.py").stdout
+    return python(base / "plain", HERE / "train.py").out
 
 
 @pytest.fixture(scope="module")
 def guarded(base):
     command = ("-m", "stayfinite", "run", "--run-dir", "run", HERE / "train.py")
-    return python(base / "guarded", *command).stdout
+    return python(base / "guarded", *command).out
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +96,8 @@ def test_a_corrupt_checkpoint_is_not_resumed_from(base, plain):
     command = ("-m", "stayfinite", "run", HERE / "train.py", "--out", "again")
     resume = ("--resume", "checkpoints/step_0160.pt")
     done = python(base / "plain", *command, *resume, code=1)
-    assert "must not be resumed from" in done.stderr
-    assert "last good: checkpoints/step_0040.pt" in done.stderr
+    assert "must not be resumed from" in done.err
+    assert "last good: checkpoints/step_0040.pt" in done.err
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_the_state_stays_clean_and_the_run_goes_on(base, guarded, incidents):
 
 @pytest.mark.slow
 def test_repaired_it_learns_to_the_end(base):
-    out = python(base / "fixed", HERE / "train_fixed.py").stdout
+    out = python(base / "fixed", HERE / "train_fixed.py").out
     rows = log_of(base / "fixed")
     assert len(rows) == NUM_STEPS
     assert all(math.isfinite(r["loss"]) for r in rows)

@@ -30,7 +30,7 @@ def incidents(runs):
 
 def recalls(output):
     """Recall of the model and of the popularity baseline, from the last line."""
-    last = output.stdout.strip().splitlines()[-1]
+    last = output.out.strip().splitlines()[-1]
     found = re.match(r"recall@20 ([\d.]+) \(popularity ([\d.]+)\)", last)
     assert found, last
     return float(found[1]), float(found[2])
@@ -38,7 +38,7 @@ def recalls(output):
 
 @pytest.mark.slow
 def test_plainly_the_loss_is_inf_and_its_mean_nan(runs):
-    lines = runs[1]["plain"].stdout.splitlines()
+    lines = runs[1]["plain"].out.splitlines()
     assert "loss 2.3025" in lines[0]
     assert re.search(r"batch +5/\d+  loss inf  mean inf", lines[1])
     assert "mean nan" in lines[2]
@@ -74,9 +74,9 @@ def test_the_state_stays_clean_and_the_run_goes_on(runs, incidents):
     assert all(i.action.kind == "skipped" for i in incidents)
     assert 1 <= len(incidents) < 20
     assert scan_file(base / "guarded" / "mmgcn.pt").verdict == "healthy"
-    assert re.search(r"epoch 1 train loss 0\.\d+", outputs["guarded"].stdout)
+    assert re.search(r"epoch 1 train loss 0\.\d+", outputs["guarded"].out)
     scale = [
-        float(re.findall(r"scale ([\d.e-]+)", outputs[which].stdout)[-1])
+        float(re.findall(r"scale ([\d.e-]+)", outputs[which].out)[-1])
         for which in ("plain", "guarded")
     ]
     assert scale[1] > scale[0], "the bad batches did not cost the loss scale anything"
@@ -85,8 +85,8 @@ def test_the_state_stays_clean_and_the_run_goes_on(runs, incidents):
 @pytest.mark.slow
 def test_fixed_it_beats_popularity_by_far(runs):
     output = runs[1]["fixed"]
-    assert "nan" not in output.stdout
-    assert "inf" not in output.stdout
+    assert "nan" not in output.out
+    assert "inf" not in output.out
     recall, popularity = recalls(output)
     assert recall > 1.4 * popularity
     saved = torch.load(runs[0] / "fixed" / "mmgcn.pt", weights_only=True)["model"]

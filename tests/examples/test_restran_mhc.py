@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from tests.launch import ROOT, alone
+from tests.launch import ROOT, forked
 
 from stayfinite.checkpoint import scan, scan_file
 from stayfinite.numerics import log_sinkhorn
@@ -27,12 +27,12 @@ def module(name):
 
 
 def train(folder, script="train.py", *args):
-    return alone([str(HOME / script), *args], folder)
+    return forked([str(HOME / script), *args], folder)
 
 
 def guarded(folder, options, *args):
     words = ["-m", "stayfinite", "run", "--run-dir", "run", *options]
-    return alone([*words, str(HOME / "train.py"), *args], folder)
+    return forked([*words, str(HOME / "train.py"), *args], folder)
 
 
 def incidents(folder):
@@ -135,7 +135,7 @@ def test_a_corrupt_checkpoint_is_refused_and_moved_away(plain, tmp_path):
     assert "results/last.pth must not be resumed from" in done.err
     assert f"last good: {good}" in done.err
     assert "resumed from" not in done.out
-    moved = alone(
+    moved = forked(
         ["-m", "stayfinite", "scan", "results", "--quarantine", "corrupted_backup", "--yes"],
         tmp_path,
     )

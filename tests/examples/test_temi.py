@@ -22,7 +22,7 @@ FIRST_BAD_BATCH = 14
 
 
 def python(folder, *command):
-    return runs.python(folder, *command).stdout
+    return runs.python(folder, *command).out
 
 
 def losses(output):

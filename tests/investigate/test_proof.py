@@ -1,12 +1,11 @@
 """A fix is a diff that was run: in replays only, the training and its threads never see it."""
 
-import subprocess
-import sys
 import textwrap
 import threading
 
 import pytest
 import torch
+from tests.launch import forked
 from torch import nn
 
 from stayfinite import Guard
@@ -139,26 +138,19 @@ SCRIPT = """
 
 
 def command(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "stayfinite", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return forked(["-m", "stayfinite", *arguments], folder)
 
 
 def test_a_script_without_a_loader_is_repaired_by_its_own_diff(tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     ran = command(tmp_path, "run", "--run-dir", "out", "train.py")
-    assert "[proved]" in ran.stderr, ran.stderr
+    assert "[proved]" in ran.err, ran.err
     made = command(tmp_path, "fix", "out", "--apply")
-    assert made.returncode == 0, made.stdout + made.stderr
+    assert made.code == 0, made.out + made.err
     assert (tmp_path / "train.py.before-fix").exists()
-    plain = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "nan" not in plain.stdout
+    plain = forked(["train.py"], tmp_path)
+    assert plain.code == 0, plain.err
+    assert "nan" not in plain.out
     back = command(tmp_path, "fix", "out", "--undo")
-    assert back.returncode == 0
+    assert back.code == 0
     assert (tmp_path / "train.py").read_text() == textwrap.dedent(SCRIPT)

@@ -1,10 +1,8 @@
 """What a proof must not overlook: limits that are only moved, floors that teach nothing, names that are used twice."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
+from tests.launch import forked
 from torch import nn
 
 from stayfinite import Guard
@@ -149,13 +147,11 @@ def test_a_function_whose_names_are_the_loops_too_is_repaired_in_the_loop_around
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def command(*arguments):
-        return subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        return forked(list(arguments), tmp_path)
 
     ran = command("-m", "stayfinite", "run", "--run-dir", "out", "train.py")
-    assert "[proved]" in ran.stderr, ran.stderr
+    assert "[proved]" in ran.err, ran.err
     made = command("-m", "stayfinite", "fix", "out", "--apply")
-    assert made.returncode == 0, made.stdout + made.stderr
+    assert made.code == 0, made.out + made.err
     assert "correction=min(1, values.numel() - 1)" in (tmp_path / "train.py").read_text()
-    assert "nan" not in command("train.py").stdout
+    assert "nan" not in command("train.py").out

@@ -1,12 +1,11 @@
 """A setting that is to blame gets a diff of the place where it is made, and the diff was run."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from tests.launch import forked
 from torch import nn
 
 from stayfinite import Guard
@@ -217,14 +216,13 @@ CONFIG = """
 def test_a_script_trains_with_the_diff_of_its_setting(script, remedy, file, tmp_path):
     (tmp_path / "train.py").write_text(textwrap.dedent(script).lstrip())
     (tmp_path / "config.json").write_text('{\n  "optim": {"lr": 4.0}\n}\n')
-    run = [sys.executable, "-m", "stayfinite", "run", "--run-dir", "run", "train.py"]
-    subprocess.run(run, cwd=tmp_path, capture_output=True, check=False)
+    forked(["-m", "stayfinite", "run", "--run-dir", "run", "train.py"], tmp_path)
     (first, *_) = sorted((tmp_path / "run" / "incidents").glob("*/incident.json"))
     fixes = json.loads(first.read_text())["diagnosis"]["fixes"]
     (fix,) = [f for f in fixes if f["status"] == "proved" and f["diff"]]
     assert fix["remedy"] == remedy and fix["diff"].startswith(f"--- a/{file}")
     target = tmp_path / file
     target.write_text(apply_patch(target.read_text(), read_patch(fix["diff"])))
-    plain = [sys.executable, "train.py"]
-    done = subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert float(done.stdout.split()[-1]) < 4.0
+    done = forked(["train.py"], tmp_path)
+    assert done.code == 0, done.err
+    assert float(done.out.split()[-1]) < 4.0

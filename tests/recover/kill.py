@@ -2,12 +2,15 @@
 
     python -m tests.recover.kill snapshot|checkpoint|plain COUNT SEED FOLDER
 
-Children are forked, so that a death costs milliseconds. A child dies as of `kill -9`, by a signal that nobody
-handles, when it has had its share of CPU time: on a busy machine it comes as far as on an idle one. Prints `deaths broken interrupted`: how many
+Children are forked, so that a death costs milliseconds. A child dies as of `kill -9`, every other one when it has
+had its share of CPU time, which may be in the middle of a system call, and the rest at a call that was drawn beforehand:
+where these die depends neither on the machine nor on what else it does. Prints `deaths broken interrupted`: how many
 children died, after how many of them the file was no loadable finite state of one single step, and
 how many died in the middle of a write (they left a part behind).
 """
 
+import contextlib
+import itertools
 import os
 import random
 import signal
@@ -20,33 +23,23 @@ from stayfinite import save_gate
 from stayfinite.recover.snapshot import DiskSnapshot
 
 SIZE = 400_000
+CALLS = 3_000
+"""About two writes."""
 
 
 def tensors(step):
     return {"a": torch.full((SIZE,), float(step)), "b": torch.full((SIZE,), float(step))}
 
 
-def write_for_ever(kind, path, step):
-    torch.set_num_threads(1)
+def write(kind, path, step):
+    kept = tensors(step)
     if kind == "snapshot":
-        live = list(tensors(step).values())
-        snapshot = DiskSnapshot(path)
-        while True:
-            for t in live:
-                t.fill_(float(step))
-            snapshot.take(step, live, [], [], ["a", "b"])
-            step += 1
-    if kind == "plain":
-        while True:
-            torch.save({"step": step, **tensors(step)}, path)
-            step += 1
-    with save_gate():
-        while True:
-            torch.save({"step": step, **tensors(step)}, path)
-            bad = tensors(step)
-            bad["a"][7] = float("nan")
-            torch.save({"step": step, **bad}, path)  # goes beside it
-            step += 1
+        DiskSnapshot(path).take(step, list(kept.values()), [], [], list(kept))
+        return
+    torch.save({"step": step, **kept}, path)
+    if kind == "checkpoint":
+        kept["a"][7] = float("nan")
+        torch.save({"step": step, **kept}, path)  # goes beside it
 
 
 def state_of(path):
@@ -60,22 +53,41 @@ def state_of(path):
     return step if all((t == float(step)).all() for t in values) else None
 
 
+def die_after(calls):
+    """This process is killed at the call after so many others, those of C functions included."""
+    left = calls
+
+    def count(*_):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+
+
+def die_after_seconds(share):
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, share)
+
+
 def main(kind, count, seed, folder):
     rng = random.Random(seed)
     path = Path(folder) / "last.pt"
-    step, broken, interrupted, deaths = 0, 0, 0, 0
+    step, broken, interrupted = 0, 0, 0
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the gate tells of each bad save
-    while deaths < count:
-        share = rng.uniform(0.001, 0.03)
+    write(kind, path, step)  # what is imported at the first write, is imported once
+    for attempt in range(count):
+        share, calls = rng.uniform(0.001, 0.03), rng.randrange(CALLS)
         child = os.fork()
         if child == 0:
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_PROF, share)
-            write_for_ever(kind, path, step)
+            if attempt % 2:
+                die_after_seconds(share)
+            else:
+                die_after(calls)
+            for later in itertools.count(step):
+                write(kind, path, later)
         os.waitpid(child, 0)
-        if not path.exists():
-            continue
-        deaths += 1
         found = state_of(path)
         broken += found is None or found < step
         step = found if found is not None else step
@@ -85,9 +97,10 @@ def main(kind, count, seed, folder):
             for file in part.iterdir():
                 file.unlink()
             part.rmdir()
-    print(deaths, broken, interrupted)
+    print(count, broken, interrupted)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    with save_gate() if sys.argv[1] == "checkpoint" else contextlib.nullcontext():
+        main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

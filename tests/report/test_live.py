@@ -142,7 +142,11 @@ def test_a_port_that_is_taken_is_told(server, finished):
 
 def test_the_command_prints_its_address_and_ends_with_ctrl_c(finished):
     command = [sys.executable, "-m", "stayfinite", "watch", "--web", str(finished)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a suite that was started in the background ignores Ctrl-C, and so would this command
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as p:  # fmt: skip
         address = p.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{20,}", address)
         p.send_signal(signal.SIGINT)

@@ -4,7 +4,6 @@ import json
 import pathlib
 
 import pytest
-from tests.launch import Nursery
 
 from stayfinite import Incident
 
@@ -82,13 +81,6 @@ PUT_BACK = {
 }  # fmt: skip
 NOT_HELD = {"raw": RAW, "func": FUNC}
 CLAIMS = ("was not applied", "are as before", "skipped")
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

@@ -4,16 +4,8 @@ import json
 import re
 
 import pytest
-from tests.launch import Nursery
 
 from stayfinite.config import PARTS
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

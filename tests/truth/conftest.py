@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import dataclass
 
 import pytest
-from tests.launch import Done, Nursery
+from tests.launch import Done
 
 from stayfinite import Incident
 
@@ -33,15 +33,8 @@ class Watched:
         return number
 
 
-@pytest.fixture(scope="session")
-def truth_nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
-
-
 @pytest.fixture
-def watch(truth_nursery, tmp_path):
+def watch(nursery, tmp_path):
     """`watch(script)` runs it under `stayfinite run`."""
 
     def run(body: str, *options: str) -> Watched:
@@ -49,7 +42,7 @@ def watch(truth_nursery, tmp_path):
         (tmp_path / "train.py").write_text(text, encoding="utf-8")
         folder = tmp_path / "run"
         command = ["-m", "stayfinite", "run", "--run-dir", str(folder), *options, "train.py"]
-        done = truth_nursery.run(command, tmp_path)
+        done = nursery.run(command, tmp_path)
         files = sorted((folder / "incidents").glob("*/incident.json"))
         found = [Incident.from_json(f.read_text(encoding="utf-8")) for f in files]
         journal = folder / "journal.jsonl"

@@ -57,7 +57,7 @@ def _files(about: Investigation) -> list[str]:
     place = about.engine.step_place
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     known = [
-        place[0].co_filename if place is not None else None,
+        place.code.co_filename if place.code is not None else None,
         *(file for file, _, _ in call_stack(sys._getframe(1))),
         about.engine.script,
         *(f for o in about.state.optimizers for f, _, _ in made_at(o)),

@@ -226,10 +226,12 @@ def _clip_diff(lab: Laboratory, fix: Fix, norm: float) -> Fix:
         return _with_diff(fix, guard[0], guard[1], remedy) if remedy is not None else fix
     place = lab.about.engine.step_place
     scene = lab.about.vehicle.scene
-    source = source_of(place[0].co_filename) if place is not None else None
-    if place is None or source is None or scene is None or scene.code is not place[0]:
+    if place.code is None or scene is None or scene.code is not place.code:
         return fix
-    file, line = place[0].co_filename, place[1]
+    file, line = place.code.co_filename, place.line
+    source = source_of(file)
+    if source is None or line is None:
+        return fix
     optimizer = next(
         (name for name, value in scene.variables.items()
          if isinstance(value, Optimizer) and f"{name}.step(" in source.lines[line - 1]), None,

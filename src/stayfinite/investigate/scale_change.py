@@ -76,12 +76,12 @@ def _scaler(lab: Laboratory, e: Evidence) -> Any:
 def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
     """`scaler.step(optimizer); scaler.update()` in place of the loop's own step: gradients without the factor."""
     place = lab.about.engine.step_place
-    source = source_of(place[0].co_filename) if place is not None else None
-    if place is None or source is None:
+    file, line = (place.code.co_filename, place.line) if place.code is not None else ("", None)
+    source = source_of(file) if line is not None else None
+    if line is None or source is None:
         return
-    file = place[0].co_filename
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and node.lineno <= place[1] <= (node.end_lineno or 0):
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
             remedy = find(source, node, "scaler_step") if _is_step(node) else None
             if remedy is None:
                 continue

@@ -58,10 +58,10 @@ def choose_vehicle(
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
     """State is looked at when the loop asks for its next batch: its step is where it stood before."""
-    if engine.step_place is None or engine.step_place[0] is not scene.code:
+    place = engine.step_place
+    if place.code is not scene.code or (line := place.line) is None:
         return scene
-    _, line, instruction = engine.step_place
-    return scene.moved(line, instruction)
+    return scene.moved(line, place.instruction)
 
 
 def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Vehicle:

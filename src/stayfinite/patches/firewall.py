@@ -43,14 +43,12 @@ class Firewall:
         self.is_down = False
         self._on_failure = on_failure
 
-    def call(
-        self, function: Callable[..., Any], *args: Any, fallback: Any = None, **kwargs: Any
-    ) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, fallback: Any = None) -> Any:
         """What `function` returns, or `fallback` when it fails or something has failed before."""
         if self.is_down:
             return fallback
-        try:  # not by way of `attempt`: this is in every healthy step ten times
-            return function(*args, **kwargs)
+        try:  # not by way of `attempt`: this is in every healthy step several times
+            return function(*args)
         except StayfiniteError:
             raise
         except Exception as error:

@@ -36,6 +36,7 @@ class GradientListener(Protocol):
     @property
     def firewall(self) -> Firewall: ...
 
+    @property
     def wants_gradients(self) -> bool:
         """Whether no torch optimizer has turned up."""
 
@@ -79,10 +80,7 @@ def _here(subscribers: Subscribers) -> GradientListener | None:
     me = _ident()
     for each in subscribers.now:
         listener: GradientListener = each.listener
-        if listener.thread_id == me and (
-            listener.is_replaying
-            or listener.firewall.call(listener.wants_gradients, fallback=False)
-        ):
+        if listener.thread_id == me and (listener.is_replaying or listener.wants_gradients):
             return listener
     return None
 

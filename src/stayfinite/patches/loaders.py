@@ -20,7 +20,15 @@ from .provenance import provenance
 __all__ = ["LoaderListener", "LoaderPatches"]
 
 _ident = threading.get_ident
-_inside = threading.local()
+
+
+class _Inside(threading.local):
+    """How many loaders this thread is inside of, one in the other."""
+
+    count = 0
+
+
+_inside = _Inside()
 _REASON = "the batch of a step is noted where the loader hands it out"
 _AROUND = (
     ("accelerate.data_loader", "DataLoaderShard"),
@@ -40,12 +48,12 @@ class LoaderListener(Protocol):
     def before_batch(self, loader: Any) -> None:
         """The loop asks for the next batch: what it did with the last one is over."""
 
-    def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
-        """The batch that the loop gets: the loader's own."""
+    @property
+    def draw(self) -> Callable[[Any, Callable[[], Any]], Any] | None:
+        """Gives the loop its batch, for this loader, where it is not simply the loader's own."""
 
-    def on_batch(self, loader: Any, batch: Any, indices: Any) -> None: ...
-
-    def drops_batch(self, loader: Any, indices: Any) -> bool: ...
+    def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
+        """The loop is about to get this batch; False for one that it shall not get."""
 
     def on_loader_start(self, loader: Any) -> None: ...
 
@@ -77,7 +85,7 @@ class LoaderPatches:
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
         listener = None
-        if not getattr(_inside, "count", 0):
+        if not _inside.count:
             me = _ident()
             for each in subscribers.now:
                 if each.listener.thread_id == me:
@@ -96,9 +104,10 @@ def _noted(listener: LoaderListener, loader: Any, draw: Any, iterator: Any) -> A
     if getattr(iterator, "_num_yielded", 1) == 0:
         call(listener.on_loader_start, loader)
     while True:
-        _inside.count = getattr(_inside, "count", 0) + 1
+        _inside.count += 1
         try:
-            batch = listener.draw(loader, lambda: draw(iterator))
+            own = listener.draw
+            batch = draw(iterator) if own is None else own(loader, lambda: draw(iterator))
         except StopIteration:
             _inside.count -= 1
             call(listener.on_loader_end, loader)
@@ -106,11 +115,8 @@ def _noted(listener: LoaderListener, loader: Any, draw: Any, iterator: Any) -> A
             raise
         finally:
             _inside.count -= 1
-        indices = provenance.batch_indices
-        if not call(listener.drops_batch, loader, indices, fallback=False):
-            break
-    call(listener.on_batch, loader, batch, indices)
-    return batch
+        if call(listener.takes_batch, loader, batch, provenance.batch_indices, fallback=True):
+            return batch
 
 
 def _iter_around(original: Any, subscribers: Subscribers) -> Any:
@@ -118,7 +124,7 @@ def _iter_around(original: Any, subscribers: Subscribers) -> Any:
         inner = original(loader)
         while True:
             mine = [s.listener for s in subscribers.now if s.listener.thread_id == _ident()]
-            listener = mine[-1] if mine and not getattr(_inside, "count", 0) else None
+            listener = mine[-1] if mine and not _inside.count else None
             try:
                 if listener is None:
                     batch = next(inner)

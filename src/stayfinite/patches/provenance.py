@@ -11,7 +11,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,18 @@ class FileRead:
     lr: tuple[float, ...] = ()
 
 
+class _Iteration:
+    """One iterator of a DataLoader: its loader, and the samples that its next batches are made of."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = weakref.ref(loader)
+        self.waiting: deque[Any] = deque(maxlen=1024)
+
+
+def _nobody() -> None:
+    """There is no iterator yet."""
+
+
 class Provenance:
     """What was seen; one per process."""
 
@@ -69,11 +81,10 @@ class Provenance:
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Every `torch.optim.swa_utils.AveragedModel` that was made."""
         self.has_averages = False
-        self._loaders: weakref.WeakKeyDictionary[Any, weakref.ref[DataLoader[Any]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._waiting: weakref.WeakKeyDictionary[Any, deque[Any]] = weakref.WeakKeyDictionary()
-        self._iterator: weakref.ref[Any] | None = None
+        self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
+        self._iterator: Callable[[], Any] = _nobody
+        self._now: _Iteration | None = None
+        """What is known of that iterator."""
         self.batch_indices: list[Any] | None = None
         """The data set's indices of the batch that a DataLoader made last."""
         self._order = 0
@@ -120,31 +131,40 @@ class Provenance:
     @property
     def iterator(self) -> Any:
         """The DataLoader's iterator that made a batch last, while it lives."""
-        return self._iterator() if self._iterator is not None else None
+        return self._iterator()
+
+    def note_iteration(self, iterator: Any, loader: DataLoader[Any]) -> None:
+        """This loader has begun to be iterated over."""
+        self._iterations[iterator] = _Iteration(loader)
 
     def note_index(self, iterator: Any, index: Any) -> None:
         """Samples that the loader will read for one of its next batches."""
-        waiting = self._waiting.get(iterator)
-        if waiting is not None:
-            waiting.append(index)
+        known = self._iteration(iterator)
+        if known is not None:
+            known.waiting.append(index)
 
     def note_unread(self, iterator: Any) -> None:
         """The next samples could not be read."""
-        waiting = self._waiting.get(iterator)
-        if waiting:
-            waiting.popleft()
+        known = self._iteration(iterator)
+        if known is not None and known.waiting:
+            known.waiting.popleft()
 
     def note_batch(self, iterator: Any) -> None:
         """The loop has been given the next samples."""
-        self._iterator = weakref.ref(iterator)
-        waiting = self._waiting.get(iterator)
-        index = waiting.popleft() if waiting else None
+        known = self._iteration(iterator)
+        if self._iterator() is not iterator:
+            self._iterator, self._now = weakref.ref(iterator), known
+        index = known.waiting.popleft() if known is not None and known.waiting else None
         self.batch_indices = index if isinstance(index, list) else None
 
     def loader_of(self, iterator: Any) -> DataLoader[Any] | None:
         """The loader whose iterator this is."""
-        ref = self._loaders.get(iterator)
-        return ref() if ref is not None else None
+        known = self._iteration(iterator)
+        return known.loader() if known is not None else None
+
+    def _iteration(self, iterator: Any) -> _Iteration | None:
+        """In nearly every healthy step it is the iterator that it was in the last one."""
+        return self._now if self._iterator() is iterator else self._iterations.get(iterator)
 
 
 provenance = Provenance()
@@ -273,8 +293,7 @@ def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 
 def _iterator_init(original: Any, subscribers: Subscribers) -> Any:
     def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        provenance._loaders[iterator] = weakref.ref(loader)
-        provenance._waiting[iterator] = deque(maxlen=1024)
+        provenance.note_iteration(iterator, loader)
         original(iterator, loader, *args, **kwargs)
 
     return __init__

@@ -59,6 +59,7 @@ class TrainingListener(Protocol):
     @property
     def firewall(self) -> Firewall: ...
 
+    @property
     def wants_gradients(self) -> bool:
         """Whether they are looked at after a backward, because no torch optimizer has turned up."""
 
@@ -226,14 +227,16 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             listener = each.listener
             if listener.thread_id != me:
                 continue
-            # A generator would be used up by looking into it.
-            first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+            first = tensors
             if not isinstance(first, Tensor):
-                continue
+                # A generator would be used up by looking into it.
+                first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else None
+                if not isinstance(first, Tensor):
+                    continue
             if listener.is_replaying:
                 return listener.replay_backward(first, lambda: original(tensors, *args, **kwargs))
             listener.firewall.call(listener.before_backward, first)
-            if listener.firewall.call(listener.wants_gradients, fallback=False):
+            if listener.wants_gradients:
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)
                 return result

@@ -87,6 +87,7 @@ class _Listener:
     """The captor as the runtime's patches know a listener: every call goes through its hands."""
 
     is_replaying = True
+    wants_gradients = False
 
     def __init__(self, captor: Captor) -> None:
         self._captor = captor
@@ -99,18 +100,13 @@ class _Listener:
         """A script may train in any of its threads."""
         return threading.get_ident()
 
-    def wants_gradients(self) -> bool:
-        return False
-
     def before_batch(self, loader: Any) -> None: ...
 
     def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
         return self._captor.draw(loader, draw)
 
-    def on_batch(self, loader: Any, batch: Any, indices: Any) -> None: ...
-
-    def drops_batch(self, loader: Any, indices: Any) -> bool:
-        return False
+    def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
+        return True
 
     def on_loader_start(self, loader: Any) -> None: ...
 

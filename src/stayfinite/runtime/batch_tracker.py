@@ -39,10 +39,13 @@ class BatchTracker:
         """How many batches there had been when each loader last started."""
         self._trained: set[int] = set()
         """Loaders whose batches were trained on in this epoch."""
-        self._other: BatchRef | None = None
+        self.other: BatchRef | None = None
         """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
         self._is_copied = False
         """Whether the buffers were copied when it was drawn."""
+        self._epoch_of: Any = None
+        self._epoch_now = 0
+        """Of the loader that gave the last batch."""
 
     @property
     def num_epochs(self) -> int:
@@ -57,27 +60,41 @@ class BatchTracker:
 
     def owns(self, loader: Any) -> bool:
         """Whether the open window has a batch of this loader."""
+        for ref in self.window.batches if self.window is not None else ():
+            for source, _ in ref.items:
+                if source() is loader:
+                    return True
+        return False
+
+    def over_by(self, loader: Any) -> Window | None:
+        """The loop asks this loader for a batch: the window whose iteration is over by that."""
+        if not self.owns(loader):
+            return None
+        self.other = None  # what other loaders gave in between was not trained on
         window = self.window
-        return window is not None and any(b.is_from(loader) for b in window.batches)
+        return window if window is not None and window.num_attempted else None
 
     def add(self, loader: Any, batch: Any, indices: Any) -> None:
         """A new batch goes into the window, or beside it while that is still to be settled."""
-        window, item = self.window, (reference(loader), _whole(batch))
+        source = reference(loader)
+        window, item = self.window, (source, _whole(batch))
         if window is None:
             rng = self._engine.open()
-            ref = BatchRef(self.num_batches, self._epoch(loader), [item], rng)
+            if source is not self._epoch_of:  # one loader has one weak reference
+                self._epoch_of, self._epoch_now = source, self._epoch(loader)
+            ref = BatchRef(self.num_batches, self._epoch_now, [item], rng)
             ref.indices = indices
             self.window = Window([ref], rng, self._engine.state.lrs())
             return
         if window.is_loaderless or (window.num_attempted and not self.owns(loader)):
-            if self._other is None or self._other.is_from(loader):
-                self._other = self._new_ref(loader)
+            if self.other is None or self.other.is_from(loader):
+                self.other = self._new_ref(loader)
                 # Its forward comes before anything shows that it is trained on.
                 self._is_copied = torch.is_grad_enabled()
                 if self._is_copied:
                     self._copy_buffers()
-            self._other.items.append(item)
-            self._other.indices = self._other.indices or indices
+            self.other.items.append(item)
+            self.other.indices = self.other.indices or indices
             return
         last = window.batches[-1]
         if last.is_from(loader):
@@ -117,9 +134,9 @@ class BatchTracker:
 
         Returns the window that is over by it.
         """
-        if self._other is None or not torch.is_grad_enabled():
+        if self.other is None or not torch.is_grad_enabled():
             return None
-        ref, self._other = self._other, None
+        ref, self.other = self.other, None
         over, self.window = self.window, None
         if over is not None:
             self.close(over)
@@ -163,7 +180,9 @@ class BatchTracker:
         """The window is over: its batches are counted."""
         if window is self.window:
             self.window = None
-        self._trained.update(id(o()) for b in window.batches if b.is_used for o, _ in b.items)
+        for ref in window.batches:
+            for source, _ in ref.items if ref.is_used else ():
+                self._trained.add(id(source()))
         step = window.batches[-1].step
         if not window.is_loaderless and step >= self.num_batches:
             self.num_batches = step + 1
@@ -174,8 +193,8 @@ class BatchTracker:
 
     def forget(self, loader: Any) -> None:
         """A loader is through: what it gave without being trained on belongs to no step."""
-        if self._other is not None and self._other.is_from(loader):
-            self._other = None
+        if self.other is not None and self.other.is_from(loader):
+            self.other = None
         window = self.window
         if window is None or window.num_attempted or window.num_backward:
             return
@@ -193,10 +212,6 @@ class BatchTracker:
             return False
         self.num_batches += is_first
         return True
-
-    def drop_other(self) -> None:
-        """What other loaders gave in between was not trained on."""
-        self._other = None
 
     def _epoch(self, loader: Any) -> int:
         if self.counts_every_batch:
@@ -231,6 +246,7 @@ class BatchTracker:
 
     def end_epoch(self, loader: Any) -> None:
         self._trained.discard(id(loader))
+        self._epoch_of = None
         self._engine.recovery.note_epoch()
         if self.counts_every_batch:
             self._num_epochs += 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..numerics.health import is_finite
+from .unseen import unseen
 
 __all__ = ["Buffers", "join"]
 
@@ -38,8 +39,8 @@ class Buffers:
         self._homes = None
 
     def clear(self) -> None:
-        """Let go of the copies."""
-        self._copies.clear()
+        """Let go of the copies; who was given them keeps them."""
+        self._copies = {}
 
     def _found(self) -> list[tuple[nn.Module, str, str]]:
         if self._homes is None:
@@ -71,6 +72,7 @@ class Buffers:
         if self._homes is None or self._homes:
             self._copy(is_kept)
 
+    @unseen
     @torch.no_grad()
     def _copy(self, is_kept: bool) -> None:
         if is_kept:

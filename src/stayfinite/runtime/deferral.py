@@ -11,7 +11,7 @@ from .ranks import NOT_DUE
 from .shards import local
 from .shared_check import SharedCheck
 from .unseen import unseen
-from .window import Window
+from .window import Failure, Window
 
 __all__ = ["Deferral"]
 
@@ -109,3 +109,12 @@ class Deferral:
         for window in (*fine, *later, *([bad] if bad is not None else [])):
             window.is_moved = False
         return fine, bad, later
+
+    def close_fine(self, fine: list[Window], bad: Window | None) -> tuple[Window, Failure] | None:
+        """Close steps that went well; the one where a deep check has found something."""
+        for i, window in enumerate(fine):
+            is_followed = i + 1 < len(fine) or bad is not None or self.is_waiting
+            failure = self._host.close_healthy(window, is_followed)
+            if failure is not None:
+                return window, failure
+        return None

@@ -21,8 +21,7 @@ from .frames import calling_frames, variables
 from .rng import is_generator
 
 __all__ = [
-    "find_averages",
-    "find_generators",
+    "find_beside",
     "find_models",
     "find_optimizers",
     "find_schedulers",
@@ -38,10 +37,17 @@ _CLOSED = (
 )  # fmt: skip
 
 
+_ATOMS = frozenset((*_CLOSED[:-1], nn.Parameter))
+
+
 def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
     """(what it is called, the module): the outermost modules within reach, nearest first."""
-    found = [(n, v) for n, v in _reachable(frame) if issubclass(type(v), nn.Module)]
-    return _outermost([(n, m) for n, m in found if _is_whole(m)])
+    return _modules(_reachable(frame))
+
+
+def _modules(found: Iterable[tuple[str, Any]]) -> list[tuple[str, nn.Module]]:
+    modules = [(n, v) for n, v in found if issubclass(type(v), nn.Module)]
+    return _outermost([(n, m) for n, m in modules if _is_whole(m)])
 
 
 def find_optimizers(frame: FrameType | None, names: Mapping[str, Any] | None = None) -> list[Any]:
@@ -61,10 +67,13 @@ def find_schedulers(frame: FrameType | None) -> list[Any]:
     return list({id(v): v for v in found}.values())
 
 
-def find_generators(frame: FrameType | None) -> list[Any]:
-    """Sources of random numbers that the training has made for itself."""
-    found = [v for _, v in _reachable(frame) if is_generator(v)]
-    return list({id(v): v for v in found}.values())
+def find_beside(frame: FrameType | None) -> tuple[list[Any], list[nn.Module]]:
+    """What a training has beside its model, in one walk: sources of random numbers that it has made for
+    itself, and running averages of the weights."""
+    found = list(_reachable(frame))
+    generators = {id(v): v for _, v in found if is_generator(v)}
+    averages: list[nn.Module] = [m for _, m in _modules(found) if isinstance(m, AveragedModel)]
+    return list(generators.values()), averages
 
 
 def _reachable(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
@@ -86,25 +95,28 @@ def _walk(todo: deque[tuple[str, Any, int]]) -> Iterator[tuple[str, Any]]:
         seen.add(id(value))
         yield name, value
         if depth < _MAX_DEPTH and not issubclass(type(value), nn.Module):
-            todo.extend((n, v, depth + 1) for n, v in _parts(name, value))
+            depth += 1
+            for n, v in _parts(name, value):
+                if type(v) not in _ATOMS:  # most of what is held is one
+                    todo.append((n, v, depth))
 
 
-def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _parts(name: str, value: Any) -> Iterable[tuple[str, Any]]:
     kind = type(value)
-    if kind in (list, tuple):
-        for part in value[:_MAX_PARTS]:
-            yield name, part
-    elif kind is dict:
-        for key, part in list(value.items())[:_MAX_PARTS]:
-            yield str(key), part
-    elif not kind.__module__.startswith(("torch.utils.data", "builtins", "_io", "threading")):
+    if kind is list or kind is tuple:
+        return [(name, part) for part in value[:_MAX_PARTS]]
+    inside: Any = value
+    if kind is not dict:
+        if kind.__module__.startswith(("torch.utils.data", "builtins", "_io", "threading")):
+            return ()
         try:
             inside = object.__getattribute__(value, "__dict__")
         except (AttributeError, TypeError):
-            return
-        if isinstance(inside, dict):
-            for key, part in list(inside.items())[:_MAX_PARTS]:
-                yield str(key), part
+            return ()
+        if not isinstance(inside, dict):
+            return ()
+    first = list(itertools.islice(inside.items(), _MAX_PARTS))
+    return [(str(key), part) for key, part in first if type(part) not in _ATOMS]
 
 
 def _is_whole(module: nn.Module) -> bool:
@@ -141,11 +153,6 @@ def find_models(
 
 def _is_trained(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad and parameter.is_floating_point()
-
-
-def find_averages(frame: FrameType | None) -> list[nn.Module]:
-    """Running averages of the weights within reach."""
-    return [m for _, m in reachable_modules(frame) if isinstance(m, AveragedModel)]
 
 
 def find_stateful(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from torch import Tensor
@@ -26,7 +25,8 @@ from ..patches.provenance import provenance
 from ..records import Incident, StepRecord
 from ..recover.policy import Policy
 from .deferral import Deferral
-from .discover import find_averages, find_generators
+from .discover import find_beside
+from .frames import StepPlace
 from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
@@ -85,8 +85,7 @@ class Engine:
         """What `guard.step` makes its steps of."""
         self.solved: dict[Any, tuple[Any, Any, int]] = {}
         """What was proved to help, by place: for the same failure it is not searched again."""
-        self.step_place: tuple[CodeType, int, int] | None = None
-        """Where the loop made its last step."""
+        self.step_place = StepPlace()
         self.script: str | None = None
         """The file that `stayfinite run` runs; with a guard of one's own, None."""
         self.num_applied = 0
@@ -129,25 +128,29 @@ class Engine:
         self._has_world = has_world()
         if self._has_world:
             self.ranks.mark()
-        if self._generation != self.state.generation:
-            self._generation = self.state.generation
-            self._is_primed = False
-            self.log.clear()
-            self.forget_due()
         if self._is_primed and not self._begins_anew():
             return
         self._is_primed, self._early = True, None
-        frame = sys._getframe(1)
-        self.rng.watch(find_generators(frame))
-        self.state.adopt_averages([*provenance.averages, *find_averages(frame)])
+        generators, averages = find_beside(sys._getframe(1))
+        self.rng.watch(generators)
+        self.state.adopt_averages([*provenance.averages, *averages])
         note_initial(self.state)
-        share = self.settings.snapshot_ram_share
         folder = self.ranks.own_folder(self.snapshot_folder)
-        self._has_room = choose_snapshot(self.state, share, folder)
+        self._has_room = choose_snapshot(self.state, self.settings.snapshot_ram_share, folder)
         self.state.buffers.copy()
         if self._has_room:
             self._cost = self.state.take_snapshot(0)
         self._deep_started = time.perf_counter()
+
+    def _forget_gone(self) -> None:
+        """An optimizer is gone, and perhaps its model: here, between two steps, all is copied anew."""
+        if self.deferral.is_waiting:  # for steps that may have to be made again from those copies
+            self.want_deep_check()
+            return
+        self._generation, self._is_primed = self.state.generation, False
+        self.state.forget_gone()
+        self.log.clear()
+        self.forget_due()
 
     def _begins_anew(self) -> bool:
         """A loop without a loader shows itself behind its first forward: whether all can be copied
@@ -162,7 +165,6 @@ class Engine:
             self.want_deep_check()
         return False
 
-    @unseen
     def open(self) -> RngState:
         """A window opens: the snapshot that the last deep check allowed is taken now, with all that
         the loop did after its step (schedule, averages) in it. Returns the random state."""
@@ -171,8 +173,17 @@ class Engine:
             self.ranks.mark()
         if self._early is not None:  # rates, schedules, weights may have been set since then
             self._early, self._is_primed = None, False
-        if not self._is_primed or self._generation != self.state.generation:
+        if self._generation != self.state.generation:
+            self._forget_gone()
+        if not self._is_primed:
             self.prime()
+        if self._due is not None or provenance.has_averages:
+            self._take_due_snapshot()
+        self.state.buffers.copy(is_kept=self.deferral.is_waiting)
+        return self.rng.capture()
+
+    @unseen
+    def _take_due_snapshot(self) -> None:
         if provenance.has_averages and self.state.adopt_averages(provenance.averages):
             self._due = self._due or (self.num_applied, [])
         if self._due is not None and not self.ranks.is_together:
@@ -183,8 +194,6 @@ class Engine:
                 self.state.take_snapshot(tag)
                 self.log.begin_anew()
             self._cost += time.perf_counter() - start
-        self.state.buffers.copy(is_kept=self.deferral.is_waiting)
-        return self.rng.capture()
 
     def prime_again(self, is_opening: bool = False) -> None:
         """A model turned up: before the first step, all of it counts as the start.
@@ -207,8 +216,7 @@ class Engine:
     @property
     def must_wait(self) -> bool:
         """Whether a deep check or a snapshot waits for the verdict of a step that has been made."""
-        is_due = self._is_deep_wanted or self._due is not None
-        return is_due and self.deferral.is_waiting
+        return (self._is_deep_wanted or self._due is not None) and self.deferral.is_waiting
 
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""
@@ -267,7 +275,6 @@ class Engine:
                 return Failure("gradient", window.step, name=self.state.name_of(p))
         return None
 
-    @unseen
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows.
 
@@ -282,31 +289,24 @@ class Engine:
             self.history.append(row)
             if self.journal is not None:
                 self.journal.step(row)
-            if self._has_room:
-                self.log.add(window)
-                # A clock read every few steps is enough; the interval is in steps' worth of time.
-                if len(self.log) % 8 and not (
+            # A clock read every few steps is enough; the interval is in steps' worth of time.
+            if (
+                self._has_room
+                and self.log.add(window) % 8
+                and not (
                     self._is_deep_wanted
                     or self._num_wary
                     or (self._has_world and self.ranks.has_others)
                     or self.log.is_full()
-                ):
-                    return None
+                )
+            ):
+                return None
         if not self._is_deep_due():
             return None
         if is_followed and not self.ranks.is_together:
             self._is_deep_wanted = True
             return None
         return self.deep_check(window.step)
-
-    def close_fine(self, fine: list[Window], bad: Window | None) -> tuple[Window, Failure] | None:
-        """Close deferred steps that went well; the one where a deep check has found something."""
-        for i, window in enumerate(fine):
-            is_followed = i + 1 < len(fine) or bad is not None or self.deferral.is_waiting
-            failure = self.close_healthy(window, is_followed)
-            if failure is not None:
-                return window, failure
-        return None
 
     def _is_deep_due(self) -> bool:
         if self.ranks.is_together:

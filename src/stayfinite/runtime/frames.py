@@ -19,9 +19,9 @@ from ..numerics.health import is_finite
 from ..parsing import parsed
 
 __all__ = [
+    "StepPlace",
     "bad_tensors",
     "calling_frames",
-    "calling_place",
     "codes_of_step",
     "holds_bad_number",
     "is_at_loop_head",
@@ -43,20 +43,55 @@ def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
     return found
 
 
-def calling_place(
-    frame: FrameType | None, passed_by: Container[CodeType] = ()
-) -> tuple[CodeType, int, int] | None:
-    """(code, line, instruction) where the user's or a framework's code stands; nothing is held of it.
+class StepPlace:
+    """Where the loop has made its last step; nothing is held of its frame.
 
-    `passed_by`: functions that are not meant, such as an optimizer's own `step`.
+    In nearly every step that is as many frames away as in the one before, so one look is enough.
     """
-    while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        is_meant = frame.f_code not in passed_by
-        if is_meant and not name.startswith(("stayfinite.", "torch.")):
-            return frame.f_code, frame.f_lineno, frame.f_lasti
-        frame = frame.f_back
-    return None
+
+    def __init__(self) -> None:
+        self.code: CodeType | None = None
+        """Of the user's or a framework's function; None before the first step."""
+        self.instruction = -1
+        self._depth = 0
+        self._inner: CodeType | None = None
+        """Of what that function has called: torch's or ours."""
+
+    @property
+    def line(self) -> int | None:
+        if self.code is None:
+            return None
+        for start, end, line in self.code.co_lines():
+            if start <= self.instruction < end:
+                return line
+        return None
+
+    def note(self, passed_by: Container[CodeType] = ()) -> None:
+        """The caller is asked by a step. `passed_by`: functions that are not meant, such as an
+        optimizer's own `step`."""
+        try:
+            frame = sys._getframe(self._depth)
+            if frame.f_code is self.code and sys._getframe(self._depth - 1).f_code is self._inner:
+                self.instruction = frame.f_lasti
+                return
+        except ValueError:  # it is less deep this time
+            pass
+        self._look_for(sys._getframe(1), passed_by)
+
+    def _look_for(self, frame: FrameType | None, passed_by: Container[CodeType]) -> None:
+        self.code, self._depth, self._inner = None, 0, None
+        inner, depth = None, 1
+        while frame is not None:
+            if _is_meant(frame, passed_by):
+                self.code, self.instruction = frame.f_code, frame.f_lasti
+                self._depth, self._inner = depth, inner
+                return
+            inner, frame, depth = frame.f_code, frame.f_back, depth + 1
+
+
+def _is_meant(frame: FrameType, passed_by: Container[CodeType]) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return frame.f_code not in passed_by and not name.startswith(("stayfinite.", "torch."))
 
 
 def codes_of_step(optimizer: Any) -> list[CodeType]:
@@ -108,11 +143,9 @@ def _is_bad_number(value: Any) -> bool:
 
 def is_at_loop_head(frame: FrameType | None) -> bool:
     """Whether the calling code stands at the head of a `for`, which asks for its next item."""
-    place = calling_place(frame)
-    if place is None:
-        return True
-    code, line, _ = place
-    return line in _loop_heads(code.co_filename)
+    while frame is not None and not _is_meant(frame, ()):
+        frame = frame.f_back
+    return frame is None or frame.f_lineno in _loop_heads(frame.f_code.co_filename)
 
 
 @functools.lru_cache(maxsize=32)

@@ -44,11 +44,9 @@ class GivenBatches:
                 call(self._end)
                 raise
             indices = provenance.batch_indices
-            if not call(driver.drops_batch, self._loader, indices, fallback=False):
-                break
-        self._num_given += 1
-        call(driver.on_batch, self._loader, batch, indices)
-        return batch
+            if call(driver.takes_batch, self._loader, batch, indices, fallback=True):
+                self._num_given += 1
+                return batch
 
     def _end(self) -> None:
         self._driver.on_loader_end(self._loader)

@@ -22,7 +22,7 @@ from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import calling_place, codes_of_step
+from .frames import codes_of_step
 from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ranks import RankFailure
@@ -61,6 +61,8 @@ class LoopDriver:
         self._scaling = Scaling(engine)
         self._was_stepped = False
         self._is_own_work = False
+        self._is_deferred = engine.settings.deferred
+        self._left_out = engine.recovery.left_out
 
     @property
     def is_replaying(self) -> bool:
@@ -73,8 +75,7 @@ class LoopDriver:
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
-    def wants_gradients(self) -> bool:
-        return False
+    wants_gradients = False
 
     def after_backward(self) -> None:
         """Only where nobody's step looks at the gradients."""
@@ -105,29 +106,27 @@ class LoopDriver:
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for a batch: its last iteration over this loader is over."""
-        if self._is_own_work or not self.tracker.owns(loader):
+        if self._is_own_work:
             return
-        self.tracker.drop_other()
-        window = self.tracker.window
-        if window is not None and window.num_attempted:
+        window = self.tracker.over_by(loader)
+        if window is not None:
             self._close(window)
 
-    def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
-        return draw()
+    draw: Callable[[Any, Callable[[], Any]], Any] | None = None
+    """The loop's batches are the loader's own."""
 
-    def on_batch(self, loader: Any, batch: Any, indices: Any) -> None:
-        if self._is_own_work or self.is_replaying:
-            return
-        if self.tracker.window is None:
-            self.before_window()
-            self.phase = Phase.FORWARD
-        self.tracker.add(loader, batch, indices)
-
-    def drops_batch(self, loader: Any, indices: Any) -> bool:
-        """A rollback leaves some of the batches after it out as well."""
-        if not self.engine.recovery.left_out.drops or self._is_own_work:
+    def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
+        """The loop gets this batch, unless it is one that a rollback leaves out as well."""
+        if self._is_own_work:
+            return True
+        if self._left_out.drops and self.tracker.drops_batch(loader, indices):
             return False
-        return self.tracker.drops_batch(loader, indices)
+        if self.engine.replay is None:
+            if self.tracker.window is None:
+                self.before_window()
+                self.phase = Phase.FORWARD
+            self.tracker.add(loader, batch, indices)
+        return True
 
     def on_loader_start(self, loader: Any) -> None:
         """A new iterator of a loader; whoever knows its length may not have asked for its end."""
@@ -152,7 +151,7 @@ class LoopDriver:
     def before_backward(self, loss: Tensor) -> None:
         if self._is_own_work or self.phase is Phase.OVER:
             return
-        over = self.tracker.take_other()
+        over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
             self.phase = Phase.FORWARD
             self._ends.after_unseen(over)
@@ -221,10 +220,10 @@ class LoopDriver:
         if self._is_own_work or self.phase is Phase.OVER:
             return True
         window = self.window_for(optimizer)
-        self.engine.step_place = calling_place(sys._getframe(1))
+        self.engine.step_place.note()
         if window.failure is not None:
             return window.failure.symptom == "scaler_skip"
-        if self.engine.deferral.serves(optimizer):
+        if self._is_deferred and self.engine.deferral.serves(optimizer):
             self.engine.deferral.arm(window, optimizer)
             return True
         failure = self._scaling.check(window, optimizer)
@@ -261,7 +260,7 @@ class LoopDriver:
         window = self.tracker.window
         if self._is_own_work or window is None:
             return
-        if self.engine.deferral.is_armed(optimizer):
+        if self._is_deferred and self.engine.deferral.is_armed(optimizer):
             self.engine.deferral.submit(window, optimizer)
         elif is_done:
             window.num_applied += 1
@@ -273,7 +272,7 @@ class LoopDriver:
         """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
         is_fine = self._is_own_work or self.may_step(optimizer)
         if not self._is_own_work:  # such a step is seen from inside of the optimizer's own
-            self.engine.step_place = calling_place(sys._getframe(1), codes_of_step(optimizer))
+            self.engine.step_place.note(codes_of_step(optimizer))
         if is_fine:
             return None
         try:

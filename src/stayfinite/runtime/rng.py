@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 import struct
 import sys
@@ -129,98 +130,170 @@ class RngMemory:
 
     def __init__(self) -> None:
         self._torch = _Kept(torch.default_generator.get_state, _torch_areas())
-        self._python = _Kept(random.getstate, _python_areas())
+        self._python = _Kept(random.getstate, _python_areas(random._inst), random._inst)
         self._numpy: _Kept | None = None
         self._numpy_home: Any = None
         self._numpy_generator: Any = None
         """Held on to, so that its memory stays where we look."""
-        self._own: list[Any] = []
+        self._own: list[tuple[Any, _Kept]] = []
         self._last: RngState | None = None
-        self._all: list[Any] | None = None
-        self._at: list[bytes] = []
+        self._areas: list[Any] | None = None
+        """Of all generators, once each of them can be looked at."""
+        self._pythons: list[Any] = []
+        self._at: list[Any] = []
 
     def watch(self, generators: Iterable[Any]) -> None:
-        """From now on these are captured as well, every time."""
-        known = {id(g) for g in (*self._own, torch.default_generator, random._inst)}
-        self._own += [g for g in generators if id(g) not in known]
+        """From now on these are captured as well."""
+        known = {id(g) for g in (torch.default_generator, random._inst, _numpy_global())}
+        known |= {id(g) for g, _ in self._own}
+        self._own += [(g, _kept(g)) for g in generators if id(g) not in known]
+        self._areas = None
 
     def capture(self) -> RngState:
         """The state now; the same object as before where nothing has moved."""
-        if not self._own:
-            return self._capture()
-        found = self._capture()
-        own = [(g, _get(g)) for g in self._own]
-        return RngState(found.torch, found.accelerator, found.python, found.numpy, own)
+        if (
+            self._areas is not None
+            and self._position() == self._at
+            and self._numpy_home._bit_generator is self._numpy_generator
+            and not is_accelerator_started()
+        ):
+            return self._last  # type: ignore[return-value]  # there is one where there are areas
+        return self._look_at_each()
 
-    def _capture(self) -> RngState:
-        if self._all is not None:
-            if self._numpy_home._bit_generator is not self._numpy_generator:
-                self._all, self._numpy = None, _Kept(sys.modules["numpy"].random.get_state, None)
-                return self._capture()
-            at = [area.raw for area in self._all]
-            if at == self._at and not is_accelerator_started() and self._last is not None:
-                return self._last
-        elif self._numpy is None and "numpy" in sys.modules:
-            numpy = sys.modules["numpy"]
-            self._numpy_home = numpy.random.mtrand._rand
-            self._numpy_generator = self._numpy_home._bit_generator
-            self._numpy = _Kept(numpy.random.get_state, _numpy_areas(self._numpy_generator))
-        known = [k for k in (self._torch, self._python, self._numpy) if k is not None]
+    def _position(self) -> list[Any]:
+        at = [area.raw for area in self._areas or ()]
+        for generator in self._pythons:
+            at.append(generator.gauss_next)
+        return at
+
+    def _look_at_each(self) -> RngState:
+        home = _numpy_global()
+        if home is not None and (
+            self._numpy is None or home._bit_generator is not self._numpy_generator
+        ):
+            self._numpy_home, self._numpy_generator = home, home._bit_generator
+            self._numpy = _Kept(home.get_state, _legacy_areas(home))
+            self._areas = None
+        shared = [k for k in (self._torch, self._python, self._numpy) if k is not None]
+        known = [*shared, *(kept for _, kept in self._own)]
         for kept in known:
             kept.look()
-        if self._numpy is not None and all(kept.areas for kept in known):
-            self._all = [area for kept in known for area in kept.areas or ()]
-            self._at = [area.raw for area in self._all]
+        if self._areas is None and self._numpy is not None and all(k.areas for k in known):
+            self._areas = [area for kept in known for area in kept.areas or ()]
+            self._pythons = [k.python for k in known if k.python is not None]
+        self._at = self._position()
         state = self._numpy.state if self._numpy is not None else None
-        self._last = RngState(self._torch.state, random_states(), self._python.state, state)
+        own = [(generator, kept.state) for generator, kept in self._own]
+        self._last = RngState(self._torch.state, random_states(), self._python.state, state, own)
         return self._last
 
 
 class _Kept:
-    """One generator: its last copy, and where the few bytes lie that tell whether it has moved."""
+    """One generator: its last copy, and where the few bytes lie that tell whether it has moved.
 
-    def __init__(self, copy: Callable[[], Any], areas: list[Any] | None) -> None:
+    `python`: one of Python's own, which keeps the second of a pair of normal numbers as an attribute.
+    """
+
+    def __init__(
+        self, copy: Callable[[], Any], areas: list[Any] | None, python: Any = None
+    ) -> None:
         self.copy = copy
         self.areas = areas
-        self._at: list[bytes] | None = None
+        self.python = python if areas else None
+        self._at: list[Any] | None = None
         self.state: Any = None
 
     def look(self) -> None:
         """Copy it if it has moved since the last look."""
         at = [area.raw for area in self.areas] if self.areas is not None else None
+        if at is not None and self.python is not None:
+            at.append(self.python.gauss_next)
         if at is None or at != self._at:
             self.state, self._at = self.copy(), at
+
+
+def _kept(generator: Any) -> _Kept:
+    """One that the training has made for itself; what cannot be looked at is copied every time."""
+    kind, areas = type(generator), None
+    if kind is random.Random:
+        areas = _python_areas(generator)
+    elif kind is torch.Generator and generator.device.type == "cpu" and _torch_areas() is not None:
+        areas = _around_twister(generator)
+    elif hasattr(generator, "bit_generator"):
+        areas = _pcg_areas(generator.bit_generator)
+    elif hasattr(generator, "_bit_generator"):
+        areas = _legacy_areas(generator)
+    return _Kept(
+        lambda: _get(generator), areas, generator if isinstance(generator, random.Random) else None
+    )
+
+
+def _numpy_global() -> Any:
+    """The generator behind `numpy.random.rand` and the like; None where NumPy is not imported."""
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random.mtrand._rand
 
 
 def _area(address: int, size: int) -> Any:
     return (ctypes.c_char * size).from_address(address)
 
 
-def _python_areas() -> list[Any] | None:
+def _python_areas(generator: random.Random) -> list[Any] | None:
     """Position and first word of Python's Mersenne twister."""
-    base = id(random._inst) + object.__basicsize__
+    base = id(generator) + object.__basicsize__
     area = _area(base, 8)
-    words = random.getstate()[1]
+    words = generator.getstate()[1]
     if struct.unpack("<iI", area.raw) != (words[-1], words[0]):
         return None  # another interpreter lays it out differently
     return [area]
 
 
-def _numpy_areas(generator: Any) -> list[Any] | None:
-    """The same for NumPy's global generator, unless it is of another kind."""
+def _legacy_areas(home: Any) -> list[Any] | None:
+    """The same for NumPy's global generator, with the second of a pair of normal numbers, which is kept
+    beside it; None if it is of another kind."""
     try:
+        generator = home._bit_generator
         base = generator.ctypes.state_address
         state = generator.state
         words, index = state["state"]["key"], state["state"]["pos"]
+        pair = _pair_offset()
     except Exception:
         return None
-    if state["bit_generator"] != "MT19937":
+    if state["bit_generator"] != "MT19937" or pair is None:
         return None
     first, position = _area(base, 4), _area(base + 2496, 4)
     is_there = struct.unpack("<Ii", first.raw + position.raw) == (int(words[0]), index)
-    return [first, position] if is_there else None
+    return [first, position, _area(id(home) + pair, 16)] if is_there else None
 
 
+@functools.lru_cache(maxsize=1)
+def _pair_offset() -> int | None:
+    """Where in a `RandomState` its flag and its second normal number lie; tried out on one of our own."""
+    kind = sys.modules["numpy"].random.RandomState
+    scratch = kind(0)
+    scratch.standard_normal()
+    whole = _area(id(scratch), kind.__basicsize__)
+    at = whole.raw.find(struct.pack("<d", scratch.get_state(legacy=False)["gauss"])) - 8
+    if at < 0 or struct.unpack_from("<i", whole.raw, at) != (1,):
+        return None
+    scratch.standard_normal()
+    return at if struct.unpack_from("<i", whole.raw, at) == (0,) else None
+
+
+def _pcg_areas(generator: Any) -> list[Any] | None:
+    """The state of NumPy's PCG64, and the half of a number that it keeps."""
+    if type(generator).__name__ not in ("PCG64", "PCG64DXSM"):
+        return None
+    base = generator.ctypes.state_address  # a pointer to the words, then a flag and a half number
+    words = _area(ctypes.c_void_p.from_address(base).value or 0, 32)
+    state = generator.state
+    low, high = struct.unpack_from("<QQ", words.raw)
+    if state["state"]["state"] not in (low | high << 64, high | low << 64):
+        return None
+    return [words, _area(base + ctypes.sizeof(ctypes.c_void_p), 8)]
+
+
+@functools.lru_cache(maxsize=1)
 def _torch_areas() -> list[Any] | None:
     """The same for torch's, with the half of a pair of normal numbers that it keeps for later.
 

@@ -23,7 +23,8 @@ class ScriptDriver(LoopDriver):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, counts_every_batch=False)
-        self._known: tuple[int, ...] = ()
+        self._known = 0
+        """Which version of the list of optimizers the models were looked for with."""
         self._has_trained = False
         self._has_looked_in_loop = False
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
@@ -36,7 +37,8 @@ class ScriptDriver(LoopDriver):
         self._elsewhere: dict[int, Any] = {}
         """Optimizers that another thread steps, to be released before more is read of them."""
 
-    def wants_gradients(self) -> bool:
+    @property
+    def wants_gradients(self) -> bool:  # type: ignore[override]
         return self._own is not None and not self._is_own_work and self.phase is not Phase.OVER
 
     def on_optimizer(self, optimizer: Any) -> None:
@@ -56,10 +58,8 @@ class ScriptDriver(LoopDriver):
 
     def before_backward(self, loss: Tensor) -> None:
         self._has_trained = True
-        if self._own is None or not self.wants_gradients():
-            super().before_backward(loss)
-            return
-        self._own.begin(loss)
+        if self._own is not None and self.wants_gradients:
+            self._own.begin(loss)
         super().before_backward(loss)
 
     def after_backward(self) -> None:
@@ -94,10 +94,11 @@ class ScriptDriver(LoopDriver):
     def before_window(self) -> None:
         """Models are looked for when an optimizer has turned up since the last look, and when the loop
         begins: a loss with a state of its own may be made later than the optimizer."""
-        self.release_others()
-        now = tuple(id(o) for o in self.state.optimizers)
-        if now != self._known or not self._has_looked_in_loop:
-            self._has_looked_in_loop = bool(now)
+        if self._elsewhere:
+            self.release_others()
+        optimizers = self.state.optimizers
+        if optimizers.version != self._known or not self._has_looked_in_loop:
+            self._has_looked_in_loop = len(optimizers) > 0
             self._look_for_models(is_opening=True)
 
     def window_for(self, optimizer: Any) -> Window:
@@ -115,7 +116,7 @@ class ScriptDriver(LoopDriver):
 
     def _look_for_models(self, is_opening: bool = False) -> None:
         optimizers = list(self.state.optimizers)
-        self._known = tuple(id(o) for o in optimizers)
+        self._known = self.state.optimizers.version
         frame = sys._getframe(1)
         for scheduler in find_schedulers(frame) if is_opening else ():
             if any(scheduler.optimizer is o for o in optimizers):

@@ -74,11 +74,17 @@ class TrainState:
         self._forget_caches()
 
     def _optimizer_gone(self) -> None:
-        """With its last optimizer a training is over: nothing of it is kept."""
+        """With its last optimizer a training is over: nothing of it is kept.
+
+        The garbage collector says so, at any moment: where others are left, a step of theirs may be under
+        way, and what is kept for it stays until the next one begins.
+        """
         self.generation += 1
         if not self.optimizers:
             self.let_go()
-            return
+
+    def forget_gone(self) -> None:
+        """Copies are of another training now; those of this one are about to be made."""
         self.snapshot.drop()
         self.buffers.clear()
         self._forget_caches()
@@ -97,7 +103,9 @@ class TrainState:
             params = {id(p) for p in root.parameters()}
             if params & theirs and not params & moved:
                 del self._roots[name]
-        self._optimizer_gone()
+        self.generation += 1
+        self.snapshot.drop()  # to go back there would move theirs
+        self._forget_caches()
 
     def add_scheduler(self, scheduler: Any) -> None:
         if not any(s is scheduler for s in self.schedulers):
@@ -185,7 +193,10 @@ class TrainState:
 
     def lrs(self) -> tuple[float, ...]:
         """The learning rate of every group; the same tuple while nobody has set another."""
-        rates = [g.get("lr") for o in self.optimizers for g in o.param_groups]
+        rates = []
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                rates.append(group.get("lr"))
         if rates != self._rates:
             kept = [r for r in rates if isinstance(r, (int, float, Tensor))]
             # A tensor is changed in place, so it has to be read again each time.

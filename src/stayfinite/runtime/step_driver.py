@@ -165,7 +165,7 @@ class StepDriver:
     def _collect(self, is_last: bool = False) -> Incident | None:
         """Deferred steps: close those that went well, look into the first that did not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
-        found = self.engine.close_fine(fine, bad)
+        found = self.engine.deferral.close_fine(fine, bad)
         if found is not None:
             return self._handle(*found)[0]
         if bad is None:

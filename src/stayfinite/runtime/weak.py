@@ -44,9 +44,12 @@ class WeakList(Generic[T]):
 
     def __init__(self, on_gone: Callable[[], None] | None = None) -> None:
         self._refs: list[Callable[[], T | None]] = []
+        self.version = 0
+        """Goes up with every change."""
         self._on_gone = weakref.WeakMethod(on_gone) if on_gone is not None else None
 
     def append(self, member: T) -> None:
+        self.version += 1
         try:
             self._refs.append(weakref.ref(member, self._gone))
         except TypeError:  # a class with slots and no room for weak references
@@ -54,15 +57,18 @@ class WeakList(Generic[T]):
 
     def _gone(self, ref: Any) -> None:
         self._refs = [r for r in self._refs if r is not ref]
+        self.version += 1
         tell = self._on_gone() if self._on_gone is not None else None
         if tell is not None:
             tell()
 
     def remove(self, member: T) -> None:
         self._refs = [ref for ref in self._refs if ref() is not member]
+        self.version += 1
 
     def clear(self) -> None:
         self._refs.clear()
+        self.version += 1
 
     def __iter__(self) -> Iterator[T]:
         return iter([member for ref in self._refs if (member := ref()) is not None])

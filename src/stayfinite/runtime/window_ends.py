@@ -79,7 +79,7 @@ class WindowEnds:
     def _collect(self, is_last: bool = False, is_regular: bool = True) -> None:
         """Deferred steps: close those that went well, look into the first that did not."""
         fine, bad, later = self._engine.deferral.collect(is_last)
-        found = self._engine.close_fine(fine, bad)
+        found = self._engine.deferral.close_fine(fine, bad)
         if found is not None:
             self._bad.handle(*found)
             return

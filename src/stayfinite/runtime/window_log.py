@@ -24,13 +24,16 @@ class WindowLog(list[Window]):
         self._num_bytes = 0
         self._stale: list[Window] = []
 
-    def add(self, window: Window) -> None:
-        if len(self) % 64 == 0:
+    def add(self, window: Window) -> int:
+        """How many there are now."""
+        number = len(self)
+        if number % 64 == 0:
             size = sum(batch_bytes(b.value) for b in window.batches)
-            self._num_bytes = (len(self) + 64) * size
+            self._num_bytes = (number + 64) * size
         self.append(window)
         if self._stale:
             self._stale.pop()
+        return number + 1
 
     def is_full(self, num_more: int = 0) -> bool:
         return len(self) + num_more >= self._most or self._num_bytes > _MAX_BYTES
