@@ -275,7 +275,7 @@ class Action:
     """What was done about it."""
 
     kind: str
-    """skipped | sanitized | partial | raised | rolled_back | put_back | stopped | none"""
+    """skipped | sanitized | partial | raised | rolled_back | put_back | rebuilt | stopped | none"""
     detail: str = ""
     restored_step: int | None = None
 

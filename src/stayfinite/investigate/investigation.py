@@ -22,7 +22,7 @@ from ..runtime.probes import describe
 from ..runtime.ranks import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
-from .describe import WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
+from .describe import REBUILT, WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
 from .own_counts import OwnCounts
 from .rank_trace import SUM_NOTE, RankTrace
 from .tracing import module_names
@@ -57,6 +57,8 @@ class Investigation:
         self.counts = OwnCounts(self.state)
         self.num_given_up = 0
         """Steps that a return to the snapshot undid and that cannot be run again."""
+        self.num_rebuilt = 0
+        """Steps that were run again from the snapshot and are all applied."""
         self.ranks: tuple[RankPart, ...] = ()
         """What each rank had to do with it, where there are several."""
         self.is_received = False
@@ -188,6 +190,9 @@ class Investigation:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
+        if self.num_rebuilt:
+            steps = f"{self.num_rebuilt} step{'s' * (self.num_rebuilt != 1)}"
+            return Action(kind="rebuilt", detail=REBUILT.format(steps))
         return Action(kind=done_of(self.window), detail=not_applied(self.engine, self.window))
 
 

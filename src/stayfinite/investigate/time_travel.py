@@ -100,6 +100,7 @@ def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
 def _vanished(about: Investigation, failure: Failure, windows: list[Window]) -> Found:
     """All the steps since the snapshot were run again and stayed finite."""
     about.engine.log[:] = windows
+    about.num_rebuilt = len(windows)
     note = (
         f"the {len(windows)} steps since the last snapshot, run again, stayed finite: "
         "something outside the training step wrote to the state, or the hardware failed"

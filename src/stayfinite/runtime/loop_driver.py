@@ -161,7 +161,10 @@ class LoopDriver:
         if window.losses and self._are_grads_gone():
             window.losses.clear()  # the loop has thrown away what they gave
         if loss.numel() == 1:
-            window.losses.append((self.tracker.note_used(window), self._scaling.unscaled(loss)))
+            step = self.tracker.note_used(window)
+            window.losses.append((step, self._scaling.unscaled(loss)))
+            if self.engine.ranks.is_adding_up():
+                window.unsynced += (step,)
             window.live_loss = weakref.ref(loss)
         window.num_backward += 1
 

@@ -26,6 +26,7 @@ __all__ = [
     "own_rank",
     "sequence_of",
     "world_of_all",
+    "unsynced",
     "wrappers_of",
     "wrappers_there_are",
 ]
@@ -108,6 +109,15 @@ def wrappers_there_are() -> list[Any]:
 
 def is_sharded(parameter: Tensor) -> bool:
     return getattr(parameter, "device_mesh", None) is not None
+
+
+@contextlib.contextmanager
+def unsynced(wrappers: list[Any]) -> Iterator[None]:
+    """As under `no_sync`: gradients stay on this rank and are added up."""
+    with contextlib.ExitStack() as stack:
+        for module in wrappers:
+            stack.enter_context(module.no_sync())
+        yield
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from .rank_groups import (
     sequence_of,
     world_of_all,
     wrappers_of,
+    wrappers_there_are,
 )
 from .rank_records import Agreed, RankFailure, Settled
 from .rank_summary import RankSummary
@@ -76,6 +77,8 @@ class Ranks:
         self._rank: int | None = None
         self._is_first: bool | None = None
         self.wrappers: list[Any] = []
+        self._first_wrappers: list[Any] = []
+        """Those that there were before the first step had shown which of them are trained."""
         self._has_warned = self._has_said = False
         self._was_shared = False
         self._is_whole = True
@@ -152,6 +155,7 @@ class Ranks:
         self.talk.close()
         self._group = self._world = self._pair = None
         self.wrappers.clear()
+        self._first_wrappers.clear()
 
     def _sum_up(self) -> None:
         if self._world is not None:
@@ -174,7 +178,14 @@ class Ranks:
     def mark(self) -> None:
         """A window opens; collectives from here to the step show that the ranks go in step."""
         if self._group is None and (world := world_of_all()) is not None:
+            if self._sequence < 0:
+                self._first_wrappers = wrappers_there_are()
             self._sequence = sequence_of(world)
+
+    def is_adding_up(self) -> bool:
+        """Whether a backward just now leaves its gradients on this rank (`with model.no_sync()`)."""
+        there = self.wrappers or self._first_wrappers
+        return bool(there) and any(not m.require_backward_grad_sync for m in there)
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step is one step of several ranks."""

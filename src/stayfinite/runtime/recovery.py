@@ -109,7 +109,8 @@ class Recovery:
             action = self._stop_healthy(verdict, verdict.outlook)
         elif decision.kind not in ("sanitize", "parts"):
             action = self._plain_action(incident, decision)
-            if window is not None and (not is_own or window.is_put_back):
+            is_out = not is_own or (window is not None and window.is_put_back)
+            if is_out and action.kind != "rebuilt":
                 self.left_out.note(window, "skipped", incident)
         incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
         self.incidents_so_far.append(incident)
@@ -276,7 +277,9 @@ class Recovery:
     def _plain_action(self, incident: Incident, decision: Decision) -> Action:
         if decision.kind == "raise":
             detail = "policy 'raise': the step was not applied"
-            if incident.action.kind in ("none", "put_back"):
+            if incident.action.kind == "rebuilt":
+                detail = f"policy 'raise': {incident.action.detail}"
+            elif incident.action.kind in ("none", "put_back"):
                 detail = "policy 'raise': raised before the script could apply its update"
             return Action(kind="raised", detail=detail)
         if decision.kind == "stop":
@@ -375,7 +378,7 @@ def _doing(policy: Policy) -> str:
 def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float, ...]) -> str:
     text = (
         f"back to the state before step {tag}; the {count} "
-        f"batch{'es' * (count != 1)} since then are left out"
+        f"step{'s' * (count != 1)} since then {'are' if count != 1 else 'is'} left out"
     )
     if decision.skip_next:
         text += f", and the next {decision.skip_next}"
