@@ -129,7 +129,7 @@ def test_a_rank_that_raises_by_itself_is_explained_without_the_others(tmp_path):
 @pytest.mark.parametrize("how", ["run", "protect"])
 def test_accelerate_launch(tmp_path, how):
     """Accelerate has a launcher for several processes without MPI under the name of GPUs only; none is needed."""
-    pytest.importorskip("accelerate")
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
     script = str(SCRIPT.with_name("accelerated.py"))
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
@@ -160,20 +160,17 @@ def check_one_run(home: pathlib.Path, world: int, began: int) -> None:
 
 
 def test_ray_train(tmp_path):
-    """Real Ray on this machine: the protected function, and a guard inside a plain one."""
-    pytest.importorskip("ray.train.torch")
-    script = str(SCRIPT.with_name("ray_train.py"))
-    done = run([script, "watched", "guard"], tmp_path)
+    """Real Ray on this machine, two workers."""
+    pytest.importorskip("ray.train.torch", reason="needs Ray Train: pip install 'ray[train]'")
+    done = run([str(SCRIPT.with_name("ray_train.py")), str(tmp_path)], tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
-    for how in ("watched", "guard"):
-        home = tmp_path / how
-        weights = {(home / f"total{r}").read_text() for r in range(2)}
-        assert len(weights) == 1 and weights != {"nan"}
-        (incident,) = load_run(home).incidents
-        assert (incident.event.step, incident.event.rank) == (3, 1)
-        assert incident.location.op == "aten.log"
-        assert incident.location.file.endswith("ray_train.py")
-        check_one_run(home, world=2, began=1)
+    weights = {(tmp_path / f"total{r}").read_text() for r in range(2)}
+    assert len(weights) == 1 and weights != {"nan"}
+    (incident,) = load_run(tmp_path / "run").incidents
+    assert (incident.event.step, incident.event.rank) == (3, 1)
+    assert incident.location.op == "aten.log"
+    assert incident.location.file.endswith("ray_train.py")
+    check_one_run(tmp_path / "run", world=2, began=1)
 
 
 def test_a_guard_in_each_of_several_processes_and_one_run_folder(tmp_path):
@@ -182,9 +179,6 @@ def test_a_guard_in_each_of_several_processes_and_one_run_folder(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("stayfinite: step 3") == 1
     home = tmp_path / "run"
-    check_one_run(home, world=3, began=1)
-    assert {p.name for p in home.glob("ledger*")} == {
-        "ledger.jsonl",
-        "ledger.rank1.jsonl",
-        "ledger.rank2.jsonl",
-    }
+    check_one_run(home, world=2, began=1)
+    names = {p.name for p in home.glob("ledger*")}
+    assert names == {"ledger.jsonl", "ledger.rank1.jsonl"}

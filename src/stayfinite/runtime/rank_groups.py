@@ -25,8 +25,8 @@ __all__ = [
     "launched_rank",
     "own_rank",
     "sequence_of",
-    "world_of_all",
     "unsynced",
+    "world_of_all",
     "wrappers_of",
     "wrappers_there_are",
 ]
