@@ -266,6 +266,8 @@ class Diagnosis:
     samples: tuple[int, ...] = ()
     """Rows of the batch that are enough to fail."""
     dataset_indices: tuple[int, ...] = ()
+    worker: int | None = None
+    """Which of the DataLoader's processes has read the batch; None where it was the training's own."""
     observed: dict[str, float] = field(default_factory=dict)
     """Figures that were measured beside the links: weights, batches, rates, replays."""
 

@@ -75,7 +75,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
     incident = new_incident(
         replace(event, value=failure.value),
         location=old.location,
-        diagnosis=replace(old.diagnosis, samples=(), dataset_indices=()),
+        diagnosis=replace(old.diagnosis, samples=(), dataset_indices=(), worker=None),
         action=replace(
             old.action,
             kind=done_of(window),

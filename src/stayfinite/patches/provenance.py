@@ -21,7 +21,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from .firewall import Firewall
 from .imports import ImportPatch, patch_when_imported
@@ -29,7 +29,7 @@ from .made_at import CallStack, call_stack
 from .made_at import targets as _constructors
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
-__all__ = ["Provenance", "install", "provenance", "remove"]
+__all__ = ["Indices", "Provenance", "install", "provenance", "remove"]
 
 
 @dataclass
@@ -55,12 +55,22 @@ class FileRead:
     lr: tuple[float, ...] = ()
 
 
+class Indices(list[Any]):
+    """The samples of a batch, and which of the loader's processes has read them."""
+
+    def __init__(self, indices: list[Any], worker: int) -> None:
+        super().__init__(indices)
+        self.worker = worker
+
+
 class _Iteration:
     """One iterator of a DataLoader: its loader, and the samples that its next batches are made of."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = weakref.ref(loader)
         self.waiting: deque[Any] = deque(maxlen=1024)
+        self.worker: int | None = None
+        """The process that has read the last batch, where it was not this one."""
 
 
 def _nobody() -> None:
@@ -156,6 +166,14 @@ class Provenance:
             self._iterator, self._now = weakref.ref(iterator), known
         index = known.waiting.popleft() if known is not None and known.waiting else None
         self.batch_indices = index if isinstance(index, list) else None
+        if known is not None and known.worker is not None and self.batch_indices is not None:
+            self.batch_indices = Indices(self.batch_indices, known.worker)
+
+    def note_worker(self, iterator: Any, worker: int) -> None:
+        """This process of the loader has read the batch that comes next."""
+        known = self._iteration(iterator)
+        if known is not None:
+            known.worker = worker
 
     def loader_of(self, iterator: Any) -> DataLoader[Any] | None:
         """The loader whose iterator this is."""
@@ -192,6 +210,7 @@ def install() -> None:
     _add(_BaseDataLoaderIter, "__init__", _SAMPLES, _iterator_init)
     _add(_BaseDataLoaderIter, "_next_index", _SAMPLES, _next_index)
     _add(_BaseDataLoaderIter, "__next__", _SAMPLES, _next)
+    _add(_MultiProcessingDataLoaderIter, "_process_data", _SAMPLES, _process_data)
     for target, make in _constructors():
         _subscriptions.append(subscribe(target, make, provenance))
     _subscriptions.append(
@@ -306,6 +325,17 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
         return index
 
     return _next_index
+
+
+def _process_data(original: Any, subscribers: Subscribers) -> Any:
+    def _process_data(
+        iterator: Any, data: Any, *worker: Any
+    ) -> Any:  # before torch 2.6 there is no worker
+        if worker:
+            _firewall.call(provenance.note_worker, iterator, worker[0])
+        return original(iterator, data, *worker)
+
+    return _process_data
 
 
 def _next(original: Any, subscribers: Subscribers) -> Any:

@@ -279,6 +279,8 @@ def _evidence(incident: Incident) -> str:
         lines.append(f"  rows of the batch that are enough to fail: {_few(d.samples)}")
     if d.dataset_indices:
         lines.append(f"  their indices in the data set: {_few(d.dataset_indices)}")
+    if d.worker is not None:
+        lines.append(f"  the batch was read by worker {d.worker} of the DataLoader")
     return "\n".join(["evidence", *lines]) if lines else ""
 
 
