@@ -42,7 +42,7 @@ class Deferral:
 
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's steps are judged later, without a sync."""
-        if not self._host.settings.deferred:
+        if not self._host.settings.deferred or self._host.ranks.is_joining():
             return False
         known = self._can_defer.get(id(optimizer))
         if known is None:

@@ -240,7 +240,7 @@ class Engine:
             if self.shared.is_shared(optimizer):
                 return self.shared.check(window, optimizer) or self.see(window)
             if self.ranks.is_joining():
-                return None
+                return self.shared.check_alike(window, optimizer)
         grads: list[Tensor] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
@@ -342,9 +342,8 @@ class Engine:
         if spike is not None:
             return spike
         if self.ranks.is_together:
-            # Here all ranks meet; a window's opening is each one's own.
             self._cost = time.perf_counter() - start
-            if self._has_room:
+            if self._has_room:  # here all ranks meet; a window's opening is each one's own
                 self._cost += self.state.take_snapshot(step + 1)
                 self.log.begin_anew()
         else:
@@ -355,8 +354,9 @@ class Engine:
 
     def handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Verdict]:
         """Look into a bad step, and do what the policy says; raises where the run must not go on."""
-        verdict = self._investigate(self, window, failure)
-        return (self.conclude(verdict) if verdict.incident is not None else None), verdict
+        with self.ranks.each_for_itself():
+            verdict = self._investigate(self, window, failure)
+            return (self.conclude(verdict) if verdict.incident else None), verdict
 
     def conclude(self, verdict: Verdict) -> Incident:
         """What the policy says about it is done; raises where the run must not go on."""

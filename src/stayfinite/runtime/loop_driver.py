@@ -329,7 +329,7 @@ class LoopDriver:
         if failure.symptom == "scaler_skip" and self._scaling.passes_by():
             window.failure = failure
             return
-        if ranks.is_joining() or (
+        if (ranks.is_joining() and failure.symptom not in ("loss", "gradient")) or (
             ranks.has_left and isinstance(failure, RankFailure) and failure.rank != ranks.rank
         ):
             return

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -123,13 +124,17 @@ def unsynced(wrappers: list[Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def hushed(wrappers: list[Any]) -> Iterator[None]:
     """Models in DistributedDataParallel called without a word to the other ranks."""
-    names = ("require_forward_param_sync", "require_backward_grad_sync")
+    instead = {
+        "require_forward_param_sync": False,
+        "require_backward_grad_sync": False,
+        "_join_config": _JoinConfig.construct_disabled_join_config(),
+    }
     # In a replay the collector shows nothing that is older.
     found = {id(m): m for m in (*wrappers, *wrappers_there_are())}
-    kept = [(module, {n: getattr(module, n) for n in names}) for module in found.values()]
+    kept = [(module, {n: getattr(module, n) for n in instead}) for module in found.values()]
     for module, _ in kept:
-        for name in names:
-            setattr(module, name, False)
+        for name, value in instead.items():
+            setattr(module, name, value)
     try:
         yield
     finally:

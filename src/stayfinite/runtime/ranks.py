@@ -79,7 +79,8 @@ class Ranks:
         self.wrappers: list[Any] = []
         self._first_wrappers: list[Any] = []
         """Those that there were before the first step had shown which of them are trained."""
-        self._has_warned = self._has_said = False
+        self._has_said = self.has_received = False
+        """`has_received`: of a step that each rank looks into by itself, its own part was finite."""
         self._was_shared = False
         self._is_whole = True
         """No parameter is spread over the ranks."""
@@ -114,6 +115,8 @@ class Ranks:
 
     def tells(self, rank: int) -> bool:
         """Whether this rank tells of what began at `rank`, where each has looked into it by itself."""
+        if self.is_apart:
+            return self.is_first or not self.has_received
         return not self.is_together or self.rank in (self.first, rank)
 
     @contextlib.contextmanager
@@ -163,17 +166,17 @@ class Ranks:
 
     def is_joining(self) -> bool:
         """Whether ranks may end early (`with model.join()`): then nobody can be counted on."""
-        if not any(m._join_config.enable for m in self.wrappers):
-            return False
-        if not self._has_warned:
-            self._has_warned = True
-            if self.is_first:
-                say(
-                    "stayfinite: steps inside `with model.join():` are not watched, because a rank "
-                    "that has ended early cannot agree to anything\n"
-                    "  try: give every rank the same number of batches (DistributedSampler does)"
-                )
-        return True
+        return any(m._join_config.enable for m in self.wrappers)
+
+    @contextlib.contextmanager
+    def each_for_itself(self) -> Iterator[None]:
+        """A look into a bad step: together, but where ranks may have ended each one by itself."""
+        if self._is_alone or not self.is_joining():
+            yield
+            return
+        self.has_received = False
+        with self.apart():
+            yield
 
     def mark(self) -> None:
         """A window opens; collectives from here to the step show that the ranks go in step."""
@@ -184,8 +187,7 @@ class Ranks:
 
     def is_adding_up(self) -> bool:
         """Whether a backward just now leaves its gradients on this rank (`with model.no_sync()`)."""
-        there = self.wrappers or self._first_wrappers
-        return bool(there) and any(not m.require_backward_grad_sync for m in there)
+        return any(not m.require_backward_grad_sync for m in self.wrappers or self._first_wrappers)
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step is one step of several ranks."""

@@ -242,6 +242,8 @@ class Recovery:
             cannot.append("sanitize")
         if not self.state.snapshot.is_taken:
             cannot.append("rollback")
+        if self._host.ranks.is_apart:  # each for itself: only what all of them do alike
+            cannot += ["parts", "sanitize", "rollback"]
         if incident.event.kind == "spike":
             wanted = self.policy.on_spike
             stop = self.policy.stop_reason(self.tally.num_consecutive, self.tally.num_total)
@@ -249,7 +251,7 @@ class Recovery:
                 return Decision("stop", stop)
             return Decision("skip" if wanted in cannot else wanted, "spike")
         is_dark = outlook is None and not incident.location.is_reproduced
-        is_new = is_dark and incident.event.phase != "data"
+        is_new = is_dark and incident.event.phase != "data" and not self._host.ranks.is_apart
         is_long = self.policy.is_thoughtful and self.tally.num_consecutive > _PATIENCE
         if is_long and self._host.ranks.any(is_new):  # they may not have been able to share a look
             count = self.tally.num_consecutive
