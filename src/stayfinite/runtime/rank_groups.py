@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ __all__ = [
     "has_world",
     "hushed",
     "is_sharded",
+    "is_whole",
     "launched_at",
     "launched_rank",
     "own_rank",
@@ -101,6 +103,24 @@ def groups_in_use(whole: Any, wrappers: list[Any], optimizers: list[Optimizer]) 
 def wrappers_of(optimizer: Optimizer) -> list[Any]:
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     return [m for m in wrappers_there_are() if any(id(p) in ids for p in m.parameters())]
+
+
+def is_whole(optimizer: Optimizer) -> bool:
+    """Whether this rank has all of what it moves: no shards, and no stage of a pipeline."""
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    return not any(is_sharded(p) for p in params) and not _is_staged(optimizer)
+
+
+def _is_staged(optimizer: Optimizer) -> bool:
+    """Whether what it moves is a stage of a pipeline (`torch.distributed.pipelining`)."""
+    kind = getattr(
+        sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None
+    )
+    if kind is None:
+        return False
+    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    stages = [o for o in gc.get_objects() if issubclass(type(o), kind)]
+    return any(id(p) in ids for stage in stages for p in stage.submod.parameters())
 
 
 def wrappers_there_are() -> list[Any]:

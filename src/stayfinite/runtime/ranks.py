@@ -26,6 +26,7 @@ from .rank_groups import (
     group_of,
     groups_in_use,
     is_sharded,
+    is_whole,
     launched_rank,
     sequence_of,
     world_of_all,
@@ -205,8 +206,7 @@ class Ranks:
             group = group_of(optimizer, wrappers)
             known = self._shared[id(optimizer)] = group is not None
             self._shared_optimizers.append(weakref.ref(optimizer))
-            params = [p for g in optimizer.param_groups for p in g["params"]]
-            self._is_whole &= not any(is_sharded(p) for p in params)
+            self._is_whole &= is_whole(optimizer)
             if group is not None:
                 self._join(group)
         if not known and self._sequence >= 0 and sequence_of(world) != self._sequence:
