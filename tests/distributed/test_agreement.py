@@ -198,10 +198,13 @@ def test_epochs_that_end_at_different_steps(crew, fault):
     assert run.state
 
 
-@pytest.mark.parametrize(("at", "fault"), [(2, "data"), (3, "gradient"), (5, "gradient")])
-def test_uneven_inputs_with_join(crew, at, fault):
+@pytest.mark.parametrize(
+    ("at", "fault", "policy"),
+    [(2, "data", "skip"), (3, "gradient", "rollback"), (5, "gradient", "skip")],
+)
+def test_uneven_inputs_with_join(crew, at, fault, policy):
     """Of three ranks one may have ended: those that still train leave the step out, and nobody is asked."""
-    run = crew("joined", world=3, fault=fault, at=at, faulty=2, is_watched=True)
+    run = crew("joined", world=3, fault=fault, at=at, faulty=2, policy=policy, is_watched=True)
     rest = crew("joined", world=3, without=[at])
     weights = [r["state"][:4] for r in run.ranks]  # which DDP hands from the last rank to all
     assert weights == [r["state"][:4] for r in rest.ranks]
@@ -216,6 +219,13 @@ def test_uneven_inputs_with_join(crew, at, fault):
     for others in told[:2]:
         assert all("came from another rank" in i.location.note for i in others)
         assert all(i.diagnosis.cause is None for i in others)
+
+
+def test_an_optimizer_that_takes_part_in_a_join_is_left_alone(crew):
+    """Its step talks to the ranks that have ended, too: nobody may leave it out."""
+    run = crew("joined", fault="gradient", at=2, is_watched=True, has_zero=True)
+    told = [Incident.from_json(t) for r in run.ranks for t in r["incidents"]]
+    assert {(i.event.symptom, i.action.kind) for i in told} == {("parameter", "none")}
 
 
 def test_a_bad_loss_of_one_rank_with_join_is_told_where_the_gradients_are_finite(crew):
