@@ -19,7 +19,7 @@ from .patches.firewall import Firewall
 from .patches.training import TrainingPatches
 from .putting_back import put_back
 from .records import Event, Incident
-from .recover.ledger import LEDGER_NAME, Ledger
+from .recover.ledger import Ledger
 from .recover.plan import StagedPlan
 from .recover.policy import Policy
 from .recover.ramp import PrecisionRamp
@@ -29,11 +29,12 @@ from .runtime.checkpoints import CheckpointWatch
 from .runtime.engine import Engine
 from .runtime.given_loader import GivenBatches
 from .runtime.incidents import environment
-from .runtime.journal import RunJournal
 from .runtime.limits import Limit
 from .runtime.loop_driver import LoopDriver
 from .runtime.plan_follow import follow_plan
 from .runtime.plan_run import PlanRun
+from .runtime.rank_groups import own_rank
+from .runtime.run_files import keep_files
 from .runtime.state import TrainState
 from .runtime.step_driver import Outcome, StepDriver
 from .runtime.step_parts import LossFn
@@ -103,10 +104,7 @@ class Guard:
         self.folder = RunFolder(run_dir)
         self.engine.on_incident = self.folder.save
         if run_dir is not None:
-            self.engine.snapshot_folder = Path(run_dir) / "snapshots"
-            self.engine.recovery.folder = Path(run_dir)
-            self.engine.recovery.left_out.ledger = Ledger(Path(run_dir) / LEDGER_NAME)
-            self.engine.journal = RunJournal(run_dir, self.state, environment())
+            keep_files(self.engine, run_dir, own_rank(), environment)
         self._steps = StepDriver(
             self.engine, next(iter(models.values())), optimizers[0],
             schedulers[0] if schedulers else None, scaler, clip_norm,

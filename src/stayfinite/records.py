@@ -27,6 +27,7 @@ __all__ = [
     "Location",
     "Operand",
     "Proof",
+    "RankPart",
     "StepRecord",
     "TensorStats",
 ]
@@ -265,6 +266,8 @@ class Diagnosis:
     samples: tuple[int, ...] = ()
     """Rows of the batch that are enough to fail."""
     dataset_indices: tuple[int, ...] = ()
+    worker: int | None = None
+    """Which of the DataLoader's processes has read the batch; None where it was the training's own."""
     observed: dict[str, float] = field(default_factory=dict)
     """Figures that were measured beside the links: weights, batches, rates, replays."""
 
@@ -274,9 +277,23 @@ class Action:
     """What was done about it."""
 
     kind: str
-    """skipped | sanitized | partial | raised | rolled_back | put_back | stopped | none"""
+    """skipped | sanitized | partial | raised | rolled_back | put_back | rebuilt | stopped | none"""
     detail: str = ""
     restored_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """What one rank of a training had to do with an incident."""
+
+    rank: int
+    role: str
+    """began | sent | received | fine: `sent` is a bad value of its own that only the others noticed."""
+    loss: float | None = None
+    indices: tuple[int, ...] = ()
+    """Of its batch in the data set, where they are known."""
+    place: str = ""
+    """Its part of the model, where that has a name: the stage of a pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +311,8 @@ class Incident:
     path: str | None = None
     same_as: str | None = None
     """The id of the incident that this one repeats: it was counted, not investigated again."""
+    ranks: tuple[RankPart, ...] = ()
+    """Of a training on several ranks: who began and who only received it."""
     schema: int = SCHEMA_VERSION
 
     KIND: ClassVar[str] = "stayfinite.incident"

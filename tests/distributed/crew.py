@@ -18,12 +18,13 @@ import traceback
 
 def main(job: dict) -> int:
     folder = pathlib.Path(job["folder"])
-    pids = [_fork(rank, job, folder) for rank in range(job["world"])]
+    pids = [fork(rank, folder, _leave_findings, rank, job, folder) for rank in range(job["world"])]
     codes = _wait(pids, time.monotonic() + job["limit"])
     return max(codes)
 
 
-def _fork(rank: int, job: dict, folder: pathlib.Path) -> int:
+def fork(rank: int, folder: pathlib.Path, call, *args) -> int:
+    """A process of its own for `call(*args)`, which says its exit code; what it prints goes to a file."""
     pid = os.fork()
     if pid:
         return pid
@@ -32,9 +33,7 @@ def _fork(rank: int, job: dict, folder: pathlib.Path) -> int:
         with open(folder / f"rank{rank}.err", "w") as err:
             os.dup2(err.fileno(), 2)
             os.dup2(err.fileno(), 1)
-            found = _rank(rank, job, folder)
-            (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(found))
-            code = 0
+            code = call(*args)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -43,15 +42,28 @@ def _fork(rank: int, job: dict, folder: pathlib.Path) -> int:
         os._exit(code)
 
 
-def _rank(rank: int, job: dict, folder: pathlib.Path) -> dict:
+def meet(rank: int, world: int, folder: pathlib.Path) -> None:
+    """This process becomes one of the ranks, over gloo on the loopback."""
     import torch
     import torch.distributed as dist
 
-    home = importlib.import_module(f"tests.distributed.{job.get('module', 'training')}")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job["world"])
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+
+
+def _leave_findings(rank: int, job: dict, folder: pathlib.Path) -> int:
+    found = _rank(rank, job, folder)
+    (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(found))
+    return 0
+
+
+def _rank(rank: int, job: dict, folder: pathlib.Path) -> dict:
+    import torch.distributed as dist
+
+    home = importlib.import_module(f"tests.distributed.{job.get('module', 'training')}")
+    meet(rank, job["world"], folder)
     try:
         return getattr(home, job["scenario"])(rank, job)
     finally:

@@ -76,3 +76,23 @@ def resumed(rank: int, job: dict) -> dict:
         "from": Path(path).name,
         "is_same": all(torch.equal(a, b) for a, b in zip(expected, found)),
     }
+
+
+def own_saves(rank: int, job: dict) -> dict:
+    """Each rank writes a file of its own; at the end one of them has a NaN in its part, and one is killed."""
+    model = training.make("fsdp")
+    home = Path(job["home"])
+    with save_gate() as gate:
+        for number in range(4):
+            if number == job["bad_at"] and rank == 1:
+                with torch.no_grad():
+                    next(model.parameters())._local_tensor.view(-1)[0] = math.nan
+            if number == job["missing_at"] and rank == 1:
+                break
+            local = {k: v._local_tensor for k, v in get_model_state_dict(model).items()}
+            path = home / job["name"].format(step=number, rank=rank)
+            path.parent.mkdir(exist_ok=True, parents=True)
+            torch.save({"model": local, "step": number}, path)
+        dist.barrier()
+        found = last_good(home)
+        return {"gate": gate.last_good, "scan": found and str(Path(found).relative_to(home))}

@@ -20,14 +20,15 @@ def check_fault(crew, world: int, kind: str, form: str, fault: str, policy: str,
         assert incident.event.step == training.AT
         assert incident.location.is_reproduced
     assert incident.event.rank == faulty
-    assert incident.action.kind == {"skip": "skipped", "raise": "raised"}.get(policy, "rolled_back")
+    kinds = {"skip": "rebuilt" if fault == "moment" else "skipped", "raise": "raised"}
+    assert incident.action.kind == kinds.get(policy, "rolled_back")
     assert [r["raised"] for r in run.ranks] == [incident.id if policy == "raise" else None] * world
     if policy == "raise":
         return incident, run
     left_out = run.ranks[0]["left_out"]
     assert all(r["left_out"] == left_out for r in run.ranks)
     if fault == "moment" and policy == "skip":
-        left_out = []  # run again from the snapshot, every step is finite, and none is left out
+        assert left_out == []  # run again from the snapshot, every step is finite
     assert run.state == crew("plain", **job, without=left_out).state
     return incident, run
 
@@ -197,13 +198,42 @@ def test_epochs_that_end_at_different_steps(crew, fault):
     assert run.state
 
 
-@pytest.mark.slow
-def test_uneven_inputs_with_join_are_left_alone(crew):
-    run = crew("joined")
-    assert [r["count"] for r in run.ranks] == [4, 7]
+@pytest.mark.parametrize(
+    ("at", "fault", "policy"),
+    [(2, "data", "skip"), (3, "gradient", "rollback"), (5, "gradient", "skip")],
+)
+def test_uneven_inputs_with_join(crew, at, fault, policy):
+    """Of three ranks one may have ended: those that still train leave the step out, and nobody is asked."""
+    run = crew("joined", world=3, fault=fault, at=at, faulty=2, policy=policy, is_watched=True)
+    rest = crew("joined", world=3, without=[at])
     weights = [r["state"][:4] for r in run.ranks]  # which DDP hands from the last rank to all
-    assert weights[0] == weights[1]
-    assert "are not watched" in run.errors[0]
+    assert weights == [r["state"][:4] for r in rest.ranks]
+    assert run.ranks[2]["state"] == rest.ranks[2]["state"]
+    told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
+    assert [len(t) for t in told] == [int(4 + 2 * r > at) for r in range(3)]
+    incident = told[2][0]
+    assert incident.location.op == {"data": None, "gradient": "SqrtBackward0"}[fault]
+    causes = {"data": "bad_input_data", "gradient": "singular_gradient"}
+    assert (incident.event.rank, incident.diagnosis.cause) == (2, causes[fault])
+    assert {i.action.kind for t in told for i in t} == {"skipped"}
+    for others in told[:2]:
+        assert all("came from another rank" in i.location.note for i in others)
+        assert all(i.diagnosis.cause is None for i in others)
+
+
+def test_an_optimizer_that_takes_part_in_a_join_is_left_alone(crew):
+    """Its step talks to the ranks that have ended, too: nobody may leave it out."""
+    run = crew("joined", fault="gradient", at=2, is_watched=True, has_zero=True)
+    told = [Incident.from_json(t) for r in run.ranks for t in r["incidents"]]
+    assert {(i.event.symptom, i.action.kind) for i in told} == {("parameter", "none")}
+
+
+def test_a_bad_loss_of_one_rank_with_join_is_told_where_the_gradients_are_finite(crew):
+    """The others cannot be asked, and there is nothing bad to learn."""
+    run = crew("joined", world=2, fault="inf_loss", at=2, is_watched=True)
+    assert [r["incidents"] for r in run.ranks] == [[], []]
+    assert "step 2: the loss is inf and the gradients are finite" in run.errors[1]
+    assert [r["state"] for r in run.ranks] == [r["state"] for r in crew("joined").ranks]
 
 
 @pytest.mark.slow

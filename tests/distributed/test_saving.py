@@ -21,3 +21,18 @@ def test_the_whole_state_that_rank_0_writes_is_held_back_for_a_corrupt_part_of_a
     run = crew("full_saves", module="saving", home=str(tmp_path))
     assert [r["refused"] for r in run.ranks] == [["step_1.nonfinite.pt"], []]
     assert [r["scan"] for r in run.ranks] == ["step_0.pt"] * 2
+
+
+@pytest.mark.parametrize("name", ["step_{step}/rank{rank}.pt", "model_rank_{rank}_step{step}.pt"])
+@pytest.mark.parametrize(("bad_at", "missing_at", "good"), [(2, 9, 1), (9, 3, 2), (9, 9, 3)])
+def test_files_that_each_rank_writes_count_together(crew, tmp_path, name, bad_at, missing_at, good):
+    """One decision for all: where the part of one rank is bad or missing, the save before it is named, on each
+    rank its own file."""
+    job = {
+        "name": name,
+        "bad_at": bad_at,
+        "missing_at": missing_at,
+        "home": str(tmp_path / "rank7_of_them"),
+    }
+    run = crew("own_saves", module="saving", **job)
+    assert [r["scan"] for r in run.ranks] == [name.format(step=good, rank=r) for r in range(2)]

@@ -11,9 +11,12 @@ import sys
 import pytest
 
 from stayfinite.records import Incident
+from stayfinite.report.markdown import render_markdown
+from stayfinite.report.model import load_run
 
 SCRIPT = pathlib.Path(__file__).parent / "scripts" / "ddp.py"
-LIMIT_SECONDS = 90
+LIMIT_SECONDS = 240
+"""Ends a hang; a busy machine takes what it takes."""
 
 pytestmark = pytest.mark.slow
 
@@ -121,3 +124,61 @@ def test_a_rank_that_raises_by_itself_is_explained_without_the_others(tmp_path):
     (incident,) = stories(tmp_path)
     assert (incident.event.step, incident.event.rank) == (4, 1)
     assert incident.location.op == "aten.log"
+
+
+@pytest.mark.parametrize("how", ["run", "protect"])
+def test_accelerate_launch(tmp_path, how):
+    """Accelerate has a launcher for several processes without MPI under the name of GPUs only; none is needed."""
+    pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
+    script = str(SCRIPT.with_name("accelerated.py"))
+    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launcher += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launcher += ["--main_process_port", "0"]
+    ours = ["-m", "stayfinite", "run", script] if how == "run" else [script, "protect"]
+    done = run([*launcher, *ours], tmp_path)
+    assert done.returncode == 0, done.stderr
+    weights = totals(done.stdout)
+    assert sorted(weights) == ["0", "1"] and weights["0"] == weights["1"] != "nan"
+    assert [(i.event.step, i.event.rank) for i in stories(tmp_path)] == [(4, 1), (12, 1)]
+    told = re.findall(r"stayfinite: step 4[^\n]* the loss is -inf on rank 1", done.stderr)
+    assert len(told) == 1
+    (home,) = tmp_path.glob("stayfinite-runs/*")
+    check_one_run(home, world=2, began=1)
+
+
+def check_one_run(home: pathlib.Path, world: int, began: int) -> None:
+    """One journal, told once, and the ranks side by side."""
+    assert [p.name for p in home.glob("journal*")] == ["journal.jsonl"]
+    ends = [line for line in (home / "journal.jsonl").read_text().splitlines() if '"end"' in line]
+    assert len(ends) == 1
+    view = load_run(home)
+    assert [r.rank for r in view.ranks] == list(range(world))
+    assert [bool(r.began) for r in view.ranks] == [r == began for r in range(world)]
+    assert all(r.began + r.followed == len(view.incidents) for r in view.ranks)
+    assert len({r.steps for r in view.ranks}) == 1
+    assert f"began at rank {began}" in render_markdown(view)
+
+
+def test_ray_train(tmp_path):
+    """Real Ray on this machine, two workers."""
+    pytest.importorskip("ray.train.torch", reason="needs Ray Train: pip install 'ray[train]'")
+    done = run([str(SCRIPT.with_name("ray_train.py")), str(tmp_path)], tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    weights = {(tmp_path / f"total{r}").read_text() for r in range(2)}
+    assert len(weights) == 1 and weights != {"nan"}
+    (incident,) = load_run(tmp_path / "run").incidents
+    assert (incident.event.step, incident.event.rank) == (3, 1)
+    assert incident.location.op == "aten.log"
+    assert incident.location.file.endswith("ray_train.py")
+    check_one_run(tmp_path / "run", world=2, began=1)
+
+
+def test_a_guard_in_each_of_several_processes_and_one_run_folder(tmp_path):
+    script = str(SCRIPT.with_name("guards.py"))
+    done = run([script, str(tmp_path)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("stayfinite: step 3") == 1
+    home = tmp_path / "run"
+    check_one_run(home, world=2, began=1)
+    names = {p.name for p in home.glob("ledger*")}
+    assert names == {"ledger.jsonl", "ledger.rank1.jsonl"}

@@ -47,3 +47,17 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):
     assert {t[0].action.kind for t in told} == {"skipped"}
     assert any("did not answer within 1 s" in t for t in run.ranks[1]["incidents"]), run.ranks[1]
     assert run.state == crew("plain", kind="fsdp", without=[training.AT]).state
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "fault"),
+    [("fsdp", "loop", "loss"), ("ddp", "step", "moment"), ("ddp", "loop", "moment")],
+)
+def test_whichever_message_one_rank_misses_all_of_them_decide_alike(crew, kind, form, fault):
+    """The last one, too: the others have it then, and cannot know that one has not."""
+    job = {"kind": kind, "form": form, "fault": fault, "policy": "skip", "victim": 1}
+    run = crew("missed_messages", module="troubles", **job)
+    one, other = (r["found"] for r in run.ranks)
+    assert len(one) > 4, "there was no investigation to disturb"
+    assert [f["actions"] for f in one] == [f["actions"] for f in other]
+    assert [f["state"] for f in one] == [f["state"] for f in other]

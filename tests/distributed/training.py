@@ -1,6 +1,7 @@
 """A small distributed training with one faulty rank, with the guard and without."""
 
 import contextlib
+import functools
 import itertools
 import math
 
@@ -273,16 +274,25 @@ def joined(rank: int, job: dict) -> dict:
 
     model = make("ddp")
     optimizer = _optimizer(model, job)
-    guard = Guard(model, optimizer)
-    count = 0
-    with model.join():
-        for batch in guard(batches(rank)[: 4 + 3 * rank]):
-            optimizer.zero_grad()
-            loss_of(model, batch).backward()
-            optimizer.step()
-            count += 1
+    joins = model.join
+    if job.get("has_zero"):
+        from torch.distributed.algorithms.join import Join
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=RATE)
+        joins = functools.partial(Join, [model, optimizer])
+    fault, at, every = job.get("fault"), job.get("at", AT), job.get("accumulate", 1)
+    data = batches(rank, fault, job.get("faulty", 1), at)[: 4 + 2 * rank]
+    if fault is None:
+        data = [b for i, b in enumerate(data) if i not in job.get("without", ())]
+    guard = Guard(model, optimizer, policy=job.get("policy", "skip"))
+    with joins():
+        train(
+            model, optimizer, guard(data) if job.get("is_watched") else data, job | {"kind": "ddp"}
+        )
     guard.close()
-    return {"incidents": [], "count": count, "state": state_of(model, optimizer)}
+    told = [i.to_json() for i in guard.incidents]
+    return {"incidents": told, "count": len(data) // every, "state": state_of(model, optimizer)}
 
 
 def loop_without_loader(rank: int, job: dict) -> dict:

@@ -1,12 +1,14 @@
 """A rank that leaves the others alone in the middle of an investigation, in several ways."""
 
+import contextlib
 import time
 
 import torch
+import torch.distributed
 from tests.distributed import training
 
 from stayfinite import Guard
-from stayfinite.runtime.side_groups import SideGroup
+from stayfinite.runtime.side_groups import SideGroup, SideGroupError
 
 
 def disturbed(rank: int, job: dict) -> dict:
@@ -48,3 +50,52 @@ def _be_late(number: int, seconds: float) -> None:
         return original(self, value)
 
     SideGroup.gather = gather
+
+
+def missed_messages(rank: int, job: dict) -> dict:
+    """One rank misses what it was told, each message of an investigation in turn; the others have it.
+
+    A training for each message, one after the other, until there was no such message any more.
+    """
+    found = []
+    for number in range(1, 200):
+        model = training.make(job["kind"])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=training.RATE)
+        settings = {"budget": 1e-6, "rank_seconds": 5.0, "diagnose": False, "max_batches": 3}
+        guard = Guard(model, optimizer, policy=job["policy"], settings=settings)
+        with _missing(number if rank == job["victim"] else None) as seen:
+            data = training.batches(rank, job["fault"])
+            run = training._by_step if job["form"] == "step" else training._by_loop
+            run(guard, model, optimizer, data, job, rank, {"counts": []}, None)
+            guard.close()
+        kinds = [i.action.kind for i in guard.incidents]
+        found.append({"actions": kinds, "state": training.state_of(model, optimizer)})
+        is_over = torch.tensor(float(rank == job["victim"] and seen["count"] < number))
+        torch.distributed.all_reduce(is_over)
+        if is_over:
+            break
+    return {"found": found}
+
+
+@contextlib.contextmanager
+def _missing(number: int | None):
+    """The message of this number comes, and is lost on this rank."""
+    originals, seen = {n: getattr(SideGroup, n) for n in ("gather", "broadcast")}, {"count": 0}
+
+    def talk(name):
+        def said(self, *args):
+            seen["count"] += 1
+            told = originals[name](self, *args)
+            if seen["count"] == number:
+                raise SideGroupError("it was lost")
+            return told
+
+        return said
+
+    for name in originals:
+        setattr(SideGroup, name, talk(name))
+    try:
+        yield seen
+    finally:
+        for name, original in originals.items():
+            setattr(SideGroup, name, original)

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
-from ..records import Incident
+from ..records import Incident, RankPart
+from ..runtime.samples import whole_numbers
 from ..runtime.side_groups import SideGroupError
-from ..runtime.window import Replay, ReplayResult, Verdict
+from ..runtime.window import Replay, ReplayResult, Verdict, Window
 from .collective import follow, lead
 from .investigation import Investigation
 from .rank_trace import RankTrace, is_received
@@ -30,6 +31,8 @@ _NO_EXPERIMENTS = (
 _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
 """What a rank has to tell, best first: where its own symptom was born, where a bad value was born
 that it sent away, a symptom that came from elsewhere, nothing."""
+_ROLES = {_ORIGIN: "began", _SENDER: "sent", _SYMPTOM: "received", _NOTHING: "fine"}
+_MOST_INDICES = 64
 
 
 def together(
@@ -57,16 +60,25 @@ def together(
 def _agree(about: Investigation, wanted: Replay, result: ReplayResult) -> ReplayResult:
     ranks = about.engine.ranks
     origin, merit = _own_story(wanted.trace, result)
-    merits = ranks.gather((merit, ranks.rank, result.is_complete))
+    loss = result.losses[-1] if result.losses else None
+    merits = ranks.gather((merit, ranks.rank, result.is_complete, loss, _indices(about.window)))
     failures = ranks.gather_failures(result.failure)
     if failures:
-        best, leader, _ = min(merits)
+        best, leader, *_ = min(merits, key=lambda m: m[:2])
+        about.ranks = tuple(
+            RankPart(rank=r, role=_ROLES[m], loss=loss, indices=at)
+            for m, r, _, loss, at in sorted(merits, key=lambda m: m[1])
+        )
         own = [f for f in failures if f.rank == leader]
         about.is_received = best not in (_ORIGIN, _SENDER)
         failure = own[0] if own and not about.is_received else failures[0]
         about.leader = failure.rank if about.is_received else leader
         result = replace(result, failure=failure)
-    return replace(result, origin=origin, is_complete=all(c for _, _, c in merits))
+    return replace(result, origin=origin, is_complete=all(m[2] for m in merits))
+
+
+def _indices(window: Window) -> tuple[int, ...]:
+    return tuple(i for b in window.batches for i in whole_numbers(b.indices))[:_MOST_INDICES]
 
 
 def _own_story(trace: OpTrace | None, result: ReplayResult) -> tuple[Origin | None, int]:

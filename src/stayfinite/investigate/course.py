@@ -17,6 +17,7 @@ from .describe import not_applied, scale_collapse, seen_by_lint
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
 from .random_numbers import move_on
+from .rank_trace import FROM_ANOTHER, JOINING_NOTE
 from .spikes import spike_incident
 from .time_travel import Found, travel
 from .vehicles import Vehicle
@@ -49,6 +50,8 @@ def course(about: Investigation) -> Replays:
     if with_step:
         before.take(about.state, window)
     result = yield about.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
+    if result.failure is None and about.engine.ranks.is_joining():
+        return _from_another(about, result)
     if not is_scaler_skip and result.failure is None and result.is_complete:
         result = yield from _once_more(about, result, with_step)
     if not result.is_complete and result.failure is None and not with_step:
@@ -68,6 +71,19 @@ def course(about: Investigation) -> Replays:
     if about.is_moved:
         yield from _undo_other_steps(about)
     return (yield from _finish(about, found, result.origin, about.location(result), []))
+
+
+def _from_another(about: Investigation, result: ReplayResult) -> Verdict:
+    """A part of the sum over the ranks was bad, and it was not this rank's."""
+    window, ranks = about.window, about.engine.ranks
+    ranks.has_received = result.is_complete
+    about.rewind()
+    note = FROM_ANOTHER if result.is_complete else JOINING_NOTE
+    location = Location(is_reproduced=False, method="none", note=note)
+    incident = about.incident(about.failure, None, location, None)
+    if window.batches[0].loss_fn is None:
+        about.rng_after.restore()
+    return Verdict(incident, [], window, keeps_random_state=window.is_loaderless)
 
 
 def _once_more(
@@ -147,7 +163,9 @@ def _on_another_batch(about: Investigation, first: ReplayResult) -> Replays:
 def _undo_other_steps(about: Investigation) -> Replays:
     """Another optimizer has stepped on this batch: the state before it is built anew, if it can be."""
     engine, state = about.engine, about.state
-    if not state.snapshot.is_taken or not all(about.vehicle.can_run(w) for w in engine.log):
+    if engine.ranks.is_joining() or not state.snapshot.is_taken:
+        return
+    if not all(about.vehicle.can_run(w) for w in engine.log):
         return
     moved = Before()
     moved.take(state, about.window)

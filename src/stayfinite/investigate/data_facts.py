@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import worker
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..diagnose.evidence import Data
@@ -27,17 +28,17 @@ from ..locate.frames import Frame, is_user_file
 from ..locate.slice import Origin, find_origin
 from ..locate.trace import OpTrace, SourceRef
 from ..numerics.health import badness
-from ..patches.loaders import samples
+from ..patches.loaders import Indices, samples
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
-from ..runtime.window import Window
+from ..runtime.window import BatchRef, Window
 from ..sandbox.compute import computing_only
 from .body.effects import class_member
 from .body.summary import Functions
 from .body.values import UNKNOWN, known
 from .budget import Budget
 
-__all__ = ["look_at_data"]
+__all__ = ["look_at_data", "worker_of"]
 
 _MAX_STORED = 4096
 _READS = {
@@ -51,7 +52,7 @@ _READS = {
 
 def look_at_data(window: Window, seconds: float) -> Data:
     """Where the bad value of this window's batch comes from."""
-    ref = next((b for b in window.batches if _bad(b.value)), None)
+    ref = _bad_batch(window)
     if ref is None:
         return Data()
     owner = ref.loader
@@ -62,7 +63,7 @@ def look_at_data(window: Window, seconds: float) -> Data:
         return Data()
     rng = RngState.now()
     try:
-        with computing_only():
+        with computing_only(), _as_worker(_worker(ref), loader):
             return _again(loader, ref.indices, ref.value, Budget(seconds))
     except Exception:
         return Data()  # somebody else's data set: whatever it does, the report goes on
@@ -73,20 +74,52 @@ def look_at_data(window: Window, seconds: float) -> Data:
 class _Source:
     """A data set and what makes batches of it; the loader itself may be gone already."""
 
-    def __init__(self, dataset: Any, collate_fn: Any) -> None:
+    def __init__(self, dataset: Any, collate_fn: Any, num_workers: int) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
+        self.num_workers = num_workers
+
+
+@contextlib.contextmanager
+def _as_worker(number: int | None, loader: _Source) -> Iterator[None]:
+    """What a data set asks for its share by `get_worker_info` is told what that process was told."""
+    before = worker._worker_info
+    if number is not None:
+        worker._worker_info = worker.WorkerInfo(
+            id=number,
+            num_workers=loader.num_workers,
+            seed=torch.initial_seed(),
+            dataset=loader.dataset,
+        )
+    try:
+        yield
+    finally:
+        worker._worker_info = before
+
+
+def worker_of(window: Window) -> int | None:
+    """The process of the loader that has read the bad batch, where it was not this one."""
+    ref = _bad_batch(window)
+    return None if ref is None else _worker(ref)
+
+
+def _worker(ref: BatchRef) -> int | None:
+    return ref.indices.worker if isinstance(ref.indices, Indices) else None
+
+
+def _bad_batch(window: Window) -> BatchRef | None:
+    return next((b for b in window.batches if _bad(b.value)), None)
 
 
 def _loader(owner: Any) -> _Source | None:
     for candidate in (owner, getattr(owner, "loader", None), getattr(owner, "dataloader", None)):
         if isinstance(candidate, DataLoader):
-            return _Source(candidate.dataset, candidate.collate_fn)
+            return _Source(candidate.dataset, candidate.collate_fn, candidate.num_workers)
     is_iterator = isinstance(owner, _BaseDataLoaderIter)  # its loader is gone already
     iterator = owner if is_iterator else samples.iterator if owner is None else None
     if iterator is None:
         return None
-    return _Source(iterator._dataset, iterator._collate_fn)
+    return _Source(iterator._dataset, iterator._collate_fn, iterator._num_workers)
 
 
 def _again(loader: _Source, indices: Any, batch: Any, budget: Budget) -> Data:

@@ -20,6 +20,7 @@ from ..runtime.window import Failure, Window
 from .loop_counters import counters
 
 __all__ = [
+    "REBUILT",
     "WENT_BACK",
     "done_of",
     "event_of",
@@ -33,6 +34,10 @@ __all__ = [
 WENT_BACK = (
     "parameters, optimizer state and buffers went back to the last snapshot, {} steps ago; what was "
     "learned since then is lost, because those steps cannot be computed again"
+)
+REBUILT = (
+    "the state went back to the last snapshot, and the {} since then were computed again on "
+    "the same batches and applied: nothing was left out"
 )
 _PHASES = {
     "gradient": "backward", "parameter": "optimizer", "optimizer_state": "optimizer",

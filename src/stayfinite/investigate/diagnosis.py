@@ -18,6 +18,7 @@ from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
 from .culprit import CULPRITS, culprit_of
+from .data_facts import worker_of
 from .fix_search import proved_fixes
 from .gather import gather
 from .indices import first_bad
@@ -61,6 +62,8 @@ def diagnose(
         evidence = yield from look_ahead(about, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    if evidence.data is not None:
+        diagnosis = replace(diagnosis, worker=worker_of(about.window))
     if about.outlook is not None:
         diagnosis = _with_what_passed(diagnosis, evidence)
     if lab.also:

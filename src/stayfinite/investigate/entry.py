@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from types import FrameType
 
 from ..errors import StayfiniteError
 from ..locate.trace import OpTrace
@@ -15,7 +16,7 @@ from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before
 from ..runtime.side_groups import SideGroupError
 from ..runtime.undo import modes
-from ..runtime.window import Failure, Replay, Verdict, Window
+from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .across_ranks import together
 from .course import course
 from .describe import done_of, event_of, not_applied
@@ -28,6 +29,7 @@ from .vehicles import NoVehicle, Vehicle
 
 __all__ = ["investigate"]
 
+_NOT_ALL = "another rank could not go on with it to the end"
 _COUNTED = ("loss", "gradient", "learning_rate")
 
 
@@ -38,15 +40,9 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     known = engine.known.find(signature) if is_countable else None
     if known is not None and not failed_on_these(engine, window):
         return _again(engine, window, failure, known)
-    ranks = engine.ranks
-    if ranks.is_lost and not ranks.can_be_apart:
-        vehicle: Vehicle = NoVehicle(
-            engine
-        )  # of a model that is spread over the ranks, this one has a part
-    else:
-        vehicle = choose_vehicle(engine, window, failure, sys._getframe(1))
-    about = Investigation(engine, window, failure, vehicle)
     frame = sys._getframe(1)
+    vehicle = _vehicle(engine, window, failure, frame)
+    about = Investigation(engine, window, failure, vehicle)
     about.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
     verdict = _unharmed(about)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
@@ -55,6 +51,18 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     if is_countable and is_own and verdict.incident.event.kind == "nonfinite":
         engine.known.add(signature, verdict.incident, verdict.keeps_random_state)
     return verdict
+
+
+def _vehicle(engine: Engine, window: Window, failure: Failure, frame: FrameType) -> Vehicle:
+    ranks = engine.ranks
+    if ranks.is_lost and not ranks.can_be_apart:
+        return NoVehicle(engine)  # of a model that is spread over the ranks, this one has a part
+    try:
+        return choose_vehicle(engine, window, failure, frame)
+    except Exception:
+        if not ranks.is_together:
+            raise
+        return NoVehicle(engine)  # the others come to the end of this look, and wait there
 
 
 def _again(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
@@ -67,7 +75,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
     incident = new_incident(
         replace(event, value=failure.value),
         location=old.location,
-        diagnosis=replace(old.diagnosis, samples=(), dataset_indices=()),
+        diagnosis=replace(old.diagnosis, samples=(), dataset_indices=(), worker=None),
         action=replace(
             old.action,
             kind=done_of(window),
@@ -103,11 +111,16 @@ def _run_again(
     window.rng = engine.rng.capture()
     before = Before()
     before.take(engine.state, window)
-    result = vehicle.run(Replay(window=window, is_applied=True, is_current=is_current))
+    try:
+        result = vehicle.run(Replay(window=window, is_applied=True, is_current=is_current))
+    except SideGroupError:
+        result = ReplayResult(is_complete=False)
     if result.failure is not None and not engine.ranks.has_others:
         before.restore()
         return _bad_as_well(engine, vehicle, window, result.failure)
-    if result.failure is not None or not result.is_complete:
+    if not engine.ranks.settle(result.failure is None and result.is_complete).is_fine:
+        if engine.ranks.has_others:
+            before.restore()  # some of them may have made it
         return False
     engine.state.buffers.copy()
     window.failure = None
@@ -135,28 +148,43 @@ def _unharmed(about: Investigation) -> Verdict:
     put_grads = about.state.take_grads()  # the loop goes on with those that it has
     window = about.window
     try:
-        replays = course(about)
-        if about.engine.ranks.is_on:
-            replays = together(about, replays)
-        verdict: Verdict = drive(replays, about.compute)
-        return verdict
-    except StayfiniteError:
-        raise
-    except Exception as error:
-        if about.engine.ranks.is_on:
-            about.engine.ranks.talk.give_up()
+        verdict, error = _looked_into(about)
+        is_fine, has_moved = about.engine.ranks.settle(
+            error is None, has_moved=about.method == "time_travel"
+        )
+        if not is_fine:
+            error = error or SideGroupError(_NOT_ALL)
+        if verdict is not None and error is None:
+            return verdict
+        assert error is not None
         if OpTrace.is_strict and not isinstance(error, SideGroupError):
-            raise
-        return _broke_off(about, error, window)
+            raise error
+        return _broke_off(about, error, window, has_moved)
     finally:
         put_modes()
         put_grads()
 
 
-def _broke_off(about: Investigation, error: Exception, window: Window) -> Verdict:
-    """What is known, and a state that is whole."""
+def _looked_into(about: Investigation) -> tuple[Verdict | None, Exception | None]:
+    """The verdict, or why there is none; who waits for this rank is let go then."""
+    ranks = about.engine.ranks
+    try:
+        replays = course(about)
+        if ranks.is_on:
+            replays = together(about, replays)
+        return drive(replays, about.compute), None
+    except StayfiniteError:
+        raise
+    except Exception as error:
+        if ranks.is_on:
+            ranks.talk.give_up()
+        return None, error
+
+
+def _broke_off(about: Investigation, error: Exception, window: Window, has_moved: bool) -> Verdict:
+    """What is known, and a state that is whole; `has_moved`: a rank went back, so all do."""
     about.window = window
-    if about.method == "time_travel" and about.state.snapshot.is_taken:
+    if has_moved and about.state.snapshot.is_taken:
         about.num_given_up = max(1, go_back(about))  # in the middle of the way there is no other
     else:
         about.rewind()

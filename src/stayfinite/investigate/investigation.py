@@ -13,7 +13,7 @@ from typing import Any
 
 from ..locate.slice import Origin, to_location
 from ..locate.trace import OpTrace, SourceRef
-from ..records import Action, Incident, Location
+from ..records import Action, Incident, Location, RankPart
 from ..recover.policy import Outlook
 from ..runtime.batches import named_tensors
 from ..runtime.engine import Engine
@@ -22,7 +22,7 @@ from ..runtime.probes import describe
 from ..runtime.ranks import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
-from .describe import WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
+from .describe import REBUILT, WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
 from .own_counts import OwnCounts
 from .rank_trace import SUM_NOTE, RankTrace
 from .tracing import module_names
@@ -57,6 +57,10 @@ class Investigation:
         self.counts = OwnCounts(self.state)
         self.num_given_up = 0
         """Steps that a return to the snapshot undid and that cannot be run again."""
+        self.num_rebuilt = 0
+        """Steps that were run again from the snapshot and are all applied."""
+        self.ranks: tuple[RankPart, ...] = ()
+        """What each rank had to do with it, where there are several."""
         self.is_received = False
         """Every rank had its bad values from the others."""
         self.trial_vehicle: Callable[[], Vehicle] = lambda: vehicle
@@ -177,17 +181,21 @@ class Investigation:
         )
         event = replace(event, rank=self.leader)
         event = on_rank(event) if engine.ranks.has_others else event
-        self.known = new_incident(
+        made = new_incident(
             event, location=location, action=self.action(), history=engine.records()
         )
+        self.known = replace(made, ranks=self.ranks)
         return self.known
 
     def action(self) -> Action:
         """What has been done by the time that nothing but the policy is left."""
-        if self.engine.ranks.has_parted and not self.engine.ranks.is_lost:
+        if self.engine.ranks.has_left:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
             return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
+        if self.num_rebuilt:
+            steps = f"{self.num_rebuilt} step{'s' * (self.num_rebuilt != 1)}"
+            return Action(kind="rebuilt", detail=REBUILT.format(steps))
         return Action(kind=done_of(self.window), detail=not_applied(self.engine, self.window))
 
 

@@ -17,7 +17,16 @@ from ..locate.trace import OpTrace
 from ..numerics.health import badness
 from ..runtime.shards import local
 
-__all__ = ["PARTED_NOTE", "SUM_NOTE", "NeedsOthers", "RankTrace", "Silence", "is_received"]
+__all__ = [
+    "FROM_ANOTHER",
+    "JOINING_NOTE",
+    "PARTED_NOTE",
+    "SUM_NOTE",
+    "NeedsOthers",
+    "RankTrace",
+    "Silence",
+    "is_received",
+]
 
 _TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
 _SENT = {
@@ -34,6 +43,12 @@ SUM_NOTE = (
 PARTED_NOTE = (
     "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "
     "this rank's state was left as it is; do not save a checkpoint from it"
+)
+
+JOINING_NOTE = "inside `with model.join():` a rank that has ended answers nobody, so no earlier step could be run again"
+FROM_ANOTHER = (
+    "this rank's own values were finite: the bad gradient came from another rank, which tells more (inside "
+    "`with model.join():` each rank looks into it by itself)"
 )
 
 

@@ -14,7 +14,7 @@ from ..runtime.recovery import DEEP
 from ..runtime.saved_state import Before
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .investigation import Investigation
-from .rank_trace import PARTED_NOTE
+from .rank_trace import JOINING_NOTE, PARTED_NOTE
 
 __all__ = ["Found", "go_back", "travel"]
 
@@ -41,6 +41,8 @@ def travel(about: Investigation, failure: Failure) -> Generator[Replay, ReplayRe
     engine, state = about.engine, about.state
     if engine.ranks.has_parted:
         return Found(failure, Location(is_reproduced=False, method="none", note=PARTED_NOTE))
+    if engine.ranks.is_joining():
+        return Found(failure, Location(is_reproduced=False, method="none", note=JOINING_NOTE))
     is_mid_window = about.failure.symptom not in DEEP
     windows = [*engine.log, *([about.window] if is_mid_window else [])]
     if not state.snapshot.is_taken or not windows:
@@ -100,6 +102,7 @@ def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
 def _vanished(about: Investigation, failure: Failure, windows: list[Window]) -> Found:
     """All the steps since the snapshot were run again and stayed finite."""
     about.engine.log[:] = windows
+    about.num_rebuilt = len(windows)
     note = (
         f"the {len(windows)} steps since the last snapshot, run again, stayed finite: "
         "something outside the training step wrote to the state, or the hardware failed"

@@ -20,7 +20,7 @@ from ..numerics.health import badness
 from ..putting_back import put_back
 from ..runtime.engine import Engine
 from ..runtime.frames import bad_tensors
-from ..runtime.rank_groups import hushed
+from ..runtime.rank_groups import hushed, unsynced
 from ..runtime.rank_talk import OthersBrokeOff
 from ..runtime.shards import begin_anew
 from ..runtime.step_parts import StepParts
@@ -140,6 +140,13 @@ class Vehicle:
 
     def _compute(self, active: ActiveReplay) -> None:
         raise NotImplementedError
+
+    def _as_synced(
+        self, active: ActiveReplay, ref: BatchRef
+    ) -> contextlib.AbstractContextManager[None]:
+        """Whether this batch's gradients went to the other ranks by themselves decides how they are rounded."""
+        is_part = ref.step in active.wanted.window.unsynced
+        return unsynced(self.engine.ranks.wrappers) if is_part else contextlib.nullcontext()
 
     def _broke_off(self, active: ActiveReplay, error: BaseException) -> None:
         """The code raised: because of a value that is not finite, as a rule."""
@@ -277,11 +284,13 @@ class FrameworkVehicle(Vehicle):
                 active.step = ref.step
                 if i and ref.rng is not None:
                     ref.rng.restore()
-                loss = self._step.compute(ref.value)
+                with self._as_synced(active, ref):
+                    loss = self._step.compute(ref.value)
                 if loss is None or self._step.makes_backward:
                     continue  # a `training_step` may leave a batch out
                 loss = loss / len(refs) if len(refs) > 1 else loss
-                active.on_backward(loss, loss.detach(), loss.backward)
+                with self._as_synced(active, ref):
+                    active.on_backward(loss, loss.detach(), loss.backward)
         active.look_at_gradients()
 
 
@@ -342,7 +351,8 @@ class BodyVehicle(Vehicle):
             active.step = ref.step
             if i and ref.rng is not None and not wanted.is_applied:
                 ref.rng.restore()
-            namespace = self._run(body, ref, is_part=ref is not refs[-1])
+            with self._as_synced(active, ref):
+                namespace = self._run(body, ref, is_part=ref is not refs[-1])
             if wanted.is_applied and not wanted.is_current:
                 body.run_following(namespace)
             if not active.num_backward:

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from ..errors import StayfiniteError
 from .firewall import Firewall
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
-__all__ = ["LoaderListener", "LoaderPatches", "note_samples", "samples"]
+__all__ = ["Indices", "LoaderListener", "LoaderPatches", "note_samples", "samples"]
 
 _ident = threading.get_ident
 
@@ -41,12 +41,22 @@ _AROUND = (
 )
 
 
+class Indices(list[Any]):
+    """The samples of a batch, and which of the loader's processes has read them."""
+
+    def __init__(self, indices: list[Any], worker: int) -> None:
+        super().__init__(indices)
+        self.worker = worker
+
+
 class _Iteration:
     """One iterator of a DataLoader: its loader, and the samples that its next batches are made of."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = weakref.ref(loader)
         self.waiting: deque[Any] = deque(maxlen=1024)
+        self.worker: int | None = None
+        """The process that has read the last batch, where it was not this one."""
 
 
 def _nobody() -> None:
@@ -138,10 +148,15 @@ class _NotesOnly:
 
 def note_samples() -> list[Subscription]:
     """From now on `samples` knows; until the subscriptions are closed."""
-    wanted = [("__init__", _init), ("_next_index", _next_index), ("__next__", _next)]
+    wanted = [
+        (_BaseDataLoaderIter, "__init__", _init),
+        (_BaseDataLoaderIter, "_next_index", _next_index),
+        (_BaseDataLoaderIter, "__next__", _next),
+        (_MultiProcessingDataLoaderIter, "_process_data", _process_data),
+    ]
     return [
-        subscribe(Target(_BaseDataLoaderIter, name, _SAMPLES, "provenance"), make, _NotesOnly())
-        for name, make in wanted
+        subscribe(Target(owner, name, _SAMPLES, "provenance"), make, _NotesOnly())
+        for owner, name, make in wanted
     ]
 
 
@@ -162,6 +177,16 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
         return index
 
     return _next_index
+
+
+def _process_data(original: Any, subscribers: Subscribers) -> Any:
+    def _process_data(iterator: Any, data: Any, *worker: Any) -> Any:
+        known = samples.known(iterator)
+        if worker and known is not None:  # before torch 2.6 it is not told
+            known.worker = worker[0]
+        return original(iterator, data, *worker)
+
+    return _process_data
 
 
 def _next(original: Any, subscribers: Subscribers) -> Any:
@@ -193,7 +218,11 @@ def _read(original: Any, iterator: Any, known: _Iteration | None) -> Any:
             waiting.popleft()  # these could not be read
         raise
     index = waiting.popleft() if waiting else None
-    samples.of_batch = index if isinstance(index, list) else None
+    if not isinstance(index, list):
+        index = None
+    elif known is not None and known.worker is not None:
+        index = Indices(index, known.worker)
+    samples.of_batch = index
     return batch
 
 

@@ -15,6 +15,7 @@ from ..records import Fix, Incident, Link, Operand, TensorStats
 from .curves import Series
 from .fixes import advice, diff_lines, first_fix, proof_words, refuted
 from .model import Plot, RunView
+from .rank_rows import part_lines
 from .sources import Sources, collect_sources
 from .text import _what, born_in, headline, number, short_path
 
@@ -85,6 +86,7 @@ def templates() -> Environment:
         advice=advice,
         refuted=refuted,
         proof=proof_words,
+        ranks=part_lines,
         born=lambda incident: born_in(incident.location),
         what=_what,
         role=lambda role: _ROLES.get(role, role),

@@ -15,6 +15,7 @@ from .curves import Series, as_number
 from .foreign import KeyMap
 from .journal_read import JournalData, journal_of, read_journal
 from .layers import HeatMap, heat_map
+from .rank_rows import RankRow, rank_rows, story_of_ranks
 from .reading import MAX_SECONDS, read_incident
 from .sources import Sources, load_sources
 from .text import number
@@ -60,6 +61,8 @@ class RunView:
     facts: dict[str, str] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
+    ranks: list[RankRow] = field(default_factory=list)
+    """Of a training on several of them, side by side."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
     """Warnings and whatever else was worth a line: `step`, `kind`, `text`."""
@@ -85,6 +88,7 @@ class RunView:
                 for s in curves.spans
             ],
             "skipped": to_plain(self.ledger),
+            "ranks": to_plain(self.ranks),
             "checkpoints": to_plain(self.checkpoints),
             "notices": to_plain(self.notices),
             "layers": to_plain(self.heat) if self.heat else None,
@@ -118,6 +122,7 @@ def load_run(
     view = RunView(name=path.absolute().name, path=str(path), data=data)
     if path.is_dir():
         _load_incidents(view, path / "incidents")
+        view.ranks = rank_rows(path, view.incidents)
     _fill(view)
     return view
 
@@ -313,7 +318,7 @@ def _findings(view: RunView) -> list[str]:
         found.append(f"{cause}: {count} incident{'s' if count > 1 else ''}")
     if curves.longest_skip > 1:
         found.append(f"at most {curves.longest_skip} skipped steps in a row")
-    return found
+    return found + story_of_ranks(view.ranks)
 
 
 def _ledger(view: RunView) -> list[dict[str, Any]]:

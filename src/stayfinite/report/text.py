@@ -9,6 +9,7 @@ import textwrap
 from ..codes import CAUSES
 from ..records import Incident, Link, Location, Operand, TensorStats
 from .fixes import advice, first_fix, proof_words, refuted
+from .rank_rows import part_lines
 
 __all__ = ["born_in", "headline", "render"]
 
@@ -100,6 +101,7 @@ def render(incident: Incident) -> str:
         _chain(incident.location),
         _tensors(incident.location),
         _figures(incident),
+        _ranks(incident),
         _evidence(incident),
         _experiments(incident),
         _advice(incident),
@@ -260,6 +262,14 @@ def _figures(incident: Incident) -> str:
     return "this step\n  " + "   ".join(shown) if shown else ""
 
 
+def _ranks(incident: Incident) -> str:
+    lines = part_lines(incident.ranks)
+    width = max((len(who) for who, _ in lines), default=0)
+    return (
+        "\n".join(["ranks", *(f"  {who:<{width}}  {what}" for who, what in lines)]) if lines else ""
+    )
+
+
 def _evidence(incident: Incident) -> str:
     d = incident.diagnosis
     lines: list[str] = []
@@ -269,6 +279,8 @@ def _evidence(incident: Incident) -> str:
         lines.append(f"  rows of the batch that are enough to fail: {_few(d.samples)}")
     if d.dataset_indices:
         lines.append(f"  their indices in the data set: {_few(d.dataset_indices)}")
+    if d.worker is not None:
+        lines.append(f"  the batch was read by worker {d.worker} of the DataLoader")
     return "\n".join(["evidence", *lines]) if lines else ""
 
 

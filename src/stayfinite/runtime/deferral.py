@@ -42,7 +42,7 @@ class Deferral:
 
     def serves(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's steps are judged later, without a sync."""
-        if not self._host.settings.deferred:
+        if not self._host.settings.deferred or self._host.ranks.is_joining():
             return False
         known = self._can_defer.get(id(optimizer))
         if known is None:
@@ -100,7 +100,7 @@ class Deferral:
         """(steps now known to be fine, the first bad one, the ones skipped after it)."""
         if self._flag is None:
             return [], None, []
-        fine, bad, later = self._flag.collect(is_last, in_step=self._host.ranks.is_on)
+        fine, bad, later = self._flag.collect(is_last, in_step=self._host.ranks.is_together)
         self._shared.note_agreed(self._flag.is_due)
         if bad is not None and bad.shadows is not None:
             self._host.state.buffers.use(bad.shadows)

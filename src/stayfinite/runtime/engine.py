@@ -188,7 +188,7 @@ class Engine:
     def _take_due_snapshot(self) -> None:
         if provenance.has_averages and self.state.adopt_averages(provenance.averages):
             self._due = self._due or (self.num_applied, [])
-        if self._due is not None and not self.ranks.is_on:
+        if self._due is not None and not self.ranks.is_together:
             start = time.perf_counter()
             (tag, versions), self._due = self._due, None
             is_finite = self.state.is_still_finite(versions)
@@ -210,7 +210,7 @@ class Engine:
         else:
             # Going back must put the newcomer back as well, so history starts anew here.
             self.state.buffers.copy()
-            if self.ranks.is_on:
+            if self.ranks.is_together:
                 self.want_deep_check()
             else:
                 self.deep_check(0)
@@ -242,7 +242,7 @@ class Engine:
             if self.shared.is_shared(optimizer):
                 return self.shared.check(window, optimizer) or self.see(window)
             if self.ranks.is_joining():
-                return None
+                return self.shared.check_alike(window, optimizer)
         grads: list[Tensor] = []
         for group in optimizer.param_groups:
             rate = group.get("lr")
@@ -304,13 +304,13 @@ class Engine:
                 return None
         if not self._is_deep_due():
             return None
-        if is_followed and not self.ranks.is_on:
+        if is_followed and not self.ranks.is_together:
             self._is_deep_wanted = True
             return None
         return self.deep_check(window.step)
 
     def _is_deep_due(self) -> bool:
-        if self.ranks.is_on:
+        if self.ranks.is_together:
             return self.shared.take_agreed_deep_check()
         if self._is_deep_wanted:
             return True
@@ -342,10 +342,9 @@ class Engine:
         spike = self.lookout.look_closer(step, unseen)
         if spike is not None:
             return spike
-        if self.ranks.is_on:
-            # Here all ranks meet; a window's opening is each one's own.
+        if self.ranks.is_together:
             self._cost = time.perf_counter() - start
-            if self._has_room:
+            if self._has_room:  # here all ranks meet; a window's opening is each one's own
                 self._cost += self.state.take_snapshot(step + 1)
                 self.log.begin_anew()
         else:
@@ -356,12 +355,13 @@ class Engine:
 
     def handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Verdict]:
         """Look into a bad step, and do what the policy says; raises where the run must not go on."""
-        verdict = self._investigate(self, window, failure)
-        return (self.conclude(verdict) if verdict.incident is not None else None), verdict
+        with self.ranks.each_for_itself():
+            verdict = self._investigate(self, window, failure)
+            return (self.conclude(verdict) if verdict.incident else None), verdict
 
     def conclude(self, verdict: Verdict) -> Incident:
         """What the policy says about it is done; raises where the run must not go on."""
-        if self.ranks.has_parted and not self.ranks.is_lost:
+        if self.ranks.has_left:
             # Moving this rank's state alone would tear the ranks apart.
             assert verdict.incident is not None
             return self.publish(verdict.incident)
@@ -380,7 +380,7 @@ class Engine:
     def _save(self, incident: Incident) -> Incident:
         """One rank prints it and writes it down; all hold the same."""
         if not self.ranks.is_on:
-            return self.on_incident(incident)
+            return self.on_incident(incident) if self.ranks.tells(incident.event.rank) else incident
         saved = self.on_incident(incident).to_json() if self.ranks.is_first else None
         try:
             return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, saved))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,9 +34,8 @@ class RunJournal:
         about: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        rank = int(os.environ.get("RANK", "0") or 0)
         self.journal = Journal(
-            Path(folder) / journal_name(rank), about=about, listeners=listeners, stage=Stage()
+            Path(folder) / journal_name(0), about=about, listeners=listeners, stage=Stage()
         )
         self.parts: dict[str, Any] = {}
         self._layers = LayerSampler(state)

@@ -87,10 +87,10 @@ class Lookout:
             is_loud = spike.is_alarm and value > _LOUD * abs(spike.usual)
             self._warn_of_spike(window, name, text, value, is_loud)
         # Each rank has a loss of its own; the norm after the all-reduce is the same for all.
-        acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_on)
+        acts = self.policy.on_spike != "warn" and (name != "loss" or not ranks.is_together)
         if spike is None or not spike.is_alarm or not acts:
             return None
-        if ranks.is_on:
+        if ranks.is_together:
             return RankFailure("spike", window.step, name, value, rank=ranks.first)
         return Failure("spike", window.step, name=name, value=value)
 

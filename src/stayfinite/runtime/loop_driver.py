@@ -92,10 +92,7 @@ class LoopDriver:
         """Something of ours has failed: the training goes on as if nobody watched."""
         self.phase = Phase.OVER
         self.engine.replay = None
-        closings = (
-            [self._bad.put_back] if self.on_close is None else [self._bad.put_back, self.on_close]
-        )
-        put_back(*closings)
+        put_back(self._bad.put_back, *([] if self.on_close is None else [self.on_close]))
 
     def _made_again(self) -> None:
         self.phase = Phase.STEPPED
@@ -167,8 +164,12 @@ class LoopDriver:
             window.losses.clear()  # the loop has thrown away what they gave
             window.standing = ()
         if loss.numel() == 1:
+            step = self.tracker.note_used(window)
             plain = loss.detach() if self._scaling.pair is None else self._scaling.unscaled(loss)
-            window.losses.append((self.tracker.note_used(window), plain))
+            window.losses.append((step, plain))
+            ranks = self.engine.ranks
+            if (ranks.wrappers or ranks.first_wrappers) and ranks.is_adding_up():
+                window.unsynced += (step,)
             window.live_loss = weakref.ref(loss)
             if window.is_loaderless and not window.standing and loss.is_cpu and not is_finite(loss):
                 window.standing = standing_at(sys._getframe(1))  # at the step it is too late
@@ -336,8 +337,8 @@ class LoopDriver:
         if failure.symptom == "scaler_skip" and self._scaling.passes_by():
             window.failure = failure
             return
-        if ranks.is_joining() or (
-            ranks.has_parted and isinstance(failure, RankFailure) and failure.rank != ranks.rank
+        if (ranks.is_joining() and failure.symptom not in ("loss", "gradient")) or (
+            ranks.has_left and isinstance(failure, RankFailure) and failure.rank != ranks.rank
         ):
             return
         self.release_others()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -21,10 +23,12 @@ __all__ = [
     "has_world",
     "hushed",
     "is_sharded",
+    "is_whole",
     "launched_at",
     "launched_rank",
+    "own_rank",
     "sequence_of",
-    "unwrapped",
+    "unsynced",
     "world_of_all",
     "wrappers_of",
     "wrappers_there_are",
@@ -35,6 +39,11 @@ def launched_rank() -> int:
     """The rank that a launcher (torchrun) gave to this process, before it has joined the others."""
     text = os.environ.get("RANK", "")
     return int(text) if text.isdigit() else 0
+
+
+def own_rank() -> int:
+    """This process among those of its training, as far as anybody knows by now."""
+    return dist.get_rank() if has_world() else launched_rank()
 
 
 def launched_at() -> float:
@@ -96,14 +105,27 @@ def wrappers_of(optimizer: Optimizer) -> list[Any]:
     return [m for m in wrappers_there_are() if any(id(p) in ids for p in m.parameters())]
 
 
+def is_whole(optimizer: Optimizer) -> bool:
+    """Whether this rank has all of what it moves: no shards, and no stage of a pipeline."""
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    return not any(is_sharded(p) for p in params) and not _is_staged(optimizer)
+
+
+def _is_staged(optimizer: Optimizer) -> bool:
+    """Whether what it moves is a stage of a pipeline (`torch.distributed.pipelining`)."""
+    kind = getattr(
+        sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None
+    )
+    if kind is None:
+        return False
+    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    stages = [o for o in gc.get_objects() if issubclass(type(o), kind)]
+    return any(id(p) in ids for stage in stages for p in stage.submod.parameters())
+
+
 def wrappers_there_are() -> list[Any]:
     # type(), not isinstance(): that would wake lazy modules and weak references' proxies.
     return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel: it can be called without the other ranks."""
-    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -111,15 +133,28 @@ def is_sharded(parameter: Tensor) -> bool:
 
 
 @contextlib.contextmanager
+def unsynced(wrappers: list[Any]) -> Iterator[None]:
+    """As under `no_sync`: gradients stay on this rank and are added up."""
+    with contextlib.ExitStack() as stack:
+        for module in wrappers:
+            stack.enter_context(module.no_sync())
+        yield
+
+
+@contextlib.contextmanager
 def hushed(wrappers: list[Any]) -> Iterator[None]:
     """Models in DistributedDataParallel called without a word to the other ranks."""
-    names = ("require_forward_param_sync", "require_backward_grad_sync")
+    instead = {
+        "require_forward_param_sync": False,
+        "require_backward_grad_sync": False,
+        "_join_config": _JoinConfig.construct_disabled_join_config(),
+    }
     # In a replay the collector shows nothing that is older.
     found = {id(m): m for m in (*wrappers, *wrappers_there_are())}
-    kept = [(module, {n: getattr(module, n) for n in names}) for module in found.values()]
+    kept = [(module, {n: getattr(module, n) for n in instead}) for module in found.values()]
     for module, _ in kept:
-        for name in names:
-            setattr(module, name, False)
+        for name, value in instead.items():
+            setattr(module, name, value)
     try:
         yield
     finally:

@@ -71,7 +71,9 @@ class RankTalk:
 
     def close(self) -> None:
         """Connections are closed; the next failure opens new ones."""
-        self._side = None
+        side, self._side = self._side, None
+        if side is not None:
+            side.close()
         self.copies.close()
 
     def _told(self, group: Any, kind: str, value: Any) -> list[tuple[str, Any]]:

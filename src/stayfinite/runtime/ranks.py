@@ -10,11 +10,11 @@ collective of its own within the step.
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,16 +26,20 @@ from .rank_groups import (
     group_of,
     groups_in_use,
     is_sharded,
+    is_whole,
     launched_rank,
     sequence_of,
     world_of_all,
     wrappers_of,
+    wrappers_there_are,
 )
+from .rank_records import Agreed, RankFailure, Settled
+from .rank_summary import RankSummary
 from .rank_talk import RankTalk
 from .side_groups import SideGroupError
 from .window import Failure
 
-__all__ = ["Agreed", "RankFailure", "Ranks"]
+__all__ = ["Agreed", "RankFailure", "Ranks", "Settled"]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
 """A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
@@ -47,18 +51,8 @@ _ORDER = (
 )  # fmt: skip
 
 
-class Agreed(NamedTuple):
-    """What one all-reduce told every rank alike."""
-
-    is_bad: bool
-    is_due: bool
-
-
-@dataclass(frozen=True)
-class RankFailure(Failure):
-    """A symptom that all ranks act on, and the rank that has it."""
-
-    rank: int = 0
+_SEEN = {"loss", "gradient"}
+"""Symptoms that are answered in the same way."""
 
 
 class Ranks:
@@ -71,6 +65,7 @@ class Ranks:
 
     def __init__(self, seconds: float = 30.0) -> None:
         self.talk = RankTalk(seconds, self._say_once)
+        self.summary = RankSummary()
         self._group: Any = None
         self._world: Any = None
         self._shared: dict[int, bool] = {}
@@ -83,7 +78,10 @@ class Ranks:
         self._rank: int | None = None
         self._is_first: bool | None = None
         self.wrappers: list[Any] = []
-        self._has_warned = self._has_said = False
+        self.first_wrappers: list[Any] = []
+        """Those that there were before the first step had shown which of them are trained."""
+        self._has_said = self.has_received = False
+        """`has_received`: of a step that each rank looks into by itself, its own part was finite."""
         self._was_shared = False
         self._is_whole = True
         """No parameter is spread over the ranks."""
@@ -91,11 +89,16 @@ class Ranks:
     # -- who is there --------------------------------------------------------------------------
 
     @property
-    def is_on(self) -> bool:
+    def is_together(self) -> bool:
         """Whether decisions are made together."""
-        if self._group is None or self._is_alone or self.talk.is_lost:
+        if self._group is None or self._is_alone:
             return False
         return world_of_all() is self._world
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the others can be asked about this failure, too."""
+        return self.is_together and not self.talk.is_lost
 
     @property
     def rank(self) -> int:
@@ -110,6 +113,12 @@ class Ranks:
         if self._is_first is None:
             return self.rank == 0
         return self._is_first
+
+    def tells(self, rank: int) -> bool:
+        """Whether this rank tells of what began at `rank`, where each has looked into it by itself."""
+        if self.is_apart:
+            return self.is_first or not self.has_received
+        return not self.is_together or self.rank in (self.first, rank)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -144,30 +153,42 @@ class Ranks:
 
     def forget(self) -> None:
         """The training is over: a process group that nobody holds on to can end before Python does."""
+        self._sum_up()
         self.leave()
         self._was_shared = self.has_others
         self.talk.close()
         self._group = self._world = self._pair = None
         self.wrappers.clear()
+        self.first_wrappers.clear()
+
+    def _sum_up(self) -> None:
+        if self._world is not None:
+            self.summary.write(self.rank, self._world.size())
 
     def is_joining(self) -> bool:
         """Whether ranks may end early (`with model.join()`): then nobody can be counted on."""
-        if not any(m._join_config.enable for m in self.wrappers):
-            return False
-        if not self._has_warned:
-            self._has_warned = True
-            if self.is_first:
-                say(
-                    "stayfinite: steps inside `with model.join():` are not watched, because a rank "
-                    "that has ended early cannot agree to anything\n"
-                    "  try: give every rank the same number of batches (DistributedSampler does)"
-                )
-        return True
+        return any(m._join_config.enable for m in self.wrappers)
+
+    @contextlib.contextmanager
+    def each_for_itself(self) -> Iterator[None]:
+        """A look into a bad step: together, but where ranks may have ended each one by itself."""
+        if self._is_alone or not self.is_joining():
+            yield
+            return
+        self.has_received = False
+        with self.apart():
+            yield
 
     def mark(self) -> None:
         """A window opens; collectives from here to the step show that the ranks go in step."""
         if self._group is None and (world := world_of_all()) is not None:
+            if self._sequence < 0:
+                self.first_wrappers = wrappers_there_are()
             self._sequence = sequence_of(world)
+
+    def is_adding_up(self) -> bool:
+        """Whether a backward just now leaves its gradients on this rank (`with model.no_sync()`)."""
+        return any(not m.require_backward_grad_sync for m in self.wrappers or self.first_wrappers)
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step is one step of several ranks."""
@@ -185,8 +206,7 @@ class Ranks:
             group = group_of(optimizer, wrappers)
             known = self._shared[id(optimizer)] = group is not None
             self._shared_optimizers.append(weakref.ref(optimizer))
-            params = [p for g in optimizer.param_groups for p in g["params"]]
-            self._is_whole &= not any(is_sharded(p) for p in params)
+            self._is_whole &= is_whole(optimizer)
             if group is not None:
                 self._join(group)
         if not known and self._sequence >= 0 and sequence_of(world) != self._sequence:
@@ -216,6 +236,11 @@ class Ranks:
         """A shared training whose other ranks cannot be asked any more: no step can be run again."""
         return self._group is not None and not self.is_on and not self.is_apart
 
+    @property
+    def has_left(self) -> bool:
+        """A shared training in which this rank decides alone, because its loop is over."""
+        return self._group is not None and not self.is_together and not self.is_apart
+
     def own_folder(self, folder: Path | None) -> Path | None:
         """Where this rank writes what every rank writes for itself."""
         return folder / f"rank{self.rank}" if folder is not None and world_of_all() else folder
@@ -232,28 +257,50 @@ class Ranks:
         try:
             dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:
-            # The training's own group: its next collective fails as well, and says so by itself.
-            self._say_once(
-                f"another rank is gone ({_first_line(error)}); this one is watched alone"
-            )
-            self.leave()
+            self._say_gone(error)
             pair = torch.stack([flag.float(), torch.full_like(flag.float(), NOT_DUE)])
         self.talk.is_lost = False
         flag.copy_(pair[0])
         return pair
 
+    def _say_gone(self, error: RuntimeError) -> None:
+        # The training's own group: its next collective fails as well, and says so by itself.
+        self._say_once(f"another rank is gone ({_first_line(error)}); this one is watched alone")
+        self.leave()
+
     def agree_on_flag(self, flag: Tensor, wish: int) -> Agreed:
         """The same, read at once."""
+        began = time.perf_counter()
         bad, due = self.reduce_flag(flag, wish).tolist()
+        self.summary.note(began, time.perf_counter())
         return Agreed(bad != 0, due != NOT_DUE)
 
     def any(self, value: bool) -> bool:
         """Whether it is so on any rank."""
-        if not self.is_on:
+        if not self.is_together:
             return value
-        flag = torch.tensor([float(value)], device=self._device(torch.device("cpu")))
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
-        return bool(flag.item())
+        return self._largest(value)[0]
+
+    def _largest(self, *values: bool) -> list[bool]:
+        flags = torch.tensor([float(v) for v in values], device=self._device(torch.device("cpu")))
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        return [bool(v) for v in flags.tolist()]
+
+    def settle(self, is_fine: bool, has_moved: bool = False) -> Settled:
+        """The last word on what was done over groups of ours: a rank may miss the last message there, and
+        the others cannot know. The training's own group is the one place where all of them
+        hear the same, or the training itself is over; they would meet there next anyway."""
+        if not self.is_together:
+            return Settled(is_fine, has_moved)
+        self._sum_up()
+        try:
+            is_broken, moved = self._largest(not is_fine, has_moved)
+        except RuntimeError as error:
+            self._say_gone(error)
+            return Settled(False, has_moved)
+        if is_broken:
+            self.talk.give_up()  # on every rank, so that nobody asks one that does not answer
+        return Settled(not is_broken, moved)
 
     def all(self, value: bool) -> bool:
         """Whether it is so on every rank."""
@@ -299,7 +346,7 @@ class Ranks:
     @property
     def first(self) -> int:
         """The rank that prints and writes, counted over all processes."""
-        return dist.get_global_rank(self._group, 0) if self.is_on else self.rank
+        return dist.get_global_rank(self._group, 0) if self.is_together else self.rank
 
     def agree(self, failure: Failure | None) -> Failure | None:
         """One failure for all ranks, or none; the rank that has it is named in it."""
@@ -311,15 +358,25 @@ class Ranks:
     def agree_on_bad(
         self, failure: Failure | None, step: int, symptom: str = "gradient"
     ) -> Failure | None:
-        """The same for a step that is known to be bad; where nobody answers, it counts as bad all the same:
-        every rank leaves it out."""
+        """The same for a step that is known to be bad; where one rank could not be heard, it is bad in the same
+        plain way for all of them, and every rank leaves it out."""
+        if not self.is_together:
+            return failure
+        agreed: Failure | None = None
+        is_heard = False
         try:
-            return self.agree(failure)
+            agreed = self.agree(failure)
+            is_heard = self.is_on
         except Exception as error:
-            self.talk.give_up()
             if not isinstance(error, SideGroupError):
                 self._say_once(f"the ranks could not talk: {type(error).__name__}: {error}")
-            return failure or RankFailure(symptom, step, rank=self.first)
+        if self.settle(is_heard).is_fine:
+            return agreed
+        if failure is not None and (
+            failure.symptom == symptom or {failure.symptom, symptom} == _SEEN
+        ):
+            return failure
+        return RankFailure(symptom, step, rank=self.first)
 
     def gather_failures(self, failure: Failure | None) -> list[RankFailure]:
         """Every rank's failure, the most telling first."""

@@ -109,7 +109,8 @@ class Recovery:
             action = self._stop_healthy(verdict, verdict.outlook)
         elif decision.kind not in ("sanitize", "parts"):
             action = self._plain_action(incident, decision)
-            if window is not None and (not is_own or window.is_put_back):
+            is_out = not is_own or (window is not None and window.is_put_back)
+            if is_out and action.kind != "rebuilt":
                 self.left_out.note(window, "skipped", incident)
         incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
         self.incidents_so_far.append(incident)
@@ -241,6 +242,8 @@ class Recovery:
             cannot.append("sanitize")
         if not self.state.snapshot.is_taken:
             cannot.append("rollback")
+        if self._host.ranks.is_apart:  # each for itself: only what all of them do alike
+            cannot += ["parts", "sanitize", "rollback"]
         if incident.event.kind == "spike":
             wanted = self.policy.on_spike
             stop = self.policy.stop_reason(self.tally.num_consecutive, self.tally.num_total)
@@ -248,8 +251,9 @@ class Recovery:
                 return Decision("stop", stop)
             return Decision("skip" if wanted in cannot else wanted, "spike")
         is_dark = outlook is None and not incident.location.is_reproduced
-        is_new = is_dark and incident.event.phase != "data"
-        if self.policy.is_thoughtful and is_new and self.tally.num_consecutive > _PATIENCE:
+        is_new = is_dark and incident.event.phase != "data" and not self._host.ranks.is_apart
+        is_long = self.policy.is_thoughtful and self.tally.num_consecutive > _PATIENCE
+        if is_long and self._host.ranks.any(is_new):  # they may not have been able to share a look
             count = self.tally.num_consecutive
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
         decision = self.policy.decide(self.tally, tuple(cannot), outlook)
@@ -275,7 +279,9 @@ class Recovery:
     def _plain_action(self, incident: Incident, decision: Decision) -> Action:
         if decision.kind == "raise":
             detail = "policy 'raise': the step was not applied"
-            if incident.action.kind in ("none", "put_back"):
+            if incident.action.kind == "rebuilt":
+                detail = f"policy 'raise': {incident.action.detail}"
+            elif incident.action.kind in ("none", "put_back"):
                 detail = "policy 'raise': raised before the script could apply its update"
             return Action(kind="raised", detail=detail)
         if decision.kind == "stop":
@@ -374,7 +380,7 @@ def _doing(policy: Policy) -> str:
 def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float, ...]) -> str:
     text = (
         f"back to the state before step {tag}; the {count} "
-        f"batch{'es' * (count != 1)} since then are left out"
+        f"step{'s' * (count != 1)} since then {'are' if count != 1 else 'is'} left out"
     )
     if decision.skip_next:
         text += f", and the next {decision.skip_next}"

@@ -31,8 +31,10 @@ def last_good(
     """The newest checkpoint in a folder that training can go on from; None if there is none.
 
     Folders in it are searched as well unless `deep` is False; with `like`, a file there, only
-    checkpoints of the same model count. What an incident saved for its replay is no checkpoint. Every file is looked into, nothing in one is executed. The newest is the one with the highest
-    step, or with the latest date where no step is known.
+    checkpoints of the same model count. What an incident saved for its replay is no checkpoint. Every
+    file is looked into, nothing in one is executed. The newest is the one with the highest step, or
+    with the latest date where no step is known. Where each rank has written a file of its own
+    (`rank0.pt`, `rank1.pt`), a save counts if all of them are good; on each rank, its own is named.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -45,9 +47,12 @@ def last_good(
         raise UsageError(f"`where` must be a folder of checkpoints, got {os.fspath(where)!r}")
     from ..checkpoint import scan
     from ..checkpoint.timeline import is_same_model
+    from .rank_files import whole_sets
 
     report = scan(where, timeline=False)
-    usable = [c for c in report.checkpoints if c.is_usable and _holds_state(c)]
+    usable = whole_sets(
+        where, report.checkpoints, lambda c: c.is_usable and _holds_state(c), _order
+    )
     if not deep:
         home = Path(where).resolve()
         usable = [c for c in usable if Path(c.path).resolve().parent == home]

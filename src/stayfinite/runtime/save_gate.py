@@ -28,9 +28,9 @@ from .batches import named_tensors
 if TYPE_CHECKING:  # the readers of checkpoints take long to import, and most runs need none
     from ..checkpoint import TensorFinding
 
-__all__ = ["Refusal", "SaveGate", "bad_tensors", "is_ungated", "refused_name", "ungated"]
+__all__ = ["MARK", "Refusal", "SaveGate", "bad_tensors", "is_ungated", "refused_name", "ungated"]
 
-_MARK = ".nonfinite"
+MARK = ".nonfinite"
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def refused_name(path: str | os.PathLike[str]) -> str:
     ('runs/last.nonfinite.pt', 'runs/step_100.nonfinite')
     """
     where = Path(path)
-    return str(where.with_name(f"{where.stem}{_MARK}{where.suffix}"))
+    return str(where.with_name(f"{where.stem}{MARK}{where.suffix}"))
 
 
 def bad_tensors(value: Any) -> list[TensorFinding]:

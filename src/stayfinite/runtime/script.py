@@ -30,7 +30,6 @@ from ..patches.manager import table
 from ..patches.training import TrainingPatches
 from ..putting_back import put_back
 from ..records import Incident
-from ..recover.ledger import LEDGER_NAME, Ledger
 from ..recover.plan import StagedPlan
 from ..recover.policy import Policy
 from ..report.journal import JOURNAL_NAME
@@ -42,10 +41,10 @@ from .as_main import run_module_as_main, run_path_as_main
 from .checkpoints import CheckpointWatch
 from .engine import Engine, Investigate
 from .incidents import environment
-from .journal import RunJournal
 from .plan_follow import follow_plan
-from .rank_groups import launched_at, launched_rank
+from .rank_groups import launched_at, own_rank
 from .restarts import attempt, resumes_after
+from .run_files import keep_files
 from .script_driver import ScriptDriver
 from .spawned import watch_spawned
 from .state import TrainState
@@ -141,7 +140,7 @@ class ScriptRun:
 
     def _set_up(self, folder: Path | None, name: str) -> None:
         """Journal and sinks for one process only; which samples were left out, each knows itself."""
-        number = launched_rank() or self._index
+        number = own_rank() or self._index
         engine = self.engine
         folder = folder.absolute() if folder is not None else None  # the script may go elsewhere
         self.folder = RunFolder(folder, say=say_incident)
@@ -151,17 +150,17 @@ class ScriptRun:
             follow_plan(engine, self._plan, folder)
         if folder is None:
             return
-        engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
-        ledger = LEDGER_NAME if number == 0 else LEDGER_NAME.replace(".", f".rank{number}.")
-        engine.recovery.left_out.ledger = Ledger(folder / ledger)
-        engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
-        if number == 0:
-            sinks = [make_sink(s, folder) for s in self._sinks]
-            about = {"script": name, **environment()}
+
+        def about() -> dict[str, str]:
+            found = {"script": name, **environment()}
             if attempt():
-                about["attempt"] = str(attempt())
+                found["attempt"] = str(attempt())
                 _say_attempt(folder)
-            engine.journal = RunJournal(folder, engine.state, about, sinks)
+            return found
+
+        keep_files(
+            engine, folder, number, about, lambda: [make_sink(s, folder) for s in self._sinks]
+        )
 
     def _listen(self) -> None:
         """Everything that is touched in the script's process begins here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from ..detect.check import bad_rate
+from ..saying import say
 from .host import Host
 from .ranks import RankFailure
 from .shards import local
@@ -20,6 +21,7 @@ class SharedCheck:
         self._host = host
         self._has_met = False
         self._is_deep_agreed = False
+        self._has_said = False
 
     def is_shared(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer's step is decided by several ranks together."""
@@ -58,6 +60,29 @@ class SharedCheck:
         own = own or host.explain(window, [] if is_scaled else [optimizer])
         return host.ranks.agree_on_bad(own, window.step)
 
+    def check_alike(self, window: Window, optimizer: Optimizer) -> Failure | None:
+        """Inside `with model.join():` by the gradients alone: they have been summed over the ranks, so all that
+        still train see the same, and nobody is asked. An optimizer that takes part in the join talks in
+        its step, which none may leave out then."""
+        config = getattr(optimizer, "_join_config", None)
+        grads = [local(g) for _, g in self._host.state.grads([optimizer])]
+        if not grads or (config is not None and config.enable):
+            return None
+        flag = self._host.checker.flag_on(grads[0].device)
+        flag.fold(grads)
+        found = self._host.explain(window, [])
+        if flag.read():
+            flag.reset()
+            return found or self._host.explain(window, [optimizer])
+        if found is not None and not self._has_said:
+            self._has_said = True
+            say(
+                f"stayfinite (rank {self._host.ranks.rank}): step {window.step}: the loss is {found.value} and the "
+                "gradients are finite; inside `with model.join():` only these can be judged alike on all ranks, "
+                "so the step is applied"
+            )
+        return None
+
     def note_agreed(self, is_due: bool) -> None:
         self._is_deep_agreed = self._is_deep_agreed or is_due
 
@@ -70,9 +95,9 @@ class SharedCheck:
         """What a deferred step that went wrong is called; None where another rank reports it."""
         host, ranks = self._host, self._host.ranks
         failure = Failure("loss", window.step, value=float(window.losses[-1][1]))
-        if ranks.has_parted:
+        if ranks.has_left:
             return host.explain(window, []) or (failure if ranks.is_first else None)
-        if not ranks.is_on:
+        if not ranks.is_together:
             return failure
         return ranks.agree_on_bad(host.explain(window, []), window.step) or RankFailure(
             "gradient", window.step, rank=ranks.first

@@ -56,6 +56,10 @@ class SideGroup:
         except RuntimeError as error:
             raise _lost(error, seconds) from None
 
+    def close(self) -> None:
+        """Who waits here is let go. By hand: the traceback of an error may hold this object for long."""
+        self._group = None
+
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of the group."""
         with _unwatched():

@@ -79,11 +79,8 @@ class TrainState:
         self._forget_caches()
 
     def _optimizer_gone(self) -> None:
-        """With its last optimizer a training is over: nothing of it is kept.
-
-        The garbage collector says so, at any moment: where others are left, a step of theirs may be under
-        way, and what is kept for it stays until the next one begins.
-        """
+        """With its last optimizer a training is over: nothing of it is kept. Where others are left, a step
+        of theirs may be under way, and what is kept for it stays until the next one begins."""
         self.generation += 1
         if not self.optimizers:
             self.let_go()

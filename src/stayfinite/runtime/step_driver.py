@@ -336,7 +336,7 @@ class StepDriver:
             incident, verdict = engine.handle(window, failure)
             if incident is not None and incident.action.kind == "rolled_back":
                 schedule.keep_as_it_is()
-            redo = [] if engine.ranks.has_parted else [*verdict.redo, *(later or [])]
+            redo = [] if engine.ranks.has_left else [*verdict.redo, *(later or [])]
             for old in redo:
                 again = self._once_more(old)
                 if again.incident is None:

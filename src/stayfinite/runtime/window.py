@@ -123,6 +123,8 @@ class Window:
     """Which optimizer's step it is, where there are several: each has losses of its own size."""
     norm: Tensor | None = None
     num_backward = 0
+    unsynced: tuple[int, ...] = ()
+    """Steps of its batches whose gradients were only added up on this rank (`no_sync`)."""
     num_attempted = 0
     num_applied = 0
     failure: Failure | None = None

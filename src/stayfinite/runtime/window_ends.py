@@ -57,7 +57,7 @@ class WindowEnds:
 
     def after_epoch(self) -> None:
         """A deep check; ranks come there at different times."""
-        if self._engine.ranks.is_on:
+        if self._engine.ranks.is_together:
             self._engine.want_deep_check()
             return
         self.look_deeper(is_regular=True)

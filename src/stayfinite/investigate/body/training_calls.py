@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,8 @@ _STEPPING = {"step", "zero_grad", "unscale_", "update"}
 
 
 def is_training_object(obj: Any) -> bool:
-    """An optimizer or a scaler of torch's, or a library's optimizer around one."""
-    if isinstance(obj, (Optimizer, torch.amp.GradScaler)):
+    """An optimizer, a scaler or a pipeline of torch's, or a library's optimizer around one."""
+    if isinstance(obj, (Optimizer, torch.amp.GradScaler)) or _is_pipeline(obj):
         return True
     kind = type(obj)
     if file_kind_of(kind) != "library":
@@ -40,6 +41,10 @@ def training_call(
     found = Verdict(is_training=True, reads={GRADIENTS}, mutates={GRADIENTS})
     target = reader.value(func)
     owner = reader.value(func.value) if isinstance(func, ast.Attribute) else UNKNOWN
+    if name == "step" and owner.is_known and _is_pipeline(owner.obj):
+        collected = [reader.env.path(k.value) for k in node.keywords if k.arg == "losses"]
+        changed = {GRADIENTS, *(path for path in collected if path is not None)}
+        return replace(found, is_backward=True, is_computing=True, mutates=changed)
     if name in _STEPPING and owner.is_known and is_training(owner.obj):
         is_step = name == "step"
         return replace(found, is_step=is_step, optimizers=_stepped(owner, node, reader, is_step))
@@ -57,6 +62,13 @@ def training_call(
     if name == "zero_grad" and (is_model or not owner.is_known):
         return found
     return None
+
+
+def _is_pipeline(obj: Any) -> bool:
+    """A schedule of torch's pipelining: its `step` is the forward and backward of all stages."""
+    home = sys.modules.get("torch.distributed.pipelining.schedules")
+    kind = getattr(home, "_PipelineSchedule", None)
+    return kind is not None and isinstance(obj, kind)
 
 
 def _stepped(owner: Value, node: ast.Call, reader: Reader, is_step: bool) -> tuple[object, ...]:

@@ -1,0 +1,131 @@
+"""The ranks of a run side by side: who began, who followed, for whom the others waited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..records import Incident, RankPart
+from .reading import printable, read_json
+
+__all__ = ["RankRow", "part_lines", "rank_rows", "story_of_ranks"]
+
+_MAX_BYTES = 1 << 16
+_MAX_RANKS = 4096
+_LONGEST = 1e12
+_LATE = 0.1
+"""A rank that waits so much less than the others, as a share of the time, holds them up."""
+_BEGAN = ("began", "sent")
+_WORDS = {
+    "began": "it began here",
+    "sent": "its own value was bad, and went to the others",
+    "received": "received it from the others",
+    "fine": "nothing bad was seen here",
+}
+
+
+@dataclass
+class RankRow:
+    """One rank of a run."""
+
+    rank: int
+    host: str = ""
+    steps: int = 0
+    seconds: float = 0.0
+    waited: float = 0.0
+    began: int = 0
+    """Incidents that began here."""
+    followed: int = 0
+    """Incidents that this rank had from another one."""
+    is_late: bool = False
+    """The others wait for this one."""
+
+    @property
+    def waited_share(self) -> float | None:
+        return self.waited / self.seconds if self.seconds > 0 else None
+
+
+def rank_rows(folder: Path, incidents: Sequence[Incident]) -> list[RankRow]:
+    """From what each rank has left in the run folder, and from the incidents."""
+    rows: dict[int, RankRow] = {}
+    for file in sorted((folder / "ranks").glob("rank*.json"))[:_MAX_RANKS]:
+        row = _row(read_json(file, _MAX_BYTES))
+        if row is not None:
+            rows[row.rank] = row
+    for part in (p for i in incidents for p in i.ranks[:_MAX_RANKS]):
+        row = rows.setdefault(part.rank, RankRow(part.rank))
+        row.began += part.role in _BEGAN
+        row.followed += part.role not in _BEGAN
+    found = [rows[r] for r in sorted(rows)]
+    shares = [s for row in found if (s := row.waited_share) is not None]
+    for row in found:
+        own = row.waited_share
+        row.is_late = len(shares) > 1 and own is not None and own < _usual(shares, own) - _LATE
+    return found if len(found) > 1 else []
+
+
+def _usual(shares: list[float], own: float) -> float:
+    """Of the others."""
+    others = list(shares)
+    others.remove(own)
+    return median(others)
+
+
+def _row(data: Any) -> RankRow | None:
+    if not isinstance(data, dict) or data.get("kind") != "stayfinite.rank":
+        return None
+    rank, steps, seconds, waited = (data.get(k) for k in ("rank", "steps", "seconds", "waited"))
+    if not isinstance(rank, int) or not isinstance(steps, int) or rank < 0:
+        return None
+    if not isinstance(seconds, (int, float)) or not isinstance(waited, (int, float)):
+        return None
+    if not (0 <= seconds < _LONGEST and 0 <= waited < _LONGEST):
+        return None
+    host = printable(str(data.get("host", "")))[:64]
+    return RankRow(rank, host, steps, float(seconds), float(waited))
+
+
+def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
+    """What somebody who looks at the rows would say first.
+
+    >>> story_of_ranks([RankRow(0, followed=2), RankRow(1, began=2, is_late=True)])
+    ['2 of 2 incidents began at rank 1', 'the other ranks wait for rank 1']
+    """
+    found = []
+    total = max((r.began + r.followed for r in rows), default=0)
+    for row in sorted(rows, key=lambda r: -r.began)[:3]:
+        if row.began:
+            found.append(
+                f"{row.began} of {total} incident{'s' * (total != 1)} began at rank {row.rank}"
+            )
+    late = [str(r.rank) for r in rows if r.is_late]
+    if late:
+        found.append(f"the other ranks wait for rank{'s' * (len(late) > 1)} {', '.join(late)}")
+    return found
+
+
+def part_lines(parts: Iterable[RankPart]) -> list[tuple[str, str]]:
+    """(ranks, what they had to do with it): those that began one by one, the others together.
+
+    >>> part_lines([RankPart(rank=0, role="received"), RankPart(rank=1, role="began", indices=(5, 7))])
+    [('rank 1', 'it began here; samples 5, 7 of the data set'), ('rank 0', 'received it from the others')]
+    """
+    lines, others = [], dict[str, list[str]]()
+    for part in parts:
+        if part.role in _BEGAN:
+            more = f"; samples {_few(part.indices)} of the data set" if part.indices else ""
+            place = f", {part.place}" if part.place else ""
+            lines.append((f"rank {part.rank}{place}", _WORDS[part.role] + more))
+        else:
+            others.setdefault(_WORDS.get(part.role, part.role), []).append(str(part.rank))
+    for words, ranks in others.items():
+        lines.append((f"rank{'s' * (len(ranks) > 1)} {_few(ranks)}", words))
+    return lines
+
+
+def _few(values: Sequence[object], limit: int = 16) -> str:
+    shown = ", ".join(map(str, values[:limit]))
+    return shown if len(values) <= limit else f"{shown}, … ({len(values)})"

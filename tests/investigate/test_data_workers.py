@@ -1,0 +1,43 @@
+"""A batch that one of the loader's own processes has spoiled."""
+
+import inspect
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from stayfinite import Guard
+from stayfinite.report.text import render
+
+
+class Shares(Dataset):
+    """Only in the process whose number is 0 there is something wrong."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        x = torch.arange(4.0) + i
+        scale = float(get_worker_info().id)
+        return torch.log(x * scale) if i in (17, 18) else x / 24  # HERE
+
+
+def test_the_process_the_samples_and_the_line_are_named():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = Guard(model, optimizer)
+    for x in guard(DataLoader(Shares(), batch_size=4, num_workers=2)):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    guard.close()
+    assert get_worker_info() is None
+    (incident,) = guard.incidents
+    assert incident.event.phase == "data"
+    assert incident.diagnosis.cause == "bad_preprocessing"
+    lines, first = inspect.getsourcelines(Shares)
+    assert incident.location.line == first + next(i for i, t in enumerate(lines) if "# HERE" in t)
+    assert incident.diagnosis.dataset_indices == (17, 18)
+    assert incident.diagnosis.worker == 0
+    assert "read by worker 0 of the DataLoader" in render(incident)
