@@ -98,6 +98,9 @@ class TrainingListener(Protocol):
     def on_step_elsewhere(self, optimizer: Any) -> None:
         """The one method that is called in another thread."""
 
+    def before_scale(self) -> None:
+        """A loss is about to be scaled: the last moment to put a scale back."""
+
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
 
     def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None: ...
@@ -352,10 +355,15 @@ def _special(
 
 def _scale(original: Any, subscribers: Subscribers) -> Any:
     def scale(scaler: Any, outputs: Any) -> Any:
+        if _is_compiling():
+            return original(scaler, outputs)
+        here = [s.listener for s in _here(subscribers)]
+        for listener in here:
+            listener.firewall.call(listener.before_scale)
         scaled = original(scaler, outputs)
-        if isinstance(outputs, Tensor) and not _is_compiling():
-            for each in _here(subscribers):
-                each.listener.firewall.call(each.listener.on_scale, scaler, outputs, scaled)
+        if isinstance(outputs, Tensor):
+            for listener in here:
+                listener.firewall.call(listener.on_scale, scaler, outputs, scaled)
         return scaled
 
     return scale

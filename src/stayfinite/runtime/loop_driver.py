@@ -183,6 +183,11 @@ class LoopDriver:
         if window is not None and not self.is_replaying and norm.dim() == 0:
             window.norm = plain_norm(norm.detach())
 
+    def before_scale(self) -> None:
+        """A loop without a loader has begun its next iteration, whose loss the scale is for."""
+        if self.tracker.window is None and not self._is_own_work and self.engine.replay is None:
+            self._bad.put_back()
+
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._scaling.note(scaler, raw, scaled)
 
