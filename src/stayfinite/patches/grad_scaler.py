@@ -14,10 +14,15 @@ __all__ = ["on_scale", "on_step"]
 
 def on_scale(original: Any, subscribers: Subscribers) -> Any:
     def scale(scaler: Any, outputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(scaler, outputs)
+        here = [s.listener for s in subscribers.here()]
+        for listener in here:
+            listener.firewall.call(listener.before_scale)
         scaled = original(scaler, outputs)
-        if isinstance(outputs, Tensor) and not torch.compiler.is_compiling():
-            for each in subscribers.here():
-                each.listener.firewall.call(each.listener.on_scale, scaler, outputs, scaled)
+        if isinstance(outputs, Tensor):
+            for listener in here:
+                listener.firewall.call(listener.on_scale, scaler, outputs, scaled)
         return scaled
 
     return scale

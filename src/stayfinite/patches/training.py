@@ -105,6 +105,9 @@ class TrainingListener(Protocol):
     def on_step_elsewhere(self, optimizer: Any) -> None:
         """The one method that is called in another thread."""
 
+    def before_scale(self) -> None:
+        """A loss is about to be scaled: the last moment to put a scale back."""
+
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
 
     def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None: ...

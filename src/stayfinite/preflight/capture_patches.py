@@ -151,6 +151,9 @@ class _Listener:
     def has_batch(self) -> bool:
         return True
 
+    def before_scale(self) -> None:
+        """Nothing is put back here."""
+
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._captor.on_scale(scaler, raw, scaled)
 

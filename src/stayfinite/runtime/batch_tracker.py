@@ -164,6 +164,15 @@ class BatchTracker:
         last.is_used = True
         return last.step
 
+    def drop_stale_losses(self, window: Window) -> None:
+        """Where no parameter that an optimizer begins with has a gradient any more, the loop has thrown away
+        what the losses so far gave."""
+        optimizers = self._engine.state.optimizers
+        firsts = [g["params"][:1] for o in optimizers for g in o.param_groups[:1]]
+        if all(p.grad is None for first in firsts for p in first):
+            window.losses.clear()
+            window.standing = ()
+
     def _take_ahead(self, window: Window) -> None:
         """A second backward without a new batch between: several were drawn at once, one for each."""
         last = window.batches[-1]

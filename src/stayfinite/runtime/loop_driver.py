@@ -160,9 +160,8 @@ class LoopDriver:
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
-        if window.losses and self._are_grads_gone():
-            window.losses.clear()  # the loop has thrown away what they gave
-            window.standing = ()
+        if window.losses:
+            self.tracker.drop_stale_losses(window)
         if loss.numel() == 1:
             step = self.tracker.note_used(window)
             plain = loss.detach() if self._scaling.pair is None else self._scaling.unscaled(loss)
@@ -176,11 +175,6 @@ class LoopDriver:
         window.num_backward += 1
         return bool(window.standing)
 
-    def _are_grads_gone(self) -> bool:
-        """Whether no parameter that an optimizer begins with has a gradient."""
-        firsts = [g["params"][:1] for o in self.state.optimizers for g in o.param_groups[:1]]
-        return all(p.grad is None for first in firsts for p in first)
-
     def replay_backward(self, loss: Tensor, call: _Call, keeping: _Call) -> Any:
         replay = self.engine.replay
         if replay is None:
@@ -191,6 +185,11 @@ class LoopDriver:
         window = self.tracker.window
         if window is not None and not self.is_replaying and norm.dim() == 0:
             window.norm = plain_norm(norm.detach())
+
+    def before_scale(self) -> None:
+        """A loop without a loader has begun its next iteration, whose loss the scale is for."""
+        if self.tracker.window is None and not self._is_own_work and self.engine.replay is None:
+            self._bad.put_back()
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self._scaling.note(scaler, raw, scaled)

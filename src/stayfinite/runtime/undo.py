@@ -253,7 +253,9 @@ def scaler_state(scaler: Any) -> Capture:
             for name, value in live.items():
                 now = getattr(scaler, name)
                 if name in copies:
-                    value.copy_(copies[name])
+                    # A graph that was made meanwhile may hold the tensor: it is written to by nobody.
+                    if now is not value or not torch.equal(value, copies[name]):
+                        value = copies[name].clone()
                 elif value is None and isinstance(now, Tensor):
                     # It was not in use yet. The loop may be about to call `update`, which wants it.
                     now.fill_(
