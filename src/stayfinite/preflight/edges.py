@@ -33,7 +33,7 @@ SEARCH_STEPS = 12
 """The search ends after so many seconds, or so many steps' time where that is more."""
 AHEAD_S = 0.4
 AHEAD_STEPS = 40
-LONG_S = 0.9
+LONG_S = 0.7
 LONG_STEPS = 1500
 DRIFTS = (1.0, 3.0, 10.0)
 """So many times further than the longer run has gone."""

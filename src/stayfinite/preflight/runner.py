@@ -245,7 +245,8 @@ class Attempt:
         with _unwatched():
             if loss.numel() == 1:
                 self.seen.loss = float(loss.detach())
-            self.seen.loss_ops = self.seen.loss_ops or loss_nodes(loss)
+            if self.probe.weigh:  # not for each of a thousand steps
+                self.seen.loss_ops = self.seen.loss_ops or loss_nodes(loss)
             is_good = is_finite(loss)
         if not is_good:
             self._bad([loss])
