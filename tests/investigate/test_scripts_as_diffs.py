@@ -116,12 +116,38 @@ EPISODES = """
 """
 
 
+SECOND_FAULT = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def deviance(rate, count):
+        ratio = torch.where(count > 0, count * torch.log(count / rate), torch.zeros_like(rate))
+        return 2 * (ratio - (count - rate)).mean()
+
+    torch.manual_seed(1)
+    x = torch.randn(96, 4)
+    count = torch.poisson(torch.exp(0.5 * x[:, 0]))
+    x[70], count[70] = 0.0, 0.0
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for xb, cb in DataLoader(TensorDataset(x, count), batch_size=16):
+        optimizer.zero_grad()
+        loss = deviance(model(xb).squeeze(1) ** 2, cb)
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
+
 @pytest.mark.parametrize(
     ("script", "remedy", "added"),
     [
         (LOSS_SCALE, "grad_scaler", "self.scaler.unscale_(self.optimizer)"),
         (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
         (OWN_INDEX, "drop_rows", "x, y = x[keep], y[keep]"),
+        # The first batch fails already; what lies behind is another fault, in a batch that nobody has seen.
+        (SECOND_FAULT, "floor_log+floor_norm", "rate.clamp(min="),
         (EPISODES, "spread_of_one", "correction=min(1, returns.numel() - 1)"),
     ],
 )

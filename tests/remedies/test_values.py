@@ -201,6 +201,7 @@ def test_lines_are_put_behind_a_statement_and_never_into_a_block():
             "linalg_slogdet",
             "torch.logdet(x + 1e-6 * torch.eye(x.shape[-1]).to(x))",
         ),
+        ("y = torch.logdet(x)", "scalar_tensor", "y = torch.slogdet(x)[1]"),
         ("y = x.det()", "linalg_det", "(x + 1e-6 * torch.eye(x.shape[-1]).to(x)).det()"),
         ("y = Normal(mu, sigma).log_prob(x)", "div", "Normal(mu, sigma.clamp(min=1e-6))"),
         (

@@ -189,6 +189,8 @@ class _Search:
                 return
             if candidate.text in self._seen or self._is_over:
                 continue
+            if not self.trial.can_compare and not _is_equivalent((*before, candidate)):
+                continue  # whether it computes the same as before could not be seen
             self._seen.add(candidate.text)
             yield from self._try((*before, candidate), depth, place)
 
@@ -254,9 +256,9 @@ class _Search:
         yield from self._try_all(text, place, made, depth + 1)
 
     def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
-        """Where the step fails now, if that is another line of the same file."""
+        """Where the step, or a batch behind it, fails now, if that is in the same file."""
         with self.lab.unharmed():
-            result = yield from self.lab.traced(change=change)
+            result = yield from self.lab.traced(window=self.trial.failed_ahead, change=change)
         origin = result.origin
         if origin is None or origin.birth is None:
             return None

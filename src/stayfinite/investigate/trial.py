@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..records import Proof
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
 from .budget import Budget
+from .data_facts import other_batches
 from .laboratory import Laboratory
 from .measured import Distance, size_of
 
@@ -20,6 +22,7 @@ __all__ = ["Trial", "tolerance"]
 
 _NUM_HEALTHY = 3
 _NUM_AFTER = 6
+_NUM_AHEAD = 16
 _SINCE = 24
 """So many steps at least, for a setting that has acted since the last healthy state."""
 _FAR = 10.0
@@ -57,6 +60,9 @@ class Trial:
         self.lab = lab
         self.budget = Budget(seconds)
         self._healthy: list[_Healthy] | None = None
+        self._others: list[Window] | None = None
+        self.failed_ahead: Window | None = None
+        """A batch that nobody has seen yet and that fails with the last change."""
         self.num_replays = 0
         self.is_in_state = False
         """Batches that were healthy fail as well by now: what fails grows, and this batch is not special."""
@@ -64,6 +70,11 @@ class Trial:
     @property
     def has_time(self) -> bool:
         return not self.budget.is_over and self.num_replays < _MAX_REPLAYS
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether healthy steps are known, or may still turn out to be."""
+        return self._healthy is None or bool(self._healthy)
 
     @property
     def is_late(self) -> bool:
@@ -93,6 +104,7 @@ class Trial:
         `is_compared`: whether healthy steps should give the same as before; not where they have read memory
         that nobody wrote. `is_flat`: the change gives a constant where it acts, which may teach nothing.
         """
+        self.failed_ahead = None
         with computing_only():  # entered once: each replay would open and close it again
             return (yield from self._prove(change, dtype, limits_gradients, is_compared, is_flat))
 
@@ -232,7 +244,8 @@ class Trial:
         if self._healthy is not None:
             return self._healthy
         found, num_failed = [], 0
-        for window in self._windows[:_NUM_HEALTHY]:
+        seen = self._windows[:_NUM_HEALTHY]
+        for window in seen or self._unseen()[:_NUM_HEALTHY]:
             if self.is_late:
                 break
             with self.lab.unharmed():
@@ -240,7 +253,7 @@ class Trial:
             num_failed += result.failure is not None and not window.is_loaderless
             if result.failure is None and result.is_complete and result.losses:
                 found.append(_Healthy(window, tuple(result.losses), result.grad_norm))
-        self.is_in_state = num_failed > 0 and not found
+        self.is_in_state = num_failed > 0 and not found and bool(seen)
         if self.is_in_state:
             found = yield from self._known_since()
         self._healthy = found
@@ -294,6 +307,32 @@ class Trial:
                     )
         return number, largest, ""
 
+    def _ahead(self, change: Change) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
+        """Where no batch was seen before: others of the same data set, each from the state of now."""
+        number = 0
+        for window in self._unseen():
+            if self.is_late:
+                break
+            with self.lab.unharmed():
+                result = yield from self._once(window, change)
+            if result.failure is not None:
+                self.failed_ahead = window
+                return number, "another batch of the data set is not finite with it", True
+            if not result.is_complete:
+                break
+            number += 1
+        if not number:
+            return 0, "no other batch was at hand to go on with", False
+        return number, "on other batches of the data set", False
+
+    def _unseen(self) -> list[Window]:
+        if self._others is None:
+            given = other_batches(self.lab.window, _NUM_AHEAD)
+            self._others = [
+                self.lab.window.with_values(partial(_instead, value)) for value in given
+            ]
+        return self._others
+
     def _after(
         self, change: Change, dtype: str
     ) -> Generator[Replay, ReplayResult, tuple[int, str, bool]]:
@@ -305,7 +344,7 @@ class Trial:
         lab = self.lab
         others = self._windows[: _NUM_AFTER - 1][::-1]
         if not others:
-            return 0, "no other batch was at hand to go on with", False
+            return (yield from self._ahead(change))
         windows = [lab.window, *others]
         number_of_steps = _SINCE if self.is_in_state else len(windows) + 1
         number, losses, distance = 0, [], Distance(dtype)
@@ -335,6 +374,10 @@ class Trial:
         if distance.is_near:
             return number, f"it leaves values of {distance.largest:.2g} in {dtype}", False
         return number - 1, "", False  # the first of them is the step itself
+
+
+def _instead(new: Any, old: Any) -> Any:
+    return new
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -44,6 +44,7 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("above_support", "floor_log", "floor_distribution")),
     **dict.fromkeys(("linalg_det", "linalg_slogdet", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_ex",
                      "linalg_inv", "linalg_cholesky", "linalg_solve", "inverse", "logdet"), ("jitter",)),
+    "scalar_tensor": ("log_abs_det",),
     "hypot": ("hypot_as_norm",),
     **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ("bound_arc",)),
     **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),

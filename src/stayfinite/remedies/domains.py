@@ -282,6 +282,19 @@ def _observed(node: ast.AST) -> ast.expr | None:
     return node.args[0] if node.func.attr == "log_prob" and is_plain else None
 
 
+@pattern(
+    "log_abs_det",
+    "take the logarithm of the determinant's size: slogdet(...)[1]",
+    "a determinant below 0 has no logarithm; a change of volume, and every positive one, has the same as before",
+)
+def log_abs_det(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    if call(node, "logdet") is None or not isinstance(node, ast.Call):
+        return None
+    assert isinstance(node.func, ast.Attribute)
+    name_end, end = source.span(node.func)[1], source.span(node)[1]
+    return [Edit(name_end - len("logdet"), name_end, "slogdet"), Edit(end, end, "[1]")]
+
+
 _MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "lu_factor")
 
 

@@ -116,6 +116,26 @@ def undefined_for_these_values(e: Evidence) -> Finding | None:
     )
 
 
+@rule("domain_error")
+def negative_determinant(e: Evidence) -> Finding | None:
+    """`logdet` writes the NaN by itself, where the sign of the determinant is negative."""
+    is_written = e.kernel in ("scalar_tensor", "full", "where") and e.made_nan
+    source = e.location.source or ""
+    if not is_written or "logdet" not in source or "slogdet" in source:
+        return None
+    return Finding(
+        confidence=0.85,
+        sentence=f"logdet {here(e)} was given a matrix whose determinant is negative, and gives NaN for it.",
+        fixes=(
+            line_fix(
+                e,
+                f"slogdet(...)[1] instead of logdet {here(e)}",
+                "the logarithm of the determinant's size is what a change of volume needs",
+            ),
+        ),
+    )
+
+
 def _allowed(e: Evidence, x: TensorStats) -> str | None:
     assert x.min is not None and x.max is not None
     if e.kernel in _GAMMAS:
