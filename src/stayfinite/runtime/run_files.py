@@ -23,7 +23,9 @@ def keep_files(
 ) -> None:
     """`number`: this process among those of the run; the first one keeps the journal."""
     own = f".rank{number}." if number else "."
-    engine.snapshot_folder = folder / "snapshots" / f"rank{number}"
+    engine.snapshot_folder = folder / "snapshots"
+    if number:
+        engine.snapshot_folder /= f"rank{number}"
     engine.recovery.left_out.ledger = Ledger(folder / LEDGER_NAME.replace(".", own))
     engine.recovery.folder = folder if number == 0 else folder / f"rank{number}"
     engine.ranks.summary.folder = folder
