@@ -117,16 +117,34 @@ class Buffers:
         self._restore([found for found in self._found() if id(found[0]) in bad])
 
     def _restore(self, homes: list[tuple[nn.Module, str, str]]) -> None:
-        for module, key, _ in homes:
+        """Each by itself: one that cannot be put back keeps no other from it, and is named."""
+        failed: dict[str, Exception] = {}
+        for module, key, name in homes:
             known = self._copies.get((id(module), key))
             if known is None:
                 continue
-            live, kept, version = known
-            if module._buffers.get(key) is not live:
-                module._buffers[key] = live
-            if live._version != version or isinstance(module, _NormBase):
-                live.copy_(kept)
-                self._copies[id(module), key] = (live, kept, live._version)
+            try:
+                self._put(module, key, *known)
+            except Exception as error:
+                failed[name] = error
+        if failed:
+            names = ", ".join(failed)
+            raise RuntimeError(f"buffers keep what the bad step wrote: {names}") from next(
+                iter(failed.values())
+            )
+
+    def _put(self, module: nn.Module, key: str, live: Tensor, kept: Tensor, version: int) -> None:
+        if module._buffers.get(key) is not live:
+            module._buffers[key] = live
+        if live._version == version and not isinstance(module, _NormBase):
+            return
+        try:
+            live.copy_(kept)
+        except (
+            RuntimeError
+        ):  # expanded, or made in inference mode: it cannot be written to any more
+            live = module._buffers[key] = kept.clone()
+        self._copies[id(module), key] = (live, kept, live._version)
 
 
 def join(prefix: str, name: str) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .classes import of_copied_class, own_members
 from .sharing import is_shared
 from .source import current_code, file_kind
 
@@ -36,7 +37,8 @@ _ATOMS = (
 )  # fmt: skip
 
 
-_ATOMS_WITH_CODE = (types.BuiltinFunctionType, type(torch.autograd.Function))
+_CLASSES = (type(torch.autograd.Function), type(Tensor))
+_ATOMS_WITH_CODE = (types.BuiltinFunctionType, *_CLASSES)
 
 _PLAIN = (list, dict, tuple, set, frozenset, OrderedDict, deque)
 """Nothing but their items is in them."""
@@ -68,7 +70,7 @@ class Copier:
     def copy(self, value: Any) -> Any:
         """The copy of a value; the value itself where it is not to be copied."""
         if isinstance(value, _ATOMS) and type(value) not in _ATOMS_WITH_CODE:
-            return value
+            return of_copied_class(value, self.copy) if isinstance(value, Tensor) else value
         if id(value) in self._memo:
             return self._memo[id(value)]
         if len(self._memo) >= _MAX_OBJECTS or self._depth >= _MAX_DEPTH or self._is_shared(value):
@@ -108,7 +110,7 @@ class Copier:
         return new
 
     def _is_shared(self, value: Any) -> bool:
-        if type(value) is type(torch.autograd.Function):
+        if type(value) in _CLASSES:
             return False
         if is_shared(value):
             return True
@@ -228,14 +230,16 @@ class Copier:
             self.globals(value.__globals__, names_of(code))
         return new
 
-    def _autograd_function(self, value: Any) -> Any:
-        """A class whose forward and backward are the user's, and see copies of its globals."""
-        static = {n: f for n, f in vars(value).items() if isinstance(f, staticmethod)}
-        made = {n: staticmethod(self.copy(f.__func__)) for n, f in static.items()}
-        if all(made[n].__func__ is f.__func__ for n, f in static.items()):
-            return self._keep(value, value)
+    def _class(self, value: Any) -> Any:
+        """One that torch calls: its methods are the user's, and see copies of its globals and of its own."""
+        made = own_members(self._keep(value, value), self.copy)
+        if not made:
+            return value
         own = {"__module__": value.__module__, "__qualname__": value.__qualname__}
-        return self._keep(value, type(value)(value.__name__, (value,), {**own, **made}))
+        new = type(value)(value.__name__, (value,), {**own, **made})
+        for _, space, names in self._spaces.values():  # its methods may know it by its name
+            space.update({n: new for n in names if space.get(n) is value})
+        return self._keep(value, new)
 
     def _module(self, value: nn.Module) -> Any:
         original = value.__dict__.get("_modules", {}).get("_orig_mod")
@@ -386,8 +390,7 @@ _EXACT: dict[type, Callable[[Copier, Any], Any]] = {
     frozenset: Copier._frozenset, deque: Copier._deque, bytearray: Copier._bytes,
     array.array: Copier._bytes, types.FunctionType: Copier._function,
     types.MethodType: Copier._method, types.BuiltinFunctionType: Copier._builtin,
-    types.CellType: Copier._cell, functools.partial: Copier._partial,
-    type(torch.autograd.Function): Copier._autograd_function,
+    types.CellType: Copier._cell, functools.partial: Copier._partial, **dict.fromkeys(_CLASSES, Copier._class),
     types.ModuleType: Copier._user_module, torch.Generator: Copier._generator, random.Random: Copier._generator,
     np.random.Generator: Copier._generator, np.random.RandomState: Copier._generator,
 }  # fmt: skip

@@ -1,0 +1,43 @@
+"""Classes of the user's own that torch calls by itself: in a replay they write into copies.
+
+No statement of a loop calls a `__torch_function__` or a `backward`, so none can be left out for what it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["of_copied_class", "own_members"]
+
+
+def own_members(cls: type, copy: Callable[[Any], Any]) -> dict[str, Any]:
+    """Copies of what the class and its bases hold and might write to: containers, and methods with what
+    they see of their module. Only those that differ from the originals."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not str(base.__module__).startswith(("torch", "builtins")):
+            found.update(vars(base))
+    made = {n: _copied(v, copy) for n, v in found.items() if n not in ("__dict__", "__weakref__")}
+    return {n: v for n, v in made.items() if v is not found[n]}
+
+
+def _copied(member: Any, copy: Callable[[Any], Any]) -> Any:
+    if isinstance(member, (classmethod, staticmethod)):
+        inside = copy(member.__func__)
+        return member if inside is member.__func__ else type(member)(inside)
+    return copy(member)
+
+
+def of_copied_class(value: Tensor, copy: Callable[[Any], Any]) -> Tensor:
+    """The same numbers as a tensor of the copied class; one that is trained stays the one that it is."""
+    kind = type(value)
+    if kind is Tensor or kind is nn.Parameter:
+        return value
+    copied: type[Tensor] = copy(kind)
+    with torch._C.DisableTorchFunctionSubclass():
+        is_kept = copied is kind or value.requires_grad
+        return value if is_kept else value.as_subclass(copied)
