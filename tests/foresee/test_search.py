@@ -126,8 +126,17 @@ def test_last_batch_is_certain():
 
 def test_parts_of_varying_size_may_be_empty():
     batches = [(torch.randn(1, 4), torch.rand(n, 4)) for n in (3, 2, 5)]
-    shapes = [b[1].shape[0] for _, b in made(batches)["empty"]]
-    assert shapes == [0, 1]
+    found = made(batches)["empty"]
+    assert [(b[1].shape[0], c.level) for c, b in found] == [(0, "possible"), (1, "possible")]
+
+
+def test_what_was_never_nearly_empty_is_not_empty():
+    sets = [([torch.randn(n, 4), torch.randn(n + 1, 4)], Y[:2]) for n in (6, 4, 5)]
+    assert sorted(levels(sets, "empty")) == ["far", "far", "possible", "possible"]
+    counts = torch.randint(7, 30, (6, 9)).float()
+    assert set(levels([(X, counts)], "blank")) == {"possible", "far"}
+    assert levels([(counts, Y)], "blank") == ["far"]
+    assert levels([(counts - 6, Y)], "blank") == ["possible"]
 
 
 @dataclasses.dataclass

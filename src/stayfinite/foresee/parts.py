@@ -24,6 +24,9 @@ IGNORED = -100
 _MOST_VALUES = 200_000
 _SPREADS = 10.0
 """Distances from the median to the largest value seen: nothing comes from further away."""
+_FEW = 2.0
+_NEAR = 0.1
+"""A count of so many, or of this share of the usual one, is next to 0."""
 _VECTOR = 8
 """So many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
 _EXACT = 2.0**24
@@ -110,8 +113,12 @@ class Part:
 
     @property
     def may_be_zero(self) -> bool:
-        """An exact zero fits what was seen: on both sides of it, or at the lower end of its range."""
-        return self.low <= 0 or self.is_whole or self.is_bounded
+        """An exact zero fits what was seen: on both sides of it, or at the lower end of its range.
+
+        A count fits where small ones were seen: one that was never below 7 will not be 0.
+        """
+        is_count = self.is_whole and self.low <= max(_FEW, _NEAR * self.middle)
+        return self.low <= 0 or is_count or self.is_bounded
 
     @property
     def may_rest(self) -> bool:

@@ -17,6 +17,8 @@ __all__ = ["empties", "plain_empties"]
 
 _MOST_GROUPS = 6
 _MOST_PLAIN = 3
+_FEW, _SOME = 2, 4
+"""Where so few were seen, there may be none; where so many, one."""
 _SHORT = 40
 """A text of fewer characters was seen: then one of none may come."""
 
@@ -28,9 +30,25 @@ def empties(seen: Seen) -> Iterator[Candidate]:
     """
     for group in list(_groups(seen))[:_MOST_GROUPS]:
         names = " and ".join(p.name for p, _ in group)
-        for number in (0, 1):
+        smallest = _smallest(seen, *group[0])
+        for number, near in ((0, _FEW), (1, _SOME)):
             what = f"{names} with {'nothing in it' if number == 0 else 'one entry'}"
-            yield Candidate("empty", what, _narrowed(seen, group, number), may_raise=True)
+            level = "possible" if smallest <= near else "far"
+            why = f"from {smallest} on were seen"
+            make = _narrowed(seen, group, number)
+            yield Candidate("empty", what, make, level, why, may_raise=True)
+
+
+def _smallest(seen: Seen, p: Part, dim: int) -> int:
+    """The smallest size seen, of all in the same list."""
+    holder = p.name.rpartition("[")[0] if p.name.endswith("]") else p.name
+    is_listed = p.name[len(holder) + 1 : -1].isdigit()
+    return min(
+        t.shape[dim]
+        for b in seen.batches
+        for n, t in named_tensors(b)
+        if n == p.name or (is_listed and n.rpartition("[")[0] == holder and t.dim() > dim)
+    )
 
 
 def _groups(seen: Seen) -> Iterator[list[tuple[Part, int]]]:
@@ -72,10 +90,11 @@ def plain_empties(seen: Seen) -> Iterator[Candidate]:
     sizes = {len(v) for b in seen.batches for _, v in leaves(b) if isinstance(v, list)}
     for path, numbers in lists[:_MOST_PLAIN] if len(sizes) > 1 else ():
         shown = "".join(f"[{key!r}]" for key in path)
-        for count in (0, 1):
+        for count, near in ((0, _FEW), (1, _SOME)):
             what = f"batch{shown} with {'nothing in it' if count == 0 else 'one entry'}"
             make = _replaced(seen, path, numbers[:count])
-            yield Candidate("empty", what, make, may_raise=True)
+            level = "possible" if min(sizes) <= near else "far"
+            yield Candidate("empty", what, make, level, f"from {min(sizes)} on", may_raise=True)
 
 
 def _replaced(seen: Seen, path: tuple[Any, ...], new: Any) -> Callable[[], Any]:
