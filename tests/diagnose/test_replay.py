@@ -96,6 +96,7 @@ def test_wrong_usage_says_what_to_do(incident, app, tmp_path):
     for args, message in [
         ([str(incident)], "--build MODULE:FUNCTION"),
         ([str(incident)], "nothing of that was run"),
+        ([str(incident), str(incident), "--", "train.py"], "one incident at a time"),
         ([str(tmp_path)], "is no incident"),
         ([str(incident), "--build", "train"], "takes MODULE:FUNCTION"),
         ([str(incident), "--build", "train.py:nothing"], "has no function 'nothing'"),
@@ -152,3 +153,5 @@ def test_a_script_is_replayed_by_itself(tmp_path):
     assert again.returncode == 1, again.stderr
     assert "the step fails again, at the same operator and line" in again.stdout
     assert "zero_denominator" in again.stdout
+    assert f"saved: {found.relative_to(tmp_path)}" in again.stdout
+    assert again.stderr == "", "said once, and of no folder that is gone by now"

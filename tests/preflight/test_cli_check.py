@@ -222,6 +222,13 @@ def test_a_preset_is_written_beside_the_config(run, tmp_path):
     assert (tmp_path / "c.yaml").read_text() == "lr: 1e-3  # mine\n"
 
 
+def test_a_preset_that_the_target_has_not_read_is_not_held_against_it(run):
+    words = ("--only", "config", "--config", "c.yaml", "--preset", "conservative", "good.py:build")
+    out = run(*words, c_DOT_yaml="lr: 1e-3\n")
+    assert "checked with the script's own settings" in out.stdout
+    assert out.exit_code == 0 and "0 fail, 0 warn" in out.stdout, out.output
+
+
 def test_a_data_file_alone_is_checked(run, tmp_path):
     (tmp_path / "d.csv").write_text("a,b,name\n" + "".join(f"{i},{i % 3},x\n" for i in range(40)))
     out = run("--data", "d.csv")

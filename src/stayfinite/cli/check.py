@@ -372,7 +372,8 @@ def _with_preset(
     else:
         typer.echo("settings do not repair unsafe lines; to see which are left:", err=quiet)
         typer.echo(f"  stayfinite check TRAIN.py --config {path}", err=quiet)
-    return path, given
+    # What nobody has read yet is not held against what the script does.
+    return (config if words and given == words else path), given
 
 
 def _checked_as(words: list[str], given: list[str], path: Path) -> str:

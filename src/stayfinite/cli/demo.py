@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
@@ -87,13 +88,24 @@ def _page(show: Show) -> Path | None:
     return page
 
 
+def _counted(step: int, counters: Mapping[str, int]) -> str:
+    """Our step, and the script's own number where that is another.
+
+    >>> _counted(153, {"epoch": 0, "step": 76}), _counted(15, {"epoch": 0, "batch": 15})
+    ('153 (in the script step = 76)', '15')
+    """
+    own = [f"{n} = {v}" for n, v in counters.items() if n != "epoch" and v != step]
+    return f"{step} (in the script {', '.join(own)})" if own else str(step)
+
+
 def _close(show: Show, page: Path | None, seconds: float) -> None:
     typer.echo("\nin short")
     incident = show.incident
     if incident is not None:
         where = incident.location
         file = Path(where.file).name if where.file else "?"
-        typer.echo(f"  caught    step {incident.event.step}: {incident.diagnosis.cause}")
+        step = _counted(incident.event.step, incident.event.counters)
+        typer.echo(f"  caught    step {step}: {incident.diagnosis.cause}")
         typer.echo(f"  at        {file}:{where.line}  {(where.source or '').strip()}")
         typer.echo(f"  incident  {show.run_dir / 'incidents' / incident.id}/incident.txt")
     for text in show.warnings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,6 +61,11 @@ def replay_command(
     """
     script = [*([module] if module else []), *(target or [])]
     try:
+        if module is None and script and Path(script[0]).is_dir():
+            raise UsageError(
+                f"one incident at a time, then your script: {script[0]} is a folder\n"
+                f"  try: stayfinite replay {incident} -- train.py [ARGS]..."
+            )
         found = run_replay(incident, script, build, seconds, is_module=module is not None)
     except StayfiniteError as e:
         print(f"stayfinite replay: {printable(str(e))}", file=sys.stderr)
@@ -70,8 +76,15 @@ def replay_command(
         raise typer.Exit(0)
     from ..report.text import render
 
+    new = replace(new, path=_kept(incident, old))
     typer.echo(new.to_json() if as_json else f"{_compared(old, new)}\n\n{render(new)}")
     raise typer.Exit(1)
+
+
+def _kept(given: Path, old: Incident) -> str | None:
+    """Where `fix` finds the change: the replay's own folder is gone by now."""
+    has_diff = any(f.status == "proved" for f in old.diagnosis.fixes)
+    return str(given if given.is_dir() else given.parent) if has_diff else None
 
 
 def run_replay(

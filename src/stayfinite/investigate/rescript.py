@@ -79,6 +79,18 @@ def remember(engine: Engine, capsule: dict[str, Any], old: Incident) -> None:
         engine.history.append((r.step, r.epoch, r.loss, r.grad_norm, r.lr, r.scale, r.is_applied))
 
 
+class _QuietRun(ScriptRun):
+    """Its folder is gone when the command ends: the command itself says what was found."""
+
+    def _set_up(self, folder: Path | None, name: str) -> None:
+        super()._set_up(folder, name)
+        assert self.folder is not None
+        self.folder._say = lambda incident: None
+
+    def _sum_up(self, folder: Path) -> None:
+        return
+
+
 def replay_script(
     capsule: dict[str, Any],
     old: Incident,
@@ -89,7 +101,7 @@ def replay_script(
 ) -> Incident | None:
     """Run the user's script (its name and arguments) to the failed step; the new incident, or None."""
     # The saved state may be the bad one: it is to be looked at, not to be refused.
-    run = ScriptRun(
+    run = _QuietRun(
         settings=settings, policy=Policy.parse("skip"), run_dir=folder, resume_check=False,
         investigate=investigate,
     )  # fmt: skip
