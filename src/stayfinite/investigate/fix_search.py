@@ -236,7 +236,12 @@ class _Search:
         limits = tried is not None and tried.symptom.is_exploding
         is_written = self.evidence.kernel not in _FRESH
         proof, result = yield from self.trial.prove(
-            change, self.evidence.dtype, limits, is_compared=is_written, is_flat=_is_flat(made)
+            change,
+            self.evidence.dtype,
+            limits,
+            is_compared=is_written,
+            is_flat=_is_flat(made),
+            is_exact=_is_shift(made),
         )
         fix = self._fix(made, change, proof)
         if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
@@ -252,6 +257,10 @@ class _Search:
         place = yield from self._next_place(change)
         if place is None or tried is None or _is_same(place, tried, change):
             self.refuted.append(fix)
+            return
+        note = yield from self.trial.spoils(change, self.evidence.dtype, limits)
+        if note and is_written:
+            self.refuted.append(self._fix(made, change, replace(proof, note=note)))
             return
         yield from self._try_all(text, place, made, depth + 1)
 
@@ -299,6 +308,11 @@ def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
 def _is_flat(made: tuple[Candidate, ...]) -> bool:
     """Below a floor there is no gradient."""
     return any(r.name.startswith("floor_") for c in made for r in c.remedies)
+
+
+def _is_shift(made: tuple[Candidate, ...]) -> bool:
+    """What is taken off every exponential has to cancel out."""
+    return any(r.name.startswith("shift_") for c in made for r in c.remedies)
 
 
 def _is_scaled_loss(e: Evidence) -> bool:
