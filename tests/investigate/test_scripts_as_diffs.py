@@ -169,6 +169,25 @@ TWO_EXPONENTIALS = """
     print("final", loss.item())
 """
 
+LATE_CLIP = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(0)
+    data = torch.randn(160, 4)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.5)
+    limit = 0.05
+    for x in DataLoader(data, batch_size=4):
+        optimizer.zero_grad()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=limit)
+    print("final", loss.item())
+"""
+
 SECOND_FAULT = """
     import torch
     from torch import nn
@@ -205,6 +224,7 @@ SECOND_FAULT = """
         ),
         # To take the largest off in the divergence would hardly be seen in the loss, and be wrong.
         (TWO_EXPONENTIALS, "bound_exp_everywhere", "log_var.clamp(max="),
+        (LATE_CLIP, "clip_first", "max_norm=limit)\n    optimizer.step()\n"),
         (OWN_INDEX, "drop_rows", "x, y = x[keep], y[keep]"),
         # The first batch fails already; what lies behind is another fault, in a batch that nobody has seen.
         (SECOND_FAULT, "floor_log+floor_norm", "rate.clamp(min="),
@@ -217,7 +237,7 @@ def test_a_script_is_repaired_by_its_proved_diff(script, remedy, added, tmp_path
     forked(["-m", "stayfinite", "run", "--run-dir", "run", "train.py"], tmp_path)
     (first, *_) = sorted((tmp_path / "run" / "incidents").glob("*/incident.json"))
     fixes = json.loads(first.read_text())["diagnosis"]["fixes"]
-    (fix,) = [f for f in fixes if f["status"] == "proved" and f["diff"]]
+    fix = next(f for f in fixes if f["status"] == "proved" and f["diff"])
     changed = apply_patch(text, read_patch(fix["diff"]))
     assert fix["remedy"] == remedy and added in changed
     (tmp_path / "train.py").write_text(changed)

@@ -16,6 +16,7 @@ from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
+from .clip_order import clip_order_change
 from .first_values import first_values_change
 from .laboratory import Laboratory
 from .precision_change import precision_changes
@@ -128,6 +129,9 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     if cause == "bad_schedule":
         yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
         return
+    moved = clip_order_change(lab) if cause in ("lr_divergence", "exploding_gradient") else None
+    if moved is not None:
+        yield moved
     found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
         found = optimizer_change(lab, e)

@@ -30,6 +30,7 @@ from .catalogue import CATALOGUE, Pattern, at, find, pattern
 from .choice import Candidate, Symptom, candidates
 from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
+from .loops import clip_behind
 from .patching import apply_patch, read_patch
 from .rows import taken_rows, with_filled_values, without_bad_rows, without_bad_rows_of
 from .scaling import ScaledLoss, scaled_loss
@@ -52,6 +53,7 @@ __all__ = [
     "at",
     "at_most",
     "candidates",
+    "clip_behind",
     "divisions",
     "domains",
     "exponentials",
