@@ -116,6 +116,78 @@ EPISODES = """
 """
 
 
+CONSTANT_COLUMN = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = x[:, :1]
+    x[:, 2] = 1.0
+    x = (x - x.mean(0)) / x.std(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for xb, yb in DataLoader(TensorDataset(x, y), batch_size=8):
+        loss = (model(xb) - yb).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
+TWO_EXPONENTIALS = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    class VAE(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mu, self.log_var, self.out = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(2, 4)
+
+        def forward(self, x):
+            mu, log_var = self.mu(x), self.log_var(x)
+            std = torch.exp(0.5 * log_var)
+            z = mu + torch.randn_like(std) * std
+            return self.out(z), mu, log_var
+
+    def loss_of(x, out, mu, log_var):
+        kl = -0.5 * torch.mean(1 + log_var - mu.pow(2) - log_var.exp())
+        return nn.functional.smooth_l1_loss(out, x) + 1e-4 * kl
+
+    torch.manual_seed(0)
+    table = torch.randn(96, 4)
+    table[50, 3] = 4000.0
+    model = VAE()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    for x in DataLoader(table, batch_size=8):
+        loss = loss_of(x, *model(x))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
+LATE_CLIP = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    torch.manual_seed(0)
+    data = torch.randn(160, 4)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.5)
+    limit = 0.05
+    for x in DataLoader(data, batch_size=4):
+        optimizer.zero_grad()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=limit)
+    print("final", loss.item())
+"""
+
 SECOND_FAULT = """
     import torch
     from torch import nn
@@ -145,6 +217,14 @@ SECOND_FAULT = """
     [
         (LOSS_SCALE, "grad_scaler", "self.scaler.unscale_(self.optimizer)"),
         (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
+        (
+            CONSTANT_COLUMN,
+            "fill_values",
+            "xb = torch.nan_to_num(xb, nan=0.0, posinf=0.0, neginf=0.0)",
+        ),
+        # To take the largest off in the divergence would hardly be seen in the loss, and be wrong.
+        (TWO_EXPONENTIALS, "bound_exp_everywhere", "log_var.clamp(max="),
+        (LATE_CLIP, "clip_first", "max_norm=limit)\n    optimizer.step()\n"),
         (OWN_INDEX, "drop_rows", "x, y = x[keep], y[keep]"),
         # The first batch fails already; what lies behind is another fault, in a batch that nobody has seen.
         (SECOND_FAULT, "floor_log+floor_norm", "rate.clamp(min="),
@@ -157,7 +237,7 @@ def test_a_script_is_repaired_by_its_proved_diff(script, remedy, added, tmp_path
     forked(["-m", "stayfinite", "run", "--run-dir", "run", "train.py"], tmp_path)
     (first, *_) = sorted((tmp_path / "run" / "incidents").glob("*/incident.json"))
     fixes = json.loads(first.read_text())["diagnosis"]["fixes"]
-    (fix,) = [f for f in fixes if f["status"] == "proved" and f["diff"]]
+    fix = next(f for f in fixes if f["status"] == "proved" and f["diff"])
     changed = apply_patch(text, read_patch(fix["diff"]))
     assert fix["remedy"] == remedy and added in changed
     (tmp_path / "train.py").write_text(changed)

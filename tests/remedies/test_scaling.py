@@ -1,10 +1,10 @@
-"""A constant loss scale replaced by a GradScaler, where every place that knows it is found."""
+"""Loops put in order: a constant loss scale replaced by a GradScaler, clipping moved before the step."""
 
 import ast
 
 import pytest
 
-from stayfinite.remedies import Source, apply, scaled_loss
+from stayfinite.remedies import Source, apply, at, scaled_loss
 
 HEAD = "import torch\n\nSCALE = 1024.0\n"
 LOOP = """
@@ -70,3 +70,13 @@ def test_the_same_text_with_a_number_is_what_the_scaler_comes_to():
     text = product(HEAD + LOOP).with_number(256.0)
     assert "(loss * 256.0).backward()" in text and "p.grad /= 256.0" in text
     assert text.startswith(HEAD)
+
+
+def test_clipping_goes_before_the_step_that_it_is_meant_for():
+    text = (
+        "opt.zero_grad()\nloss.backward()\nopt.step()\nclip_grad_norm_(model.parameters(), 1.0)\n"
+    )
+    (found,) = at(Source(text), line=3, names=["clip_first"])
+    clipped = "clip_grad_norm_(model.parameters(), 1.0)\n"
+    assert apply(text, [found])[0] == f"opt.zero_grad()\nloss.backward()\n{clipped}opt.step()\n"
+    assert not at(Source(clipped + text), line=4, names=["clip_first"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..diagnose.evidence import BatchPart, Evidence
@@ -16,9 +17,11 @@ from ..remedies import (
     Source,
     apply,
     taken_rows,
+    with_filled_values,
     without_bad_rows,
     without_bad_rows_of,
 )
+from ..runtime.batches import named_tensors
 from ..runtime.rows import num_rows
 from .changed_source import text_of_file
 from .laboratory import Laboratory
@@ -57,11 +60,21 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
     source = Source(text)
     parts = len(value) if isinstance(value, (list, tuple)) else 0
     others = [k for p in _row_parts(e, total) if (k := _key(p)) not in bad]
-    made = without_bad_rows(source, line, batch, bad, parts, limit, others, model)
+    if limit is None and not _has_good_row(value, total):
+        made = with_filled_values(source, line, batch, bad, parts)
+    else:
+        made = without_bad_rows(source, line, batch, bad, parts, limit, others, model)
     if made is None:
         return None
     changed, done = apply(text, [made])
     return RowsChange(file, text, Candidate(done, changed))
+
+
+def _has_good_row(value: Any, total: int) -> bool:
+    """Whether anything is left when the bad rows are not."""
+    tensors = [t for _, t in named_tensors(value) if t.ndim and len(t) == total and _is_float(t)]
+    good = [t.detach().isfinite().reshape(total, -1).all(1) for t in tensors if total]
+    return not good or bool(torch.stack(good).all(0).any())
 
 
 def _indexed_rows(lab: Laboratory, e: Evidence) -> RowsChange | None:

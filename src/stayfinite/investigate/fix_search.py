@@ -16,6 +16,7 @@ from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
 from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
+from .clip_order import clip_order_change
 from .first_values import first_values_change
 from .laboratory import Laboratory
 from .precision_change import precision_changes
@@ -128,6 +129,9 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
     if cause == "bad_schedule":
         yield from itertools.islice(schedule_changes(lab, e), _MAX_SCHEDULES)
         return
+    moved = clip_order_change(lab) if cause in ("lr_divergence", "exploding_gradient") else None
+    if moved is not None:
+        yield moved
     found: SettingChange | None
     if e.is_in_library_optimizer and cause in ("optimizer_denominator", "domain_error"):
         found = optimizer_change(lab, e)
@@ -236,7 +240,12 @@ class _Search:
         limits = tried is not None and tried.symptom.is_exploding
         is_written = self.evidence.kernel not in _FRESH
         proof, result = yield from self.trial.prove(
-            change, self.evidence.dtype, limits, is_compared=is_written, is_flat=_is_flat(made)
+            change,
+            self.evidence.dtype,
+            limits,
+            is_compared=is_written,
+            is_flat=_is_flat(made),
+            is_exact=_is_shift(made),
         )
         fix = self._fix(made, change, proof)
         if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
@@ -252,6 +261,10 @@ class _Search:
         place = yield from self._next_place(change)
         if place is None or tried is None or _is_same(place, tried, change):
             self.refuted.append(fix)
+            return
+        note = yield from self.trial.spoils(change, self.evidence.dtype, limits)
+        if note and is_written:
+            self.refuted.append(self._fix(made, change, replace(proof, note=note)))
             return
         yield from self._try_all(text, place, made, depth + 1)
 
@@ -299,6 +312,11 @@ def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
 def _is_flat(made: tuple[Candidate, ...]) -> bool:
     """Below a floor there is no gradient."""
     return any(r.name.startswith("floor_") for c in made for r in c.remedies)
+
+
+def _is_shift(made: tuple[Candidate, ...]) -> bool:
+    """What is taken off every exponential has to cancel out."""
+    return any(r.name.startswith("shift_") for c in made for r in c.remedies)
 
 
 def _is_scaled_loss(e: Evidence) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..runtime.shards import local
 from ..runtime.state import TrainState
 
-__all__ = ["Distance", "size_of"]
+__all__ = ["Distance", "mean_of", "relative_change", "size_of"]
 
 _NEAR = 4.0
 """A value of more than a quarter of the dtype's limit is near it."""
@@ -55,3 +56,19 @@ def size_of(state: TrainState) -> float:
     parameters = [local(p.detach()) for _, p in state.parameters()]
     weights = [p.float() for p in parameters if p.is_floating_point()]
     return math.sqrt(sum(float(w.square().sum()) for w in weights if w.layout == torch.strided))
+
+
+def mean_of(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
+
+
+def relative_change(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest difference of two rows of losses; infinite where they cannot be compared."""
+    if len(one) != len(other):
+        return math.inf
+    worst = 0.0
+    for a, b in zip(one, other):
+        if not (math.isfinite(a) and math.isfinite(b)):
+            return math.inf
+        worst = max(worst, abs(a - b) / max(abs(a), abs(b), 1e-3))
+    return worst

@@ -16,7 +16,7 @@ from ..sandbox.compute import computing_only
 from .budget import Budget
 from .data_facts import other_batches
 from .laboratory import Laboratory
-from .measured import Distance, size_of
+from .measured import Distance, mean_of, relative_change, size_of
 
 __all__ = ["Trial", "tolerance"]
 
@@ -34,6 +34,7 @@ _MAX_REPLAYS = 48
 _ABSURD = 1e6
 _ABSURD_FLOOR = 1e3
 """What is divided by a floor is no less absurd for being finite."""
+_EXACT = 2e-6
 _ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
 Replays = Generator[Replay, ReplayResult, Any]
@@ -60,6 +61,7 @@ class Trial:
         self.lab = lab
         self.budget = Budget(seconds)
         self._healthy: list[_Healthy] | None = None
+        self._is_exact = False
         self._others: list[Window] | None = None
         self.failed_ahead: Window | None = None
         """A batch that nobody has seen yet and that fails with the last change."""
@@ -98,13 +100,16 @@ class Trial:
         limits_gradients: bool = False,
         is_compared: bool = True,
         is_flat: bool = False,
+        is_exact: bool = False,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         """What the change does; and the replay of the failing step with it.
 
         `is_compared`: whether healthy steps should give the same as before; not where they have read memory
         that nobody wrote. `is_flat`: the change gives a constant where it acts, which may teach nothing.
+        `is_exact`: it acts on healthy steps too, and is right only where that cancels out.
         """
         self.failed_ahead = None
+        self._is_exact = is_exact
         with computing_only():  # entered once: each replay would open and close it again
             return (yield from self._prove(change, dtype, limits_gradients, is_compared, is_flat))
 
@@ -145,6 +150,14 @@ class Trial:
         )  # fmt: skip
         return made if not is_bad else Proof(**{**vars(made), "is_step_finite": False}), result
 
+    def spoils(
+        self, change: Change, dtype: str, limits_gradients: bool
+    ) -> Generator[Replay, ReplayResult, str]:
+        """What it does to healthy steps, if it alters them; asked before others are tried on top of it."""
+        with computing_only():
+            _, _, note = yield from self._compared(change, dtype, limits_gradients)
+        return note
+
     def prove_since(
         self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
@@ -183,7 +196,7 @@ class Trial:
                     return Proof(is_step_finite=True, note="it lets the weights run away"), result
         again = losses[len(windows) :] if not any(w.is_loaderless for w in windows) else []
         again = again[-len(windows) :]
-        if again and _mean(again) > 1.05 * abs(_mean(losses[: len(again)])) + 1e-3:
+        if again and mean_of(again) > 1.05 * abs(mean_of(losses[: len(again)])) + 1e-3:
             return Proof(is_step_finite=True, note="it leaves a loss that rises"), result
         note = "from the last healthy state on"
         return Proof(is_step_finite=True, num_after=number, note=note), result
@@ -291,15 +304,16 @@ class Trial:
                     f"step {known.window.step}, which was healthy, fails with it",
                 )
             number += 1
-            new = _relative(known.losses, result.losses)
+            new = relative_change(known.losses, result.losses)
             largest = max(largest or 0.0, new)
-            if new > tolerance(dtype):
+            if new > (_EXACT if self._is_exact and dtype == "float32" else tolerance(dtype)):
                 return number, largest, f"it changes the loss of healthy steps by {new:.2g}"
             if known.norm and result.grad_norm is not None and not limits_gradients:
                 # Only much smaller or larger ones: where the source was near its limits already, its own
                 # gradients had overflowed in part.
                 times = result.grad_norm / known.norm
-                if not 0.5 < times < 2:
+                room = 1.01 if self._is_exact else 2.0
+                if not 1 / room < times < room:
                     return (
                         number,
                         largest,
@@ -378,18 +392,3 @@ class Trial:
 
 def _instead(new: Any, old: Any) -> Any:
     return new
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / max(1, len(values))
-
-
-def _relative(one: Sequence[float], other: Sequence[float]) -> float:
-    if len(one) != len(other):
-        return math.inf
-    worst = 0.0
-    for a, b in zip(one, other):
-        if not (math.isfinite(a) and math.isfinite(b)):
-            return math.inf
-        worst = max(worst, abs(a - b) / max(abs(a), abs(b), 1e-3))
-    return worst

@@ -30,9 +30,10 @@ from .catalogue import CATALOGUE, Pattern, at, find, pattern
 from .choice import Candidate, Symptom, candidates
 from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
+from .loops import clip_behind
 from .parameters import as_parameters
 from .patching import apply_patch, read_patch
-from .rows import taken_rows, without_bad_rows, without_bad_rows_of
+from .rows import taken_rows, with_filled_values, without_bad_rows, without_bad_rows_of
 from .scaling import ScaledLoss, scaled_loss
 from .schedules import schedule_candidates
 from .settings import with_keyword
@@ -54,6 +55,7 @@ __all__ = [
     "at",
     "at_most",
     "candidates",
+    "clip_behind",
     "divisions",
     "domains",
     "exponentials",
@@ -77,6 +79,7 @@ __all__ = [
     "targets",
     "unified_diff",
     "with_argument",
+    "with_filled_values",
     "with_keyword",
     "without_bad_rows",
     "without_bad_rows_of",

@@ -10,6 +10,8 @@ from .edits import Edit
 from .matching import dotted, stands_alone
 from .source import Source
 
+__all__ = ["clip_behind"]
+
 
 def _calls(source: Source, node: ast.AST, name: str) -> Iterator[ast.Call]:
     """Calls of a method of this name in the same function, in the order of the source."""
@@ -106,6 +108,39 @@ def _swapped(source: Source, first: ast.stmt, second: ast.stmt | None) -> list[E
     if not source.text[:target].endswith("\n"):
         return None
     return [Edit(start, end, ""), Edit(target, target, source.text[start:end])]
+
+
+@pattern(
+    "clip_first",
+    "clip the gradients before optimizer.step()",
+    "behind the step they have been used already, and the clipping changes nothing",
+)
+def clip_first(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    statement = source.statement(node)
+    clip = clip_behind(source, node)
+    is_step = isinstance(node, ast.Call) and dotted(node.func).endswith(".step")
+    if clip is None or not is_step or statement is None or not stands_alone(source, statement):
+        return None
+    return _moved_before(source, source.statement(clip), statement)
+
+
+def clip_behind(source: Source, step: ast.AST) -> ast.Call | None:
+    """The clipping that stands behind a step in its block, where nothing is clipped before it."""
+    statement = source.statement(step)
+    block = source.block(statement) if statement is not None else []
+    if statement is None or not isinstance(statement, ast.Expr) or statement not in block:
+        return None
+    at = block.index(statement)
+    clips = [_clip_of(each) for each in block]
+    if any(clips[:at]):
+        return None
+    return next((c for c in clips[at + 1 :] if c is not None), None)
+
+
+def _clip_of(statement: ast.stmt) -> ast.Call | None:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    is_clip = isinstance(value, ast.Call) and dotted(value.func).endswith("clip_grad_norm_")
+    return value if is_clip and isinstance(value, ast.Call) else None
 
 
 @pattern(

@@ -10,10 +10,17 @@ from .edits import Edit, Remedy
 from .matching import free_name, name_of, stands_alone
 from .source import Source
 
-__all__ = ["taken_rows", "without_bad_rows", "without_bad_rows_of"]
+__all__ = ["taken_rows", "with_filled_values", "without_bad_rows", "without_bad_rows_of"]
 
 _TITLE = "leave out the rows of the batch that are not finite, or far too large"
 _WHY = "one bad row spoils the mean over all of them; the others are as good as ever"
+
+
+_FILLED = "put 0 in place of what is not finite in the batch"
+_WHY_FILLED = (
+    "every row has such a value (a column that is constant, or missing throughout), so no row would be left; "
+    "0 tells the model nothing, as the column does"
+)
 
 
 @pattern("drop_rows", _TITLE, _WHY)
@@ -42,7 +49,7 @@ def without_bad_rows(
     torch = name_of(source, "torch")
     if found is None or torch is None:
         return None
-    statement, names, is_inside = found
+    statement, names, _ = found
     keep = free_name(source, statement, "keep")
     lines = _lines(torch, keep, names, bad, others, limit, num_parts)
     if lines is None:
@@ -50,6 +57,38 @@ def without_bad_rows(
     if model is not None:
         nothing = f"return 0.0 * sum(p.float().sum() for p in {model}.parameters())"
         lines[1:1] = [f"if not {keep}.any():", f"    {nothing}"]
+    return _placed(source, found, lines, "drop_rows", _TITLE, _WHY)
+
+
+def with_filled_values(
+    source: Source, line: int, batch: str | None, bad: Sequence[str | int], num_parts: int
+) -> Remedy | None:
+    """0 in place of what is not finite, where no row would be left; arguments as in `without_bad_rows`."""
+    found = _parts(source, line, batch, num_parts)
+    torch = name_of(source, "torch")
+    if found is None or torch is None:
+        return None
+    names = found[1]
+    if isinstance(names, str):
+        given = [f"{names}[{k!r}]" for k in bad]
+        if num_parts == 0 and not any(isinstance(k, str) for k in bad):
+            given = [names]
+    else:
+        given = [names[k] for k in bad if isinstance(k, int) and k < len(names)]
+    lines = [f"{x} = {torch}.nan_to_num({x}, nan=0.0, posinf=0.0, neginf=0.0)" for x in given]
+    return _placed(source, found, lines, "fill_values", _FILLED, _WHY_FILLED) if lines else None
+
+
+def _placed(
+    source: Source,
+    found: tuple[ast.stmt, list[str] | str, bool],
+    lines: list[str],
+    name: str,
+    title: str,
+    why: str,
+) -> Remedy | None:
+    """Statements behind the one that gives the batch's parts their names."""
+    statement, _, is_inside = found
     indent = source.indent(statement)
     body = getattr(statement, "body", None)
     if is_inside and isinstance(body, list):
@@ -65,7 +104,7 @@ def without_bad_rows(
             return None
     text = "".join(f"{indent}{line}{source.newline}" for line in lines)
     return Remedy(
-        name="drop_rows", title=_TITLE, why=_WHY, line=statement.lineno, edits=(Edit(at, at, text),)
+        name=name, title=title, why=why, line=statement.lineno, edits=(Edit(at, at, text),)
     )
 
 
