@@ -9,6 +9,8 @@ Three loops over the same DDP or FSDP2 model alternate in every round: nobody wa
 rank watches by itself (alone: not safe, shown for its cost only), and the ranks agree (together).
 "together" minus "alone" is the one tiny all-reduce. Shown are lower deciles over many short rounds:
 two processes that wait for each other are delayed by whatever else runs, and never sped up by it.
+"processor" is rank 0's processor time, together over plain, the median of the rounds: on a machine with fewer
+free cores than ranks it alone means something.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stayfinite import Guard
 
-SIZES = {"small (0.1 M parameters)": (128, 32), "medium (2.1 M parameters)": (512, 64)}
+SIZES = {
+    "small (0.1 M parameters)": (128, 32),
+    "medium (2.1 M parameters)": (512, 64),
+    "large (8.4 M parameters)": (1024, 128),
+}
 DEPTH = 8
 
 
@@ -87,7 +93,10 @@ def all_reduce_us() -> float:
     return 1e6 * decile(times)
 
 
-def measure(kind: str, width: int, rows: int, rounds: int, steps: int) -> dict[str, list[float]]:
+def measure(
+    kind: str, width: int, rows: int, rounds: int, steps: int
+) -> dict[str, list[tuple[float, float]]]:
+    """(seconds, processor seconds of this rank) of a step in each round."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     batches = [torch.randn(rows, width, generator=generator) for _ in range(steps)]
     runs = {
@@ -97,14 +106,15 @@ def measure(kind: str, width: int, rows: int, rounds: int, steps: int) -> dict[s
     }
     for run in runs.values():
         run()
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     names = list(runs)
     for i in range(rounds):
         for name in names[i % 3 :] + names[: i % 3]:
             dist.barrier()
-            start = time.perf_counter()
+            start, used = time.perf_counter(), time.process_time()
             runs[name]()
-            times[name].append((time.perf_counter() - start) / steps)
+            now, worked = time.perf_counter() - start, time.process_time() - used
+            times[name].append((now / steps, worked / steps))
     return times
 
 
@@ -150,15 +160,19 @@ def rank_main(rank: int, world: int, store: str, options: dict[str, Any]) -> Non
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     say = print if rank == 0 else lambda *_: None
     say(f"one all-reduce of two floats, {world} processes: {all_reduce_us():.0f} us")
-    say(f"{'':34}{'plain':>10}{'alone':>9}{'together':>10}{'all-reduce':>12}{'of a step':>11}")
+    say(
+        f"{'':34}{'plain':>10}{'alone':>9}{'together':>10}{'all-reduce':>12}{'of a step':>11}{'processor':>11}"
+    )
     for kind in ("DDP", "FSDP2"):
         for name, (width, rows) in SIZES.items():
             times = measure(kind, width, rows, options["rounds"], options["steps"])
-            low = {k: 1e6 * decile(v) for k, v in times.items()}
+            low = {k: 1e6 * decile([wall for wall, _ in v]) for k, v in times.items()}
+            work = [b / a for (_, a), (_, b) in zip(times["plain"], times["together"])]
             base, extra = low["plain"], low["together"] - low["alone"]
             say(
                 f"{kind:6}{name:28}{base:7.0f} us{low['alone'] / base:9.3f}"
                 f"{low['together'] / base:10.3f}{extra:9.0f} us{extra / base:11.1%}"
+                f"{statistics.median(work):11.3f}"
             )
     dist.destroy_process_group()
 

@@ -50,12 +50,20 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):
 
 
 @pytest.mark.parametrize(
-    ("kind", "form", "fault"),
-    [("fsdp", "loop", "loss"), ("ddp", "step", "moment"), ("ddp", "loop", "moment")],
+    ("kind", "form", "fault", "is_bug"),
+    [
+        ("fsdp", "loop", "loss", False),
+        ("ddp", "step", "moment", False),
+        ("ddp", "loop", "moment", False),
+        ("ddp", "step", "gradient", True),
+    ],
 )
-def test_whichever_message_one_rank_misses_all_of_them_decide_alike(crew, kind, form, fault):
+def test_whichever_message_one_rank_misses_all_of_them_decide_alike(
+    crew, kind, form, fault, is_bug
+):
     """The last one, too: the others have it then, and cannot know that one has not."""
     job = {"kind": kind, "form": form, "fault": fault, "policy": "skip", "victim": 1}
+    job["is_bug"] = is_bug
     run = crew("missed_messages", module="troubles", **job)
     one, other = (r["found"] for r in run.ranks)
     assert len(one) > 4, "there was no investigation to disturb"

@@ -53,17 +53,19 @@ def _be_late(number: int, seconds: float) -> None:
 
 
 def missed_messages(rank: int, job: dict) -> dict:
-    """One rank misses what it was told, each message of an investigation in turn; the others have it.
+    """One rank misses what it was told, each message of an investigation in turn; the others have it. Or it
+    fails in code of ours at that point (`is_bug`).
 
     A training for each message, one after the other, until there was no such message any more.
     """
     found = []
+    error = ZeroDivisionError("of ours") if job.get("is_bug") else SideGroupError("it was lost")
     for number in range(1, 200):
         model = training.make(job["kind"])
         optimizer = torch.optim.AdamW(model.parameters(), lr=training.RATE)
         settings = {"budget": 1e-6, "rank_seconds": 5.0, "diagnose": False, "max_batches": 3}
         guard = Guard(model, optimizer, policy=job["policy"], settings=settings)
-        with _missing(number if rank == job["victim"] else None) as seen:
+        with _missing(number if rank == job["victim"] else None, error) as seen:
             data = training.batches(rank, job["fault"])
             run = training._by_step if job["form"] == "step" else training._by_loop
             run(guard, model, optimizer, data, job, rank, {"counts": []}, None)
@@ -78,7 +80,7 @@ def missed_messages(rank: int, job: dict) -> dict:
 
 
 @contextlib.contextmanager
-def _missing(number: int | None):
+def _missing(number: int | None, error: Exception):
     """The message of this number comes, and is lost on this rank."""
     originals, seen = {n: getattr(SideGroup, n) for n in ("gather", "broadcast")}, {"count": 0}
 
@@ -87,7 +89,7 @@ def _missing(number: int | None):
             seen["count"] += 1
             told = originals[name](self, *args)
             if seen["count"] == number:
-                raise SideGroupError("it was lost")
+                raise error
             return told
 
         return said

@@ -38,7 +38,6 @@ from .rng import RngMemory, RngState
 from .saved_state import choose_snapshot
 from .shards import note_initial
 from .shared_check import SharedCheck
-from .side_groups import SideGroupError
 from .state import TrainState
 from .step_parts import StepParts
 from .unseen import unseen
@@ -384,7 +383,7 @@ class Engine:
         saved = self.on_incident(incident).to_json() if self.ranks.is_first else None
         try:
             return Incident.from_json(self.ranks.broadcast_from(self.ranks.first, saved))
-        except SideGroupError:  # it has been told; each rank goes on with what it knows
+        except Exception:  # it is decided, and told: each rank goes on with what it knows
             return incident if saved is None else Incident.from_json(saved)
 
     def records(self) -> tuple[StepRecord, ...]:
