@@ -146,24 +146,20 @@ class Reach:
                 self._found.setdefault(id(value), (name, value))
             if depth < _MAX_DEPTH and role != _WANTED:
                 depth += 1
-                for n, v in _parts(name, value, role):
-                    if roles[type(v)]:  # most of what is held is nothing to look at
-                        todo.append((n, v, depth))
+                if role == _ITEMS:
+                    todo += [(name, v, depth) for v in value[:_MAX_PARTS] if roles[type(v)]]
+                    continue
+                inside = value if role == _VALUES else _attributes(value)
+                first = list(itertools.islice(inside.items(), _MAX_PARTS))
+                todo += [(str(key), v, depth) for key, v in first if roles[type(v)]]
 
 
-def _parts(name: str, value: Any, role: int) -> Iterable[tuple[str, Any]]:
-    if role == _ITEMS:
-        return [(name, part) for part in value[:_MAX_PARTS]]
-    inside: Any = value
-    if role != _VALUES:
-        try:
-            inside = object.__getattribute__(value, "__dict__")
-        except (AttributeError, TypeError):
-            return ()
-        if not isinstance(inside, dict):
-            return ()
-    first = list(itertools.islice(inside.items(), _MAX_PARTS))
-    return [(str(key), part) for key, part in first]
+def _attributes(value: Any) -> dict[Any, Any]:
+    try:
+        inside = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return {}
+    return inside if isinstance(inside, dict) else {}
 
 
 def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:

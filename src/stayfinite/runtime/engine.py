@@ -211,7 +211,7 @@ class Engine:
             self.state.buffers.copy()
             if self.ranks.is_together:
                 self.want_deep_check()
-            else:
+            elif self._generation == self.state.generation:  # else all is copied anew in `open`
                 self.deep_check(0)
 
     @property
