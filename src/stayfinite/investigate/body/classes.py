@@ -17,12 +17,17 @@ __all__ = ["of_copied_class", "own_members"]
 def own_members(cls: type, copy: Callable[[Any], Any]) -> dict[str, Any]:
     """Copies of what the class and its bases hold and might write to: containers, and methods with what
     they see of their module. Only those that differ from the originals."""
+    if issubclass(cls, Tensor) and any("__torch_dispatch__" in vars(b) for b in _own_bases(cls)):
+        return {}  # torch knows its tensors by this very class: they cannot become another one's
     found: dict[str, Any] = {}
-    for base in reversed(cls.__mro__):
-        if not str(base.__module__).startswith(("torch", "builtins")):
-            found.update(vars(base))
+    for base in reversed(_own_bases(cls)):
+        found.update(vars(base))
     made = {n: _copied(v, copy) for n, v in found.items() if n not in ("__dict__", "__weakref__")}
     return {n: v for n, v in made.items() if v is not found[n]}
+
+
+def _own_bases(cls: type) -> list[type]:
+    return [b for b in cls.__mro__ if not str(b.__module__).startswith(("torch", "builtins"))]
 
 
 def _copied(member: Any, copy: Callable[[Any], Any]) -> Any:
