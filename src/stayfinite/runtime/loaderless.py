@@ -6,10 +6,16 @@ random numbers are those from the end of the step before.
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
+from torch import Tensor
+
+from ..numerics.health import is_finite
 from .batch_tracker import BatchTracker
 from .engine import Engine
+from .frames import standing_at
+from .rank_groups import has_world
 from .window import Window
 
 __all__ = ["Loaderless"]
@@ -47,6 +53,13 @@ class Loaderless:
             ref.step = self._tracker.num_batches
             window.losses = [(ref.step, t) for _, t in window.losses]
         self._stepped.add(id(optimizer))
+
+    def note_backward(self, window: Window, loss: Tensor, frame: FrameType) -> None:
+        """How the loop stands where its loss is bad: at the step, behind other backwards, it is too late.
+        Ranks stand at different places: they look at the one that they share."""
+        is_asked = not window.standing and loss.is_cpu and not has_world()
+        if is_asked and not is_finite(loss):
+            window.standing = standing_at(frame)
 
     def same_iteration(self, optimizer: Any) -> None:
         """The loop is still in the iteration in which this one has stepped."""

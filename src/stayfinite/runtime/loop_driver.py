@@ -16,14 +16,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..numerics.health import is_finite
 from ..patches.firewall import Firewall
 from ..putting_back import put_back
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
 from .closures import ClosureSteps
 from .engine import Engine
-from .frames import codes_of_step, standing_at
+from .frames import codes_of_step
 from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ranks import RankFailure
@@ -170,8 +169,8 @@ class LoopDriver:
             if (ranks.wrappers or ranks.first_wrappers) and ranks.is_adding_up():
                 window.unsynced += (step,)
             window.live_loss = weakref.ref(loss)
-            if window.is_loaderless and not window.standing and loss.is_cpu and not is_finite(loss):
-                window.standing = standing_at(sys._getframe(1))  # at the step it is too late
+            if window.is_loaderless:
+                self.loaderless.note_backward(window, loss, sys._getframe(1))
         window.num_backward += 1
         return bool(window.standing)
 
