@@ -23,6 +23,7 @@ from stayfinite.records import (
     Location,
     Operand,
     Proof,
+    RankPart,
     StepRecord,
     TensorStats,
     from_plain,
@@ -63,6 +64,7 @@ RECORDS = [
     ),
     Action(kind="rolled_back", detail="d", restored_step=3),
     CULPRIT,
+    RankPart(rank=3, role="began", loss=INF, indices=(4, 9), place="stage 1"),
 ]  # fmt: skip
 INCIDENT = Incident(
     id="i", event=RECORDS[4], location=RECORDS[5], diagnosis=RECORDS[10], action=RECORDS[11],
