@@ -44,7 +44,9 @@ def choose_vehicle(
         return FrameworkVehicle(engine, found)
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
-    scenes = scenes_of_standing(window.standing) or scenes_of_frame(frame)
+    is_behind = window.num_backward > 1  # the loop has gone on to other losses since
+    scenes = scenes_of_standing(window.standing) if is_behind else []
+    scenes = scenes or scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
     elif failure.symptom in DEEP:
