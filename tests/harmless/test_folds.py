@@ -117,3 +117,33 @@ def test_a_loader_that_the_script_lets_go_of_is_gone_at_once(tmp_path):
 
     run = ScriptRun(QUICK, Policy(), tmp_path / "run", investigate)
     assert run.run_call(lambda: draw_one()()) is None
+
+
+def test_an_investigation_keeps_nothing_that_only_the_garbage_collector_would_find(tmp_path):
+    gone = []
+
+    def fold():
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        weakref.finalize(model, gone.append, 1)
+        for x in batches(True):
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+
+    def folds():
+        fold()
+        gc.collect()
+        gone.clear()
+        gc.disable()
+        try:
+            for _ in range(8):
+                fold()
+        finally:
+            gc.enable()
+        return len(gone)
+
+    run = ScriptRun(Settings(), Policy(), tmp_path / "run", investigate)
+    with contextlib.redirect_stderr(io.StringIO()):
+        assert run.run_call(folds) >= 6  # the last ones may still be looked after
+    assert len(run.engine.incidents) == 9

@@ -10,6 +10,7 @@ import ast
 import functools
 import random
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -51,11 +52,16 @@ class Judge:
         self, is_training_object: Callable[[object], bool], summarize: Summarize | None = None
     ) -> None:
         self._is_training_object = is_training_object
-        self.summarize = summarize
+        # Of somebody who holds this judge.
+        self._summarize = None if summarize is None else weakref.WeakMethod(summarize)
         self.depth = 0
         self.is_lenient = False
         """In the code of libraries, what cannot be resolved is trusted."""
         self._found: dict[tuple[int, int], tuple[ast.Call, Env, Verdict]] = {}
+
+    @property
+    def summarize(self) -> Summarize | None:
+        return None if self._summarize is None else self._summarize()
 
     def call(self, node: ast.Call, env: Env) -> Verdict:
         """What this call does."""
@@ -326,11 +332,12 @@ class Judge:
         is_library: bool,
         can_protect: bool,
     ) -> tuple[Summary | None, Verdict]:
-        assert self.summarize is not None
+        summarize = self.summarize
+        assert summarize is not None
         before = self.depth, self.is_lenient
         self.depth, self.is_lenient = self.depth + 1, self.is_lenient or is_library
         try:
-            summary = self.summarize(func, positional, named, is_library, before[0])
+            summary = summarize(func, positional, named, is_library, before[0])
         finally:
             self.depth, self.is_lenient = before
         if summary is None:

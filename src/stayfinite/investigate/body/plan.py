@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -49,7 +50,7 @@ class Plan:
     ) -> None:
         """`given`: names of arguments that get their first value again; `is_new`: see `Rules`;
         `is_part`: the step comes with a later batch, only the gradients are computed."""
-        self._body = body
+        self._body: BodyParts = weakref.proxy(body)  # which holds its plans
         self._scene = body.scene
         self._feeds = feeds
         self._given = given
@@ -74,23 +75,8 @@ class Plan:
             start=self._start(env),
             is_full=self._body.functions.is_full,
             is_loose=self._body.functions.is_loose,
-            is_put_back=functools.partial(self._is_put_back, env),
+            is_put_back=functools.partial(_is_put_back, self._body.functions, env),
         )
-
-    def _is_put_back(self, env: Env, path: Path) -> bool:
-        """A buffer of a model: what a replay finds there is what the step found."""
-        functions = self._body.functions
-        name = _name(path[0])
-        value = env.lookup(name) if env.root(name) == path[0] else functions.value_of(path[0])
-        for part in path[1:]:
-            if not value.is_known:
-                return False
-            if functions.is_buffer(value.obj, part) or functions.judge.is_training_object(
-                value.obj
-            ):
-                return True
-            value = attribute_of(value, part)
-        return False
 
     def _start(self, env: Env) -> int:
         """After an earlier step of the same optimizer: its window has been closed."""
@@ -283,6 +269,19 @@ def _declared_global(scene: Scene) -> set[str]:
     source = function_source(scene.code)
     nodes = ast.walk(source.node) if source is not None else ()
     return {n for node in nodes if isinstance(node, ast.Global) for n in node.names}
+
+
+def _is_put_back(functions: Functions, env: Env, path: Path) -> bool:
+    """A buffer of a model: what a replay finds there is what the step found."""
+    name = _name(path[0])
+    value = env.lookup(name) if env.root(name) == path[0] else functions.value_of(path[0])
+    for part in path[1:]:
+        if not value.is_known:
+            return False
+        if functions.is_buffer(value.obj, part) or functions.judge.is_training_object(value.obj):
+            return True
+        value = attribute_of(value, part)
+    return False
 
 
 def _name(root: str) -> str:
