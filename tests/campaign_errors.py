@@ -32,7 +32,7 @@ from stayfinite import Guard, Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.locate.trace import OpTrace
 from stayfinite.patches import gradients, loaders, training
-from stayfinite.patches.manager import _DISPATCH, _Layer, table
+from stayfinite.patches.manager import _DISPATCH, Subscribers, _Layer, table
 from stayfinite.recover.policy import Policy
 from stayfinite.runtime.loop_driver import LoopDriver
 from stayfinite.runtime.script import ScriptRun
@@ -212,7 +212,8 @@ def plain(form, bad, is_left_out):
 
 DOORS = {
     _DISPATCH,
-    training._here.__code__,
+    Subscribers.here.__code__,
+    training._whose.__code__,
     gradients._here.__code__,
     _Layer._call_below.__code__,
     loaders._noted.__code__,
