@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from stayfinite.checkpoint import measure
 from stayfinite.errors import UsageError
 from stayfinite.preflight import data_source
 from stayfinite.preflight.data import check_file
@@ -126,12 +127,37 @@ def test_a_file_larger_than_memory_is_sampled_in_bounded_memory(tmp_path, monkey
     with open(path, "wb") as f:
         f.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
         f.truncate(f.tell() + rows * 4096)
-    monkeypatch.setattr("stayfinite.preflight.data_file.BUDGET_S", 3.0)
+    monkeypatch.setattr("stayfinite.preflight.data_file.BUDGET_S", 0.3)
     growth, scan = peak_growth(monkeypatch, lambda: scan_file(path, None, quiet))
     assert path.stat().st_size > memory
     assert scan.num_total == rows
     assert 0 < scan.num_seen < rows
     assert growth < 200e6
+
+
+def test_blocks_that_are_passed_over_are_not_read(tmp_path, monkeypatch):
+    array = np.zeros((64, 1024), "f4")
+    array[[3, 63], 7] = np.nan
+    np.save(tmp_path / "a.npy", array)
+    with open(tmp_path / "odd.npy", "wb") as f:  # at an odd address: a block can only be copied
+        words = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {array.shape}, }}".ljust(118)
+        f.write(b"\x93NUMPY\x01\x00" + (119).to_bytes(2, "little") + words.encode() + b"\n")
+        f.write(array.tobytes())
+    read = []
+    original = measure._from_bytes
+    monkeypatch.setattr(measure, "_from_bytes", lambda *a: read.append(1) or original(*a))
+    monkeypatch.setattr("stayfinite.preflight.data_file.BLOCK_ELEMENTS", 2048)
+    for name in ("a.npy", "odd.npy"):
+        read.clear()
+        scan = scan_file(tmp_path / name, None, quiet)
+        assert (scan.num_seen, len(read)) == (64, 32)
+        (part,) = scan.parts.values()
+        assert [b.index for b in part.bad] == [3, 63]
+        read.clear()
+        monkeypatch.setattr("stayfinite.preflight.data_file.BUDGET_S", 1e-9)
+        scan = scan_file(tmp_path / name, None, quiet)
+        assert scan.num_seen == 2 * len(read) < 64
+        monkeypatch.setattr("stayfinite.preflight.data_file.BUDGET_S", 20.0)
 
 
 @pytest.mark.slow

@@ -75,13 +75,22 @@ class Probe:
 
 
 def typed_blocks(
-    blob: Blob, layout: Layout, elements: Elements, at_most: int
+    blob: Blob,
+    layout: Layout,
+    elements: Elements,
+    at_most: int,
+    is_wanted: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[tuple[Block, Tensor]]:
-    """The tensor's elements as flat torch tensors over the mapped bytes, a block at a time."""
+    """The tensor's elements as flat torch tensors over the mapped bytes, a block at a time.
+
+    `is_wanted`: asked for each block by its number; nothing is read of the others.
+    """
     data = blob.open()
     width = elements.itemsize
     swap = blob.is_big_endian and elements.stored.itemsize > 1
-    for block in layout.blocks(at_most):
+    for number, block in enumerate(layout.blocks(at_most)):
+        if not is_wanted(number):
+            continue
         span = 1 + sum((n - 1) * s for n, s in zip(block.sizes, block.strides))
         start, end = block.start * width, (block.start + span) * width
         blob.need(start, end)

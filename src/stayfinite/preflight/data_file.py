@@ -6,7 +6,7 @@ import csv
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -54,7 +54,8 @@ def _scan_stored(
     budget = math.inf if num_samples is not None else BUDGET_S / len(tensors)
     for tensor in tensors:
         num_seen = 0
-        for start, block in _spread_blocks(_stored_blocks(tensor, num_samples), tensor, budget):
+        spread = _Spread(tensor, budget)
+        for start, block in _stored_blocks(tensor, num_samples, spread.is_next):
             scan.part(tensor.name).update(block, torch.arange(start, start + len(block)))
             num_seen += len(block)
             on_samples(num_seen, scan.num_total)
@@ -62,25 +63,34 @@ def _scan_stored(
     return scan
 
 
-def _spread_blocks(
-    blocks: Iterator[tuple[int, Tensor]], tensor: NamedTensor, budget: float
+class _Spread:
+    """Which blocks are looked at: all of them where the time allows it, else evenly spread ones."""
+
+    def __init__(self, tensor: NamedTensor, budget: float) -> None:
+        self._budget = budget
+        self._begin = time.perf_counter()
+        self._number = math.ceil(math.prod(tensor.ref.size) / BLOCK_ELEMENTS)
+        self._next, self._last, self._num_taken = 0, 0, 0
+
+    def is_next(self, number: int) -> bool:
+        """Asked for one after the other; what was taken has been looked at by then."""
+        if self._num_taken and self._next <= self._last:
+            spent = time.perf_counter() - self._begin
+            left = max(self._budget - spent, self._budget / 100)
+            is_limited = math.isfinite(self._budget)
+            each = spent / self._num_taken
+            every = each * (self._number - self._last) / left if is_limited else 1
+            self._next = self._last + max(1, math.ceil(every))
+        if number < self._next:
+            return False
+        self._last = number
+        self._num_taken += 1
+        return True
+
+
+def _stored_blocks(
+    tensor: NamedTensor, num_samples: int | None, is_wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, Tensor]]:
-    """All of them where the time allows it, else evenly spread ones: a skipped one is not read."""
-    begin = time.perf_counter()
-    number = math.ceil(math.prod(tensor.ref.size) / BLOCK_ELEMENTS)
-    next_one, num_done = 0, 0
-    for i, block in enumerate(blocks):
-        if i < next_one:
-            continue
-        yield block
-        num_done += 1
-        spent = time.perf_counter() - begin
-        left = max(budget - spent, budget / 100)
-        every = (spent / num_done) * (number - i) / left if math.isfinite(budget) else 1
-        next_one = i + max(1, math.ceil(every))
-
-
-def _stored_blocks(tensor: NamedTensor, num_samples: int | None) -> Iterator[tuple[int, Tensor]]:
     """(first row, rows) of an array in a file; one that does not lie row by row is one row."""
     assert tensor.blob is not None and tensor.layout is not None and tensor.elements is not None
     elements, size = tensor.elements, tensor.ref.size
@@ -90,12 +100,14 @@ def _stored_blocks(tensor: NamedTensor, num_samples: int | None) -> Iterator[tup
     is_by_row = bool(size) and tensor.ref.stride == _row_strides(size) and width > 0
     rows = max(1, BLOCK_ELEMENTS // width) if is_by_row else 1
     at_most = rows * width if is_by_row else BLOCK_ELEMENTS
-    start = 0
-    for _, flat in typed_blocks(tensor.blob, tensor.layout, elements, at_most):
+    first: int | None = None  # where the array begins in its storage
+    for at, flat in typed_blocks(tensor.blob, tensor.layout, elements, at_most, is_wanted):
         block = flat.reshape(-1, *size[1:]) if is_by_row else flat.view(1, -1, 1)
+        first = at.start if first is None else first
+        start = (at.start - first) // width if is_by_row else 0
         yield start, block
-        start += len(block) if is_by_row else 0
-        if num_samples is not None and 0 <= num_samples <= start:
+        end = start + len(block) if is_by_row else 0
+        if num_samples is not None and 0 <= num_samples <= end:
             return
 
 
