@@ -30,6 +30,7 @@ def pytest_addoption(parser):
     parser.addoption("--shuffle", metavar="SEED", help="run the tests in a random order")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config, items):
     """Tests that share something made for their module stay together, so that it is made once."""
     if (seed := config.getoption("--shuffle")) is not None:
