@@ -171,6 +171,7 @@ def _unharmed(about: Investigation) -> Verdict:
         if is_moved or about.method == "time_travel" or about.num_given_up:
             put_versions.pop_all()  # the weights are others than before, and a graph must know
         put_versions.close()
+        window.rng = about.rng_before
 
 
 def _versions(about: Investigation) -> ExitStack:
