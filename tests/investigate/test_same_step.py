@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.launch import forked
 from torch import nn
 from torch.nn import functional as F
 
@@ -88,7 +89,9 @@ class World:
 
     def step(self):
         self.num_steps += 1
-        self.position = 0.9 * self.position + 0.02 * torch.binomial(torch.full((4,), 5.0), torch.full((4,), 0.5))
+        self.position = 0.9 * self.position + 0.02 * torch.binomial(
+            torch.full((4,), 5.0), torch.full((4,), 0.5)
+        )
         return self.position
 
 
@@ -111,3 +114,75 @@ def test_a_finite_replay_on_other_random_numbers_says_nothing_of_the_hardware(tm
     said = "random numbers of this step could not be drawn again"
     (first,) = [i for i in guard.incidents if said in i.location.note][:1]
     assert first.diagnosis.cause == "domain_error"
+
+
+def test_what_was_divided_by_almost_nothing_and_then_squared_is_no_growth_over_layers(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    batches = [torch.randn(4, 3) for _ in range(8)]
+    batches[5][2, 2] = -52.0
+    with Guard(model, optimizer, run_dir=tmp_path) as guard:
+        for x in guard(batches):
+            mean = model(x)[:, 0]
+            std = F.softplus(model(x)[:, 1] + x[:, 2])
+            residual = (x[:, 1] - mean) / std
+            loss = 0.5 * (residual**2).mean() + std.log().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    (incident,) = guard.incidents
+    assert incident.diagnosis.cause == "zero_denominator"
+    assert incident.location.source.startswith("loss = 0.5")
+    assert "is by a number as small as" in incident.diagnosis.summary
+    assert incident.diagnosis.observed["divisor.line"] == incident.location.line - 1
+
+
+ACCUMULATED = """
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+rows = torch.randn(16, 3)
+rows[8] = 0.0
+for i in range(16):
+    size = (model.weight * rows[i]).norm().square().sqrt()
+    ((model(rows[i]).sum() - size) ** 2 + 0.0 * size).backward()
+    if i % 2 == 1:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_backwards_that_were_added_up_are_said_to_be_gone(tmp_path):
+    (tmp_path / "train.py").write_text(ACCUMULATED, encoding="utf-8")
+    done = forked(["-m", "stayfinite", "run", "--run-dir", "run", "train.py"], tmp_path)
+    assert done.code == 0
+    assert "the step adds up 2 backwards" in done.err
+    assert "felt outside" not in done.err
+
+
+def ranked(risk, time, events):
+    order = time.sort(descending=True).indices
+    risk, events = risk[order], events[order]
+    return -((risk - risk.logcumsumexp(0)) * events).sum() / events.sum()
+
+
+def test_a_tensor_that_is_sorted_in_a_function_is_not_taken_for_a_list(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    x, time, events = torch.randn(24, 3), torch.rand(24), (torch.rand(24) < 0.7).float()
+    events[16:20] = 0.0
+    with Guard(model, optimizer, run_dir=tmp_path) as guard:
+        for i in guard(range(6)):
+            part = slice(4 * i, 4 * i + 4)
+            loss = ranked(model(x[part]).squeeze(1), time[part], events[part])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    (incident,) = guard.incidents
+    assert "events.sum()" in incident.location.source
+    assert "batch is gone" not in incident.location.note
+    assert incident.diagnosis.experiments

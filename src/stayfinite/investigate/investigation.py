@@ -138,7 +138,7 @@ class Investigation:
                 "state, batch and random numbers, was finite",
             )
         if result.failure is None:
-            note = "" if self.is_on_other_numbers else self._why_not()
+            note = "" if self.is_on_other_numbers else self._why_not(result)
             return Location(is_reproduced=False, method="none", note=note)
         return Location(
             is_reproduced=True,
@@ -146,7 +146,14 @@ class Investigation:
             note="the failure was reproduced, but its origin lies outside of what was replayed",
         )
 
-    def _why_not(self) -> str:
+    def _why_not(self, result: ReplayResult) -> str:
+        num, total = len(result.losses), self.window.num_backward
+        if 0 < num < total and not self.vehicle.refused:
+            return (
+                f"the step adds up {total} backwards, and what the earlier ones were computed from is gone; "
+                f"the last {'one' if num == 1 else num}, computed again, "
+                f"{'is' if num == 1 else 'are'} finite, so it came from one before, which was not traced"
+            )
         refused = ", ".join(self.vehicle.refused)
         what = f" (it wanted to: {refused})" if refused else ""
         advice = "use guard.step(loss_fn, batch)"
