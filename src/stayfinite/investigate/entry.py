@@ -42,7 +42,8 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     is_countable = failure.symptom in _COUNTED and not engine.ranks.has_others
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
-    if known is not None and not failed_on_these(engine, window):
+    is_open = known is not None and known.incident.location.line is None and bool(window.standing)
+    if known is not None and not is_open and not failed_on_these(engine, window):
         return _again(engine, window, failure, known)
     frame = sys._getframe(1)
     vehicle = _vehicle(engine, window, failure, frame)

@@ -40,6 +40,7 @@ _OTHER_NUMBERS = (
     "twice; "
 )
 _SHOWN_BY_OTHERS = "with others the step fails on the same weights, and that is what was traced"
+_FROM_HERE_ON = "; from here on, each backward of such a step is looked at"
 _NOT_SHOWN = "with others it is finite, so the origin was not traced"
 
 Replays = Generator[Replay, ReplayResult, Any]
@@ -153,6 +154,7 @@ class Investigation:
                 f"the step adds up {total} backwards, and what the earlier ones were computed from is gone; "
                 f"the last {'one' if num == 1 else num}, computed again, "
                 f"{'is' if num == 1 else 'are'} finite, so it came from one before, which was not traced"
+                f"{_FROM_HERE_ON if self.window.is_loaderless else ''}"
             )
         refused = ", ".join(self.vehicle.refused)
         what = f" (it wanted to: {refused})" if refused else ""

@@ -340,6 +340,7 @@ class LoopDriver:
         ):
             return
         self.release_others()
+        self.loaderless.note_failure(window, failure)
         # Until here an error of ours means that the step is made as in plain Python; from here on
         # it is left out, whatever becomes of the look into it.
         window.small_state = self.state.capture_small()
