@@ -154,7 +154,7 @@ class Investigation:
                 f"the step adds up {total} backwards, and what the earlier ones were computed from is gone; "
                 f"the last {'one' if num == 1 else num}, computed again, "
                 f"{'is' if num == 1 else 'are'} finite, so it came from one before, which was not traced"
-                f"{_FROM_HERE_ON if self.window.is_loaderless else ''}"
+                f"{_FROM_HERE_ON if self.window.is_added_up else ''}"
             )
         refused = ", ".join(self.vehicle.refused)
         what = f" (it wanted to: {refused})" if refused else ""

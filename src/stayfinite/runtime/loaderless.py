@@ -16,7 +16,7 @@ from .batch_tracker import BatchTracker
 from .engine import Engine
 from .frames import Standing, standing_at
 from .rank_groups import has_world
-from .window import Failure, Window
+from .window import Window
 
 __all__ = ["Loaderless"]
 
@@ -67,11 +67,9 @@ class Loaderless:
         elif is_asked and self._is_close:
             self._look_back(window, frame)
 
-    def note_failure(self, window: Window, failure: Failure) -> None:
+    def look_closely(self) -> None:
         """From here on it is known where the loop stood when its gradients went bad."""
-        is_added_up = window.is_loaderless and window.num_backward > 1 and not window.standing
-        self._is_close = self._is_close or (is_added_up and failure.symptom == "gradient")
-        self._last = None
+        self._is_close, self._last = True, None
 
     def _look_back(self, window: Window, frame: FrameType) -> None:
         """The backward before this one has left its gradients: bad ones are its own."""
