@@ -157,6 +157,15 @@ class Searched:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quotient:
+    """A division by almost nothing, by which the step is finite when it is by more."""
+
+    file: str
+    line: int
+    smallest: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """All of it."""
 
@@ -186,6 +195,7 @@ class Evidence:
     """The loop clips its gradients by itself."""
     rate: Searched | None = None
     clip: Searched | None = None
+    quotient: Quotient | None = None
     results: Mapping[str, str] = field(default_factory=dict)
     """Outcomes of experiments so far, by name: finite | nonfinite | not_run."""
 

@@ -29,6 +29,8 @@ def figures(e: Evidence) -> dict[str, float]:
             found["smallest_of_float16"] = _TINIEST
         number = e.number("other", "eps", "exponent")
         found |= {"argument": number, "zeros_divided_by": e.fact("weight_sum")}
+    if e.quotient is not None:
+        found |= {"divisor.line": e.quotient.line, "divisor.smallest": e.quotient.smallest}
     found |= _of_data(e) | _of_resume(e) | _of_searches(e)
     peaks = [p for p in e.gradient_peaks if 0 < p < math.inf]
     if peaks:

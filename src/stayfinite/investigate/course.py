@@ -31,6 +31,9 @@ _UNLUCKY = (
 )
 
 
+_MAX_DRAWS = 8
+
+
 def course(about: Investigation) -> Replays:
     """The whole investigation; returns the Verdict."""
     failure, window = about.failure, about.window
@@ -90,6 +93,10 @@ def _once_more(
     about: Investigation, result: ReplayResult, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
     """The step was finite this time: chance is named only when it is so twice."""
+    if not about.has_drawn_the_same():
+        about.is_on_other_numbers = True
+        result.is_complete = False
+        return result if about.engine.ranks.is_on else (yield from _on_other_numbers(about, result))
     about.num_finite, first = 1, about.trace
     about.rewind()
     again = yield about.trace_replay(with_step=with_step)
@@ -99,6 +106,22 @@ def _once_more(
     about.trace = first
     about.num_finite += again.is_complete
     return result
+
+
+def _on_other_numbers(about: Investigation, first: ReplayResult) -> Replays:
+    """What draws between the start and the loss cannot all be run again, so the numbers that failed are out
+    of reach; others that fail in the same way do as well."""
+    trace = about.trace
+    for _ in range(_MAX_DRAWS):
+        start = about.rng_after.now_too()
+        about.rewind()
+        start.restore()
+        result: ReplayResult = yield about.trace_replay()
+        if result.failure is not None and result.origin is not None:
+            about.window.rng = start  # every replay from here on begins with these
+            return result
+    about.trace = trace
+    return first
 
 
 def _from_further_back(

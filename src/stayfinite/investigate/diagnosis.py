@@ -52,7 +52,9 @@ def diagnose(
         if name is None or _is_settled(ranked, evidence):
             break
         outcome = yield from lab.run(name, evidence)
-        evidence = replace(evidence.with_result(name, outcome), rate=lab.rate, clip=lab.clip)
+        evidence = replace(
+            evidence.with_result(name, outcome), rate=lab.rate, clip=lab.clip, quotient=lab.quotient
+        )
         ranked = consider(evidence)
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:

@@ -107,6 +107,9 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     # A gradient that overflows in float16 has been scaled, or grows elsewhere: no line alone is to blame.
     is_scaled = cause == "low_precision_overflow" and (e.is_backward or _is_scaled_loss(e))
     place = _place_of(e) if cause not in _NOT_THE_LINE and not is_scaled else None
+    q = e.quotient if cause == "zero_denominator" else None
+    if place is not None and q is not None and is_user_file(q.file):
+        place = _Place(q.file, q.line, replace(place.symptom, operator="div"))
     text = text_of_file(place.file) if place is not None else None
     if place is not None and text is not None:
         place = replace(place, symptom=_for_cause(place.symptom, cause))

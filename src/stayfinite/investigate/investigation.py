@@ -35,6 +35,14 @@ _ANOTHER_BATCH = (
     "on the same weights, and that is what was traced"
 )
 
+_OTHER_NUMBERS = (
+    "the random numbers of this step could not be drawn again, because not all that draws them can be run "
+    "twice; "
+)
+_SHOWN_BY_OTHERS = "with others the step fails on the same weights, and that is what was traced"
+_FROM_HERE_ON = "; from here on, each backward of such a step is looked at"
+_NOT_SHOWN = "with others it is finite, so the origin was not traced"
+
 Replays = Generator[Replay, ReplayResult, Any]
 
 
@@ -67,6 +75,8 @@ class Investigation:
         """Makes steps like this one, where this one itself cannot be computed again."""
         self.is_on_another_batch = False
         """What was traced is a step like this one, because its own batch is gone."""
+        self.is_on_other_numbers = False
+        """The numbers that the step had drawn are out of a replay's reach."""
         self.outlook: Outlook | None = None
         """Set where leaving the step out cannot help."""
         self.known: Incident | None = None
@@ -75,6 +85,8 @@ class Investigation:
         """Set on the rank that leads the experiments of all (`collective.Conductor`)."""
         self.is_moved = window.is_moved
         """Another optimizer had stepped on this batch already."""
+        self.rng_before = window.rng
+        """Where they stood before it."""
         self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
         """Where the generators stand behind the failed step."""
 
@@ -112,6 +124,10 @@ class Investigation:
         if self.window.rng is not None:
             self.window.rng.restore()
 
+    def has_drawn_the_same(self) -> bool:
+        """Behind a replay: whether the generators stand where the failed step had left them."""
+        return self.window.rng is None or self.rng_after.is_same(self.rng_after.now_too())
+
     def location(self, result: ReplayResult) -> Location:
         if result.origin is not None:
             return to_location(result.origin, self.method)
@@ -123,14 +139,23 @@ class Investigation:
                 "state, batch and random numbers, was finite",
             )
         if result.failure is None:
-            return Location(is_reproduced=False, method="none", note=self._why_not())
+            note = "" if self.is_on_other_numbers else self._why_not(result)
+            return Location(is_reproduced=False, method="none", note=note)
         return Location(
             is_reproduced=True,
             method="none",
             note="the failure was reproduced, but its origin lies outside of what was replayed",
         )
 
-    def _why_not(self) -> str:
+    def _why_not(self, result: ReplayResult) -> str:
+        num, total = len(result.losses), self.window.num_backward
+        if 0 < num < total and not self.vehicle.refused:
+            return (
+                f"the step adds up {total} backwards, and what the earlier ones were computed from is gone; "
+                f"the last {'one' if num == 1 else num}, computed again, "
+                f"{'is' if num == 1 else 'are'} finite, so it came from one before, which was not traced"
+                f"{_FROM_HERE_ON if self.window.is_added_up else ''}"
+            )
         refused = ", ".join(self.vehicle.refused)
         what = f" (it wanted to: {refused})" if refused else ""
         advice = "use guard.step(loss_fn, batch)"
@@ -168,6 +193,9 @@ class Investigation:
         notes = [location.note]
         if self.is_on_another_batch:
             notes.append(_ANOTHER_BATCH)
+        elif self.is_on_other_numbers:
+            end = _SHOWN_BY_OTHERS if origin is not None else _NOT_SHOWN
+            notes.append(_OTHER_NUMBERS + end)
         if self.traced is not None:
             notes.append(describe(self.traced.probes))
         if self.trace is not None and self.trace.error:

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from ..diagnose.evidence import Evidence, Searched
+from ..diagnose.evidence import Evidence, Quotient, Searched
 from ..diagnose.experiments import question_of, runner_of
 from ..diagnose.searched import describe_search
 from ..locate.slice import Origin
@@ -68,6 +68,7 @@ class Laboratory:
         """Births at other lines that have to be kept finite as well."""
         self.rate: Searched | None = None
         self.clip: Searched | None = None
+        self.quotient: Quotient | None = None
         self.budget = Budget(seconds)
         self._num_replays = 0
         self._before = Before()

@@ -18,7 +18,7 @@ from ..numerics.health import badness
 from ..records import Link
 from ..runtime.shards import local
 
-__all__ = ["LimitedGradient", "PatchedLine"]
+__all__ = ["FlooredDivisors", "LimitedGradient", "PatchedLine"]
 
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 _BOUND = 1e6
@@ -154,3 +154,41 @@ class LimitedGradient(_Watch):
         for t in _results(func, args, kwargs, out):
             if torch._debug_has_internal_overlap(t) == 0:  # not a scalar spread over a shape
                 t.clamp_(-self._limit, self._limit)
+
+
+class FlooredDivisors(TorchDispatchMode):
+    """No division by less than the epsilon of its dtype; where the smallest of them was is noted."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.place: tuple[str, int] | None = None
+        self.smallest = math.inf
+
+    def __reduce__(self) -> Any:
+        return FlooredDivisors, ()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        at = {"aten::div": 1, "aten::div_": 1, "aten::reciprocal": 0}.get(func._schema.name)
+        divisor = args[at] if at is not None and len(args) > at else None
+        if isinstance(divisor, Tensor) and divisor.is_floating_point():
+            args = (*args[:at], self._floored(divisor), *args[(at or 0) + 1 :])
+        return func(*args, **(kwargs or {}))
+
+    def _floored(self, divisor: Tensor) -> Tensor:
+        floor = torch.finfo(divisor.dtype).eps
+        is_small = divisor.abs() < floor
+        if not bool(is_small.any()):
+            return divisor
+        smallest = float(divisor.abs().min())
+        user = current_place().user
+        is_forward = torch._C._current_autograd_node() is None
+        if is_forward and user is not None and smallest < self.smallest:
+            self.smallest, self.place = smallest, (user.file, user.line)
+        floors = torch.full_like(divisor, floor).copysign(divisor)
+        return torch.where(is_small, floors, divisor)

@@ -42,14 +42,14 @@ def failed_on_these(engine: Engine, window: Window) -> bool:
 
 def note_draw(about: Investigation) -> None:
     """A step has failed that is not investigated again: its numbers are remembered all the same."""
-    start, after = about.window.rng, about.rng_after
+    start, after = about.rng_before, about.rng_after
     if start is not None and not start.is_same(after):
         _last[about.engine] = _Draw(start, after)
 
 
 def move_on(about: Investigation, origin: Origin | None) -> Generator[Replay, ReplayResult, bool]:
     """Whether the random numbers were to blame; then the generators stand behind them."""
-    start, after = about.window.rng, about.rng_after
+    start, after = about.rng_before, about.rng_after
     lab = Laboratory(about, origin, seconds=math.inf)
     if start is None or start.is_same(after) or not lab.can_replay:
         return False

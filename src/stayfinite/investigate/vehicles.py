@@ -262,6 +262,8 @@ class ClosureVehicle(Vehicle):
             return
         self._closure()
         active.look_at_gradients()
+        if self._own.search_point is None and active.num_backward != self._own.num_backward:
+            active.result.is_complete = False  # the optimizer had moved on to another evaluation
 
 
 class FrameworkVehicle(Vehicle):

@@ -89,8 +89,9 @@ class ClosureSteps:
             if copy is not None:
                 window.search_point = driver.firewall.call(SearchPoint.of, optimizer)
                 driver.firewall.call(copy.restore)
-            if window.num_backward != num_backward:
-                window.closure = closure  # else it computes nothing: the loop has done so before
+            if window.num_backward != num_backward:  # else the loop has computed it before
+                is_own = copy is not None and window.search_point is None
+                window.closure = _kept(optimizer, lambda: call(closure)) if is_own else closure
             driver.firewall.call(driver.refuse, window, found[0])
             window.closure = window.search_point = None
             driver.firewall.call(driver.end_refused, window)
@@ -110,3 +111,18 @@ class ClosureSteps:
     def _look(self, engine: Engine, window: Window, optimizer: Any) -> Failure | None:
         window.losses = window.losses[-1:]
         return engine.check(window, optimizer, is_compared=not moves_before_closure(optimizer))
+
+
+def _kept(optimizer: Any, step: Callable[[], Any]) -> Callable[[], Any]:
+    """The optimizer itself has made its weights bad between two evaluations: its whole step is what
+    can be computed again, and what it moves is put back."""
+
+    def run() -> Any:
+        copy = OptimizerCopy(optimizer)
+        copy.take()
+        try:
+            return step()
+        finally:
+            copy.restore()
+
+    return run

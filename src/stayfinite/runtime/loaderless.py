@@ -14,7 +14,7 @@ from torch import Tensor
 from ..numerics.health import is_finite
 from .batch_tracker import BatchTracker
 from .engine import Engine
-from .frames import standing_at
+from .frames import Standing, standing_at
 from .rank_groups import has_world
 from .window import Window
 
@@ -29,6 +29,10 @@ class Loaderless:
         self._stepped: set[int] = set()
         """Optimizers that have stepped in this iteration."""
         self._rng: Any = None
+        self._is_close = False
+        """A step that adds up several backwards had bad gradients from one that was over: each is looked at."""
+        self._last: tuple[Window, tuple[Standing, ...]] | None = None
+        """Where the loop stood at its last backward, while each is looked at."""
 
     @property
     def is_under_way(self) -> bool:
@@ -60,6 +64,20 @@ class Loaderless:
         is_asked = not window.standing and loss.is_cpu and not has_world()
         if is_asked and not is_finite(loss):
             window.standing = standing_at(frame)
+        elif is_asked and self._is_close:
+            self._look_back(window, frame)
+
+    def look_closely(self) -> None:
+        """From here on it is known where the loop stood when its gradients went bad."""
+        self._is_close, self._last = True, None
+
+    def _look_back(self, window: Window, frame: FrameType) -> None:
+        """The backward before this one has left its gradients: bad ones are its own."""
+        last, self._last = self._last, (window, standing_at(frame))
+        if last is None or last[0] is not window:
+            return
+        if not all(is_finite(g) for _, g in self._engine.state.grads()):
+            window.standing, self._last = last[1], None
 
     def same_iteration(self, optimizer: Any) -> None:
         """The loop is still in the iteration in which this one has stepped."""
@@ -71,7 +89,7 @@ class Loaderless:
 
     def after_step(self) -> None:
         """The next iteration has begun, though it shows itself only when its forward is over."""
-        self._rng = self._engine.open()
+        self._rng, self._last = self._engine.open(), None
 
     def _begin_next(self) -> None:
         self._stepped.clear()

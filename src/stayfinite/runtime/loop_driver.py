@@ -340,6 +340,8 @@ class LoopDriver:
         ):
             return
         self.release_others()
+        if window.is_added_up and failure.symptom == "gradient":
+            self.loaderless.look_closely()
         # Until here an error of ours means that the step is made as in plain Python; from here on
         # it is left out, whatever becomes of the look into it.
         window.small_state = self.state.capture_small()

@@ -147,7 +147,7 @@ class Window:
     live_loss: weakref.ref[Tensor] | None = None
     """The last loss with its graph, as long as the loop keeps it."""
     standing: tuple[Standing, ...] = ()
-    """How the loop stood at a backward whose loss is not finite, where it went on to others before its step."""
+    """How the loop stood at a backward that is not finite, where it went on to others before its step."""
     is_seen = False
     """Its loss and norm have been compared with the usual."""
     is_moved = False
@@ -186,6 +186,11 @@ class Window:
     @property
     def step(self) -> int:
         return self.batches[-1].step if self.batches else 0
+
+    @property
+    def is_added_up(self) -> bool:
+        """Several backwards without a loader, and nobody knows how the loop stood at those that are over."""
+        return self.is_loaderless and self.num_backward > 1 and not self.standing
 
     @property
     def epoch(self) -> int:

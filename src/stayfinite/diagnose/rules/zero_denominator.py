@@ -9,6 +9,7 @@ from ..evidence import Evidence
 from ..registry import Finding, rule
 from ..words import count, here, line_fix, operator, safe_fixes
 
+_HUGE = 1e12
 _DIVIDES = ("div", "true_divide", "divide", "addcdiv", "remainder", "fmod", "floor_divide")
 _FUSED = re.compile(r"norm(?!al_|al$)|cosine")
 _NORMS = ("native_layer_norm", "native_batch_norm", "native_group_norm", "_native_batch_norm_legit",
@@ -72,6 +73,38 @@ def _fixes(e: Evidence) -> tuple[Fix, ...]:
             "+ stayfinite.numerics.eps_for(x) for a norm or a deviation",
             "an empty group, an isolated node or a constant signal is an ordinary sample",
         ),
+    )
+
+
+@rule("zero_denominator")
+def quotient_that_overflows_later(e: Evidence) -> Finding | None:
+    """By almost nothing: the quotient is finite still, and what is made of it (its square) is not."""
+    if (
+        e.birth is None
+        or not e.is_overflow
+        or e.is_backward
+        or e.is_in_optimizer
+        or e.is_half_birth
+    ):
+        return None
+    if e.largest_input < _HUGE or e.has_diverged >= 0.5:
+        return None
+    if e.results.get("floored_divisor") == "nonfinite":
+        return None
+    q = e.quotient
+    if q is None:
+        return Finding(
+            confidence=0.3,
+            sentence=f"What overflows {here(e)} may have been divided by almost nothing before.",
+            fixes=(),
+            wants=("floored_divisor",),
+        )
+    return Finding(
+        confidence=0.88,
+        sentence=f"The division at {q.file.rpartition('/')[2]}:{q.line} is by a number as small as "
+        f"{q.smallest:.3g}, and what is made of the quotient overflows {here(e)}: with the epsilon of "
+        "the dtype for a divisor the step is finite.",
+        fixes=_fixes(e),
     )
 
 

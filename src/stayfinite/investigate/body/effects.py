@@ -38,7 +38,8 @@ def changing(node: ast.Call, reader: Reader, verdict: Verdict) -> Verdict:
     """`parts.append(x)`, `p.grad.mul_(2)` of something made by the statements."""
     if isinstance(node.func, ast.Attribute):
         path, name = reader.env.path(node.func.value), node.func.attr
-        if path is not None and (name in calls.MUTATING or calls.tensor_method_mutates(name)):
+        is_container = name in calls.MUTATING and not calls.is_tensor_call(node)
+        if path is not None and (is_container or calls.tensor_method_mutates(name)):
             note_change(verdict, path)
         note_draws(verdict, "", name)
     return verdict

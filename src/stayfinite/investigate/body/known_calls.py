@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import collections
 import types
 from typing import Any
@@ -39,6 +40,7 @@ MUTATING = {
     "__setitem__", "__delitem__", "__iadd__", "fill", "put", "resize", "partition", "setflags",
     "frombytes", "fromlist",
 }  # fmt: skip
+_TENSOR_KEYWORDS = {"alpha", "descending", "dim"}
 _PURE_MODULES = {
     "math", "cmath", "numbers", "decimal", "fractions", "statistics", "operator", "_operator",
     "functools", "_functools", "itertools", "copy", "collections", "_collections", "dataclasses",
@@ -106,6 +108,11 @@ def module_effect(module: str, name: str) -> str | None:
     if root == "numpy" and name in _OUTSIDE_NUMPY:
         return f"numpy.{name} works on files"
     return None
+
+
+def is_tensor_call(node: ast.Call) -> bool:
+    """`x.sort(descending=True)`: by a keyword that no list, set or array has; a tensor's gives a new one."""
+    return any(k.arg in _TENSOR_KEYWORDS for k in node.keywords)
 
 
 def tensor_method_mutates(name: str) -> bool:
