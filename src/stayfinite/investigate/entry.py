@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType
-
-import torch
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ..errors import StayfiniteError
 from ..locate.trace import OpTrace
@@ -151,7 +147,6 @@ def _unharmed(about: Investigation) -> Verdict:
     """An error of ours is no reason for the training to end, nor to end in another mode."""
     put_modes = modes(about.state.roots.values())()
     put_grads = about.state.take_grads()  # the loop goes on with those that it has
-    put_versions, is_moved = _versions(about), about.is_moved
     window = about.window
     try:
         verdict, error = _looked_into(about)
@@ -169,23 +164,7 @@ def _unharmed(about: Investigation) -> Verdict:
     finally:
         put_modes()
         put_grads()
-        if is_moved or about.method == "time_travel" or about.num_given_up:
-            put_versions.pop_all()  # the weights are others than before, and a graph must know
-        put_versions.close()
         window.rng = about.rng_before
-
-
-def _versions(about: Investigation) -> ExitStack:
-    """Weights that are written to and put back are what they were: a graph that the loop had begun before
-    its step (a generator's, when its critic fails) still has its backward before it."""
-    plain = (torch.Tensor, torch.nn.Parameter)
-    tensors = tuple(
-        t for _, t in about.state.parameters() if type(t) in plain and not t.is_inference()
-    )
-    kept = ExitStack()
-    if tensors:
-        kept.enter_context(_unsafe_preserve_version_counter(tensors))
-    return kept
 
 
 def _looked_into(about: Investigation) -> tuple[Verdict | None, Exception | None]:

@@ -15,6 +15,7 @@ from ..locate.frames import Frame, place_from_traceback
 from ..locate.slice import Origin, last_origin
 from ..locate.trace import SourceRef
 from ..numerics.health import badness, is_finite
+from ..patches.compiled import is_compiled
 from ..putting_back import put_back
 from ..recover.snapshot import Snapshot
 from ..runtime import probes
@@ -164,8 +165,8 @@ class ActiveReplay:
         self.num_backward += 1
         self.look_at_loss(loss if raw is None else raw, loss)
         self._end_if_decided()
-        # A loop without a loader may have computed a part of it before the statements that are run again.
-        result = keeping() if keeping and self.wanted.window.is_loaderless else call()
+        # The loop may have computed a part of it before the statements that are run again, and go on with that.
+        result = keeping() if keeping and not is_compiled(loss) else call()
         if not self.engine.state.is_scaled:
             self.look_at_gradients(loss)
             self._end_if_decided()

@@ -7,13 +7,15 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-__all__ = ["skip_our_code"]
+__all__ = ["is_compiled", "skip_our_code"]
 
 _done: set[str] = set()
 _USERS = ("stayfinite.numerics", "stayfinite.demo")
 """What a model calls by itself belongs into its graph."""
+_MAX_NODES = 50_000
 _CHECKS = "stayfinite.numerics.health"
 """Among them, but called by us alone."""
 
@@ -68,3 +70,18 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _nested(constant)
+
+
+def is_compiled(loss: Tensor) -> bool:
+    """Whether a part of its graph was compiled: that part refuses to be gone through twice."""
+    todo: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while todo and len(seen) < _MAX_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if "CompiledFunction" in node.name():
+            return True
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+    return False

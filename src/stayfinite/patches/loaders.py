@@ -173,6 +173,8 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
         index = original(iterator)
         known = samples.known(iterator)
         if known is not None:
+            if getattr(iterator, "_send_idx", 1) == 0:
+                known.waiting.clear()  # workers that stay begin another epoch
             known.waiting.append(index)
         return index
 
@@ -218,7 +220,7 @@ def _read(original: Any, iterator: Any, known: _Iteration | None) -> Any:
             waiting.popleft()  # these could not be read
         raise
     index = waiting.popleft() if waiting else None
-    if not isinstance(index, list):
+    if not isinstance(index, list) or not getattr(iterator, "_in_order", True):
         index = None
     elif known is not None and known.worker is not None:
         index = Indices(index, known.worker)

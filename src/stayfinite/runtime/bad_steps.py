@@ -10,6 +10,7 @@ from ..putting_back import put_back
 from .batch_tracker import BatchTracker
 from .engine import Engine
 from .rng import RngState
+from .undo import versions_kept
 from .window import Failure, Verdict, Window
 
 __all__ = ["BadSteps"]
@@ -39,12 +40,15 @@ class BadSteps:
         """A look into it; one that fails leaves the training where the look began."""
         undo = list(self.undo)
         after = window.rng.now_too() if window.rng is not None else RngState.now()
-        with self._own_work():
+        with self._own_work(), self._versions_kept():
             if not self.looks.once(self._look_into, window, failure) and window.failure is failure:
                 self.engine.replay = None
                 self.undo = undo
                 puts = (self.state.buffers.restore, window.small_state, after.restore)
                 self.looks.once(put_back, *(p for p in puts if p is not None))
+
+    def _versions_kept(self) -> AbstractContextManager[None]:
+        return versions_kept((p for _, p in self.state.parameters()), self.state.buffers)
 
     def _look_into(self, window: Window, failure: Failure) -> bool:
         incident, verdict = self.engine.handle(window, failure)
@@ -107,13 +111,15 @@ class BadSteps:
     def put_back(self) -> None:
         """The iteration of a step that was left out is over."""
         undo, self.undo = self.undo, []
-        put_back(*undo)
+        if undo:
+            with self._versions_kept():
+                put_back(*undo)
 
     def handle_late(
         self, bad: Window, failure: Failure, later: list[Window], is_regular: bool
     ) -> None:
         """A deferred step turns out to be bad when others have been made since then."""
-        with self._own_work():
+        with self._own_work(), self._versions_kept():
             incident, verdict = self.engine.handle(bad, failure)
             is_back = incident is not None and incident.action.kind == "rolled_back"
             if is_regular and not verdict.is_rebuilt:

@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..numerics.health import is_finite
 from .unseen import unseen
 
 __all__ = ["Buffers", "join"]
+
+_ALWAYS_MOVED = -1
+"""A version that no tensor has."""
 
 
 class Buffers:
@@ -101,6 +105,12 @@ class Buffers:
             for module, key, _ in self._found()
         )
 
+    def forget_later_versions(self) -> None:
+        """The counters were put back: what was noted in between might come again and mean other values."""
+        for at, (live, kept, version) in self._copies.items():
+            if version > live._version:
+                self._copies[at] = (live, kept, _ALWAYS_MOVED)
+
     @torch.no_grad()
     def restore(self) -> None:
         """Put them back to the start of the step."""
@@ -139,7 +149,8 @@ class Buffers:
         if live._version == version and not isinstance(module, _NormBase):
             return
         try:
-            live.copy_(kept)
+            with _unsafe_preserve_version_counter(live):  # a graph may hold it
+                live.copy_(kept)
         except (
             RuntimeError
         ):  # expanded, or made in inference mode: it cannot be written to any more

@@ -69,6 +69,13 @@ class _Roles(dict[type, int]):
         return role
 
 
+class _RolesOfAny(dict[type, int]):
+    """The same for types that cannot be looked up."""
+
+    def __getitem__(self, kind: type) -> int:
+        return _role(kind)
+
+
 def _role(kind: type) -> int:
     # A value's `__class__` may be the script's own doing, its type is not.
     if issubclass(kind, _CLOSED):
@@ -95,7 +102,8 @@ class Reach:
         self, frame: FrameType | None, moved: Iterable[torch.Tensor] | None = None
     ) -> None:
         self._found: dict[int, tuple[str, Any]] = {}
-        self._roles, self._seen = _Roles(), set[int]()
+        self._roles: dict[type, int] = _Roles()
+        self._seen: set[int] = set()
         self.is_whole = moved is None
         frames = calling_frames(frame)
         self.walk([pair for f in frames for pair in variables(f).items()])
@@ -134,6 +142,14 @@ class Reach:
 
     def walk(self, names: Iterable[tuple[str, Any]]) -> None:
         """Breadth first, so that the nearest name of a thing is the one that is kept."""
+        names = list(names)
+        try:
+            self._walk(names)
+        except TypeError:  # the class of a class may forbid to look it up
+            self._roles, self._seen = _RolesOfAny(), set()
+            self._walk(names)
+
+    def _walk(self, names: list[tuple[str, Any]]) -> None:
         roles, seen = self._roles, self._seen
         todo = deque((n, v, 0) for n, v in names if not n.startswith("__"))
         while todo and len(seen) < _MAX_OBJECTS:

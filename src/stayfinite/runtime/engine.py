@@ -270,13 +270,12 @@ class Engine:
     @unseen
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which symptom it is; None for a norm that overflowed over finite gradients."""
-        for step, loss in window.losses:
+        bad = [p for p, grad in self.state.grads(optimizers) if not is_finite(grad)]
+        # With finite gradients, what an earlier loss gave has been thrown away by the loop.
+        for step, loss in window.losses if bad or not optimizers else window.losses[-1:]:
             if not is_finite(loss):
                 return Failure("loss", step, value=number_of(loss))
-        for p, grad in self.state.grads(optimizers):
-            if not is_finite(grad):
-                return Failure("gradient", window.step, name=self.state.name_of(p))
-        return None
+        return Failure("gradient", window.step, self.state.name_of(bad[0])) if bad else None
 
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None:
         """After an applied step: keep it for going back; look deeper when the budget allows.

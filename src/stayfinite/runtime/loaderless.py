@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..numerics.health import is_finite
+from ..patches.compiled import is_compiled
 from .batch_tracker import BatchTracker
 from .engine import Engine
 from .frames import Standing, standing_at
@@ -66,6 +67,10 @@ class Loaderless:
             window.standing = standing_at(frame)
         elif is_asked and self._is_close:
             self._look_back(window, frame)
+
+    def can_keep(self, loss: Tensor) -> bool:
+        """Whether its graph can stay for a replay; a compiled one would raise in the loop's own backward."""
+        return not is_compiled(loss)
 
     def look_closely(self) -> None:
         """From here on it is known where the loop stood when its gradients went bad."""

@@ -172,7 +172,7 @@ class LoopDriver:
             if window.is_loaderless:
                 self.loaderless.note_backward(window, loss, sys._getframe(1))
         window.num_backward += 1
-        return bool(window.standing)
+        return bool(window.standing) and self.loaderless.can_keep(loss)
 
     def replay_backward(self, loss: Tensor, call: _Call, keeping: _Call) -> Any:
         replay = self.engine.replay

@@ -26,6 +26,8 @@ class _Set:
 
     files: dict[int, CheckpointReport] = field(default_factory=dict)
     has_bad: bool = False
+    ranks: set[int] = field(default_factory=set)
+    """Of all of them, the bad ones too."""
 
     def is_whole(self, before: _Set | None) -> bool:
         """As many ranks as there are numbers, and none less than wrote the set before it: one that was killed has
@@ -58,12 +60,21 @@ def whole_sets(
             continue
         name = _RANK.sub(r"\1#", path.replace(MARK, ""), count=1)
         one = families.setdefault(re.sub(r"\d+", "#", name), {}).setdefault(name, _Set())
+        one.ranks.add(int(found[2]))
         if is_good(report):
             one.files[int(found[2])] = report
         else:
             one.has_bad = True
     for family in families.values():
+        if not _is_of_ranks(family.values()):
+            singles += [r for s in family.values() for r in s.files.values()]
+            continue
         sets = sorted((s for s in family.values() if s.files), key=lambda s: order(s.own))
         pairs = zip(sets, [None, *sets])
         singles += [s.own for s, before in pairs if s.is_whole(before)]
     return singles
+
+
+def _is_of_ranks(sets: Iterable[_Set]) -> bool:
+    """Ranks begin at 0; `lora_rank8` is a size, and its files are saves of their own."""
+    return any(0 in s.ranks for s in sets)

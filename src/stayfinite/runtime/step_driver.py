@@ -22,6 +22,7 @@ from .saved_state import OptimizerCopy, SearchPoint
 from .schedule import Schedule
 from .shards import plain_norm
 from .step_parts import LossFn, StepParts
+from .undo import versions_kept
 from .window import BatchRef, Failure, Window
 
 __all__ = ["Outcome", "StepDriver"]
@@ -332,7 +333,8 @@ class StepDriver:
     ) -> tuple[Incident | None, Outcome | None]:
         again: Outcome | None = None
         schedule, engine = self.parts.schedule, self.engine
-        with schedule.left_alone():
+        weights = (p for _, p in engine.state.parameters())
+        with schedule.left_alone(), versions_kept(weights, engine.state.buffers):
             incident, verdict = engine.handle(window, failure)
             if incident is not None and incident.action.kind == "rolled_back":
                 schedule.keep_as_it_is()

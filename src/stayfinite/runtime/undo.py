@@ -8,16 +8,20 @@ hold modules, functions and tensors with a graph.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.optim import Optimizer
+
+from .buffers import Buffers
 
 __all__ = [
     "Capture",
@@ -30,6 +34,7 @@ __all__ = [
     "optimizer_extras",
     "scaler_state",
     "scaler_step",
+    "versions_kept",
 ]
 
 Undo = Callable[[], None]
@@ -289,3 +294,16 @@ def scaler_step(scaler: Any) -> Capture:
         return undo
 
     return capture
+
+
+@contextlib.contextmanager
+def versions_kept(weights: Iterable[Tensor], buffers: Buffers) -> Iterator[None]:
+    """What is written in here does not count as a write: a graph that the loop has begun (a generator's, when
+    its critic fails) still has its backward before it, and torch would end the training there."""
+    tensors = (*weights, *(b for _, b in buffers))
+    plain = tuple(t for t in tensors if type(t) in (Tensor, nn.Parameter) and not t.is_inference())
+    try:
+        with _unsafe_preserve_version_counter(plain) if plain else contextlib.nullcontext():
+            yield
+    finally:
+        buffers.forget_later_versions()

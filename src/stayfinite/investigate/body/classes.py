@@ -19,6 +19,10 @@ def own_members(cls: type, copy: Callable[[Any], Any]) -> dict[str, Any]:
     they see of their module. Only those that differ from the originals."""
     if issubclass(cls, Tensor) and any("__torch_dispatch__" in vars(b) for b in _own_bases(cls)):
         return {}  # torch knows its tensors by this very class: they cannot become another one's
+    kind = str(type(cls).__module__)
+    is_noted = any("__init_subclass__" in vars(b) for b in _own_bases(cls))
+    if is_noted or not kind.startswith(("torch", "builtins", "abc")):
+        return {}  # to make a class of it would run code of the user's, which may note it somewhere
     found: dict[str, Any] = {}
     for base in reversed(_own_bases(cls)):
         found.update(vars(base))
