@@ -1,9 +1,10 @@
 """`python -m clinic.early`: is a divergence announced before its first non-finite value?
 
-    python -m clinic.early [--half dev|held_out]
+    python -m clinic.early [--half dev|held_out] [--examples]
 
 Every divergence of the clinic under a Guard: at which step the early warning came, and how many steps
-were left. Then every control and fixed twin, for false ones.
+were left. Then every control and fixed twin, for false ones. With `--examples` only the five examples, each
+by `stayfinite run`: whether anything was announced, and what loss and gradient norm were before it broke.
 """
 
 from __future__ import annotations
@@ -11,14 +12,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
+import os
+import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 import warnings
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from clinic.form import SPLITS, Case, all_cases, all_controls
 from stayfinite import Guard
+from stayfinite.demo.cases import Case as Example
+from stayfinite.demo.cases import cases as demo_cases
 
 DIVERGING = {"lr_divergence", "resume_mismatch", "exploding_gradient"}
 HEALTHY_STEPS = 400
@@ -50,7 +60,11 @@ def main(arguments: list[str]) -> int:
     """Exit code 0 when the bars are reached."""
     parser = argparse.ArgumentParser(prog="python -m clinic.early")
     parser.add_argument("--half", choices=SPLITS)
-    half = parser.parse_args(arguments).half
+    parser.add_argument("--examples", action="store_true")
+    args = parser.parse_args(arguments)
+    half = args.half
+    if args.examples:
+        return _examples()
     torch.set_num_threads(1)
     leads: list[int] = []
     num_cases = 0
@@ -74,6 +88,47 @@ def main(arguments: list[str]) -> int:
     false, total = _healthy(entries)
     print(f"false warnings: {len(false)} in {total:,} healthy steps {false}")
     return 0 if share >= 0.8 and len(false) <= max(1, total // 10_000) else 1
+
+
+def _examples() -> int:
+    """Exit code 0 when four of five were announced."""
+    examples = [c for c in demo_cases().values() if c.script.name == "train.py"]
+    announced = [_example(case) for case in examples]
+    print(
+        f"warned before the first non-finite value: {sum(announced)} of {len(announced)} examples"
+    )
+    return 0 if sum(announced) >= 0.8 * len(announced) else 1
+
+
+def _example(case: Example) -> bool:
+    """One example under `run`: was its first bad step announced?"""
+    with tempfile.TemporaryDirectory() as home:
+        place = Path(home) / case.name
+        shutil.copytree(case.script.parent, place)
+        command = [
+            sys.executable,
+            "-m",
+            "stayfinite",
+            "run",
+            "--run-dir",
+            "run",
+            "train.py",
+            *case.args,
+        ]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, cwd=place, capture_output=True, env=environ, check=False)
+        lines = (place / "run" / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    steps = {r["step"]: r for r in rows if "loss" in r and "event" not in r}
+    told = [r["step"] for r in rows if r.get("event") == "warning" and r["about"] == "headroom"]
+    bad = [
+        s for s, r in steps.items() if "incident" in r.get("flags", ()) and r["loss"] is not None
+    ]
+    first = min(bad, default=None)
+    before = [s for s in sorted(steps) if first is not None and first - 3 <= s < first]
+    course = ", ".join(f"{steps[s]['loss']} (norm {steps[s].get('grad_norm')})" for s in before)
+    print(f"{case.name:<14} fails at {first}, warned at {told[:1]}; losses before: {course}")
+    return first is not None and any(s < first for s in told)
 
 
 def _healthy(entries: list[object]) -> tuple[list[str], int]:

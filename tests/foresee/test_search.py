@@ -197,3 +197,11 @@ def test_rare_label_does_not_fill_a_batch():
     rare[0, 0] = 0
     assert "possible" in levels([(X, common)], "one-label")
     assert set(levels([(X, rare)], "one-label")) == {"far"}
+
+
+def test_lengths_are_known_where_later_batches_are_longer_than_the_first():
+    y = torch.tensor([0, 1, 2])
+    batches = [(torch.randn(3, n, 2), torch.tensor([n, 2, n - 1]), y) for n in (5, 9, 7)]
+    assert [p.kind for p in parts_of(batches)] == ["input", "lengths", "labels"]
+    beyond = [(x, lengths + 1, y) for x, lengths, y in batches]
+    assert [p.kind for p in parts_of(beyond)] == ["input", "tokens", "labels"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stayfinite.checkpoint import measure
 from stayfinite.errors import UsageError
@@ -208,6 +208,27 @@ def test_a_huge_set_is_sampled_evenly_and_says_so(monkeypatch):
     assert 32 <= coverage.data["seen"] < 100_000
     (span,) = [f for f in report.findings if f.check == "data/range"]
     assert "to 9.9" in span.value or "to 1e+06" in span.value or "e+05" in span.value
+
+
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_value_beyond_float16_fails_only_where_a_batch_with_it_does(is_scaled):
+    x = torch.rand(64, 4)
+    x[50, 2] = 2e5
+    model = nn.Linear(4, 3)
+
+    def loss(m, batch):
+        given = torch.log1p(batch[0]) if is_scaled else batch[0]
+        with torch.autocast("cpu", dtype=torch.float16):
+            return F.cross_entropy(m(given).float(), batch[1])
+
+    loader = DataLoader(TensorDataset(x, torch.arange(64) % 3), batch_size=8)
+    report = check(
+        (model, loss, loader, torch.optim.SGD(model.parameters(), lr=0.1)), only=["data"]
+    )
+    (found,) = [f for f in report.findings if f.check == "data/range"]
+    assert found.status == ("pass" if is_scaled else "fail")
+    assert found.subject == "sample[0], feature 2, sample 50"
+    assert ("a batch with it is finite" in found.value) == is_scaled
 
 
 def test_as_many_samples_as_asked_for():

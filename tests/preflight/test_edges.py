@@ -14,6 +14,7 @@ from stayfinite.preflight.edges import edges
 from stayfinite.preflight.edges_draws import unwritten_memory
 from stayfinite.preflight.edges_unlucky import UnluckyRandom
 from stayfinite.preflight.probes import Seen, Subject
+from stayfinite.records import Location
 from stayfinite.report.reading import read_incident
 
 
@@ -27,16 +28,21 @@ X = torch.randn(6, 8, 3)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-def answer(subject, breaks):
-    """The findings when the probes whose name has one of these words break."""
+def answer(subject, breaks, heals="never", seconds=0.0, asked=None):
+    """The findings when the probes whose name has one of these words break, at these places."""
     checks = edges(subject)
     probe = next(checks)
     try:
         while True:
-            is_bad = any(word in probe.name for word in breaks)
-            probe = checks.send(
-                Seen(probe.name, loss=float("nan") if is_bad else 1.0, is_finite=not is_bad)
-            )
+            if asked is not None:
+                asked.append(probe.name)
+            word = next((w for w in breaks if w in probe.name and heals not in probe.name), None)
+            is_bad = word is not None
+            place = breaks[word] if isinstance(breaks, dict) and is_bad else None
+            loss = float("nan") if is_bad else 1.0
+            seen = Seen(probe.name, loss=loss, is_finite=not is_bad, location=place)
+            seen.seconds = seconds
+            probe = checks.send(seen)
     except StopIteration as stop:
         return {f.check: f for f in stop.value}
 
@@ -55,6 +61,31 @@ def test_break_with_data_that_nobody_would_feed_is_shown_with_pedantic_only():
     assert "--pedantic" in found["edges/far"].value and found["edges/far"].status == "pass"
     found = answer(Subject(models={}, batches=[(X, Y)], is_pedantic=True), breaks)
     assert found["edges/blank-batch"].status == "warn"
+
+
+def test_batch_that_breaks_a_line_that_is_told_already_is_not_called_finite():
+    place = Location(file="train.py", line=3, op="aten.div")
+    breaks = {"one sample of batch[0] all zero": place, "constant": place}
+    found = answer(Subject(models={}, batches=[(X, Y)]), breaks)
+    problems = [f for f in found.values() if f.is_problem]
+    assert len(problems) == 1 and "more like it" in problems[0].value
+    told = {"edges/blank", "edges/constant"} & {f.check for f in found.values()}
+    assert told == {problems[0].check}
+
+
+def test_batch_that_breaks_at_no_known_place_is_not_called_finite():
+    bad = "one sample of batch[0] all zero"
+    found = answer(Subject(models={}, batches=[(X, Y)]), [bad], heals="traced")
+    assert found["edges/blank"].status == "skip"
+    assert found["edges/blank"].value.endswith("broke it, where is not known")
+
+
+def test_steps_that_take_long_are_not_taken_twice():
+    asked = []
+    answer(Subject(models={}, batches=[(X, Y)] * 8), [], seconds=1.0, asked=asked)
+    assert [name for name in asked if "run ahead" in name] == [
+        f"step {i}, run ahead" for i in (1, 2, 3, 4)
+    ]
 
 
 def test_last_batch_of_one_sample_is_certain_only_where_the_loader_makes_one():

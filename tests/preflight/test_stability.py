@@ -37,7 +37,8 @@ def test_only_the_own_rate_can_fail(courses, status):
     assert found.status == status
 
 
-def test_steps_go_on_from_each_other_and_stop_at_the_first_rate_that_breaks():
+@pytest.mark.parametrize("smallest_bad", [3, 10, 30])
+def test_smaller_rates_are_tried_where_the_largest_one_breaks(smallest_bad):
     subject = Subject(
         models={},
         optimizers=[object()],
@@ -50,15 +51,24 @@ def test_steps_go_on_from_each_other_and_stop_at_the_first_rate_that_breaks():
     try:
         while True:
             asked.append((probe.lr_factor, probe.keep, probe.apply))
-            is_bad = probe.lr_factor == 3
+            is_bad = probe.lr_factor >= smallest_bad
             lrs = (0.1 * probe.lr_factor,)
             probe = checks.send(Seen("x", loss=1.0, is_finite=not is_bad, lrs=lrs))
     except StopIteration as stop:
         (found,) = stop.value
-    assert asked == [(1, True, True), (1, True, True), (1, False, True), (3, True, True)]
+    whole = [(True, True), (True, True), (False, True)]
+    steps = {f: [tuple(how) for factor, *how in asked if factor == f] for f in (1, 3, 10)}
     assert found.subject == "lr 0.1"
-    assert found.value == "3 steps, loss: x1 1 → 1; x3 is not finite at step 1"
-    assert found.action.startswith("lower lr to 0.03")
+    if smallest_bad == 3:
+        assert steps == {1: whole, 3: whole[:1], 10: whole[:1]}
+        assert found.value == "3 steps, loss: x1 1 → 1; x3 is not finite at step 1"
+        assert found.action.startswith("lower lr to 0.03")
+    elif smallest_bad == 10:
+        assert steps == {1: whole, 3: whole, 10: whole[:1]}
+        assert found.value.endswith("the edge is between x3 and x10")
+    else:
+        assert steps == {1: [], 3: [], 10: whole}
+        assert found.value.endswith("steady up to x10")
 
 
 def test_step_that_the_grad_scaler_leaves_out_is_no_divergence():

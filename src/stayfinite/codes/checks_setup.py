@@ -143,7 +143,7 @@ _CHECKS = {
     ),
     "data/range": (
         "values are of an ordinary size",
-        "a magnitude above 1e18 (its square overflows float32), above 65504 under float16 autocast, above 1e6; images from 0 to 255",
+        "a magnitude above 1e18 (its square overflows float32), above 65504 under float16 autocast where a batch with it is not finite, above 1e6; images from 0 to 255",
         "scale or standardize that feature",
     ),
     "data/outliers": (

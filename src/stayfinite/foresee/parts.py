@@ -145,13 +145,12 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
     ]
     total = num_rows(batches[0])
     last = named[-1][0] if len(named) > 1 else None
-    widths = [t.shape[1] for _, t in named if t.dim() > 1] + [
-        t.shape[0] for _, t in named if t.dim() > 1 and t.shape[0] != total
-    ]
+    widths = _widths(batches[0])
     found = []
     for name, t in named:
         values = _values(name, batches)
-        kind = _kind(name, t, values, total, widths, name == last)
+        may_be_lengths = _fits_lengths(name, t, total, batches)
+        kind = _kind(name, t, values, widths if may_be_lengths else [], name == last)
         low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 0.0)
         is_whole = t.is_floating_point() and bool(
             ((values == values.round()) & (values.abs() < _EXACT)).all()
@@ -203,26 +202,41 @@ def _values(name: str, batches: Sequence[Any]) -> Tensor:
     return torch.cat(found) if found else torch.empty(0)
 
 
-def _kind(
-    name: str, t: Tensor, values: Tensor, total: int | None, widths: list[int], is_last: bool
-) -> str:
+def _kind(name: str, t: Tensor, values: Tensor, widths: list[int], is_last: bool) -> str:
+    """`widths` are the sizes that lengths would have to do with; none where it cannot be lengths."""
     is_binary = bool(((values == 0) | (values == 1)).all())
     if t.dtype == torch.bool or (t.dim() > 1 and is_binary and (0 in values or _MASK.search(name))):
         return "mask"
     is_target = is_last or bool(_TARGET.search(name))
     if t.is_floating_point():
         return "target" if is_target else "input"
-    is_list = t.dim() == 1 and (total is None or t.shape[0] == total)
     # Class numbers rarely reach exactly the width of another tensor; lengths do.
-    if is_list and _fits_lengths(values, widths):
+    if widths:
         named = bool(_LENGTH.search(name.partition("[")[2] or name))
         if named or not is_target or int(values.max()) in widths:
             return "lengths"
     return "labels" if is_target else "tokens"
 
 
-def _fits_lengths(values: Tensor, widths: list[int]) -> bool:
-    return bool(widths) and int(values.min()) >= 1 and int(values.max()) <= max(widths)
+def _widths(batch: Any) -> list[int]:
+    """The sizes that sequences of this batch may have."""
+    total = num_rows(batch)
+    wide = [t for _, t in named_tensors(batch) if t.dim() > 1]
+    return [t.shape[1] for t in wide] + [t.shape[0] for t in wide if t.shape[0] != total]
+
+
+def _fits_lengths(name: str, t: Tensor, total: int | None, batches: Sequence[Any]) -> bool:
+    """Whole numbers from 1 on, one a sample, none above the width of its own batch."""
+    if t.is_floating_point() or t.dim() != 1 or (total is not None and t.shape[0] != total):
+        return False
+    for batch in batches:
+        values = next((v for n, v in named_tensors(batch) if n == name and v.numel()), None)
+        if values is None:
+            continue
+        widths = _widths(batch)
+        if not widths or int(values.min()) < 1 or int(values.max()) > max(widths):
+            return False
+    return True
 
 
 def change(batch: Any, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -> Any:

@@ -13,11 +13,13 @@ from .predict import Prediction, capsule_path, new_id
 from .probes import Probe, Seen, Subject
 from .stability_batch import holds_bad
 
-__all__ = ["Ahead", "run_on"]
+__all__ = ["FEWEST", "Ahead", "affordable", "run_on"]
 
 _SOON = 3
 _FEW = 30
 """Epochs of the batches that were seen, and steps: a training may well be over after them."""
+FEWEST = 4
+"""So many steps are taken, however long one takes."""
 _MEASURED = 8
 """Every so many steps weights and moments are measured."""
 
@@ -64,18 +66,15 @@ def run_on(
     answers bring the same questions), or when a step breaks: that one is then traced.
     """
     ahead = Ahead()
-    for i in range(num_steps):
+    i = -1
+    while (i := i + 1) < num_steps:
         is_last = i == num_steps - 1
         probe = _step(batches, i, keep=not is_last or mark)
         probe.mark = mark and is_last
         seen = yield probe
-        if i == 1 and num_steps > 4:
+        if i == 1 and num_steps > FEWEST:
             # The first step is slower than the rest, so the second one tells.
-            affordable = max(4, int(seconds / max(seen.seconds, 1e-5)))
-            if affordable < num_steps:
-                return (
-                    yield from run_on(subject, batches, affordable, 1e9, mark=mark, group=group)
-                )
+            num_steps = min(num_steps, affordable(seen, seconds))
         if seen.peaks:
             ahead.peaks.append((i, seen.peaks))
         if seen.error is not None:
@@ -90,6 +89,11 @@ def run_on(
     else:
         ahead.is_marked = mark and num_steps > 0
     return ahead
+
+
+def affordable(seen: Seen, seconds: float) -> int:
+    """How many steps fit the time, where one takes as long as this."""
+    return max(FEWEST, int(seconds / max(seen.seconds, 1e-5)))
 
 
 def _is_rate(rate: Any) -> bool:

@@ -17,6 +17,8 @@ __all__ = ["Growth", "growing", "judge_growth"]
 _LEAST_RISE = 8.0
 """How many times larger it has to be than at the start: weights that begin at zero double easily."""
 _HORIZON = 10_000
+_LEAST = 1e-3
+"""What is smaller is still on its way up from zero: a gate that opens, a moment that fills. Its rate says nothing."""
 _FEWEST = 4
 
 
@@ -45,6 +47,8 @@ def growing(peaks: Sequence[tuple[int, dict[str, float]]], dtypes: dict[str, str
     ('w', 127, 1.09)
     >>> growing([(8 * i, {"w": 1.0 + i}) for i in range(8)], {"w": "float16"}) is None
     True
+    >>> growing([(8 * i, {"w": 1e-9 * 2.0**i}) for i in range(8)], {"w": "float16"}) is None
+    True
     """
     if len(peaks) < _FEWEST:
         return None
@@ -56,6 +60,7 @@ def _growth(
     name: str, peaks: Sequence[tuple[int, dict[str, float]]], dtypes: dict[str, str]
 ) -> Growth | None:
     known = [(step, sizes[name]) for step, sizes in peaks if sizes.get(name, 0.0) > 0]
+    known = [(step, size) for step, size in known if size >= _LEAST]
     if len(known) < _FEWEST or known[-1][1] < _LEAST_RISE * known[0][1]:
         return None
     rates = [math.log(b[1] / a[1]) / max(1, b[0] - a[0]) for a, b in itertools.pairwise(known)]

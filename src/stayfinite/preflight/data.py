@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 from ..runtime.rng import RngState
+from ..runtime.rows import num_rows
 from .data_checks import checks_of
 from .data_file import scan_file
 from .data_labels import label_checks
 from .data_loader import loader_checks
 from .data_source import OnSamples, Scan, scan_loader
-from .probes import Checks, Probe, Subject
+from .layers import ask
+from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, passed, skipped
 
 __all__ = ["check_file", "data"]
@@ -33,10 +40,44 @@ def data(subject: Subject) -> Checks:
         finally:
             before.restore()
         found.append(coverage(scan, number if len(subject.loaders) > 1 else None))
-        found += checks_of(scan, subject)
+        found += yield from _executed(subject, loader, scan, checks_of(scan, subject))
         found += label_checks(scan, subject, classes)
         found += loader_checks(scan, loader, subject)
     return found
+
+
+def _executed(
+    subject: Subject, loader: Any, scan: Scan, found: list[Finding]
+) -> Generator[Probe, Seen, list[Finding]]:
+    """A value beyond float16 is none to fail for where a batch with it is finite: it may be scaled first."""
+    judged = []
+    for f in found:
+        if f.check == "data/range" and f.status == "fail" and "sample" in f.data:
+            batch = _batch_with(subject, loader, scan, f.data["sample"])
+            if batch is not None:
+                seen = yield from ask(subject, Probe(batch, "a batch with the largest value"))
+                if seen.error is None and seen.is_finite:
+                    said = f"{f.value}, but a batch with it is finite: it is scaled before"
+                    f = replace(f, status="pass", value=said, action="")
+        judged.append(f)
+    return judged
+
+
+def _batch_with(subject: Subject, loader: Any, scan: Scan, index: int) -> Any:
+    """A batch that begins with this sample; None where the loader cannot make one."""
+    total = num_rows(subject.batches[0]) if subject.batches else None
+    if len(subject.loaders) > 1 or not scan.by_sample or not isinstance(loader, DataLoader):
+        return None
+    if total is None or total > len(loader.dataset):  # type: ignore[arg-type]
+        return None
+    others = [i for i in range(total) if i != index][: total - 1]
+    before = RngState.now()
+    try:
+        return loader.collate_fn([loader.dataset[i] for i in (index, *others)])
+    except Exception:
+        return None
+    finally:
+        before.restore()
 
 
 def check_file(path: Path, num_samples: int | None, on_samples: OnSamples) -> list[Finding]:

@@ -172,7 +172,7 @@ def _range(p: PartStats, subject: Subject | None) -> list[Finding]:
                 "normalize this input to about unit scale",
                 subject=where,
                 weight=8,
-                data={"value": size},
+                data={"value": size, "sample": int(p.high_at[feature])},
             )
         ]
     if size > _UNSCALED:

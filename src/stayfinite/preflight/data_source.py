@@ -27,6 +27,7 @@ BLOCK_SAMPLES = 512
 _TRIAL = 32
 _MAX_ERRORS = 20
 _MAX_HASHES = 200_000
+_NAMES = tuple(f"sample[{i}]" for i in range(8))
 
 OnSamples = Callable[[int, "int | None"], None]
 
@@ -96,9 +97,16 @@ def _bytes(t: Tensor) -> bytes:
 
 def sample_parts(sample: Any) -> Iterator[tuple[str, Tensor]]:
     """The parts of a sample as tensors: arrays and plain numbers count as well."""
-    for name, value in batch_parts(_as_tensors(sample), "sample"):
+    for name, value in _usual_parts(sample) or batch_parts(_as_tensors(sample), "sample"):
         if value.device.type != "meta" and value.layout == torch.strided:
             yield name, value
+
+
+def _usual_parts(sample: Any) -> Iterable[tuple[str, Tensor]] | None:
+    """A few tensors, as most samples are: there may be very many of them."""
+    if type(sample) is not tuple or not 0 < len(sample) <= len(_NAMES):
+        return None
+    return zip(_NAMES, sample) if all(type(value) is Tensor for value in sample) else None
 
 
 def _as_tensors(value: Any, depth: int = 0) -> Any:

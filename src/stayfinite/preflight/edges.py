@@ -16,7 +16,7 @@ from ..foresee.parts import Part, parts_of
 from ..foresee.plausible import between, distance
 from ..foresee.search import candidates
 from ..runtime.rows import num_rows
-from .ahead import Ahead, run_on
+from .ahead import FEWEST, Ahead, affordable, run_on
 from .ahead_growth import judge_growth
 from .edges_data import num_last, own_batches
 from .edges_draws import Draw, draws, more_draws, unwritten_memory
@@ -60,17 +60,24 @@ def edges(subject: Subject) -> Checks:
     is_long = subject.longest_run is None
     num_steps = min(AHEAD_STEPS, len(batches), subject.longest_run or AHEAD_STEPS)
     ahead = yield from run_on(subject, batches, num_steps, AHEAD_S, mark=is_long)
-    search = Search(subject, batches, is_later=ahead.is_marked, is_half=plain.is_half)
+    search = Search(
+        subject, batches, is_later=ahead.is_marked, is_half=plain.is_half, is_random=plain.is_random
+    )
     search.add(ahead.broke)
     yield from search.run(_budget(subject, plain.seconds))
-    if ahead.is_marked:
-        longer = yield from run_on(subject, batches, LONG_STEPS, LONG_S, mark=True)
-        search.add(longer.broke)
-        if longer.is_marked:
-            ahead = longer
+    if ahead.is_marked and _leads_further(ahead):
+        ahead = yield from run_on(subject, batches, LONG_STEPS, LONG_S, mark=True)
+        search.add(ahead.broke)
+        if ahead.is_marked:
             yield from search.run(_budget(subject, plain.seconds) / 2, is_again=True)
-            yield from search.drift(len(longer.steps))
+    if ahead.is_marked and len(ahead.steps) > FEWEST:
+        yield from search.drift(len(ahead.steps))  # so few steps show no way on which to go on
     return [*search.findings(ahead), *judge_growth(subject, ahead)]
+
+
+def _leads_further(ahead: Ahead) -> bool:
+    """Whether the longer run comes to other weights: where a step takes long, both end at the same one."""
+    return affordable(ahead.steps[1], LONG_S) > len(ahead.steps) if len(ahead.steps) > 1 else True
 
 
 def _budget(subject: Subject, step_seconds: float) -> float:
@@ -91,8 +98,14 @@ class Search:
     after a step."""
     is_half: bool = False
     """Something is computed in half precision."""
+    is_random: bool = True
+    """A step draws random numbers."""
     tried: Counter[str] = field(default_factory=Counter)
     raised: dict[str, str] = field(default_factory=dict)
+    broken: set[str] = field(default_factory=set)
+    """Families of which a batch broke the step, whatever became of it."""
+    untold: Counter[str] = field(default_factory=Counter)
+    """Batches that broke it at a place that is not known, by their family."""
     num_left: int = 0
     spent: float = 0.0
     num_traces: int = 0
@@ -148,8 +161,9 @@ class Search:
         return seen.loss if seen.loss is not None and math.isfinite(seen.loss) else -math.inf
 
     def _draws(self, end: float) -> Generator[Probe, Seen, None]:
-        for number, draw in enumerate(draws(self.batches)):
-            if self.spent > end and number >= _FEWEST_DRAWS:
+        fewest = _FEWEST_DRAWS if self.is_random else _FEWEST_DRAWS // 2
+        for number, draw in enumerate(draws(self.batches, self.is_random)):
+            if self.spent > end and number >= fewest:
                 break
             yield from self.try_one(draw.candidate, draw.candidate.make(), draw)
 
@@ -186,7 +200,9 @@ class Search:
             return None
         if seen.is_finite:
             return seen.loss
+        self.broken.add(candidate.family)
         if self.num_traces >= _MOST_TRACES:
+            self._leave_untold(candidate)
             return None
         self.num_traces += 1
         name = new_id()
@@ -203,7 +219,13 @@ class Search:
             if not traced.is_finite and traced.error is None:
                 self.add(self._prediction(candidate, probe.batch, traced, name))
                 break
+        else:
+            self._leave_untold(candidate)
         return None
+
+    def _leave_untold(self, candidate: Candidate) -> None:
+        if candidate.level != "far":
+            self.untold[candidate.family] += 1
 
     def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, Any]:
         """The smallest change of the real batch that still breaks it in this way, by halving."""
@@ -270,9 +292,14 @@ class Search:
         shown = [f for f in found if f.status != "pass" or is_shown]
         broken = {f.check.partition("/")[2] for f in found}
         shown += [
+            skipped(GROUP, f"edges/{family}", f"{_batches(number)} broke it, where is not known")
+            for family, number in self.untold.items()
+            if family not in broken
+        ]
+        shown += [
             passed(GROUP, f"edges/{family}", self._survived(family, number))
             for family, number in self.tried.items()
-            if family not in broken
+            if family not in broken | self.broken
         ]
         if ahead.broke is None and ahead.steps:
             text = f"{len(ahead.steps)} real steps, each on its own batch: finite"
@@ -293,10 +320,14 @@ class Search:
         return shown
 
     def _survived(self, family: str, number: int) -> str:
-        tried = f"{number} batch{'es' if number != 1 else ''} tried"
+        tried = f"{_batches(number)} tried"
         if family in self.raised:
             return f"{tried}; {self.raised[family]}"
         return f"{tried}: finite"
+
+
+def _batches(number: int) -> str:
+    return f"{number} batch{'es' if number != 1 else ''}"
 
 
 def _same(batch: Any) -> Any:

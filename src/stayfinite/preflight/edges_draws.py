@@ -62,15 +62,15 @@ class Draw:
         return replace(self.candidate, level=level, why=why, probability=chance)
 
 
-def draws(batches: Sequence[Any]) -> Iterator[Draw]:
+def draws(batches: Sequence[Any], is_random: bool = True) -> Iterator[Draw]:
     """The same batch with other random numbers, with unlucky ones, with memory full of NaN."""
     batch = batches[0]
-    for what, make in MODES:
+    for what, make in MODES if is_random else ():
         mode = make()
         yield Draw(Candidate("random", what, lambda: batch), _given(mode), mode)
     yield from _zero_gradients(batch)
     yield from _dead_units(batch)
-    for seed in range(1, SEEDS + 1):
+    for seed in range(1, SEEDS + 1 if is_random else 1):
         yield _other(batch, seed)
     for own in batches[:_OWN]:
         memory = Candidate(

@@ -83,7 +83,7 @@ class Probe:
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
     """What the step runs inside of."""
     note_half: bool = False
-    """Note whether anything is computed in half precision."""
+    """Note whether anything is computed in half precision, and whether random numbers are drawn."""
     save_to: str = ""
     """A file that keeps everything as it is before this step, for `stayfinite replay`."""
     lr_factor: float = 1.0
@@ -195,6 +195,8 @@ class Seen:
     """The loss functions that were called, as `LossWatch` saw them; with `watch`."""
     is_half: bool = False
     """An operator gave float16 or bfloat16; with `note_half`."""
+    is_random: bool = True
+    """An operator drew random numbers, or may have: known with `note_half`."""
     peaks: dict[str, float] = field(default_factory=dict)
     """The largest magnitude of the weights and of each kind of moment; with `measure`."""
     sizes: dict[str, int] = field(default_factory=dict)

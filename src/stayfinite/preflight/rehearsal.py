@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ NEWS = "rehearsal-news"
 MOST_BATCHES = 8
 SECONDS = 5.0
 """Of computing, from the first step on."""
+_FEWEST_BATCHES = 2
+_EPOCHS = 2.5
+"""So many are to fit the seconds: what follows the epochs is what this is for."""
 _BUDGET_SHARE = 0.3
 _PATIENCE_S = 120.0
 """Without news from it for so long, it is given up. A busy machine gives a process little time."""
@@ -42,8 +46,9 @@ def rehearse(
     if any(f.check == "forward/runs" and f.status == "fail" for f in found):
         return [skipped("stability", CHECK, "the first steps raise: see forward")]
     seconds = SECONDS if job["budget_s"] is None else max(1.0, _BUDGET_SHARE * job["budget_s"])
+    most = _num_batches(seconds, _step_seconds(folder))
     content = {
-        "folder": str(folder), "most_batches": MOST_BATCHES, "seconds": seconds,
+        "folder": str(folder), "most_batches": most, "seconds": seconds,
         **{key: job[key] for key in ("name", "args", "is_module", "seed")},
     }  # fmt: skip
     (folder / "rehearsal-job.json").write_text(json.dumps(content), encoding="utf-8")
@@ -57,7 +62,24 @@ def rehearse(
         seen = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return [skipped("stability", CHECK, "the shortened training did not come to an end")]
-    return _findings(seen, job, folder, found)
+    return _findings({**seen, "most_batches": most}, job, folder, found)
+
+
+def _num_batches(seconds: float, step_seconds: float) -> int:
+    """How many batches an epoch has: fewer where a step takes long.
+
+    >>> _num_batches(5.0, 0.001), _num_batches(5.0, 0.5), _num_batches(5.0, 30.0)
+    (8, 4, 2)
+    """
+    fitting = int(seconds / (_EPOCHS * max(step_seconds, 1e-4)))
+    return max(_FEWEST_BATCHES, min(MOST_BATCHES, fitting))
+
+
+def _step_seconds(folder: Path) -> float:
+    """What a real step takes, by those of the stability group; 0 where there are none."""
+    paths = sorted(folder.glob("answer-stability-*.pkl"))
+    found = sorted(pickle.loads(path.read_bytes()).seconds for path in paths)
+    return float(found[len(found) // 2]) if found else 0.0
 
 
 def _wait(process: Process, folder: Path) -> None:
@@ -86,7 +108,7 @@ def _findings(
     new = [i for i in incidents if _place(i) not in told]
     if new:
         return [_finding(i, seen, _saved(i, job, folder)) for i in new]
-    steps = f"{seen['num_steps']} steps in epochs of at most {MOST_BATCHES} batches"
+    steps = f"{seen['num_steps']} steps in epochs of at most {seen['most_batches']} batches"
     if incidents:
         return [passed("stability", CHECK, f"{steps}: it breaks at what is named above")]
     if seen["how"] == "raised":
@@ -125,7 +147,7 @@ def _finding(incident: Incident, seen: dict[str, Any], saved: str) -> Finding:
         f"in short it breaks: {headline(incident).partition(';')[0]}{source}",
         fix.title if fix is not None else "make this line safe before the long run",
         subject=_place(incident),
-        why=f"seen: its own loop on a copy, epochs of at most {MOST_BATCHES} batches, rates up to "
+        why=f"seen: its own loop on a copy, epochs of at most {seen['most_batches']} batches, rates up to "
         f"{seen['rate']:.3g}",
         weight=6.0 if is_certain else 4.0,
         location=where,

@@ -52,6 +52,8 @@ class Bench:
         self._mark = Snapshot()
         self._mark_rng: RngState | None = None
         self._is_chained = False
+        self._is_clean = False
+        """Nothing has run since everything was put back: a copy of a large model takes its time."""
         self.beside: list[nn.Module] = []
         """Modules that are no part of a model and keep a state: a loss with a running center."""
         self._beside: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -61,6 +63,7 @@ class Bench:
         """Everything that a probe moves is put back to what it is now."""
         self._copy_into(self._baseline)
         self._rng = RngState.now()
+        self._is_clean = False
 
     def _copy_into(self, snapshot: Snapshot) -> None:
         own, self.state.snapshot = self.state.snapshot, snapshot
@@ -85,8 +88,10 @@ class Bench:
         """Back to before the first step."""
         self.clear_gradients()
         if self._rng is not None:
-            self._restore(self._baseline)
+            if not self._is_clean:
+                self._restore(self._baseline)
             self._rng.restore()
+            self._is_clean = True
         self._is_chained = False
 
     def clear_gradients(self) -> None:
@@ -97,9 +102,11 @@ class Bench:
 
     def _reset_to_mark(self, drift: float) -> None:
         """Back to the step that was marked; to the first one where none was."""
-        self.reset()
+        if drift or self._mark_rng is None:
+            self.reset()
         if self._mark_rng is None:
             return
+        self.clear_gradients()
         trained = [p for _, p in self.state.parameters() if p.requires_grad] if drift else []
         start = [p.detach().clone() for p in trained]
         self._restore(self._mark)
@@ -114,6 +121,7 @@ class Bench:
             self._reset_to_mark(probe.drift)
         elif probe.fresh or not self._is_chained:
             self.reset()
+        self._is_clean = False
         attempt = Attempt(self, probe)
         attempt.enter(around)
         return attempt
@@ -201,7 +209,7 @@ class Attempt:
             known = dict(self.state.parameters())
             seen.param_grads = {n: self._norms.get(id(p)) for n, p in known.items()}
         if self._half is not None:
-            seen.is_half = self._half.is_half
+            seen.is_half, seen.is_random = self._half.is_half, self._half.is_random
         if self._norms:
             seen.grad_norm = math.sqrt(sum(v * v for v in self._norms.values()))
         if self.probe.apply and seen.error is None:

@@ -156,17 +156,21 @@ def _note_dtype(original: Any, subscribers: Subscribers) -> Any:
 
 
 class HalfWatch(TorchDispatchMode):
-    """Notes whether an operator gives half precision.
+    """Notes whether an operator gives half precision, and whether one draws random numbers.
 
     >>> with HalfWatch() as watch:
     ...     x = torch.ones(2).half() * 2
-    >>> watch.is_half
-    True
+    >>> watch.is_half, watch.is_random
+    (True, False)
+    >>> with HalfWatch() as watch:
+    ...     x = torch.nn.functional.dropout(torch.ones(2))
+    >>> watch.is_half, watch.is_random
+    (False, True)
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.is_half = False
+        self.is_half = self.is_random = False
 
     def __torch_dispatch__(
         self,
@@ -176,6 +180,17 @@ class HalfWatch(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and not _is_idle(func, args, kwargs):
+            self.is_random = True
         if isinstance(out, torch.Tensor) and out.dtype in (torch.float16, torch.bfloat16):
             self.is_half = True
         return out
+
+
+def _is_idle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """An attention that could drop something and does not: it draws no random numbers."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[i] if i < len(args) else (kwargs or {}).get("dropout_p", 0.0)
+            return bool(given == 0.0)
+    return False

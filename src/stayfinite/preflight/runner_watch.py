@@ -143,11 +143,13 @@ def _abs_max(t: Tensor) -> float:
 def measure_output(layer: LayerSeen, output: Tensor, is_first: bool) -> None:
     """Adds one output tensor to what is known of its layer."""
     t = output.detach()
-    finite = t[torch.isfinite(t)] if math.isnan(_abs_max(t)) or math.isinf(_abs_max(t)) else t
+    finite, largest = t, _abs_max(t)
+    if not math.isfinite(largest):
+        finite = t[torch.isfinite(t)]
+        largest = _abs_max(finite) if finite.numel() else 0.0
     layer.num_bad += t.numel() - finite.numel()
     layer.num_elements += t.numel()
-    if finite.numel():
-        layer.abs_max = max(layer.abs_max, _abs_max(finite))
+    layer.abs_max = max(layer.abs_max, largest)
     layer.headroom_fp16 = _headroom("fp16", layer.abs_max)
     layer.headroom_bf16 = _headroom("bf16", layer.abs_max)
     if not is_first:
@@ -176,8 +178,10 @@ def _subset(t: Tensor, size: int = _SUBSET) -> Tensor:
 
 
 def _underflow(t: Tensor) -> float:
-    nonzero = t[t != 0].abs()
-    return float((nonzero < _TINY_FP16).float().mean()) if nonzero.numel() else 0.0
+    size = t.abs()
+    num_zero = int((size == 0).sum())
+    num_tiny = int((size < _TINY_FP16).sum()) - num_zero
+    return num_tiny / (t.numel() - num_zero) if num_zero < t.numel() else 0.0
 
 
 def _dead_units(t: Tensor) -> tuple[int, int]:

@@ -1,0 +1,37 @@
+"""Each broken example fails `check` at its true line before its first step, and its repaired twin is ready."""
+
+import shutil
+
+import pytest
+from tests.import_graph import SRC
+
+from stayfinite.demo.cases import find
+from stayfinite.preflight.capture import check_script
+from stayfinite.preflight.target import ScriptTarget
+
+EXAMPLES = SRC.parent / "examples"
+NAMES = ["lstm_market", "mmdit_dlm", "mmgcn", "restran_mhc", "temi"]
+GROUPS = ["config", "data", "edges", "stability"]
+
+
+@pytest.fixture
+def case(request, tmp_path, monkeypatch):
+    shutil.copytree(EXAMPLES / request.param, tmp_path / request.param)
+    monkeypatch.chdir(tmp_path / request.param)
+    return find(request.param)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NAMES, indirect=True)
+def test_broken_example_fails_at_its_line(case):
+    report = check_script(ScriptTarget("train.py"), only=GROUPS)
+    found = [f for f in report.findings if f.status == "fail" and f.location is not None]
+    assert any(case.line in (f.location.source or "") for f in found), found
+    assert report.exit_code == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NAMES, indirect=True)
+def test_repaired_example_is_ready(case):
+    report = check_script(ScriptTarget(case.fixed.name), only=GROUPS)
+    assert [f for f in report.findings if f.is_problem] == []
