@@ -41,3 +41,22 @@ def test_the_process_the_samples_and_the_line_are_named():
     assert incident.diagnosis.dataset_indices == (17, 18)
     assert incident.diagnosis.worker == 0
     assert "read by worker 0 of the DataLoader" in render(incident)
+
+
+def test_the_samples_are_those_of_this_epoch_where_the_workers_stay():
+    torch.manual_seed(0)
+    data = torch.randn(32, 4)
+    data[21, 0] = float("nan")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(data, batch_size=4, num_workers=2, persistent_workers=True)
+    with Guard(model, optimizer) as guard:
+        for epoch in range(2):
+            for i, x in enumerate(guard(loader)):
+                if epoch == 0 and i == 2:
+                    break  # what was asked for ahead is never read
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        (incident,) = guard.incidents
+    assert incident.diagnosis.dataset_indices == (21,)

@@ -467,3 +467,14 @@ def test_last_good_of_nothing(tmp_path):
     assert load_last_good(tmp_path) is None
     by_torch(NAN, tmp_path / "a.pt")
     assert last_good(tmp_path) is None
+
+
+def test_a_size_that_is_called_rank_is_no_rank(tmp_path):
+    state = {"model": torch.nn.Linear(2, 2).state_dict()}
+    for name in ("lora_rank8_step100.pt", "lora_rank8_step200.pt"):
+        torch.save(state | {"step": int(name[-6:-3])}, tmp_path / name)
+    assert last_good(tmp_path) == str(tmp_path / "lora_rank8_step200.pt")
+    (tmp_path / "other" / "rank16_lr1e-4").mkdir(parents=True)
+    torch.save(state, tmp_path / "other" / "rank16_lr1e-4" / "last.pt")
+    found = last_good(tmp_path / "other")
+    assert found == str(tmp_path / "other" / "rank16_lr1e-4" / "last.pt")

@@ -88,3 +88,19 @@ def test_an_object_that_answers_for_its_class_is_not_asked():
 def test_optimizers_are_found_among_names_that_are_given():
     given = {"trainer": Holder(optimizer=torch.optim.SGD([torch.zeros(1, requires_grad=True)]))}
     assert find_optimizers(None, given) == [given["trainer"].optimizer]
+
+
+def test_a_class_that_cannot_be_looked_up_hides_nothing():
+    class Meta(type):
+        def __eq__(cls, other):
+            return cls is other
+
+        __hash__ = None
+
+    class Odd(metaclass=Meta):
+        pass
+
+    own = torch.nn.Linear(1, 1)
+    held = {"odd": Odd(), "more": [own]}
+    found = walked(held.items())
+    assert [v for _, v in found._found.values()] == [own]
