@@ -7,6 +7,7 @@ whether a batch of another loader belongs to it shows when something is trained 
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections import UserDict
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .discover import near_generators
 from .engine import Engine
 from .weak import reference
 from .window import BatchRef, Window
@@ -243,6 +245,7 @@ class BatchTracker:
 
     def begin_epoch(self, loader: Any) -> None:
         """The loader starts anew; its last epoch is over if all of its batches were drawn."""
+        self._engine.rng.watch_near(near_generators(sys._getframe(1)))
         began = self._began.get(id(loader))
         self._began[id(loader)] = self.num_batches
         if began is not None and self.is_trained(loader):

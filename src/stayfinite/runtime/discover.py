@@ -29,6 +29,7 @@ __all__ = [
     "find_optimizers",
     "find_schedulers",
     "find_stateful",
+    "near_generators",
     "reachable_modules",
 ]
 
@@ -194,6 +195,21 @@ def find_optimizers(frame: FrameType | None, names: Mapping[str, Any] | None = N
     given = Reach(None)
     given.walk((names or {}).items())
     return Reach(frame).optimizers + given.optimizers
+
+
+def near_generators(frame: FrameType | None) -> list[Any]:
+    """Sources of random numbers among the variables of the running functions: a loop may make new ones in each epoch."""
+    frames = calling_frames(frame)
+    scopes = [*map(variables, frames), *(f.f_globals for f in frames[:1])]
+    is_one: dict[int, bool] = {}
+    found = {}
+    for value in (v for scope in scopes for v in list(scope.values())):
+        kind = type(value)
+        if id(kind) not in is_one:
+            is_one[id(kind)] = is_kind_of_generator(kind)
+        if is_one[id(kind)]:
+            found[id(value)] = value
+    return list(found.values())
 
 
 def find_schedulers(frame: FrameType | None) -> list[Any]:

@@ -135,6 +135,8 @@ class RngMemory:
         self._numpy_generator: Any = None
         """Held on to, so that its memory stays where we look."""
         self._own: list[tuple[Any, _Kept]] = []
+        self._near: set[int] = set()
+        """Those among them that were found in the loop's variables, by identity."""
         self._last: RngState | None = None
         self._areas: list[Any] | None = None
         """Of all generators, once each of them can be looked at."""
@@ -149,9 +151,19 @@ class RngMemory:
         self._own += [(g, _kept(g)) for g in generators if id(g) not in known]
         self._areas = None
 
+    def watch_near(self, generators: list[Any]) -> None:
+        """The same for those that the loop's variables hold now; what they held before is let go."""
+        here, known = {id(g) for g in generators}, {id(g) for g, _ in self._own}
+        gone = self._near - here
+        if gone or not here <= known:
+            self._own = [(g, kept) for g, kept in self._own if id(g) not in gone]
+            self.watch(generators)
+            self._near = (self._near & here) | (here - known)
+
     def forget_others(self) -> None:
         """Generators of a training that is over are not captured, nor kept, any more."""
         self._own.clear()
+        self._near.clear()
         self._areas = None
 
     def capture(self) -> RngState:
