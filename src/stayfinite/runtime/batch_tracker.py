@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..numerics.health import is_finite
 from .discover import near_generators
 from .engine import Engine
 from .weak import reference
@@ -167,11 +168,16 @@ class BatchTracker:
         return last.step
 
     def drop_stale_losses(self, window: Window) -> None:
-        """Where no parameter that an optimizer begins with has a gradient any more, the loop has thrown away
-        what the losses so far gave."""
+        """Where no parameter that an optimizer begins with has a gradient any more, or all of them are zero behind
+        a loss that was bad, the loop has thrown away what the losses so far gave."""
         optimizers = self._engine.state.optimizers
         firsts = [g["params"][:1] for o in optimizers for g in o.param_groups[:1]]
-        if all(p.grad is None for first in firsts for p in first):
+        last = window.losses[-1][1]
+        if all(p.grad is None for first in firsts for p in first) or (
+            last.is_cpu
+            and not is_finite(last)
+            and not any(grad.any() for _, grad in self._engine.state.grads())
+        ):
             window.losses.clear()
             window.standing = ()
 

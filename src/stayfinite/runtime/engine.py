@@ -271,8 +271,9 @@ class Engine:
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:
         """Which symptom it is; None for a norm that overflowed over finite gradients."""
         bad = [p for p, grad in self.state.grads(optimizers) if not is_finite(grad)]
-        # With finite gradients, what an earlier loss gave has been thrown away by the loop.
-        for step, loss in window.losses if bad or not optimizers else window.losses[-1:]:
+        # An earlier loss may have been another optimizer's, whose step the loop leaves out by itself.
+        is_other = optimizers and not bad and not all(is_finite(g) for _, g in self.state.grads())
+        for step, loss in window.losses[-1:] if is_other else window.losses:
             if not is_finite(loss):
                 return Failure("loss", step, value=number_of(loss))
         return Failure("gradient", window.step, self.state.name_of(bad[0])) if bad else None
