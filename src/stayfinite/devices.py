@@ -28,7 +28,7 @@ __all__ = [
 
 _unpinned: set[str] = set()
 _without_events: set[str] = set()
-_current = torch.accelerator.current_accelerator
+_current = getattr(torch._C, "_accelerator_getAccelerator", torch.accelerator.current_accelerator)
 
 
 def accelerator() -> str | None:

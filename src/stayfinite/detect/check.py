@@ -42,6 +42,7 @@ class StepCheck:
 
     def __init__(self, syncs: bool = True) -> None:
         self._flags: dict[torch.device, FiniteFlag] = {}
+        self._here = self.flag_on(torch.device("cpu"))
         self._value = _item if syncs else _in_memory
 
     def look(
@@ -51,17 +52,27 @@ class StepCheck:
 
         `norm`: the gradients' total norm where the loop has computed it: then they are not read again.
         """
-        if norm is None and len(losses) == 1 and grads:
-            flag = self._flags.get(grads[0].device) or self._new_flag(grads[0].device)
-            if flag.here is not None:
-                # Nearly every step of a training on the CPU comes by here.
-                flag.fold(grads)
-                value = self._value(losses[0])
-                if flag.here.value != 0.0:
-                    flag.reset()
-                    return None
-                return Seen(value, None) if -_INF < value < _INF else None
-        return self._look_at_all(grads, losses, norm)
+        figures = self.look_here(grads, losses[0], norm) if len(losses) == 1 else None
+        return Seen(*figures) if figures is not None else self._look_at_all(grads, losses, norm)
+
+    def look_here(
+        self, grads: Sequence[Tensor], loss: Tensor, norm: Tensor | None
+    ) -> tuple[float, float | None] | None:
+        """`look` for a step on the host with one loss: nearly every one there. None where something is not
+        finite, or cannot be seen so quickly."""
+        figure = None
+        if norm is not None:
+            if type(norm) is not Tensor or not norm.is_cpu or norm.is_complex():
+                return None
+            figure = self._value(norm)
+            if not -_INF < figure < _INF:
+                return None
+        elif not grads or not grads[0].is_cpu or not self._here.takes(grads):
+            return None
+        if loss.is_complex():
+            return None
+        value = self._value(loss)
+        return (value, figure) if -_INF < value < _INF else None
 
     def _look_at_all(
         self, grads: Sequence[Tensor], losses: Sequence[Tensor], norm: Tensor | None

@@ -164,7 +164,11 @@ class FiniteFlag:
                 )
                 return
         except (RuntimeError, TypeError):
-            pass  # several dtypes, sparse, complex, fp8, None: one by one below
+            pass
+        self._fold_by_kind(tensors)
+
+    def _fold_by_kind(self, tensors: Sequence[Tensor | None]) -> None:
+        """Several dtypes, sparse, complex, fp8, None: one kernel does not serve them all."""
         groups: dict[torch.dtype, list[Tensor]] = {}
         for t in tensors:
             if t is None:
@@ -178,6 +182,17 @@ class FiniteFlag:
                 groups.setdefault(part.dtype, []).append(part)
         for group in groups.values():
             self._fold_group(group)
+
+    def takes(self, tensors: Sequence[Tensor]) -> bool:
+        """`fold`, and whether all that this flag of the host was shown is finite."""
+        if tensors[0].requires_grad:
+            self._fold_by_kind(tensors)
+        else:
+            try:
+                torch._amp_foreach_non_finite_check_and_unscale_(tensors, self.value, self._one)  # type: ignore[arg-type]
+            except (RuntimeError, TypeError):
+                self._fold_by_kind(tensors)
+        return self.here is not None and self.here.value == 0.0
 
     def _fold_group(self, group: list[Tensor]) -> None:
         with torch.no_grad():

@@ -70,24 +70,25 @@ class Samples:
         self.of_batch: list[Any] | None = None
         """The data set's indices of the batch that a DataLoader made last."""
         self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
-        self._last: tuple[Callable[[], Any], _Iteration | None] = (_nobody, None)
+        self.last: tuple[Callable[[], Any], _Iteration | None] = (_nobody, None)
+        """The iterator that was asked for last, and what is known of it."""
 
     @property
     def iterator(self) -> Any:
         """The DataLoader's iterator that made a batch last, while it lives."""
-        return self._last[0]()
+        return self.last[0]()
 
     def begin(self, iterator: Any, loader: DataLoader[Any]) -> None:
         """This loader has begun to be iterated over."""
         self._iterations[iterator] = _Iteration(loader)
 
     def known(self, iterator: Any) -> _Iteration | None:
-        """In nearly every healthy step it is the iterator that it was in the last one."""
-        last = self._last
+        """What is known of this one, and asked for again soon."""
+        last = self.last
         if last[0]() is iterator:
             return last[1]
         known = self._iterations.get(iterator)
-        self._last = (weakref.ref(iterator), known)
+        self.last = (weakref.ref(iterator), known)
         return known
 
 
@@ -171,7 +172,8 @@ def _init(original: Any, subscribers: Subscribers) -> Any:
 def _next_index(original: Any, subscribers: Subscribers) -> Any:
     def _next_index(iterator: Any) -> Any:
         index = original(iterator)
-        known = samples.known(iterator)
+        last = samples.last
+        known = last[1] if last[0]() is iterator else samples.known(iterator)
         if known is not None:
             if getattr(iterator, "_send_idx", 1) == 0:
                 known.waiting.clear()  # workers that stay begin another epoch
@@ -193,7 +195,9 @@ def _process_data(original: Any, subscribers: Subscribers) -> Any:
 
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
-        listener, known = None, samples.known(iterator)
+        listener, last = None, samples.last
+        # In nearly every healthy step it is the iterator that it was in the one before.
+        known = last[1] if last[0]() is iterator else samples.known(iterator)
         if not _inside.count:
             me = _ident()
             for each in subscribers.now:

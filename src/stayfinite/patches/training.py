@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,11 @@ from torch.optim.optimizer import (
 from ..errors import StayfiniteError
 from ..putting_back import put_back
 from .compiled import skip_our_code
-from .firewall import Firewall
 from .grad_scaler import on_scale, on_step
+from .listeners import TrainingListener
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
-__all__ = ["TrainingListener", "TrainingPatches"]
+__all__ = ["TrainingPatches"]
 
 _ident = threading.get_ident
 _is_compiling = torch.compiler.is_compiling
@@ -47,70 +47,6 @@ class _Depth(threading.local):
 
 
 _depth = _Depth()
-
-
-class TrainingListener(Protocol):
-    """Who drives a loop. `on_…` that take a `call` make it, or do not."""
-
-    @property
-    def thread_id(self) -> int:
-        """Calls of other threads are none of its business."""
-
-    @property
-    def is_replaying(self) -> bool: ...
-
-    @property
-    def firewall(self) -> Firewall: ...
-
-    @property
-    def wants_gradients(self) -> bool:
-        """Whether they are looked at after a backward, because no torch optimizer has turned up."""
-
-    def before_backward(self, loss: Tensor) -> bool | None:
-        """Whether its graph is to stay for a replay."""
-
-    def after_backward(self) -> None: ...
-
-    def replay_backward(
-        self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
-    ) -> Any:
-        """`keeping`: the same call with a graph that can be gone through again."""
-
-    def on_clip(self, norm: Tensor) -> None: ...
-
-    def on_optimizer(self, optimizer: Any) -> None: ...
-
-    def on_scheduler(self, scheduler: Any) -> None: ...
-
-    def owns(self, optimizer: Any) -> bool: ...
-
-    def has_batch(self) -> bool:
-        """Whether a batch was drawn that the loop has not left behind: of two that own an optimizer (a
-        guard of the last epoch that nobody has closed), the step is this one's."""
-
-    def may_step(self, optimizer: Any) -> bool: ...
-
-    def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None: ...
-
-    def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None: ...
-
-    def after_replayed_step(self, optimizer: Any) -> None: ...
-
-    def on_step_done(self, optimizer: Any, is_done: bool) -> None: ...
-
-    def special_step(self, optimizer: Any, closure: Any, call: Callable[[Any], Any]) -> Any: ...
-
-    def on_foreign_step(self) -> None: ...
-
-    def on_step_elsewhere(self, optimizer: Any) -> None:
-        """The one method that is called in another thread."""
-
-    def before_scale(self) -> None:
-        """A loss is about to be scaled: the last moment to put a scale back."""
-
-    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
-
-    def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None: ...
 
 
 class TrainingPatches:
@@ -239,6 +175,15 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             listener = each.listener
             if listener.thread_id != me:
                 continue
+            ordinary, firewall = listener.ordinary, listener.firewall
+            try:  # not by way of `firewall.call`: this is in every healthy step
+                is_on = ordinary is not None and not firewall.is_down
+                if is_on and ordinary.takes_backward(tensors):
+                    continue
+            except StayfiniteError:
+                raise
+            except Exception as error:
+                firewall.fail(error)
             first = tensors
             if not isinstance(first, Tensor):
                 # A generator would be used up by looking into it.
@@ -249,14 +194,8 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                 plain = functools.partial(original, tensors, *args, **kwargs)
                 keeping = functools.partial(original, tensors, *args[:1], **_keeping(args, kwargs))
                 return listener.replay_backward(first, plain, keeping)
-            firewall = listener.firewall
-            try:  # not by way of `firewall.call`: this is in every healthy step
-                if not firewall.is_down and listener.before_backward(first):
-                    args, kwargs = args[:1], _keeping(args, kwargs)
-            except StayfiniteError:
-                raise
-            except Exception as error:
-                firewall.fail(error)
+            if firewall.call(listener.before_backward, first):
+                args, kwargs = args[:1], _keeping(args, kwargs)
             if listener.wants_gradients:
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)
@@ -312,20 +251,22 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
     def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling() or _depth.step:
             return original(optimizer, *args, **kwargs)
-        mine = _whose(subscribers, optimizer)
-        if mine is None:
-            return original(optimizer, *args, **kwargs)
-        closure = args[0] if args else kwargs.get("closure")
-        if mine.is_replaying or callable(closure):
-            return _special(mine, original, optimizer, closure, args, kwargs)
+        mine: Any = None
+        may_step: bool | None = None
+        if len(subscribers.now) == 1 and not args and not kwargs:
+            mine = subscribers.now[0].listener
+            may_step = _short(mine, optimizer)
+        if may_step is None:
+            mine = _whose(subscribers, optimizer)
+            if mine is None:
+                return original(optimizer, *args, **kwargs)
+            closure = args[0] if args else kwargs.get("closure")
+            if mine.is_replaying or callable(closure):
+                return _special(mine, original, optimizer, closure, args, kwargs)
+            may_step = mine.firewall.call(mine.may_step, optimizer, fallback=True)
+        if not may_step:
+            return None
         firewall = mine.firewall
-        try:  # not by way of `firewall.call`: this is in every healthy step
-            if not firewall.is_down and not mine.may_step(optimizer):
-                return None
-        except StayfiniteError:
-            raise
-        except Exception as error:
-            firewall.fail(error)
         _depth.step = 1
         is_done = False
         try:
@@ -334,9 +275,29 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
             return result
         finally:
             _depth.step = 0
-            firewall.call(mine.on_step_done, optimizer, is_done)
+            try:  # not by way of `firewall.call`: this is in every healthy step
+                if not firewall.is_down:
+                    mine.on_step_done(optimizer, is_done)
+            except StayfiniteError:
+                raise
+            except Exception as error:
+                firewall.fail(error)
 
     return step
+
+
+def _short(listener: TrainingListener, optimizer: Any) -> bool | None:
+    """Whether a step may be made that nobody but this listener can have a say in; None: it is asked at length."""
+    ordinary, firewall = listener.ordinary, listener.firewall
+    if ordinary is None or firewall.is_down or listener.thread_id != _ident():
+        return None
+    try:
+        return ordinary.may_step(optimizer)
+    except StayfiniteError:
+        raise
+    except Exception as error:
+        firewall.fail(error)
+    return True  # as if nobody listened
 
 
 def _whose(subscribers: Subscribers, optimizer: Any) -> TrainingListener | None:

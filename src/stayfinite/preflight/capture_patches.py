@@ -81,6 +81,7 @@ class _Listener:
     """The captor as the runtime's patches know a listener: every call goes through its hands."""
 
     is_replaying = True
+    ordinary = None
     wants_gradients = False
 
     def __init__(self, captor: Captor) -> None:

@@ -40,7 +40,7 @@ class BatchTracker:
         self._num_epochs = 0
         self._began: dict[int, int] = {}
         """How many batches there had been when each loader last started."""
-        self._trained: set[int] = set()
+        self.trained: set[int] = set()
         """Loaders whose batches were trained on in this epoch."""
         self.other: BatchRef | None = None
         """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
@@ -79,8 +79,12 @@ class BatchTracker:
 
     def add(self, loader: Any, batch: Any, indices: Any) -> None:
         """A new batch goes into the window, or beside it while that is still to be settled."""
-        source = reference(loader)
-        window, item = self.window, (source, _whole(batch))
+        try:
+            source: Any = weakref.ref(loader)
+        except TypeError:
+            source = reference(loader)
+        is_plain = type(batch) is Tensor or type(batch) is tuple
+        window, item = self.window, (source, batch if is_plain else _whole(batch))
         if window is None:
             rng = self._engine.open()
             if source is not self._epoch_of:  # one loader has one weak reference
@@ -199,14 +203,14 @@ class BatchTracker:
             self.window = None
         for ref in window.batches:
             for source, _ in ref.items if ref.is_used else ():
-                self._trained.add(id(source()))
+                self.trained.add(id(source()))
         step = window.batches[-1].step
         if not window.is_loaderless and step >= self.num_batches:
             self.num_batches = step + 1
 
     def is_trained(self, loader: Any) -> bool:
         """Whether something was trained on this loader's batches since its epoch began."""
-        return id(loader) in self._trained
+        return id(loader) in self.trained
 
     def forget(self, loader: Any) -> None:
         """A loader is through: what it gave without being trained on belongs to no step."""
@@ -263,7 +267,7 @@ class BatchTracker:
                 self.end_epoch(loader)
 
     def end_epoch(self, loader: Any) -> None:
-        self._trained.discard(id(loader))
+        self.trained.discard(id(loader))
         self._epoch_of = None
         self._engine.recovery.note_epoch()
         if self.counts_every_batch:
@@ -278,8 +282,6 @@ class BatchTracker:
 def _whole(batch: Any) -> Any:
     """A batch that a loop takes apart (`batch.pop("labels")`) is whole when it is looked into."""
     kind = type(batch)
-    if kind is tuple or kind is Tensor:
-        return batch
     if kind is dict or kind is list:
         return kind(batch)
     return copy.copy(batch) if isinstance(batch, UserDict) else batch

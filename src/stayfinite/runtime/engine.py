@@ -96,7 +96,7 @@ class Engine:
         self._cost = 0.0
         self._deep_started = time.perf_counter()
         self._has_room = True
-        self._has_world = False
+        self.has_world = False
         self._due: tuple[int, list[tuple[Tensor, int]]] | None = None
         self._unseen: list[Window] = []
         self._is_deep_wanted = False
@@ -124,8 +124,8 @@ class Engine:
     @unseen
     def prime(self) -> None:
         """Before the first step: what is bad already, and the first snapshot."""
-        self._has_world = has_world()
-        if self._has_world:
+        self.has_world = has_world()
+        if self.has_world:
             self.ranks.mark()
         if self._is_primed and not self._begins_anew():
             return
@@ -168,8 +168,8 @@ class Engine:
     def open(self) -> RngState:
         """A window opens: the snapshot that the last deep check allowed is taken now, with all that
         the loop did after its step (schedule, averages) in it. Returns the random state."""
-        self._has_world = has_world()
-        if self._has_world:
+        self.has_world = has_world()
+        if self.has_world:
             self.ranks.mark()
         if self._early is not None:  # rates, schedules, weights may have been set since then
             self._early, self._is_primed = None, False
@@ -237,7 +237,7 @@ class Engine:
         spike that the policy acts on."""
         if len(self.state.optimizers.refs) > 1:
             window.optimizer_id = id(optimizer)
-        if self._has_world:
+        if self.has_world:
             if self.shared.is_shared(optimizer):
                 return self.shared.check(window, optimizer) or self.see(window)
             if self.ranks.is_joining():
@@ -298,7 +298,7 @@ class Engine:
                 and self.log.add(window)
                 and not self._is_deep_wanted
                 and not self._num_wary
-                and not (self._has_world and self.ranks.has_others)
+                and not (self.has_world and self.ranks.has_others)
             ):
                 return None
         if not self._is_deep_due():

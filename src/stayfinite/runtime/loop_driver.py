@@ -1,8 +1,7 @@
 """`for batch in guard(loader)` and `stayfinite run`: the loop is the user's own, and runs once.
 
-The driver is told of batches, losses and optimizer steps. Before a step is applied it is checked; one
-that is bad is left out, looked into at once, while the loop stands right there, and the loop goes on.
-It never gets a batch twice.
+The driver is told of batches, losses and optimizer steps. Before a step is applied it is checked; one that is bad is
+left out, looked into at once, while the loop stands right there, and the loop goes on. It never gets a batch twice.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .engine import Engine
 from .frames import codes_of_step
 from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
-from .ranks import RankFailure
+from .ordinary import OrdinaryIteration
 from .saved_state import OptimizerCopy
 from .scaling import Scaling
 from .shards import plain_norm
@@ -35,8 +34,6 @@ from .window import Failure, Phase, Window
 from .window_ends import WindowEnds
 
 __all__ = ["LoopDriver"]
-
-_Call = Callable[[], Any]
 
 
 class LoopDriver:
@@ -60,13 +57,13 @@ class LoopDriver:
         self.on_close: Callable[[], None] | None = None
         """Takes the patches out."""
         self._closures = ClosureSteps(self)
-        self._scaling = Scaling(engine)
-        self._was_stepped = False
-        self._stepped_here: set[int] = set()
-        self._is_own_work = False
+        self.scaling = Scaling(engine)
+        self.was_stepped = False
+        self.stepped_here: set[int] = set()
+        self.is_own_work = False
         self._is_deferred = engine.settings.deferred
         self.owns: Callable[[Any], bool] = self.state.optimizers.__contains__
-        self._left_out = engine.recovery.left_out
+        self.ordinary = OrdinaryIteration(self, self._bad.handle)
 
     @property
     def is_replaying(self) -> bool:
@@ -80,6 +77,7 @@ class LoopDriver:
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
     wants_gradients = False
+    own_updates: Any = None
 
     def after_backward(self) -> None:
         """Only where nobody's step looks at the gradients."""
@@ -99,15 +97,15 @@ class LoopDriver:
     @contextlib.contextmanager
     def own_work(self) -> Iterator[None]:
         """What is computed now is not the loop's doing."""
-        was, self._is_own_work = self._is_own_work, True
+        was, self.is_own_work = self.is_own_work, True
         try:
             yield
         finally:
-            self._is_own_work = was
+            self.is_own_work = was
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for a batch: its last iteration over this loader is over."""
-        if self._is_own_work:
+        if self.is_own_work or self.ordinary.is_over_by(loader):
             return
         window = self.tracker.over_by(loader)
         if window is not None:
@@ -120,9 +118,9 @@ class LoopDriver:
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
         """The loop gets this batch, unless it is one that a rollback leaves out as well."""
-        if self._is_own_work:
+        if self.is_own_work:
             return True
-        if self._left_out.drops and self.tracker.drops_batch(loader, indices):
+        if self.engine.recovery.left_out.drops and self.tracker.drops_batch(loader, indices):
             return False
         if self.engine.replay is None:
             if self.tracker.window is None:
@@ -133,12 +131,12 @@ class LoopDriver:
 
     def on_loader_start(self, loader: Any) -> None:
         """A new iterator of a loader; whoever knows its length may not have asked for its end."""
-        if not self._is_own_work and not self.is_replaying:
+        if not self.is_own_work and not self.is_replaying:
             self.tracker.begin_epoch(loader)
 
     def on_loader_end(self, loader: Any) -> None:
         """A loader is through: a last look at what it was trained on."""
-        if self._is_own_work:
+        if self.is_own_work:
             return
         self.before_batch(loader)
         self.tracker.forget(loader)
@@ -150,7 +148,7 @@ class LoopDriver:
 
     @unseen
     def before_backward(self, loss: Tensor) -> bool | None:
-        if self._is_own_work or self.phase is Phase.OVER:
+        if self.is_own_work or self.phase is Phase.OVER:
             return None
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
@@ -163,7 +161,7 @@ class LoopDriver:
             self.tracker.drop_stale_losses(window)
         if loss.numel() == 1:
             step = self.tracker.note_used(window)
-            plain = loss.detach() if self._scaling.pair is None else self._scaling.unscaled(loss)
+            plain = loss.detach() if self.scaling.pair is None else self.scaling.unscaled(loss)
             window.losses.append((step, plain))
             ranks = self.engine.ranks
             if (ranks.wrappers or ranks.first_wrappers) and ranks.is_adding_up():
@@ -174,11 +172,13 @@ class LoopDriver:
         window.num_backward += 1
         return bool(window.standing) and self.loaderless.can_keep(loss)
 
-    def replay_backward(self, loss: Tensor, call: _Call, keeping: _Call) -> Any:
+    def replay_backward(
+        self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
+    ) -> Any:
         replay = self.engine.replay
         if replay is None:
             return call()
-        return replay.on_backward(loss, self._scaling.unscaled(loss), call, keeping)
+        return replay.on_backward(loss, self.scaling.unscaled(loss), call, keeping)
 
     def on_clip(self, norm: Tensor) -> None:
         window = self.tracker.window
@@ -187,11 +187,11 @@ class LoopDriver:
 
     def before_scale(self) -> None:
         """A loop without a loader has begun its next iteration, whose loss the scale is for."""
-        if self.tracker.window is None and not self._is_own_work and self.engine.replay is None:
+        if self.tracker.window is None and not self.is_own_work and self.engine.replay is None:
             self._bad.put_back()
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
-        self._scaling.note(scaler, raw, scaled)
+        self.scaling.note(scaler, raw, scaled)
 
     def on_optimizer(self, optimizer: Any) -> None:
         self.state.add_optimizer(optimizer)
@@ -204,8 +204,7 @@ class LoopDriver:
             self.state.retake_small()  # it has set the rates of the first step
 
     def has_batch(self) -> bool:
-        window = self.tracker.window
-        return window is not None and not window.is_loaderless
+        return (window := self.tracker.window) is not None and not window.is_loaderless
 
     def on_foreign_step(self) -> None:
         """Somebody else's optimizer steps: the losses since the last step were its own."""
@@ -221,7 +220,7 @@ class LoopDriver:
 
     def may_step(self, optimizer: Any) -> bool:
         """Whether this step is applied; one that is not has been looked into when this returns."""
-        if self._is_own_work or self.phase is Phase.OVER:
+        if self.is_own_work or self.phase is Phase.OVER:
             return True
         window = self.window_for(optimizer)
         self.engine.step_place.note()
@@ -230,12 +229,16 @@ class LoopDriver:
         if self._is_deferred and self.engine.deferral.serves(optimizer):
             self.engine.deferral.arm(window, optimizer)
             return True
-        if self._scaling.pair is None and "found_inf" not in vars(optimizer):
+        if self.scaling.pair is None and "found_inf" not in vars(optimizer):
             failure = self.engine.check(window, optimizer)
         else:
-            failure = self._scaling.check(window, optimizer)
+            failure = self.scaling.check(window, optimizer)
         if failure is None:
             return True
+        return self.leave_out(window, failure)
+
+    def leave_out(self, window: Window, failure: Failure) -> bool:
+        """This step is not applied, unless the scaler does that by itself."""
         self.refuse(window, failure)
         self._bad.looks.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"
@@ -243,8 +246,8 @@ class LoopDriver:
     def window_for(self, optimizer: Any) -> Window:
         """The window that this optimizer is about to step in."""
         window = self.tracker.window or self._open_loaderless()
-        self._was_stepped = True
-        self._stepped_here.add(id(optimizer))
+        self.was_stepped = True
+        self.stepped_here.add(id(optimizer))
         if window.is_loaderless:
             self.loaderless.count(window, optimizer)
         if window.ahead or not window.batches[-1].is_used:
@@ -267,7 +270,7 @@ class LoopDriver:
 
     def on_step_done(self, optimizer: Any, is_done: bool) -> None:
         window = self.tracker.window
-        if self._is_own_work or window is None:
+        if self.is_own_work or window is None:
             return
         if self._is_deferred and self.engine.deferral.is_armed(optimizer):
             self.engine.deferral.submit(window, optimizer)
@@ -279,8 +282,8 @@ class LoopDriver:
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
         """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
-        is_fine = self._is_own_work or self.may_step(optimizer)
-        if not self._is_own_work:  # such a step is seen from inside of the optimizer's own
+        is_fine = self.is_own_work or self.may_step(optimizer)
+        if not self.is_own_work:  # such a step is seen from inside of the optimizer's own
             self.engine.step_place.note(codes_of_step(optimizer))
         if is_fine:
             return None
@@ -307,37 +310,34 @@ class LoopDriver:
             if closure is not None:
                 return replay.on_closure_step(optimizer, closure, call)
             return replay.on_optimizer_step(optimizer, lambda: call(closure))
-        if self._is_own_work or self.phase is Phase.OVER:
+        if self.is_own_work or self.phase is Phase.OVER:
             return call(closure)
         return self._closures.step(optimizer, closure, call)
 
     def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None:
         """Called before (`was_stepped`) and after the scaler's step."""
         if was_stepped:
-            self._was_stepped = False
+            self.was_stepped = False
             self.engine.shared.is_shared(optimizer)
             return
-        if self._was_stepped or not scaler.is_enabled():
+        if self.was_stepped or not scaler.is_enabled():
             return
         if self.engine.replay is not None:
             self.engine.replay.on_scaler_skip(optimizer)
             return
         window = self.tracker.window
-        if window is None or self._is_own_work or window.failure is not None:
+        if window is None or self.is_own_work or window.failure is not None:
             return
         self.window_for(optimizer)
-        self.refuse(window, self._scaling.failure_of_skip(window))
+        self.refuse(window, self.scaling.failure_of_skip(window))
         self.end_refused(window)
 
     def refuse(self, window: Window, failure: Failure) -> None:
         """The step is not applied; how it stands now is where the loop is put back to."""
-        ranks = self.engine.ranks
-        if failure.symptom == "scaler_skip" and self._scaling.passes_by():
+        if failure.symptom == "scaler_skip" and self.scaling.passes_by():
             window.failure = failure
             return
-        if (ranks.is_joining() and failure.symptom not in ("loss", "gradient")) or (
-            ranks.has_left and isinstance(failure, RankFailure) and failure.rank != ranks.rank
-        ):
+        if self.engine.shared.is_another_ranks(failure):
             return
         self.release_others()
         if window.is_added_up and failure.symptom == "gradient":

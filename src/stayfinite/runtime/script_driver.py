@@ -27,7 +27,7 @@ class ScriptDriver(LoopDriver):
         """Which version of the list of optimizers the models were looked for with."""
         self._has_looked_in_loop = False
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
-        self._own: OwnUpdates | None = OwnUpdates(self)
+        self.own_updates: OwnUpdates | None = OwnUpdates(self)
         """Until a torch optimizer turns up."""
         self._is_grad = False
         """The `torch.autograd.grad` under way is one of a training."""
@@ -37,13 +37,15 @@ class ScriptDriver(LoopDriver):
 
     @property
     def wants_gradients(self) -> bool:  # type: ignore[override]
-        return self._own is not None and not self._is_own_work and self.phase is not Phase.OVER
+        return (
+            self.own_updates is not None and not self.is_own_work and self.phase is not Phase.OVER
+        )
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
-        if self._own is not None:
-            self._own.close()
-            self._own = None
+        if self.own_updates is not None:
+            self.own_updates.close()
+            self.own_updates = None
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
         # Before the first forward, which a loop without a loader does not announce: what is near will do.
@@ -57,27 +59,27 @@ class ScriptDriver(LoopDriver):
         self._look_for_models()
 
     def before_backward(self, loss: Tensor) -> bool | None:
-        if self._own is not None and self.wants_gradients:
-            self._own.begin(loss)
+        if self.own_updates is not None and self.wants_gradients:
+            self.own_updates.begin(loss)
         return super().before_backward(loss)
 
     def after_backward(self) -> None:
-        if self._own is not None:
-            self._own.look_at_gradients()
+        if self.own_updates is not None:
+            self.own_updates.look_at_gradients()
 
     def before_grad(self, loss: Tensor, inputs: Sequence[Any]) -> None:
         """`torch.autograd.grad`, in a training without a torch optimizer."""
-        self._is_grad = self._own is not None and self._own.begin_grad(loss, inputs)
-        if self._own is not None and self._is_grad:
+        self._is_grad = self.own_updates is not None and self.own_updates.begin_grad(loss, inputs)
+        if self.own_updates is not None and self._is_grad:
             super().before_backward(loss)
 
     def after_grad(self, grads: Sequence[Any]) -> None:
-        if self._own is not None and self._is_grad:
-            self._own.look_at_results(grads)
+        if self.own_updates is not None and self._is_grad:
+            self.own_updates.look_at_results(grads)
 
     def replay_grad(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         replay = self.engine.replay
-        if replay is None or self._own is None:
+        if replay is None or self.own_updates is None:
             return call()
         results = call()
         replay.look_at_results(loss, [g for g in results if isinstance(g, Tensor)])
@@ -87,8 +89,8 @@ class ScriptDriver(LoopDriver):
         self, given: Any, results: tuple[Any, Any], call: Callable[[], tuple[Any, Any]]
     ) -> None:
         """`torch.func.grad` and `grad_and_value`, in a training without a torch optimizer."""
-        if self._own is not None:
-            self._own.on_func_grad(given, results, call)
+        if self.own_updates is not None:
+            self.own_updates.on_func_grad(given, results, call)
 
     def before_window(self) -> None:
         """Models are looked for when an optimizer has turned up since the last look, and when the loop
@@ -104,7 +106,7 @@ class ScriptDriver(LoopDriver):
 
     def on_step_elsewhere(self, optimizer: Any) -> None:
         """An optimizer that this thread has made may be another one's to train with."""
-        if optimizer in self.state.optimizers and id(optimizer) not in self._stepped_here:
+        if optimizer in self.state.optimizers and id(optimizer) not in self.stepped_here:
             self._elsewhere[id(optimizer)] = optimizer
 
     def release_others(self) -> None:

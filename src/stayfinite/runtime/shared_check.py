@@ -83,6 +83,13 @@ class SharedCheck:
             )
         return None
 
+    def is_another_ranks(self, failure: Failure) -> bool:
+        """Whether it is not this rank's to leave a step out for this."""
+        ranks = self._host.ranks
+        if ranks.is_joining() and failure.symptom not in ("loss", "gradient"):
+            return True
+        return ranks.has_left and isinstance(failure, RankFailure) and failure.rank != ranks.rank
+
     def note_agreed(self, is_due: bool) -> None:
         self._is_deep_agreed = self._is_deep_agreed or is_due
 

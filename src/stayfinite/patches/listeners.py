@@ -1,0 +1,90 @@
+"""Who listens to the calls of a training, as the patches know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from .firewall import Firewall
+
+__all__ = ["Ordinary", "TrainingListener"]
+
+
+class Ordinary(Protocol):
+    """The short way of a listener."""
+
+    def takes_backward(self, loss: Any) -> bool:
+        """False: nothing was noted, and `before_backward` has to look."""
+
+    def may_step(self, optimizer: Any) -> bool | None:
+        """As of the listener; None: nothing was noted, and that one has to decide."""
+
+
+class TrainingListener(Protocol):
+    """Who drives a loop. `on_…` that take a `call` make it, or do not."""
+
+    @property
+    def thread_id(self) -> int:
+        """Calls of other threads are none of its business."""
+
+    @property
+    def is_replaying(self) -> bool: ...
+
+    @property
+    def firewall(self) -> Firewall: ...
+
+    @property
+    def ordinary(self) -> Ordinary | None:
+        """Who takes what is in nearly every healthy step, in one call each; None: nobody."""
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether they are looked at after a backward, because no torch optimizer has turned up."""
+
+    def before_backward(self, loss: Tensor) -> bool | None:
+        """Whether its graph is to stay for a replay."""
+
+    def after_backward(self) -> None: ...
+
+    def replay_backward(
+        self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
+    ) -> Any:
+        """`keeping`: the same call with a graph that can be gone through again."""
+
+    def on_clip(self, norm: Tensor) -> None: ...
+
+    def on_optimizer(self, optimizer: Any) -> None: ...
+
+    def on_scheduler(self, scheduler: Any) -> None: ...
+
+    def owns(self, optimizer: Any) -> bool: ...
+
+    def has_batch(self) -> bool:
+        """Whether a batch was drawn that the loop has not left behind: of two that own an optimizer (a
+        guard of the last epoch that nobody has closed), the step is this one's."""
+
+    def may_step(self, optimizer: Any) -> bool: ...
+
+    def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None: ...
+
+    def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None: ...
+
+    def after_replayed_step(self, optimizer: Any) -> None: ...
+
+    def on_step_done(self, optimizer: Any, is_done: bool) -> None: ...
+
+    def special_step(self, optimizer: Any, closure: Any, call: Callable[[Any], Any]) -> Any: ...
+
+    def on_foreign_step(self) -> None: ...
+
+    def on_step_elsewhere(self, optimizer: Any) -> None:
+        """The one method that is called in another thread."""
+
+    def before_scale(self) -> None:
+        """A loss is about to be scaled: the last moment to put a scale back."""
+
+    def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
+
+    def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None: ...
