@@ -249,15 +249,16 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                 plain = functools.partial(original, tensors, *args, **kwargs)
                 keeping = functools.partial(original, tensors, *args[:1], **_keeping(args, kwargs))
                 return listener.replay_backward(first, plain, keeping)
-            firewall = listener.firewall
+            firewall, is_asked = listener.firewall, False
             try:  # not by way of `firewall.call`: this is in every healthy step
                 if not firewall.is_down and listener.before_backward(first):
                     args, kwargs = args[:1], _keeping(args, kwargs)
+                is_asked = listener.wants_gradients
             except StayfiniteError:
                 raise
             except Exception as error:
                 firewall.fail(error)
-            if listener.wants_gradients:
+            if is_asked:
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)
                 return result
