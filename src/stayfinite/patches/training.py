@@ -196,7 +196,7 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                 return listener.replay_backward(first, plain, keeping)
             if firewall.call(listener.before_backward, first):
                 args, kwargs = args[:1], _keeping(args, kwargs)
-            if listener.wants_gradients:
+            if firewall.call(getattr, listener, "wants_gradients"):
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)
                 return result

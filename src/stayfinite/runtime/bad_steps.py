@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
 
 from ..patches.firewall import Firewall
 from ..putting_back import put_back
@@ -35,6 +37,8 @@ class BadSteps:
         self._tracker = tracker
         self._own_work = own_work
         self._on_made = on_made
+        self._beside: list[Callable[[], None]] = []
+        """The same for what moves with the training, from the moment that the step was refused."""
 
     def handle(self, window: Window, failure: Failure) -> None:
         """A look into it; one that fails leaves the training where the look began."""
@@ -101,6 +105,9 @@ class BadSteps:
             # A schedule that stood still would give the same bad rate for ever.
             if failure.symptom != "learning_rate":
                 undo = [self.state.capture_small(), *self.state.capture_averages()]
+                if verdict is None:
+                    self._beside = self.looks.once(self._note_beside, sys._getframe(1), fallback=[])
+                undo += self._beside
             keeps = is_back or (verdict is not None and verdict.keeps_random_state)
             if not window.is_loaderless and not keeps and window.rng is not None:
                 undo.append(window.rng.restore)
@@ -108,9 +115,13 @@ class BadSteps:
                 undo.append(self.state.buffers.restore_bad)
         self.undo = undo
 
+    def _note_beside(self, frame: FrameType) -> list[Callable[[], None]]:
+        models = list(self.state.roots.values())
+        return self.state.companions.capture(models, frame, self.engine.num_applied)
+
     def put_back(self) -> None:
         """The iteration of a step that was left out is over."""
-        undo, self.undo = self.undo, []
+        undo, self.undo, self._beside = self.undo, [], []
         if undo:
             with self._versions_kept():
                 put_back(*undo)

@@ -91,7 +91,7 @@ class BatchTracker:
                 self._epoch_of, self._epoch_now = source, self._epoch(loader)
             ref = BatchRef(self.num_batches, self._epoch_now, [item], rng)
             ref.indices = indices
-            self.window = Window([ref], rng, self._engine.state.lrs())
+            self.window = self._opened([ref], rng)
             return
         if window.is_loaderless or (window.num_attempted and not self.owns(loader)):
             if self.other is None or self.other.is_from(loader):
@@ -150,15 +150,21 @@ class BatchTracker:
         ref.step = self.num_batches
         if not self._is_copied:
             self._copy_buffers()
-        self.window = Window([ref], ref.rng, self._engine.state.lrs())
+        self.window = self._opened([ref], ref.rng)
         return over
 
     def open_loaderless(self, rng: Any) -> Window:
         """No loader in sight: a window runs from one optimizer step to the next."""
-        window = Window([BatchRef(self.num_batches, 0, [])], rng, self._engine.state.lrs())
+        window = self._opened([BatchRef(self.num_batches, 0, [])], rng)
         window.is_loaderless = True
         self.window = window
         return window
+
+    def _opened(self, batches: list[BatchRef], rng: Any) -> Window:
+        state = self._engine.state
+        if state.companions.holders:
+            state.companions.note()
+        return Window(batches, rng, state.lrs())
 
     def note_used(self, window: Window) -> int:
         """Something is trained on the last batch; its step."""

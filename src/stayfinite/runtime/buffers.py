@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,8 +23,12 @@ _ALWAYS_MOVED = -1
 class Buffers:
     """Of all models of one training; each is known by its module and its key there."""
 
-    def __init__(self, roots: Mapping[str, weakref.ref[nn.Module]]) -> None:
-        self._roots = roots
+    def __init__(
+        self,
+        roots: Mapping[str, weakref.ref[nn.Module]],
+        others: Callable[[], Mapping[str, weakref.ref[nn.Module]]] = dict,
+    ) -> None:
+        self._roots, self._others = roots, others
         self.homes: list[tuple[nn.Module, str, str]] | None = None
         """(module, key, name) of each; None until they are looked for."""
         self._copies: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
@@ -51,7 +55,7 @@ class Buffers:
         if self.homes is None:
             self.homes = [
                 (module, key, join(prefix, join(path, key)))
-                for prefix, ref in self._roots.items()
+                for prefix, ref in (*self._roots.items(), *self._others().items())
                 if (root := ref()) is not None
                 for path, module in root.named_modules()
                 for key, value in module._buffers.items()

@@ -6,10 +6,11 @@ the objects of the rest of the process are nobody's business.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Iterable, Mapping
-from types import FrameType
+from types import FrameType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -41,17 +42,33 @@ _CLOSED = (
 )  # fmt: skip
 _UNOPENED = ("torch.utils.data", "builtins", "_io", "threading")
 
-_WANTED, _ITEMS, _VALUES, _ATTRIBUTES = 1, 2, 4, 8
+_WANTED, _ITEMS, _VALUES, _ATTRIBUTES, _OPTIMIZER = 1, 2, 4, 8, 16
 """What the walk does with a value: keeps it, or goes on to what it holds."""
 
 
 class Beside:
-    """What a training has beside its model: sources of random numbers that it has made for itself, and
-    running averages of the weights. Neither is kept alive."""
+    """What a training has beside its model: sources of random numbers that it has made for itself, running
+    averages of the weights, objects that hold its optimizer, other modules. None of them is kept alive."""
 
-    def __init__(self, generators: Iterable[Any], averages: Iterable[nn.Module]) -> None:
+    def __init__(
+        self,
+        generators: Iterable[Any],
+        averages: Iterable[nn.Module],
+        holders: Iterable[Any] = (),
+        modules: Iterable[nn.Module] = (),
+    ) -> None:
         self._generators = [reference(g) for g in generators]
         self._averages = [reference(m) for m in averages]
+        self._holders = [reference(h) for h in holders]
+        self._modules = [reference(m) for m in modules]
+
+    @property
+    def holders(self) -> list[Any]:
+        return [h for ref in self._holders if (h := ref()) is not None]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [m for ref in self._modules if (m := ref()) is not None]
 
     @property
     def generators(self) -> list[Any]:
@@ -87,8 +104,9 @@ def _role(kind: type) -> int:
         return _ITEMS
     if kind is dict:
         return _VALUES
-    is_wanted = issubclass(kind, torch.optim.Optimizer) or is_kind_of_generator(kind)
-    role = _WANTED if is_wanted else 0
+    role = _WANTED if is_kind_of_generator(kind) else 0
+    if issubclass(kind, torch.optim.Optimizer):
+        role = _WANTED | _OPTIMIZER
     return role if str(kind.__module__).startswith(_UNOPENED) else role | _ATTRIBUTES
 
 
@@ -103,6 +121,7 @@ class Reach:
         self, frame: FrameType | None, moved: Iterable[torch.Tensor] | None = None
     ) -> None:
         self._found: dict[int, tuple[str, Any]] = {}
+        self._holders: list[Any] = []
         self._roles: dict[type, int] = _Roles()
         self._seen: set[int] = set()
         self.is_whole = moved is None
@@ -130,8 +149,11 @@ class Reach:
     @property
     def beside(self) -> Beside:
         values = [v for _, v in self._found.values()]
-        averages: list[nn.Module] = [m for _, m in self.modules if isinstance(m, AveragedModel)]
-        return Beside((v for v in values if is_kind_of_generator(type(v))), averages)
+        modules = [m for _, m in self.modules]
+        averages = [m for m in modules if isinstance(m, AveragedModel)]
+        others = [m for m in modules if not isinstance(m, AveragedModel)]
+        generators = (v for v in values if is_kind_of_generator(type(v)))
+        return Beside(generators, averages, self._holders, others)
 
     def _hold(self, wanted: set[int]) -> bool:
         return wanted <= {id(p) for _, m in self._modules() for p in m.parameters()}
@@ -168,15 +190,42 @@ class Reach:
                     continue
                 inside = value if role == _VALUES else _attributes(value)
                 first = list(itertools.islice(inside.items(), _MAX_PARTS))
+                if role == _ATTRIBUTES and self._moves_with(value, [v for _, v in first]):
+                    self._holders.append(value)
                 todo += [(str(key), v, depth) for key, v in first if roles[type(v)]]
+
+    def _moves_with(self, value: Any, held: list[Any]) -> bool:
+        """Whether it is made to step an optimizer, or to set its rate: it holds one, and nothing else to train with."""
+        roles = self._roles
+        firsts = [v[0] if type(v) in (list, tuple) and v else v for v in held]
+        if not any(roles[type(v)] & _OPTIMIZER for v in firsts):
+            return False
+        kind = type(value)
+        if str(kind.__module__).partition(".")[0] in ("torch", "stayfinite"):
+            return False
+        if any(isinstance(v, (nn.Module, torch.utils.data.DataLoader)) for v in firsts):
+            return False
+        return any("step" in name for name in dir(kind))
 
 
 def _attributes(value: Any) -> dict[Any, Any]:
+    """Those in `__slots__`, too."""
     try:
         inside = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
-        return {}
-    return inside if isinstance(inside, dict) else {}
+        inside = {}
+    slots = [
+        (name, slot)
+        for cls in type(value).__mro__
+        if "__slots__" in vars(cls)
+        for name, slot in vars(cls).items()
+        if type(slot) is MemberDescriptorType
+    ]
+    found = dict(inside) if slots and isinstance(inside, dict) else inside
+    for name, slot in slots:
+        with contextlib.suppress(AttributeError):  # not set yet
+            found[name] = slot.__get__(value)
+    return found if isinstance(found, dict) else {}
 
 
 def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:

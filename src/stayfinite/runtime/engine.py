@@ -133,6 +133,7 @@ class Engine:
         beside = self.state.take_beside() or find_beside(sys._getframe(1))
         self.rng.watch(beside.generators)
         self.state.adopt_averages([*provenance.averages, *beside.averages])
+        self.state.adopt_companions(beside, set(), self.num_applied)
         note_initial(self.state)
         folder = self.ranks.own_folder(self.snapshot_folder)
         self._has_room = choose_snapshot(self.state, self.settings.snapshot_ram_share, folder)

@@ -119,14 +119,36 @@ def codes_of_step(optimizer: Any) -> list[CodeType]:
 
 
 def holds_bad_number(traceback: TracebackType | None) -> bool:
-    """Whether a variable of the functions that an error went through is a number that is not finite."""
+    """Whether a number that is not finite stands where an error went through: in the statement that raised or called,
+    or in a condition round it. Others, such as a best score that begins at infinity, have nothing to do with it."""
     while traceback is not None:
         frame = traceback.tb_frame
         is_ours = str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY)
-        if not is_ours and any(_is_bad_number(v) for v in list(variables(frame).values())):
+        if not is_ours and any(_is_bad_number(v) for v in _read_at(frame, traceback.tb_lineno)):
             return True
         traceback = traceback.tb_next
     return False
+
+
+def _read_at(frame: FrameType, line: int) -> list[Any]:
+    """The variables that this line and the conditions round it read."""
+    names = _names_at(frame.f_code.co_filename, line)
+    return [v for name, v in variables(frame).items() if name in names]
+
+
+@functools.lru_cache(maxsize=32)
+def _names_at(file: str, line: int) -> frozenset[str]:
+    try:
+        tree = parsed("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return frozenset()
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
+            continue
+        part = getattr(node, "test", None) if hasattr(node, "body") else node
+        found |= {n.id for n in ast.walk(part) if isinstance(n, ast.Name)} if part else set()
+    return frozenset(found)
 
 
 def bad_tensors(traceback: TracebackType | None) -> list[Tensor]:

@@ -348,9 +348,9 @@ class LoopDriver:
         self._bad.plan(window, failure)
         window.is_moved = window.num_applied > 0
         window.failure = failure
-        # What the loop does from here on (saving, validating) must not see the buffers that the
-        # bad forward has written.
-        self._bad.looks.once(self.state.buffers.restore)
+        # What the loop does from here on (saving, validating) must not see what the bad forward wrote.
+        if window.error is None or not window.is_moved:
+            self._bad.looks.once(self.state.buffers.restore)
         self.phase = Phase.REFUSED
         self._bad.looks.once(self._bad.handle, window, failure)
 

@@ -127,7 +127,7 @@ class ScriptRun:
         try:
             return call()
         finally:
-            self._end(folder, sys.exc_info()[1])
+            self._close(folder, sys.exc_info()[1])
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
         """How the process that the script starts as number `index` makes its own run."""
@@ -239,8 +239,15 @@ class ScriptRun:
             show(e)
             code = 1
         finally:
-            self._end(Path(folder))
+            self._close(Path(folder))
         return code
+
+    def _close(self, folder: Path, error: BaseException | None = None) -> None:
+        """The end, whatever of ours fails in it: the patches come out."""
+        end = Firewall("the end of the run")
+        end.once(self._end, folder, error)
+        if self in _listening:
+            end.once(self.leave)
 
     def _end(self, folder: Path, error: BaseException | None = None) -> None:
         """A last look, then everything comes out, then the sum of it."""

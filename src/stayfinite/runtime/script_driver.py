@@ -127,6 +127,9 @@ class ScriptDriver(LoopDriver):
         modules = reach.modules
         found = find_models(optimizers, modules)
         others = find_stateful(modules)
+        if is_opening:
+            ours = {id(m) for _, m in (*found, *others)}
+            self.state.adopt_companions(reach.beside, ours, self.engine.num_applied)
         known = {id(m) for m in self.state.roots.values()}
         if not found or not any(id(m) not in known for _, m in (*found, *others)):
             return

@@ -20,6 +20,7 @@ from ..putting_back import put_back
 from ..recover.snapshot import Snapshot
 from .batches import named_tensors
 from .buffers import Buffers, join
+from .companions import Companions, undo_of
 from .discover import Beside
 from .undo import Capture, attributes, by_state_dict, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
@@ -52,7 +53,8 @@ class TrainState:
         self.first_sizes: dict[str, tuple[float, float]] = {}
         """(largest magnitude, norm) of each parameter before the first step."""
         self.first_lrs: tuple[float, ...] = ()
-        self.buffers = Buffers(self._roots)
+        self.companions = Companions()
+        self.buffers = Buffers(self._roots, lambda: self.companions.training)
         self._flag: FiniteFlag | None = None
         self._names: dict[int, str] | None = None
         self._params: list[list[Tensor]] | None = None
@@ -125,6 +127,12 @@ class TrainState:
         found, self.beside = self.beside, None
         return found
 
+    def adopt_companions(self, beside: Beside, others: set[int], num_applied: int) -> None:
+        moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
+        known = others | {id(m) for m in self.roots.values()}
+        self.companions.adopt(beside, moved, known, num_applied)
+        self.buffers.look_again()
+
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Take in averages of our models (`AveragedModel`); True if there was a new one."""
         known = [id(m) for m in (*self.averages.values(), *self.roots.values())]
@@ -141,6 +149,7 @@ class TrainState:
         for held in (self._roots, self.optimizers, self.schedulers, self.scalers, self.buffers):
             held.clear()
         self.averages.clear()
+        self.companions.clear()
         self.snapshot.drop()
         self._forget_caches()
 
@@ -354,15 +363,7 @@ class TrainState:
 
     def capture_averages(self) -> list[Callable[[], None]]:
         """The same for running averages of the weights."""
-        pairs = [(t, t.detach().clone(), t._version) for _, t in self._average_parts()]
-
-        @torch.no_grad()
-        def undo() -> None:
-            for live, kept, version in pairs:
-                if live._version != version:
-                    live.copy_(kept)
-
-        return [undo] if pairs else []
+        return undo_of(t for _, t in self._average_parts())
 
     def _average_parts(self) -> Iterator[tuple[str, Tensor]]:
         for name, module in self.averages.items():

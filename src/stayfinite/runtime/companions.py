@@ -1,0 +1,151 @@
+"""What moves with a training, though no optimizer of torch's moves it.
+
+*Holders* are objects of the script's own that hold an optimizer: a wrapper that counts steps and sets the rate, a
+schedule written by hand. *Twins* are modules that nothing trains: a running average of the weights, a target
+network, a teacher. All of them are found within reach of the loop, and none is kept alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .frames import calling_frames, variables
+from .undo import Undo, attributes
+
+if TYPE_CHECKING:
+    from .discover import Beside
+
+__all__ = ["Companions", "undo_of"]
+
+_NUMBERS = (bool, int, float, str, type(None))
+_MAX_DEPTH = 4
+_NUM_PROBES = 4
+
+
+class Companions:
+    """Of one training."""
+
+    def __init__(self) -> None:
+        self.holders: list[weakref.ref[Any]] = []
+        self.training: dict[str, weakref.ref[nn.Module]] = {}
+        """Twins in training mode: a forward writes to their buffers, as it does to the model's."""
+        self._twins: list[tuple[weakref.ref[nn.Module], list[Any]]] = []
+        self._noted: list[tuple[weakref.ref[Any], dict[str, Any]]] = []
+        self._adopted_at = 0
+
+    def adopt(
+        self, beside: Beside, moved: Iterable[Tensor], models: set[int], num_applied: int
+    ) -> None:
+        """These lie within reach of the loop now; `moved` is what the optimizers move, `models` are known by identity."""
+        ours, others = {id(p) for p in moved}, (m for m in beside.modules if id(m) not in models)
+        twins = [m for m in others if not any(id(p) in ours for p in m.parameters())]
+        self.holders = [weakref.ref(h) for h in beside.holders]
+        self._noted = []
+        self._twins = [(weakref.ref(m), _probes(m)) for m in twins]
+        self._adopted_at = num_applied
+        self.training = {
+            f"beside{i or ''}": weakref.ref(m) for i, m in enumerate(twins) if m.training
+        }
+
+    def clear(self) -> None:
+        """The training is over."""
+        self.holders, self._noted, self._twins = [], [], []
+        self.training.clear()
+
+    def note(self) -> None:
+        """A window opens: a wrapper may count the step before it hands it on."""
+        self._noted = [
+            (ref, {k: v for k, v in vars(holder).items() if type(v) in _NUMBERS})
+            for ref in self.holders
+            if (holder := ref()) is not None and hasattr(holder, "__dict__")
+        ]
+
+    def capture(
+        self, models: Iterable[nn.Module], frame: FrameType, num_applied: int
+    ) -> list[Undo]:
+        """At a bad step: what puts all of them back when its iteration is over.
+
+        `frame`: the step was asked for there. Where that is inside of a wrapper, it may move the weights, too.
+        """
+        holders = [h for ref in self.holders if (h := ref()) is not None]
+        undos = [attributes(h)() for h in holders]
+        undos += [_numbers(ref, values) for ref, values in self._noted]
+        callers = {id(v) for f in calling_frames(frame, most=6) for v in _first_argument(f)}
+        tensors = [t for h in holders for t in _tensors(vars_of(h), _MAX_DEPTH)]
+        if any(id(h) in callers for h in holders):
+            tensors += [p for m in models for p in m.parameters()]
+        tensors += self._moving(list(models), num_applied)
+        return undos + undo_of(tensors)
+
+    def _moving(self, models: list[nn.Module], num_applied: int) -> list[Tensor]:
+        """Of the twins that are made like a model, those that the loop moves as it goes."""
+        shapes = [[p.shape for p in m.parameters()] for m in models]
+        found = []
+        for ref, probes in self._twins:
+            twin = ref()
+            if twin is None or [p.shape for p in twin.parameters()] not in shapes:
+                continue
+            if num_applied == self._adopted_at or _probes(twin) != probes:
+                found += [*twin.parameters(), *twin.buffers()]
+        return found
+
+
+def vars_of(holder: Any) -> dict[str, Any]:
+    return getattr(holder, "__dict__", {})
+
+
+def _numbers(ref: weakref.ref[Any], values: dict[str, Any]) -> Undo:
+    def undo() -> None:
+        holder = ref()
+        if holder is not None:
+            vars(holder).update(values)
+
+    return undo
+
+
+def _first_argument(frame: FrameType) -> list[Any]:
+    """What a method calls `self`."""
+    code = frame.f_code
+    name = code.co_varnames[0] if code.co_argcount else None
+    return [v for k, v in variables(frame).items() if k == name]
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for each in list(value.values()):
+            yield from _tensors(each, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for each in list(value):
+            yield from _tensors(each, depth - 1)
+
+
+def _probes(module: nn.Module) -> list[Any]:
+    """Tells whether it was written to, whichever way: by `.data` too, which is not counted."""
+    found = []
+    for p in list(module.parameters())[:_NUM_PROBES]:
+        if p.numel() and p.layout == torch.strided and p.device.type != "meta":
+            first = p.detach().flatten()[0].item()
+            found.append((p.data_ptr(), None if p.is_inference() else p._version, first))
+    return found
+
+
+def undo_of(tensors: Iterable[Tensor]) -> list[Callable[[], None]]:
+    """Puts these back to what they hold now; those that are the same then are not written to."""
+    unique = {id(t): t for t in tensors if not t.is_inference() and t.device.type != "meta"}
+    pairs = [(t, t.detach().clone()) for t in unique.values()]
+
+    @torch.no_grad()
+    def undo() -> None:
+        for live, kept in pairs:
+            if live.shape == kept.shape and not torch.equal(live, kept):
+                live.copy_(kept)
+
+    return [undo] if pairs else []
