@@ -24,6 +24,7 @@ from ..records import Culprit
 from ..sandbox.compute import computing_only
 from .gather import owner_of, source_files
 from .investigation import Investigation
+from .layer_lines import layer_line
 from .setting_lines import assigned_key, called, given_keyword, made_attribute, returned_by
 
 __all__ = ["CULPRITS", "culprit_of"]
@@ -324,7 +325,13 @@ def _initialization(about: Investigation, e: Evidence) -> Culprit | None:
     return culprit(frame, f"{path.rpartition('.')[2]} is made here")
 
 
+def _layer(about: Investigation, e: Evidence) -> Culprit | None:
+    """A normalization that was made without an epsilon, a direction that was made of zeros."""
+    return culprit(layer_line(about.state, e, _files(about)), "the layer is given this here")
+
+
 _FINDERS: dict[str, Finder] = {
+    "zero_denominator": _layer,
     "lr_divergence": _learning_rate,
     "bad_schedule": _learning_rate,
     "optimizer_denominator": _epsilon,

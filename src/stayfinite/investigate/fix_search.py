@@ -19,6 +19,7 @@ from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_fi
 from .clip_order import clip_order_change
 from .first_values import first_values_change
 from .laboratory import Laboratory
+from .layer_change import layer_change
 from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import is_fixed_scale, scale_changes
@@ -142,6 +143,8 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
         found = memory_change(lab, e)
     elif cause == "bad_initialization":
         found = first_values_change(lab, e)
+    elif cause == "zero_denominator":
+        found = layer_change(lab, e)
     else:
         found = loss_change(lab, e)
     if found is not None:
@@ -333,7 +336,10 @@ def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
     """Where the cause says more than the operator."""
     return replace(
         symptom,
-        is_empty=symptom.is_empty or cause == "empty_reduction",
+        # The weights of all targets may be 0: averaged over nothing as well.
+        is_empty=symptom.is_empty
+        or cause == "empty_reduction"
+        or symptom.operator.startswith("nll_loss"),
         is_exploding=cause == "exploding_gradient",
         is_infeasible=cause == "infeasible_target",
     )

@@ -228,9 +228,12 @@ _COUNTED = (
 )
 
 
+_CHOICES = ("Categorical", "OneHotCategorical", "RelaxedOneHotCategorical", "Multinomial")
+
+
 @pattern(
     "floor_distribution",
-    "give the scale or rate of the distribution a floor",
+    "give the scale, rate or probabilities of the distribution a floor",
     "its density divides by it or takes its logarithm; above the floor nothing changes",
 )
 def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
@@ -242,6 +245,9 @@ def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
         given += node.args[1:2]
     elif name in _COUNTED:
         given += node.args
+    elif name in _CHOICES:
+        given = [k.value for k in node.keywords if k.arg == "probs"]
+        given += node.args[:1] if name.endswith("Categorical") else []
     else:
         return None
     floor = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
