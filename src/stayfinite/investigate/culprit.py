@@ -26,6 +26,7 @@ from .gather import owner_of, source_files
 from .investigation import Investigation
 from .layer_lines import layer_line
 from .setting_lines import assigned_key, called, given_keyword, made_attribute, returned_by
+from .unscaled_steps import step_without_scaler
 
 __all__ = ["CULPRITS", "culprit_of"]
 
@@ -269,6 +270,8 @@ def _epsilon(about: Investigation, e: Evidence) -> Culprit | None:
 
 def _scaling(about: Investigation, e: Evidence) -> Culprit | None:
     traced = about.traced
+    if e.scale.is_passed_by:
+        return culprit(step_without_scaler(about), "the scaled gradients are applied here")
     if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:
         return culprit(traced.loss_factor_line, "the loss is multiplied here")
     for scaler in about.state.scalers:
