@@ -15,6 +15,7 @@ from ..records import Fix, Link, Proof
 from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
+from .candidate_kinds import is_equivalent, is_flat, is_shift, room_of
 from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
 from .clip_order import clip_order_change
 from .first_values import first_values_change
@@ -199,7 +200,7 @@ class _Search:
                 return
             if candidate.text in self._seen or self._is_over:
                 continue
-            if not self.trial.can_compare and not _is_equivalent((*before, candidate)):
+            if not self.trial.can_compare and not is_equivalent((*before, candidate)):
                 continue  # whether it computes the same as before could not be seen
             self._seen.add(candidate.text)
             yield from self._try((*before, candidate), depth, place)
@@ -250,11 +251,12 @@ class _Search:
             self.evidence.dtype,
             limits,
             is_compared=is_written,
-            is_flat=_is_flat(made),
-            is_exact=_is_shift(made),
+            is_flat=is_flat(made),
+            is_exact=is_shift(made),
+            room=room_of(made),
         )
         fix = self._fix(made, change, proof)
-        if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
+        if fix.status == "proved" and not proof.num_healthy and not is_equivalent(made):
             return  # whether it computes the same as before could not be seen
         if fix.status == "proved":
             self.proved, self.change = fix, change
@@ -309,20 +311,6 @@ class _Search:
             remedy="+".join(dict.fromkeys(r.name for r in remedies)),
             file_sha256=change.sha256,
         )
-
-
-def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
-    return all(r.is_equivalent for c in made for r in c.remedies)
-
-
-def _is_flat(made: tuple[Candidate, ...]) -> bool:
-    """Below a floor there is no gradient."""
-    return any(r.name.startswith("floor_") for c in made for r in c.remedies)
-
-
-def _is_shift(made: tuple[Candidate, ...]) -> bool:
-    """What is taken off every exponential has to cancel out."""
-    return any(r.name.startswith("shift_") for c in made for r in c.remedies)
 
 
 def _is_scaled_loss(e: Evidence) -> bool:

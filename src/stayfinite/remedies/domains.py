@@ -301,7 +301,7 @@ def log_abs_det(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return [Edit(name_end - len("logdet"), name_end, "slogdet"), Edit(end, end, "[1]")]
 
 
-_MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "lu_factor")
+_MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "lu_factor", "qr")
 
 
 @pattern(
@@ -310,12 +310,26 @@ _MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "l
     "a matrix with two equal rows has no inverse, and a logarithm of its determinant that is -inf",
 )
 def jitter(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _with_diagonal(source, node, "1e-6")
+
+
+@pattern(
+    "jitter_more",
+    "add 1e-3 of the identity to the matrix",
+    "a matrix of zeros or with equal rows gets a full rank; others change in the third digit at most",
+)
+def jitter_more(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _with_diagonal(source, node, "1e-3")
+
+
+def _with_diagonal(source: Source, node: ast.AST, size: str) -> Iterable[Edit] | None:
     found = call(node, *_MATRIX)
     torch = name_of(source, "torch")
     if found is None or torch is None:
         return None
     matrix, again, edits = twice(source, found[1], "matrix")
-    text = f"{matrix} + 1e-6 * {torch}.eye({again}.shape[-1]).to({again})"
+    shape = f"*{again}.shape[-2:]" if found[0] == "qr" else f"{again}.shape[-1]"
+    text = f"{matrix} + {size} * {torch}.eye({shape}).to({again})"
     is_argument = any(found[1] is a for a in getattr(node, "args", ()))
     return [*edits, Edit(*source.span(found[1]), text if is_argument else f"({text})")]
 
