@@ -382,4 +382,5 @@ def _symptom(e: Evidence) -> Symptom:
         is_count=is_count,
         can_be_negative=stats is not None and stats.min is not None and stats.min < 0,
         is_plain_number=divisor is None and e.number("other") == 0,
+        is_distribution="distributions" in (e.location.library_file or ""),
     )
