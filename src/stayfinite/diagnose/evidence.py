@@ -135,6 +135,8 @@ class Scale:
     factor: float | None = None
     """A constant by which the loss is multiplied just before the backward."""
     is_scaler_unused: bool = False
+    is_passed_by: bool = False
+    """One optimizer steps through the scaler, another by itself."""
     """A GradScaler scales the loss, but never unscales or steps."""
     scaler: float | None = None
     is_collapse: bool = False

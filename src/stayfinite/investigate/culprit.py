@@ -24,7 +24,9 @@ from ..records import Culprit
 from ..sandbox.compute import computing_only
 from .gather import owner_of, source_files
 from .investigation import Investigation
+from .layer_lines import layer_line
 from .setting_lines import assigned_key, called, given_keyword, made_attribute, returned_by
+from .unscaled_steps import step_without_scaler
 
 __all__ = ["CULPRITS", "culprit_of"]
 
@@ -268,6 +270,8 @@ def _epsilon(about: Investigation, e: Evidence) -> Culprit | None:
 
 def _scaling(about: Investigation, e: Evidence) -> Culprit | None:
     traced = about.traced
+    if e.scale.is_passed_by:
+        return culprit(step_without_scaler(about), "the scaled gradients are applied here")
     if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:
         return culprit(traced.loss_factor_line, "the loss is multiplied here")
     for scaler in about.state.scalers:
@@ -324,7 +328,13 @@ def _initialization(about: Investigation, e: Evidence) -> Culprit | None:
     return culprit(frame, f"{path.rpartition('.')[2]} is made here")
 
 
+def _layer(about: Investigation, e: Evidence) -> Culprit | None:
+    """A normalization that was made without an epsilon, a direction that was made of zeros."""
+    return culprit(layer_line(about.state, e, _files(about)), "the layer is given this here")
+
+
 _FINDERS: dict[str, Finder] = {
+    "zero_denominator": _layer,
     "lr_divergence": _learning_rate,
     "bad_schedule": _learning_rate,
     "optimizer_denominator": _epsilon,

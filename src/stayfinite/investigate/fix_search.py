@@ -15,10 +15,12 @@ from ..records import Fix, Link, Proof
 from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
+from .candidate_kinds import is_equivalent, is_flat, is_shift, room_of
 from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
 from .clip_order import clip_order_change
 from .first_values import first_values_change
 from .laboratory import Laboratory
+from .layer_change import layer_change
 from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import is_fixed_scale, scale_changes
@@ -142,6 +144,8 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
         found = memory_change(lab, e)
     elif cause == "bad_initialization":
         found = first_values_change(lab, e)
+    elif cause == "zero_denominator":
+        found = layer_change(lab, e)
     else:
         found = loss_change(lab, e)
     if found is not None:
@@ -196,7 +200,7 @@ class _Search:
                 return
             if candidate.text in self._seen or self._is_over:
                 continue
-            if not self.trial.can_compare and not _is_equivalent((*before, candidate)):
+            if not self.trial.can_compare and not is_equivalent((*before, candidate)):
                 continue  # whether it computes the same as before could not be seen
             self._seen.add(candidate.text)
             yield from self._try((*before, candidate), depth, place)
@@ -247,11 +251,12 @@ class _Search:
             self.evidence.dtype,
             limits,
             is_compared=is_written,
-            is_flat=_is_flat(made),
-            is_exact=_is_shift(made),
+            is_flat=is_flat(made),
+            is_exact=is_shift(made),
+            room=room_of(made),
         )
         fix = self._fix(made, change, proof)
-        if fix.status == "proved" and not proof.num_healthy and not _is_equivalent(made):
+        if fix.status == "proved" and not proof.num_healthy and not is_equivalent(made):
             return  # whether it computes the same as before could not be seen
         if fix.status == "proved":
             self.proved, self.change = fix, change
@@ -308,20 +313,6 @@ class _Search:
         )
 
 
-def _is_equivalent(made: tuple[Candidate, ...]) -> bool:
-    return all(r.is_equivalent for c in made for r in c.remedies)
-
-
-def _is_flat(made: tuple[Candidate, ...]) -> bool:
-    """Below a floor there is no gradient."""
-    return any(r.name.startswith("floor_") for c in made for r in c.remedies)
-
-
-def _is_shift(made: tuple[Candidate, ...]) -> bool:
-    """What is taken off every exponential has to cancel out."""
-    return any(r.name.startswith("shift_") for c in made for r in c.remedies)
-
-
 def _is_scaled_loss(e: Evidence) -> bool:
     """A single number times another, or a loss that is multiplied last of all: a loss and its scale."""
     is_product = e.kernel == "mul" and all(s.num_elements == 1 for s in e.tensors)
@@ -333,7 +324,10 @@ def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
     """Where the cause says more than the operator."""
     return replace(
         symptom,
-        is_empty=symptom.is_empty or cause == "empty_reduction",
+        # The weights of all targets may be 0: averaged over nothing as well.
+        is_empty=symptom.is_empty
+        or cause == "empty_reduction"
+        or symptom.operator.startswith("nll_loss"),
         is_exploding=cause == "exploding_gradient",
         is_infeasible=cause == "infeasible_target",
     )
@@ -388,4 +382,5 @@ def _symptom(e: Evidence) -> Symptom:
         is_count=is_count,
         can_be_negative=stats is not None and stats.min is not None and stats.min < 0,
         is_plain_number=divisor is None and e.number("other") == 0,
+        is_distribution="distributions" in (e.location.library_file or ""),
     )

@@ -31,6 +31,7 @@ from ..runtime.batches import named_tensors
 from ..runtime.window import BatchRef
 from .data_facts import look_at_data
 from .investigation import Investigation
+from .unscaled_steps import step_without_scaler
 
 __all__ = ["gather", "owner_of", "source_files"]
 
@@ -224,6 +225,7 @@ def _scale(about: Investigation, incident: Incident) -> Scale:
     return Scale(
         factor=traced.loss_factor if traced is not None else None,
         is_scaler_unused=_is_scaler_unused(about),
+        is_passed_by=step_without_scaler(about) is not None,
         scaler=scale,
         is_collapse=incident.event.kind == "scale_collapse",
     )

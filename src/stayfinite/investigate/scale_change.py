@@ -20,6 +20,7 @@ from ..remedies import Candidate, Remedy, Source, apply, find, scaled_loss, with
 from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
 from .laboratory import Laboratory
 from .setting_change import SettingChange, only_call, own_files
+from .unscaled_steps import step_without_scaler
 from .where_set import Written, call_at, number_behind, source_of
 
 __all__ = ["is_fixed_scale", "scale_changes"]
@@ -69,7 +70,7 @@ def _needs_scale(lab: Laboratory, e: Evidence) -> bool:
 
 def _scaler(lab: Laboratory, e: Evidence) -> Any:
     """The GradScaler whose factor nobody takes out of the gradients."""
-    if e.scale.is_scaler_unused:
+    if e.scale.is_scaler_unused or e.scale.is_passed_by:
         return next(iter(lab.state.scalers), None)
     if e.scale.scaler is not None or e.scale.factor is None:
         return None
@@ -81,6 +82,8 @@ def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
     """`scaler.step(optimizer); scaler.update()` in place of the loop's own step: gradients without the factor."""
     place = lab.about.engine.step_place
     file, line = (place.code.co_filename, place.line) if place.code is not None else ("", None)
+    beside = step_without_scaler(lab.about)
+    line = beside.line if beside is not None else line
     source = source_of(file) if line is not None else None
     if line is None or source is None:
         return

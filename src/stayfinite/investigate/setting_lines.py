@@ -145,13 +145,28 @@ def _behind(frame: Frame, function: str, value: ast.expr | None) -> Frame:
             receiver = value.func.value if isinstance(value.func, ast.Attribute) else None
             is_plain = isinstance(receiver, ast.Name) and receiver.id not in ("torch", "nn", "np")
             value = receiver if is_plain and not inner else inner[0] if inner else None
-        if not isinstance(value, ast.Name):
-            return frame
-        made = _assignment(frame.file, function, value.id, frame.line)
+        made = None
+        if isinstance(value, ast.Name):
+            made = _assignment(frame.file, function, value.id, frame.line)
+        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+            made = _returned(frame.file, value.func.id)
         if made is None:
             return frame
         frame, value = made
+        function = frame.function
     return frame
+
+
+def _returned(file: str, name: str) -> tuple[Frame, ast.expr] | None:
+    """The only line that returns something, of a function of this file."""
+    found = [
+        (Frame(file, s.lineno, function), s.value)
+        for function, statements in _functions(file)
+        if function == name
+        for s in statements
+        if isinstance(s, ast.Return) and s.value is not None
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _assignment(file: str, function: str, name: str, before: int) -> tuple[Frame, ast.expr] | None:
@@ -178,9 +193,18 @@ def _writes(s: ast.stmt, attribute: str, owners: list[str]) -> tuple[int, ast.ex
                 target = target.value
             if isinstance(target, ast.Attribute) and target.attr == attribute:
                 return 2 + _is_of(target, owners), s.value
+            given = _given(s.value, attribute) if owners and _name(t) == owners[-1] else None
+            if given is not None:
+                return 2, given
     if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call):
         return _call_writes(s.value, attribute, owners)
     return 0, None
+
+
+def _given(value: ast.expr | None, attribute: str) -> ast.expr | None:
+    """What a layer is given under the name of its buffer: `CrossEntropyLoss(weight=...)`."""
+    keywords = value.keywords if isinstance(value, ast.Call) else []
+    return next((k.value for k in keywords if k.arg == attribute), None)
 
 
 def _call_writes(call: ast.Call, attribute: str, owners: list[str]) -> tuple[int, ast.expr | None]:

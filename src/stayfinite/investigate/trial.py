@@ -61,7 +61,7 @@ class Trial:
         self.lab = lab
         self.budget = Budget(seconds)
         self._healthy: list[_Healthy] | None = None
-        self._is_exact = False
+        self._is_exact, self._room = False, 0.0
         self._others: list[Window] | None = None
         self.failed_ahead: Window | None = None
         """A batch that nobody has seen yet and that fails with the last change."""
@@ -101,15 +101,17 @@ class Trial:
         is_compared: bool = True,
         is_flat: bool = False,
         is_exact: bool = False,
+        room: float = 0.0,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         """What the change does; and the replay of the failing step with it.
 
         `is_compared`: whether healthy steps should give the same as before; not where they have read memory
         that nobody wrote. `is_flat`: the change gives a constant where it acts, which may teach nothing.
-        `is_exact`: it acts on healthy steps too, and is right only where that cancels out.
+        `is_exact`: it acts on healthy steps too, and is right only where that cancels out. `room`: how much of
+        their loss it may change by its nature.
         """
         self.failed_ahead = None
-        self._is_exact = is_exact
+        self._is_exact, self._room = is_exact, room
         with computing_only():  # entered once: each replay would open and close it again
             return (yield from self._prove(change, dtype, limits_gradients, is_compared, is_flat))
 
@@ -306,7 +308,8 @@ class Trial:
             number += 1
             new = relative_change(known.losses, result.losses)
             largest = max(largest or 0.0, new)
-            if new > (_EXACT if self._is_exact and dtype == "float32" else tolerance(dtype)):
+            usual = _EXACT if self._is_exact and dtype == "float32" else tolerance(dtype)
+            if new > max(usual, self._room):
                 return number, largest, f"it changes the loss of healthy steps by {new:.2g}"
             if known.norm and result.grad_norm is not None and not limits_gradients:
                 # Only much smaller or larger ones: where the source was near its limits already, its own

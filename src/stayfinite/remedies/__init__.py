@@ -14,6 +14,7 @@ loss = -torch.log_softmax(z, dim=1)  # per class
 from __future__ import annotations
 
 from . import (
+    densities,
     divisions,
     domains,
     exponentials,
@@ -56,6 +57,7 @@ __all__ = [
     "at_most",
     "candidates",
     "clip_behind",
+    "densities",
     "divisions",
     "domains",
     "exponentials",

@@ -43,11 +43,12 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("acosh", "arccosh"), ("above_one",)),
     **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("above_support", "floor_log", "floor_distribution")),
     **dict.fromkeys(("linalg_det", "linalg_slogdet", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_ex",
-                     "linalg_inv", "linalg_cholesky", "linalg_solve", "inverse", "logdet"), ("jitter",)),
+                     "linalg_inv", "linalg_cholesky", "linalg_solve", "inverse", "logdet", "linalg_qr"),
+                    ("jitter", "jitter_more")),
     "scalar_tensor": ("log_abs_det",),
     "hypot": ("hypot_as_norm",),
     **dict.fromkeys(("acos", "asin", "arccos", "arcsin"), ("bound_arc",)),
-    **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit",)),
+    **dict.fromkeys(("atanh", "arctanh", "erfinv"), ("inside_unit", "inside_both_ends")),
     **dict.fromkeys(("empty", "empty_like", "new_empty", "empty_strided"), ("zeros", "zeroed")),
     "_ctc_loss": ("zero_infinity",),
     **dict.fromkeys(("atan2", "arctan2"), ("atan2_off_origin",)),
@@ -94,6 +95,8 @@ class Symptom:
     """The product of many derivatives is too large, not the one of this line."""
     is_infeasible: bool = False
     """A class that is masked out has a share of the target."""
+    is_distribution: bool = False
+    """The code of a distribution failed, which may be made in another function than it is asked."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
     found: list[Candidate] = []
     for name in _names(symptom):
         remedies = _matches(source, line, name)
+        if not remedies and symptom.is_distribution and name == "floor_distribution":
+            remedies = _found(source, ast.walk(source.tree), name)
         if not remedies:
             continue
         singles = [[r] for r in remedies] if 1 < len(remedies) <= _MOST_SINGLE else []
@@ -142,7 +147,10 @@ def _names(symptom: Symptom) -> list[str]:
 
 
 def _matches(source: Source, line: int, name: str) -> list[Remedy]:
-    nodes = _nodes(source, line, name in _IN_FUNCTION)
+    return _found(source, _nodes(source, line, name in _IN_FUNCTION), name)
+
+
+def _found(source: Source, nodes: Iterable[ast.AST], name: str) -> list[Remedy]:
     found = [find(source, node, name) for node in nodes]
     return list(dict.fromkeys(r for r in found if r is not None))
 

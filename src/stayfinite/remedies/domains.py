@@ -215,73 +215,6 @@ def above_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return clamped(source, found[1], low="1 + 1e-6") if found else None
 
 
-_SCALED = ("Normal", "LogNormal", "Laplace", "Cauchy", "Gumbel", "HalfNormal", "MultivariateNormal")
-_COUNTED = (
-    "Beta",
-    "Gamma",
-    "Dirichlet",
-    "Exponential",
-    "Poisson",
-    "InverseGamma",
-    "Weibull",
-    "Pareto",
-)
-
-
-@pattern(
-    "floor_distribution",
-    "give the scale or rate of the distribution a floor",
-    "its density divides by it or takes its logarithm; above the floor nothing changes",
-)
-def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    if not isinstance(node, ast.Call):
-        return None
-    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-    given = [k.value for k in node.keywords if k.arg in ("scale", "rate", "concentration")]
-    if name in _SCALED:
-        given += node.args[1:2]
-    elif name in _COUNTED:
-        given += node.args
-    else:
-        return None
-    floor = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
-    edits = [e for part in given if not isinstance(part, ast.Constant)
-             for e in clamped(source, part, low=floor)]  # fmt: skip
-    return edits or None
-
-
-@pattern(
-    "inside_support",
-    "keep what is observed inside of (0, 1)",
-    "the density has its logarithm at both ends of its support; between them nothing changes",
-    is_equivalent=False,
-)
-def inside_support(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    limit = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
-    observed = _observed(node)
-    return clamped(source, observed, limit, f"1 - {limit}") if observed is not None else None
-
-
-@pattern(
-    "above_support",
-    "keep what is observed above 0",
-    "the density takes its logarithm; above the floor nothing changes",
-    is_equivalent=False,
-)
-def above_support(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    limit = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
-    observed = _observed(node)
-    return clamped(source, observed, low=limit) if observed is not None else None
-
-
-def _observed(node: ast.AST) -> ast.expr | None:
-    """`value` of `distribution.log_prob(value)`."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return None
-    is_plain = len(node.args) == 1 and not node.keywords
-    return node.args[0] if node.func.attr == "log_prob" and is_plain else None
-
-
 @pattern(
     "log_abs_det",
     "take the logarithm of the determinant's size: slogdet(...)[1]",
@@ -295,7 +228,7 @@ def log_abs_det(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     return [Edit(name_end - len("logdet"), name_end, "slogdet"), Edit(end, end, "[1]")]
 
 
-_MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "lu_factor")
+_MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "lu_factor", "qr")
 
 
 @pattern(
@@ -304,12 +237,26 @@ _MATRIX = ("logdet", "slogdet", "det", "inv", "inverse", "cholesky", "solve", "l
     "a matrix with two equal rows has no inverse, and a logarithm of its determinant that is -inf",
 )
 def jitter(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _with_diagonal(source, node, "1e-6")
+
+
+@pattern(
+    "jitter_more",
+    "add 1e-3 of the identity to the matrix",
+    "a matrix of zeros or with equal rows gets a full rank; others change in the third digit at most",
+)
+def jitter_more(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    return _with_diagonal(source, node, "1e-3")
+
+
+def _with_diagonal(source: Source, node: ast.AST, size: str) -> Iterable[Edit] | None:
     found = call(node, *_MATRIX)
     torch = name_of(source, "torch")
     if found is None or torch is None:
         return None
     matrix, again, edits = twice(source, found[1], "matrix")
-    text = f"{matrix} + 1e-6 * {torch}.eye({again}.shape[-1]).to({again})"
+    shape = f"*{again}.shape[-2:]" if found[0] == "qr" else f"{again}.shape[-1]"
+    text = f"{matrix} + {size} * {torch}.eye({shape}).to({again})"
     is_argument = any(found[1] is a for a in getattr(node, "args", ()))
     return [*edits, Edit(*source.span(found[1]), text if is_argument else f"({text})")]
 

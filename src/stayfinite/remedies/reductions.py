@@ -54,12 +54,9 @@ def loss_or_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
         return None
     first, again, edits = twice(source, node.args[1], "target")
     if name in ("cross_entropy", "nll_loss"):
-        if any(k.arg == "weight" for k in node.keywords) or len(node.args) > 2:
+        if len(node.args) > 2:
             return None
-        ignored = next(
-            (source.text_of(k.value) for k in node.keywords if k.arg == "ignore_index"), "-100"
-        )
-        count = f"({again} != {ignored}).sum().clamp(min=1)"
+        count = _count_of(source, node, again)
     elif name in _LOSSES:
         count = f"max({again}.numel(), 1)"
     else:
@@ -74,6 +71,18 @@ def loss_or_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if _is_inside(source, node):
         text = f"({text})"
     return [*edits, Edit(start, end, text)]
+
+
+def _count_of(source: Source, node: ast.Call, target: str) -> str:
+    """What a mean over classes is divided by: the number of targets, or the sum of their weights."""
+    given = {k.arg: source.text_of(k.value) for k in node.keywords}
+    ignored = given.get("ignore_index", "-100")
+    if "weight" not in given:
+        return f"({target} != {ignored}).sum().clamp(min=1)"
+    weights = f"{given['weight']}[{target}]"
+    if "ignore_index" in given:
+        weights = f"{weights}[{target} != {ignored}]"
+    return f"{weights}.sum().clamp(min=1e-6)"
 
 
 @pattern(

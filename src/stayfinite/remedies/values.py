@@ -73,7 +73,7 @@ def filled(source: Source, line: int) -> Remedy | None:
     if name_of(source, "torch") is None or statement is None:
         return None
     value = _made(statement)
-    if value is None or not stands_alone(source, statement):
+    if value is None or not stands_alone(source, statement) or _is_array(source, statement):
         return None
     start, end = source.span(value)
     text = ".nan_to_num(0.0, 0.0, 0.0)"
@@ -108,7 +108,14 @@ def _made(statement: ast.stmt) -> ast.expr | None:
             is_copy = isinstance(value, ast.Call) and _name(value.func) in ("copy_", "set_")
             return value.args[0] if is_copy and isinstance(value, ast.Call) and value.args else None
         return value
-    return value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    return value if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Return)) else None
+
+
+def _is_array(source: Source, statement: ast.stmt) -> bool:
+    """Whether a function may return no tensor: numpy is at work in it."""
+    numpy = name_of(source, "numpy")
+    names = {n.id for n in ast.walk(source.scope(statement)) if isinstance(n, ast.Name)}
+    return isinstance(statement, ast.Return) and numpy is not None and numpy in names
 
 
 def _name(function: ast.expr) -> str:

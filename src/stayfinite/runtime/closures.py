@@ -91,7 +91,10 @@ class ClosureSteps:
                 driver.firewall.call(copy.restore)
             if window.num_backward != num_backward:  # else the loop has computed it before
                 is_own = copy is not None and window.search_point is None
-                window.closure = _kept(optimizer, lambda: call(closure)) if is_own else closure
+                # Of what the loop itself has evaluated before the step, the optimizer uses the gradients.
+                first = closure if num_backward else None
+                own = _kept(optimizer, lambda: call(closure), first) if is_own else closure
+                window.closure = own
             driver.firewall.call(driver.refuse, window, found[0])
             window.closure = window.search_point = None
             driver.firewall.call(driver.end_refused, window)
@@ -113,7 +116,9 @@ class ClosureSteps:
         return engine.check(window, optimizer, is_compared=not moves_before_closure(optimizer))
 
 
-def _kept(optimizer: Any, step: Callable[[], Any]) -> Callable[[], Any]:
+def _kept(
+    optimizer: Any, step: Callable[[], Any], first: Callable[[], Any] | None
+) -> Callable[[], Any]:
     """The optimizer itself has made its weights bad between two evaluations: its whole step is what
     can be computed again, and what it moves is put back."""
 
@@ -121,6 +126,8 @@ def _kept(optimizer: Any, step: Callable[[], Any]) -> Callable[[], Any]:
         copy = OptimizerCopy(optimizer)
         copy.take()
         try:
+            if first is not None:
+                first()
             return step()
         finally:
             copy.restore()

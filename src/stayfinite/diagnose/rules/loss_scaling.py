@@ -97,6 +97,30 @@ def scaler_without_step(e: Evidence) -> Finding | None:
 
 
 @rule("loss_scaling")
+def step_beside_the_scaler(e: Evidence) -> Finding | None:
+    """Every loss is scaled, and one of the optimizers steps without the scaler."""
+    if not e.scale.is_passed_by or e.birth is None:
+        return None
+    outcome = e.results.get("unscaled")
+    return Finding(
+        confidence={"finite": 0.97, "nonfinite": 0.3}.get(outcome or "", 0.9),
+        sentence=f"A GradScaler multiplies every loss by {num(e.scale.scaler)}, and one optimizer steps by "
+        "itself: nobody takes the factor out of its gradients, so its updates are that many times too long.",
+        fixes=(
+            Fix(
+                title="call scaler.step(optimizer) for this optimizer too",
+                why="with the factor taken out, the same steps stay finite",
+                before="optimizer.step()",
+                after="scaler.step(optimizer)",
+                experiment="unscaled",
+            ),
+        ),
+        wants=("unscaled",),
+        proof="unscaled",
+    )
+
+
+@rule("loss_scaling")
 def scale_collapsed(e: Evidence) -> Finding | None:
     if not e.scale.is_collapse:
         return None

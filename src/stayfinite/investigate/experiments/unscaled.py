@@ -13,7 +13,8 @@ __all__ = ["unscaled"]
 
 @experiment("unscaled", "without the loss scale")
 def unscaled(lab: Laboratory, e: Evidence) -> Run:
-    factor = e.scale.scaler if e.scale.is_scaler_unused else e.scale.factor
+    is_left_in = e.scale.is_scaler_unused or e.scale.is_passed_by
+    factor = e.scale.scaler if is_left_in else e.scale.factor
     birth = e.birth
     if (
         birth is not None
