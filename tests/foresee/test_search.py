@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 from stayfinite.foresee.parts import parts_of
 from stayfinite.foresee.plausible import between, distance
@@ -205,3 +206,40 @@ def test_lengths_are_known_where_later_batches_are_longer_than_the_first():
     assert [p.kind for p in parts_of(batches)] == ["input", "lengths", "labels"]
     beyond = [(x, lengths + 1, y) for x, lengths, y in batches]
     assert [p.kind for p in parts_of(beyond)] == ["input", "tokens", "labels"]
+
+
+def test_length_of_one_comes_where_lengths_differ_and_never_where_all_are_equal():
+    ys = torch.randint(1, 9, (6, 8))
+    levels = {}
+    for name, own in (
+        ("varying", torch.tensor([6, 7, 8, 6, 7, 8])),
+        ("equal", torch.full((6,), 8)),
+    ):
+        num_letters = torch.tensor([2, 3, 4, 5, 2, 3])
+        batch = {"x": X, "lens": own, "y": ys, "y_lens": num_letters}
+        found = made([batch])["length"]
+        levels[name] = {c.what: c.level for c, _ in found}
+    assert levels["varying"]["one sample with batch['lens'] 1"] == "possible"
+    assert levels["equal"]["one sample with batch['lens'] 1"] == "far"
+    joint = "one sample with the shortest batch['lens'] seen and the longest batch['y_lens']"
+    assert levels["varying"][joint] == "possible"
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_packed_sequences_get_one_of_a_single_step(is_sorted):
+    lengths = [5, 4, 2] if is_sorted else [4, 2, 5]
+    rows = [torch.randn(n, 3) for n in lengths]
+    batch = {"x": pack_sequence(rows, enforce_sorted=is_sorted), "y": torch.tensor([0, 1, 0])}
+    found = [b for c, b in made([batch])["length"] if c.what.endswith("a sequence of length 1")]
+    padded, now = pad_packed_sequence(found[0]["x"], batch_first=True)
+    assert now.tolist() == [1 if n == 2 else n for n in lengths]
+    longest = lengths.index(5)
+    assert torch.equal(padded[longest], rows[longest]) and found[0]["y"] is batch["y"]
+
+
+def test_sparse_target_may_be_blank_in_a_small_batch_only():
+    depth = torch.rand(6, 4, 4) * (torch.rand(6, 4, 4) < 0.3)
+    images = torch.rand(6, 3, 4, 4)
+    for number, level in ((2, "possible"), (6, "far")):
+        found = made([{"rgb": images[:number], "depth": depth[:number]}])["blank-batch"]
+        assert {c.level for c, _ in found if c.what.startswith("batch['depth']")} == {level}

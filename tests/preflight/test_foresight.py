@@ -257,13 +257,11 @@ def test_its_repaired_twin_is_not_warned_of(make):
 
 
 def test_steps_run_ahead_begin_each_without_the_gradients_of_the_one_before():
-    left = []
-
     def loss_fn(model, batch):
-        left.append(any(p.grad is not None and bool(p.grad.any()) for p in model.parameters()))
-        return F.mse_loss(model(batch[0]), batch[1])
+        loss = F.mse_loss(model(batch[0]), batch[1])
+        is_left = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+        return loss * float("nan") if is_left else loss
 
     torch.manual_seed(0)
     batches = [(x, x.sum(1, keepdim=True)) for x in torch.randn(8, 16, 4)]
     assert executed(nn.Linear(4, 1), batches, loss_fn) == []
-    assert len(left) > 40 and not any(left)

@@ -283,3 +283,61 @@ def test_every_group_of_checks_runs_on_a_healthy_transformer():
     report = check(build, progress=lambda group, what: shown.append(group))
     assert report.count("fail") == 0 and report.count("warn") <= 1
     assert list(dict.fromkeys(shown)) == list(GROUPS)
+
+
+class Annealed(nn.Module):
+    """Keeps its own counts in every way that a training's code has."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("temperature", torch.tensor(1.0))
+        self.num_calls = 0
+        self.history = []
+
+    def forward(self, x):
+        self.temperature = self.temperature - 0.125  # another tensor in its place
+        self.num_calls += 1
+        self.history.append(self.num_calls)
+        return self.linear(x) / self.temperature
+
+
+def annealed_training():
+    torch.manual_seed(0)
+    model = Annealed()
+    counts = {"steps": 0}
+    queue = torch.zeros(3)
+    beta = 1.0
+
+    def loss(m, batch):
+        nonlocal beta
+        counts["steps"] += 1
+        queue[counts["steps"] % 3] += 1
+        beta *= 0.5
+        return F.cross_entropy(m(batch[0]), batch[1]) * (1 + beta)
+
+    batches = [(torch.randn(6, 4), torch.arange(6) % 2) for _ in range(4)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    built = {"model": model, "loss_fn": loss, "loader": batches, "optimizer": optimizer}
+    return built, lambda: (
+        model.num_calls, list(model.history), float(model.temperature), counts["steps"], queue.tolist(), beta
+    )  # fmt: skip
+
+
+def test_what_a_training_counts_in_python_is_put_back_with_its_tensors():
+    built, counted = annealed_training()
+    before = counted()
+    buffer = built["model"].temperature
+    runner = BuildRunner(understand(built, "t"), "t")
+    subject = runner.prepare()
+    for _ in range(3):
+        runner.run(Probe(subject.batches[0], "once", apply=True))
+    assert counted() == before and built["model"].temperature is buffer
+
+
+def test_schedule_that_a_model_keeps_by_itself_breaks_at_its_own_step():
+    built, _ = annealed_training()
+    found = check(lambda: built, only=["edges"]).findings
+    (ahead,) = (f for f in found if f.check == "edges/ahead")
+    assert ahead.status == "fail" and "step 7 " in ahead.value
+    assert ahead.location.source == "return self.linear(x) / self.temperature"

@@ -55,8 +55,8 @@ class Part:
     """Every row adds up to 1: a distribution, a one-hot code."""
     middle: float = 0.0
     """The median."""
-    has_zero: bool = False
-    """An exact zero was seen."""
+    zero_share: float = 0.0
+    """Of the values seen, how many are exactly 0."""
 
     @property
     def is_float(self) -> bool:
@@ -127,6 +127,11 @@ class Part:
         return self.is_positive or self.has_zero or not is_vector
 
     @property
+    def has_zero(self) -> bool:
+        """An exact zero was seen."""
+        return self.zero_share > 0
+
+    @property
     def peak(self) -> float:
         return max(abs(self.low), abs(self.high))
 
@@ -162,7 +167,7 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
             Part(
                 name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
                 _is_distribution(t), float(values.median()) if values.numel() else 0.0,
-                bool((values == 0).any()),
+                float((values == 0).double().mean()) if values.numel() else 0.0,
             )
         )  # fmt: skip
     return found

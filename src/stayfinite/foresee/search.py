@@ -13,6 +13,7 @@ from .search_empty import empties, plain_empties
 from .search_ids import bands, ids, tokens, unseen_padding
 from .search_joint import both, corners, halves, swapped
 from .search_numbers import flags, numbers
+from .search_packed import packed
 from .search_ragged import doubled, growing, shorter
 from .search_rows import blank, constant, inner, pairs, repeated, rest
 from .search_structure import labels, lengths, masks, sizes, widths
@@ -22,7 +23,7 @@ __all__ = ["FAMILIES", "candidates"]
 
 FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
     masks, labels, tokens, ids, unseen_padding, doubled, bands, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
-    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, lengths, empties, shorter, growing, plain_empties, flags,
+    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, lengths, packed, empties, shorter, growing, plain_empties, flags,
     numbers, widths, sizes,
 )  # fmt: skip
 """Those that code may refuse come last: a script that raises has to be started again."""

@@ -16,6 +16,8 @@ __all__ = ["blank", "constant", "inner", "pairs", "repeated", "rest"]
 _MOST_PARTS = 6
 _SMALL = 8
 """Batches of so few samples may well be all alike."""
+_SPARSE, _VERY_SPARSE = 0.3, 0.85
+"""Where so many values are 0, that says that there is none: a depth that was not measured."""
 
 
 def _sets(seen: Seen, *kinds: str) -> Iterator[tuple[str, list[Part]]]:
@@ -55,6 +57,14 @@ def _blank_targets(seen: Seen, floats: list[Part]) -> Iterator[Candidate]:
         is_near = _may_be_blank(p) and p.may_rest
         what = f"one sample of {p.name} all zero"
         yield Candidate("blank", what, seen.changed([p], how), "possible" if is_near else "far")
+    for p in targets[:_MOST_PARTS]:
+        if p.is_positive and p.zero_share >= _SPARSE:
+            total = seen.num_rows or 1
+            is_near = total <= 2 or (p.zero_share > _VERY_SPARSE and total <= 4)
+            what = f"{p.name} all zero in a whole batch"
+            why = f"{p.zero_share:.0%} of its values seen are 0"
+            make = seen.changed([p], torch.zeros_like)
+            yield Candidate("blank-batch", what, make, "possible" if is_near else "far", why)
     wide = [p for p in floats if p.has_rows and p.tensor.dim() > 1]
     if targets and len(wide) > len(targets):
         is_near = all(_may_be_blank(p) for p in wide) and all(p.may_rest for p in targets)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..runtime.batches import named_tensors
 from ..runtime.rows import map_tensors, num_rows, take_rows
 from .candidates import Candidate, Seen, first_row
-from .parts import Part
+from .parts import Part, change
 from .search_classes import one_class
 
 __all__ = ["labels", "lengths", "masks", "sizes", "widths"]
@@ -149,12 +149,29 @@ def _unlabeled(p: Part, batches: Sequence[Any], ignored: int) -> tuple[float, fl
 
 
 def lengths(seen: Seen) -> Iterator[Candidate]:
-    """Sequences of length 1, of length 0."""
-    for p in seen.of_kind("lengths"):
-        for value, level in ((1, "possible"), (0, "possible" if p.low <= 2 else "far")):
+    """Sequences of length 1, of length 0; a short one with a long one beside it."""
+    parts = seen.of_kind("lengths")
+    for p in parts:
+        # Where every sequence has had the same length, none has another.
+        first = "possible" if p.low < p.high or p.low <= _SHORT else "far"
+        for value, level in ((1, first), (0, "possible" if p.low <= 2 else "far")):
             how = first_row(_filled(value), seen.num_rows)
             what = f"one sample with {p.name} {value}"
             yield Candidate("length", what, seen.changed([p], how), level, may_raise=True)
+    for p in parts:
+        for q in parts:
+            if p is not q:
+                what = f"one sample with the shortest {p.name} seen and the longest {q.name}"
+                make = _short_and_long(seen, p, q)
+                yield Candidate("length", what, make, may_raise=True)
+
+
+def _short_and_long(seen: Seen, p: Part, q: Part) -> Callable[[], Any]:
+    def make() -> Any:
+        new = change(seen.batch, [p], first_row(_filled(p.low), seen.num_rows))
+        return change(new, [q], first_row(_filled(q.high), seen.num_rows))
+
+    return make
 
 
 def sizes(seen: Seen) -> Iterator[Candidate]:

@@ -30,6 +30,7 @@ from ..runtime.step_changes import scaled_lr
 from .flow_losses import LossWatch
 from .probes import Probe, Proof, Seen
 from .runner_casts import HalfWatch, in_precision
+from .runner_keeps import Keeps, Undo
 from .runner_save import save_step
 from .runner_sizes import SavedSizes, peaks, state_sizes
 from .runner_watch import LayerWatch
@@ -58,9 +59,15 @@ class Bench:
         """Modules that are no part of a model and keep a state: a loss with a running center."""
         self._beside: dict[int, list[tuple[Tensor, Tensor]]] = {}
         """Their buffers and what these held, by the snapshot that they belong to."""
+        self.functions: list[Any] = []
+        """The training's own functions, which may count their calls."""
+        self._keeps: Keeps | None = None
+        self._undo: dict[int, Undo] = {}
+        """Puts back what its own code keeps in Python, by the snapshot that it belongs to."""
 
     def take_baseline(self) -> None:
         """Everything that a probe moves is put back to what it is now."""
+        self._keeps = Keeps([*self.state.roots.values(), *self.beside], self.functions)
         self._copy_into(self._baseline)
         self._rng = RngState.now()
         self._is_clean = False
@@ -73,8 +80,12 @@ class Bench:
             self.state.snapshot = own
         buffers = [b for m in self.beside for b in m.buffers()]
         self._beside[id(snapshot)] = [(b, b.detach().clone()) for b in buffers]
+        if self._keeps is not None:
+            self._undo[id(snapshot)] = self._keeps.note()
 
     def _restore(self, snapshot: Snapshot) -> None:
+        if id(snapshot) in self._undo:
+            self._undo[id(snapshot)]()
         snapshot.restore()
         with torch.no_grad():
             for buffer, held in self._beside.get(id(snapshot), ()):

@@ -48,6 +48,7 @@ class BuildRunner:
             state.add_scaler(built.scaler)
         self.state = state
         self.bench = Bench(state, model_device(built.model))
+        self.bench.functions = [built.loss_fn]
         self._seed = seed
         self._num_first = num_first
         self._rebuild = rebuild
