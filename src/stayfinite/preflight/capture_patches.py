@@ -82,6 +82,7 @@ class _Listener:
 
     is_replaying = True
     wants_gradients = False
+    seed = None
 
     def __init__(self, captor: Captor) -> None:
         self._captor = captor

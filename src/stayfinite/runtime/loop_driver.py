@@ -68,9 +68,7 @@ class LoopDriver:
         self.owns: Callable[[Any], bool] = self.state.optimizers.__contains__
         self._left_out = engine.recovery.left_out
 
-    @property
-    def is_replaying(self) -> bool:
-        return self.engine.replay is not None
+    is_replaying = property(lambda self: self.engine.replay is not None)
 
     @property
     def num_steps(self) -> int:
@@ -80,6 +78,7 @@ class LoopDriver:
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
     wants_gradients = False
+    seed: Any = None
 
     def after_backward(self) -> None:
         """Only where nobody's step looks at the gradients."""
@@ -165,8 +164,8 @@ class LoopDriver:
             step = self.tracker.note_used(window)
             plain = loss.detach() if self._scaling.pair is None else self._scaling.unscaled(loss)
             window.losses.append((step, plain))
-            ranks = self.engine.ranks
-            if (ranks.wrappers or ranks.first_wrappers) and ranks.is_adding_up():
+            self.seed = self.engine.shared.seed(plain)
+            if self.engine.ranks.is_adding_up():
                 window.unsynced += (step,)
             window.live_loss = weakref.ref(loss)
             if window.is_loaderless:
