@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
 
 from ..errors import StayfiniteError
 from ..putting_back import put_back
-from .backward_arguments import keeping_graph, seeded
+from .backward_seed import seeded
 from .compiled import skip_our_code
 from .firewall import Firewall
 from .grad_scaler import on_scale, on_step
@@ -224,6 +224,14 @@ _STEP = "a step whose loss or gradients are not finite is not applied"
 _FIND = "an optimizer or scheduler is noted when it is made"
 
 
+_BACKWARD = ("retain_graph", "create_graph", "grad_variables", "inputs")
+
+
+def _keeping(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments behind the gradients, with a graph that stays."""
+    return {**dict(zip(_BACKWARD, args[1:])), **kwargs, "retain_graph": True}
+
+
 def _backward(original: Any, subscribers: Subscribers) -> Any:
     """`Tensor.backward` ends here as well."""
 
@@ -243,14 +251,12 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                     continue
             if listener.is_replaying:
                 plain = functools.partial(original, tensors, *args, **kwargs)
-                keeping = functools.partial(
-                    original, tensors, *args[:1], **keeping_graph(args, kwargs)
-                )
+                keeping = functools.partial(original, tensors, *args[:1], **_keeping(args, kwargs))
                 return listener.replay_backward(first, plain, keeping)
             firewall = listener.firewall
             try:  # not by way of `firewall.call`: this is in every healthy step
                 if not firewall.is_down and listener.before_backward(first):
-                    args, kwargs = args[:1], keeping_graph(args, kwargs)
+                    args, kwargs = args[:1], _keeping(args, kwargs)
                 if listener.seed is not None:
                     seed, listener.seed = listener.seed, None
                     args, kwargs = seeded(seed, tensors, args, kwargs)

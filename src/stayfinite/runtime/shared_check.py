@@ -106,7 +106,7 @@ class SharedCheck:
     def _is_seen_by_all(self, flag: FiniteFlag, window: Window, meetings: Meetings) -> bool:
         """Something is bad here, in a step on which nobody is asked because all should see the same."""
         ranks = self._host.ranks
-        if ranks.is_seen_by_all(0.5**meetings.num_parted):
+        if ranks.is_seen_by_all(0.5 ** (1 + meetings.num_parted)):
             meetings.left = 0  # after a bad step they meet in any case
             return True
         flag.reset()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from stayfinite.patches.backward_arguments import seeded
+from stayfinite.patches.backward_seed import seeded
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `torch.autograd.backward` is called with, changed in one thing."""
+"""What `torch.autograd.backward` is called with, where it is to begin with another gradient than 1."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["keeping_graph", "seeded"]
-
-_BACKWARD = ("retain_graph", "create_graph", "grad_variables", "inputs")
-
-
-def keeping_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments behind the gradients, with a graph that stays."""
-    return {**dict(zip(_BACKWARD, args[1:])), **kwargs, "retain_graph": True}
+__all__ = ["seeded"]
 
 
 def seeded(
