@@ -4,9 +4,9 @@
 
 Each training has two to four gloo ranks (DDP, FSDP2 or tensor parallel) and one bad batch, so that there is an
 investigation. Something happens to one rank at a random moment: before a step, in the forward of a step or of a
-replay, or as it is about to say something to the others about the failure. It is killed, throws an error of the
-training's own, throws one of ours, misses a message, is stopped for a while, or ends early. Afterwards all ranks must have ended within
-30 s; the error shown is the training's or torch's, never ours; every checkpoint that `last_good` names is
+replay, as it is about to say something to the others about the failure, or as it asks whether they have seen it too. It is killed, throws an error of the
+training's own, throws one of ours, misses a message, is stopped for a while, or ends early. Afterwards all ranks must end, and
+there must not be 30 s in which nobody works (by the ranks' processor time: on a busy machine work takes long, a hang takes none); the error shown is the training's or torch's, never ours; every checkpoint that `last_good` names is
 finite; and where all ranks went on, their weights are the same.
 """
 
@@ -29,6 +29,7 @@ from tests.distributed import crew, training
 import stayfinite.investigate.entry  # the forked ranks need not import it one by one
 from stayfinite import Guard
 from stayfinite.checkpoint import scan
+from stayfinite.runtime import ranks
 from stayfinite.runtime.side_groups import SideGroup, SideGroupError
 
 LIMIT = 30.0
@@ -36,7 +37,7 @@ RANK_SECONDS = 4.0
 STOPPED = 6.0
 OURS = str(pathlib.Path(stayfinite.__file__).parent) + os.sep
 EVENTS = ("kill", "kill", "throw", "our error", "miss", "stop", "end early", "nothing")
-PHASES = ("step", "forward", "talk")
+PHASES = ("step", "forward", "talk", "asked")
 
 
 class OwnError(Exception):
@@ -71,8 +72,10 @@ def draw(rng: random.Random) -> Case:
     world = rng.choice((2, 2, 4) if kind == "tp" else (2, 2, 3, 4))
     phase = rng.choice(PHASES)
     event = rng.choice(EVENTS)
-    if event in ("our error", "miss"):
+    if event in ("our error", "miss") and (phase != "asked" or event == "our error"):
         phase = "talk"
+    if phase == "asked":  # with gradients that all ranks have alike
+        kind, event = "ddp", rng.choice(("kill", "stop", "miss"))
     if event == "end early":
         phase = "step"
     # A failure that is soon explained has few of them.
@@ -80,6 +83,7 @@ def draw(rng: random.Random) -> Case:
         "step": training.NUM_BATCHES,
         "forward": rng.choice((8, 24)),
         "talk": rng.choice((4, 12, 40)),
+        "asked": 1,
     }[phase]
     return Case(
         world=world, kind=kind, form=rng.choice(("loop", "step")),
@@ -131,10 +135,17 @@ def _watch_talk(event: Event) -> None:
         setattr(SideGroup, name, talk)
 
 
+def _watch_question(event: Event) -> None:
+    original = ranks.is_seen_by_all
+    ranks.is_seen_by_all = lambda *args: False if event.at("asked") else original(*args)
+
+
 def _train(rank: int, case: Case, folder: pathlib.Path) -> dict:
     event = Event(case, rank, folder)
     if case.phase == "talk":
         _watch_talk(event)
+    if case.phase == "asked":
+        _watch_question(event)
     model = training.make(case.kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.RATE)
     settings = {"budget": 1e-6, "rank_seconds": RANK_SECONDS, "diagnose_seconds": 3.0}
@@ -202,35 +213,68 @@ class Result:
     has_happened: bool = False
     seconds: float = 0.0
     """From the event to the end of the last rank."""
+    idle: float = 0.0
+    """Of these, in which no rank worked."""
 
 
-def _wait(pids: list[int], folder: pathlib.Path, limit: float) -> tuple[float, bool]:
-    """When the last one ended, and whether one had to be killed."""
-    left, started = set(pids), time.time()
+class Idle:
+    """How long none of some processes has worked, in spans of a second or more."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._at = self._worked = 0.0
+
+    def note(self, pids: set[int]) -> None:
+        now = time.monotonic()
+        if now - self._at < 1:
+            return
+        worked = sum(_processor_seconds(pid) for pid in pids)
+        span = now - self._at if self._at else 0.0
+        # Less than two percent of the time is what waiting itself takes; an ended rank takes its share with it.
+        if abs(worked - self._worked) < 0.02 * span:
+            self.seconds += span
+        self._at, self._worked = now, worked
+
+
+def _processor_seconds(pid: int) -> float:
+    try:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _wait(pids: list[int], folder: pathlib.Path, limit: float) -> tuple[float, float, bool]:
+    """When the last one ended, how long nobody worked, and whether one had to be killed."""
+    left, started, idle = set(pids), time.time(), Idle()
     happened, stopped = folder / "happened", folder / "stopped"
     is_going_on = False
+    since = 0.0
     while left:
         for pid in list(left):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 left.discard(pid)
         now = time.time()
-        since = now - happened.stat().st_mtime if happened.exists() else 0.0
+        if happened.exists():
+            since = now - happened.stat().st_mtime
+            idle.note(left)
         if stopped.exists() and not is_going_on and since > STOPPED:
             is_going_on = True
             os.kill(int(stopped.read_text()), signal.SIGCONT)
-        if since > limit + (STOPPED if stopped.exists() else 0) or now - started > 8 * limit:
+        most = limit + (STOPPED if stopped.exists() else 0)
+        if idle.seconds > most or now - started > 16 * limit:
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
-            return since, True
+            return since, idle.seconds, True
         time.sleep(0.02)
-    return since, False
+    return since, idle.seconds, False
 
 
 def run(case: Case, folder: pathlib.Path, limit: float = LIMIT) -> Result:
     pids = [crew.fork(rank, folder, _rank, rank, case, folder) for rank in range(case.world)]
-    seconds, is_hanging = _wait(pids, folder, limit)
-    result = Result(has_happened=(folder / "happened").exists(), seconds=seconds)
+    seconds, idle, is_hanging = _wait(pids, folder, limit)
+    result = Result(has_happened=(folder / "happened").exists(), seconds=seconds, idle=idle)
     if is_hanging:
         result.wrong = "some rank hangs"
         return result
@@ -272,25 +316,24 @@ def _saved(folder: pathlib.Path) -> str:
 def campaign(count: int, seed: int, limit: float = LIMIT, is_loud: bool = False) -> list[str]:
     """The cases that went wrong, each with its story."""
     rng = random.Random(seed)
-    wrong, happened, longest = [], 0, 0.0
+    wrong, happened, longest, idle = [], 0, 0.0, 0.0
     for number in range(count):
         case = draw(rng)
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             result = run(case, folder, limit)
             happened += result.has_happened
-            longest = max(longest, result.seconds)
+            longest, idle = max(longest, result.seconds), max(idle, result.idle)
             if is_loud:
-                print(
-                    f"{number}: {case}: {result.seconds:.1f} s {result.wrong or 'fine'}", flush=True
-                )
+                how = f"{result.seconds:.1f} s ({result.idle:.1f} idle) {result.wrong or 'fine'}"
+                print(f"{number}: {case}: {how}", flush=True)
             if result.wrong:
                 told = "\n".join(f.read_text()[-3000:] for f in sorted(folder.glob("rank*.err")))
                 wrong.append(
                     f"{number}: {case}: {result.wrong}\n{json.dumps(asdict(case))}\n{told}"
                 )
     print(f"{count} trainings, something happened in {happened}, {len(wrong)} wrong, ", end="")
-    print(f"at most {longest:.1f} s until the last rank had ended")
+    print(f"at most {longest:.1f} s until the last rank had ended, {idle:.1f} s of them idle")
     return wrong
 
 

@@ -73,15 +73,40 @@ def test_one_faulty_rank(crew, kind, form, fault):
     assert "on rank 1" in run.errors[0]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_healthy_step_costs_one_tiny_all_reduce(crew, kind):
+SELDOM = [1, 1, 0, 1, 0, 0, 0, 1]
+"""Meetings in the first eight steps of ranks that look at the same."""
+
+
+@pytest.mark.parametrize(
+    ("extra", "more"),
+    [
+        ({"kind": "ddp"}, SELDOM),
+        ({"kind": "fsdp"}, [1] * 8),
+        ({"kind": "fsdp", "clip": 1.0}, SELDOM),  # by the norm of all shards
+    ],
+    ids=["ddp", "fsdp", "fsdp-clip"],
+)
+def test_what_a_healthy_step_asks_of_the_others(crew, extra, more):
     """The first step has one more, in which the ranks agree that all of them have room to go back."""
-    run = crew("guarded", kind=kind, form="step", settings={"max_batches": 256})
-    bare = crew("plain", kind=kind).ranks[0]["counts"]
+    run = crew("guarded", **extra, form="step", settings={"max_batches": 256})
+    plain = crew("plain", **extra)
+    bare = plain.ranks[0]["counts"]
     assert run.incidents == []
     for rank in run.ranks:
-        assert [a - b for a, b in zip(rank["counts"], bare)] == [2] + [1] * (len(bare) - 1)
-    assert run.state == crew("plain", kind=kind).state
+        assert [a - b for a, b in zip(rank["counts"], bare)] == [more[0] + 1, *more[1:]]
+    assert run.state == plain.state
+
+
+def test_a_step_that_is_bad_on_one_rank_alone_is_left_out_by_nobody_alone(crew):
+    """Its gradients went bad behind the exchange, in a step on which nobody is asked: no rank hangs or parts from the
+    others, and when they see what came of it, all of them go back."""
+    settings = {"max_batches": 8, "rank_seconds": 2.0}
+    run = crew("guarded", kind="ddp", form="loop", spoils_at=training.AT, settings=settings)
+    assert f"step {training.AT}: something is not finite here" in run.errors[1]
+    assert "something is not finite here" not in run.errors[0]
+    (incident,) = run.incidents
+    assert (incident.event.step, incident.action.kind) == (training.AT + 1, "rebuilt")
+    assert run.state == crew("plain", kind="ddp").state
 
 
 def test_a_rank_that_trains_by_itself_asks_nobody(crew):

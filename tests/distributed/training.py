@@ -136,6 +136,9 @@ def train(model, optimizer, data, job, scaler=None, on_step=lambda i: None) -> N
             continue
         if job["kind"] == "by_hand":
             gradients_by_hand(model)
+        if i == job.get("spoils_at") and dist.get_rank() == job.get("faulty", 1):
+            for p in model.parameters():
+                p.grad.div_(torch.zeros(()))  # behind the exchange: no other rank has it
         if job.get("clip"):
             if scaler is not None:
                 scaler.unscale_(optimizer)

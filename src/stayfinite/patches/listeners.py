@@ -46,6 +46,9 @@ class TrainingListener(Protocol):
     def before_backward(self, loss: Tensor) -> bool | None:
         """Whether its graph is to stay for a replay."""
 
+    seed: Any
+    """What that backward is to begin with instead of 1, or None; taken from here."""
+
     def after_backward(self) -> None: ...
 
     def replay_backward(

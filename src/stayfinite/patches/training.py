@@ -29,6 +29,7 @@ from torch.optim.optimizer import (
 
 from ..errors import StayfiniteError
 from ..putting_back import put_back
+from .backward_seed import seeded
 from .compiled import skip_our_code
 from .grad_scaler import on_scale, on_step
 from .listeners import TrainingListener
@@ -196,6 +197,12 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                 return listener.replay_backward(first, plain, keeping)
             if firewall.call(listener.before_backward, first):
                 args, kwargs = args[:1], _keeping(args, kwargs)
+            if listener.seed is not None:
+                seed, listener.seed = listener.seed, None
+                plain_call = (args, kwargs)
+                args, kwargs = firewall.call(
+                    seeded, seed, tensors, *plain_call, fallback=plain_call
+                )
             if firewall.call(getattr, listener, "wants_gradients"):
                 result = original(tensors, *args, **kwargs)
                 listener.firewall.call(listener.after_backward)

@@ -83,6 +83,7 @@ class _Listener:
     is_replaying = True
     ordinary = None
     wants_gradients = False
+    seed = None
 
     def __init__(self, captor: Captor) -> None:
         self._captor = captor

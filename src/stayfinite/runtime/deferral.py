@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 
 from ..detect.deferred import DeferredFlag
 from .host import Host
-from .ranks import NOT_DUE
+from .meetings import NOT_DUE
 from .shards import local
 from .shared_check import SharedCheck
 from .unseen import unseen
@@ -79,7 +79,7 @@ class Deferral:
         self._flag.arm(optimizer, checked)
         self._armed = id(optimizer)
         if self._shared.is_shared(optimizer):
-            pair = host.ranks.reduce_flag(self._flag.flag.value, host.wish())
+            pair = host.ranks.reduce_flag(self._flag.flag.value, host.wish().kind)
             self._flag.share(pair[0], pair[1] != NOT_DUE)
 
     def is_armed(self, optimizer: Optimizer) -> bool:

@@ -31,8 +31,9 @@ from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
 from .lookout import Lookout
+from .meetings import Wish
 from .rank_groups import has_world
-from .ranks import DUE, NOT_DUE, URGENT, Ranks
+from .ranks import Ranks
 from .recovery import Recovery
 from .rng import RngMemory, RngState
 from .saved_state import choose_snapshot
@@ -110,12 +111,10 @@ class Engine:
             self.state.snapshot.drop()
             self.log.clear()
 
-    def wish(self) -> int:
+    def wish(self) -> Wish:
         """Whether this rank wants a deep check after this step: by its clock, its memory."""
-        if self._is_deep_wanted or self.log.is_full(num_more=1):
-            return URGENT
         elapsed = time.perf_counter() - self._deep_started
-        return DUE if self._cost <= self.settings.budget * elapsed else NOT_DUE
+        return Wish.of(self._is_deep_wanted, self.log, self._cost, self.settings.budget, elapsed)
 
     def want_deep_check(self) -> None:
         """Look with the next step: a save was held back, or ranks came to the end of an epoch."""

@@ -11,6 +11,7 @@ from ..detect.check import StepCheck
 from ..records import Event, Incident
 from ..recover.policy import Policy
 from .limits import Limit
+from .meetings import Wish
 from .ranks import Ranks
 from .state import TrainState
 from .window import Failure, Window
@@ -50,7 +51,7 @@ class Host(Protocol):
 
     def meet(self) -> None: ...
 
-    def wish(self) -> int: ...
+    def wish(self) -> Wish: ...
 
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None: ...
 

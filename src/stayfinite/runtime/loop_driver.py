@@ -65,9 +65,7 @@ class LoopDriver:
         self.owns: Callable[[Any], bool] = self.state.optimizers.__contains__
         self.ordinary = OrdinaryIteration(self, self._bad.handle)
 
-    @property
-    def is_replaying(self) -> bool:
-        return self.engine.replay is not None
+    is_replaying = property(lambda self: self.engine.replay is not None)
 
     @property
     def num_steps(self) -> int:
@@ -78,6 +76,7 @@ class LoopDriver:
 
     wants_gradients = False
     own_updates: Any = None
+    seed: Any = None
 
     def after_backward(self) -> None:
         """Only where nobody's step looks at the gradients."""
@@ -163,8 +162,8 @@ class LoopDriver:
             step = self.tracker.note_used(window)
             plain = loss.detach() if self.scaling.pair is None else self.scaling.unscaled(loss)
             window.losses.append((step, plain))
-            ranks = self.engine.ranks
-            if (ranks.wrappers or ranks.first_wrappers) and ranks.is_adding_up():
+            self.seed = self.engine.shared.seed(plain)
+            if self.engine.ranks.is_adding_up():
                 window.unsynced += (step,)
             window.live_loss = weakref.ref(loss)
             if window.is_loaderless:

@@ -50,7 +50,7 @@ class OrdinaryIteration:
         self._driver, self._engine, self._tracker = driver, engine, driver.tracker
         self._scaling = driver.scaling
         self._scalers = engine.state.scalers
-        self._ranks, self._optimizers = engine.ranks, engine.state.optimizers
+        self._optimizers = engine.state.optimizers
         self._note_place, self._see = engine.step_place.note, engine.lookout.see
         self._look_here = engine.checker.look_here
         self._look_into = look_into
@@ -98,8 +98,7 @@ class OrdinaryIteration:
             or self._engine.replay is not None
             or self._tracker.other is not None
             or self._scaling.pair is not None
-            or self._ranks.wrappers
-            or self._ranks.first_wrappers
+            or self._engine.has_world
             or _num_function_modes()
             or _num_dispatch_modes()
             or loss.numel() != 1

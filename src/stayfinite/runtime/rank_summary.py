@@ -24,15 +24,21 @@ class RankSummary:
         self.num_steps = 0
         self.waited = 0.0
         self._first = self._last = 0.0
+        self._num_unasked = 0
+
+    def pass_by(self) -> None:
+        """A step on which nobody had to be asked; the next that is agreed on stands for it."""
+        self._num_unasked += 1
 
     def note(self, began: float, ended: float) -> None:
         """A step was agreed on, from one moment to another."""
         if self.num_steps == 0:
             self._first = ended  # connections are made within the first
         else:
-            self.waited += ended - began
+            self.waited += (ended - began) * (1 + self._num_unasked)
         self._last = ended
-        self.num_steps += 1
+        self.num_steps += 1 + self._num_unasked
+        self._num_unasked = 0
 
     def write(self, rank: int, world: int) -> None:
         """All of it or nothing; a folder that cannot be written to is somebody else's to tell of."""

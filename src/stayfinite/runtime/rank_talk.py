@@ -25,7 +25,7 @@ class RankTalk:
     """One failure after the other; whoever cannot go on lets the others go."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._say = say
         self._side: SideGroup | None = None
         self.copies = GroupCopies(seconds)
@@ -84,7 +84,7 @@ class RankTalk:
         if self._side is None:
             name: str = group.group_name
             _numbers[name] += 1
-            self._side = SideGroup(group, f"{name}/{_numbers[name]}", self._seconds)
+            self._side = SideGroup(group, f"{name}/{_numbers[name]}", self.seconds)
         return self._side
 
     @contextlib.contextmanager

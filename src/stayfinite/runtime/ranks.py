@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..devices import widest
 from ..saying import say
+from .meetings import NOT_DUE, Agreed, Wish
 from .rank_groups import (
     group_of,
     groups_in_use,
@@ -33,26 +35,14 @@ from .rank_groups import (
     wrappers_of,
     wrappers_there_are,
 )
-from .rank_records import Agreed, RankFailure, Settled
+from .rank_records import RankFailure, Settled, is_answered_alike, most_telling_first
 from .rank_summary import RankSummary
 from .rank_talk import RankTalk
+from .rank_verdict import can_gather, is_seen_by_all
 from .side_groups import SideGroupError
 from .window import Failure
 
-__all__ = ["Agreed", "RankFailure", "Ranks", "Settled"]
-
-DUE, NOT_DUE, URGENT = 0, 1, 2
-"""A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
-one a single rank that is not due yet (its clock, its budget) is waited for."""
-
-_ORDER = (
-    "learning_rate", "loss", "parameter", "buffer", "optimizer_state", "average", "gradient", "spike",
-    "scaler_skip",
-)  # fmt: skip
-
-
-_SEEN = {"loss", "gradient"}
-"""Symptoms that are answered in the same way."""
+__all__ = ["RankFailure", "Ranks", "Settled"]
 
 
 class Ranks:
@@ -74,7 +64,7 @@ class Ranks:
         self._is_alone = False
         self.is_apart = False
         """This rank experiments by itself; the others wait for what comes of it."""
-        self._pair: Tensor | None = None
+        self._said_dtype: torch.dtype | None = None
         self._rank: int | None = None
         self._is_first: bool | None = None
         self.wrappers: list[Any] = []
@@ -157,7 +147,7 @@ class Ranks:
         self.leave()
         self._was_shared = self.has_others
         self.talk.close()
-        self._group = self._world = self._pair = None
+        self._group = self._world = None
         self.wrappers.clear()
         self.first_wrappers.clear()
 
@@ -197,7 +187,7 @@ class Ranks:
             return False
         if world is not self._world:
             self.talk.close()
-            self._world, self._group, self._pair = world, None, None
+            self._world, self._group, self._said_dtype = world, None, None
             self._shared.clear()
         known = self._shared.get(id(optimizer))
         if known is None:
@@ -218,7 +208,7 @@ class Ranks:
         if self._group is not None and self._group is not group:
             group = self._world  # several meshes or groups: only the whole world covers them
         self._group = group
-        self._pair = None
+        self._said_dtype = None
         self._is_first = dist.get_rank(group) == 0
 
     @property
@@ -247,33 +237,44 @@ class Ranks:
 
     # -- collectives -----------------------------------------------------------------------------
 
-    def reduce_flag(self, flag: Tensor, wish: int) -> Tensor:
-        """One tiny all-reduce: `flag` becomes every rank's, without a sync; [flag, wish] to read."""
-        if self._pair is None:
-            self._pair = torch.zeros(2, device=self._device(flag.device))
-        pair = self._pair
-        pair[0] = flag
-        pair[1] = wish
+    def reduce_flag(self, flag: Tensor, *more: float) -> Tensor:
+        """One tiny all-reduce: `flag` becomes every rank's, without a sync; it and the largest of each of `more`
+        (the first is a wish) to read."""
+        device = self._device(flag.device)
+        if self._said_dtype is None:
+            self._said_dtype = widest(device)
+        said = torch.tensor([0.0, *more], dtype=self._said_dtype, device=device)
+        said[0] = flag
         try:
-            dist.all_reduce(pair, op=dist.ReduceOp.MAX, group=self._group)
+            dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:
             self._say_gone(error)
-            pair = torch.stack([flag.float(), torch.full_like(flag.float(), NOT_DUE)])
+            said[0], said[1] = flag, NOT_DUE
         self.talk.is_lost = False
-        flag.copy_(pair[0])
-        return pair
+        flag.copy_(said[0])
+        return said
 
     def _say_gone(self, error: RuntimeError) -> None:
         # The training's own group: its next collective fails as well, and says so by itself.
         self._say_once(f"another rank is gone ({_first_line(error)}); this one is watched alone")
         self.leave()
 
-    def agree_on_flag(self, flag: Tensor, wish: int) -> Agreed:
-        """The same, read at once."""
+    def agree_on_flag(self, flag: Tensor, wish: Wish, digest: float | None) -> Agreed:
+        """The same, read at once, with all that is said at a meeting."""
         began = time.perf_counter()
-        bad, due = self.reduce_flag(flag, wish).tolist()
+        agreed = Agreed.heard(self.reduce_flag(flag, *Agreed.said(wish, digest)).tolist())
         self.summary.note(began, time.perf_counter())
-        return Agreed(bad != 0, due != NOT_DUE)
+        return agreed
+
+    @property
+    def can_gather(self) -> bool:
+        """Whether the ranks can find out, without a collective, if all of them have seen the same."""
+        return can_gather(self._group)
+
+    def is_seen_by_all(self, share: float) -> bool:
+        """Of something bad that every rank should see in this very place: whether each of them has. They are waited
+        for, this share of the usual limit at most."""
+        return is_seen_by_all(self._group, self.talk.seconds * share)
 
     def any(self, value: bool) -> bool:
         """Whether it is so on any rank."""
@@ -372,9 +373,7 @@ class Ranks:
                 self._say_once(f"the ranks could not talk: {type(error).__name__}: {error}")
         if self.settle(is_heard).is_fine:
             return agreed
-        if failure is not None and (
-            failure.symptom == symptom or {failure.symptom, symptom} == _SEEN
-        ):
+        if failure is not None and is_answered_alike(failure.symptom, symptom):
             return failure
         return RankFailure(symptom, step, rank=self.first)
 
@@ -384,8 +383,7 @@ class Ranks:
         if failure is not None:
             rank = failure.rank if isinstance(failure, RankFailure) else self.rank
             own = (failure.symptom, failure.step, failure.name, failure.value, rank)
-        found = [RankFailure(*f) for f in self.gather(own) if f is not None]
-        return sorted(found, key=lambda f: (_ORDER.index(f.symptom), f.rank))
+        return most_telling_first(self.gather(own))
 
     def _device(self, wanted: torch.device) -> torch.device:
         """A device that the group's backend can talk from."""

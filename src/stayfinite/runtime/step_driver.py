@@ -220,8 +220,9 @@ class StepDriver:
         window.live_loss = weakref.ref(loss)
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
+        seed = self.firewall.call(engine.shared.seed, loss)
         plain.is_theirs = True
-        loss.backward()
+        loss.backward(seed)
         plain.is_theirs = False
         plain.is_backward = True
         if parts.clip_norm is not None:
@@ -242,8 +243,9 @@ class StepDriver:
 
     def _scaled_attempt(self, window: Window, loss: Tensor) -> Failure | None:
         plain = self._plain
+        seed = self.firewall.call(self.engine.shared.seed, loss)
         plain.is_theirs = True
-        self.parts.scaler.scale(loss).backward()
+        self.parts.scaler.scale(loss).backward(seed)
         plain.is_theirs = False
         plain.is_backward = True
         self._clip(window)
@@ -306,7 +308,7 @@ class StepDriver:
             parts.optimizer.zero_grad(set_to_none=True)
             loss = parts.loss(batch.loss_fn, batch.value)
             window.losses = [(batch.step, loss.detach())]
-            loss.backward()
+            loss.backward(self.firewall.call(self.engine.shared.seed, loss))
             plain.is_clipped = False
             self._clip(window)
             failure = self.firewall.call(self.engine.check, window, parts.optimizer)

@@ -39,6 +39,12 @@ class WindowLog(list[Window]):
     def is_full(self, num_more: int = 0) -> bool:
         return len(self) + num_more >= self._most or self._num_bytes > _MAX_BYTES
 
+    def room(self, is_anew: bool = False) -> int:
+        """After how many more steps it is full; `is_anew`: it begins anew with this one."""
+        if is_anew:
+            return self._most
+        return max(1, self._most - 1 - len(self)) if self._num_bytes <= _MAX_BYTES else 1
+
     def begin_anew(self) -> None:
         """A snapshot was taken. Small windows are let go one by one as new ones come: Python looks for
         garbage whenever more has been made than let go, and with torch loaded such a look takes
