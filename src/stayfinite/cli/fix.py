@@ -99,7 +99,8 @@ def wanted(incident: Incident, every: bool) -> list[Fix]:
 def _write(proved: list[tuple[Incident, Fix]], named: list[Path], is_undo: bool) -> list[Target]:
     from .fix_files import change_files
 
-    return change_files([f for _, f in proved], named, Path.cwd(), is_undo)
+    first = {(i.id, f.file): f for i, f in reversed(proved)}  # others would repair the same failure
+    return change_files([f for _, f in proved if f in first.values()], named, Path.cwd(), is_undo)
 
 
 def _show(
