@@ -110,6 +110,22 @@ def test_of_two_changes_for_one_failure_the_first_is_written(here):
     assert (here / "train.py").read_text() == AFTER
 
 
+def test_a_proved_value_without_a_line_is_to_be_set_by_hand(here):
+    home = saved(here)
+    incident = Incident.from_json((home / "incident.json").read_text())
+    value = replace(incident.diagnosis.fixes[0], title="clip at 0.1", diff=None)
+    advice = (Fix(title="and repair x as well", why=""), Fix(title="or clean the data", why=""))
+    for fixes, shown in (
+        ((value, *advice), "change this by hand: clip at 0.1  [proved]"),
+        (advice, "  try: clean the data  [untried]"),
+    ):
+        made = replace(incident, diagnosis=replace(incident.diagnosis, fixes=fixes))
+        (home / "incident.json").write_text(made.to_json())
+        result = fix("run")
+        assert result.exit_code == 1 and shown in result.output
+        assert "no diff was proved" in result.output and "as well" not in result.output
+
+
 def test_a_file_that_has_changed_since_is_left_alone(here):
     saved(here)
     (here / "train.py").write_text("# mine\n" + BEFORE)

@@ -122,7 +122,7 @@ def _show(
             _show_one(incident, fix)
         shown |= {f.diff for f in mine}
         if not any(f.status == "proved" for f in mine):
-            typer.echo("  no change of the source was proved for it")
+            typer.echo("  no diff was proved for it")
             _show_words(incident)
         typer.echo("")
     for target in written or []:
@@ -142,10 +142,19 @@ def _show_one(incident: Incident, fix: Fix) -> None:
 
 
 def _show_words(incident: Incident) -> None:
-    from ..report.fixes import advice
+    """A setting that was proved and whose line was not found, or what is worth a try."""
+    from ..report.fixes import advice, first_fix, proof_words
 
-    for fix in advice(incident)[:3]:
-        typer.echo(printable(f"  try: {fix.title}  [{fix.status}]"))
+    first = first_fix(incident)
+    if first is not None:
+        typer.echo(printable(f"  change this by hand: {first.title}  [proved]"))
+        if first.proof is not None:
+            seen = proof_words(first.proof, incident.event.step)
+            typer.echo(printable(f"  proof: exactly this value was run; {seen}"))
+        return
+    others = [f for f in advice(incident) if not f.title.startswith("and ")]
+    for fix in others[:3]:
+        typer.echo(printable(f"  try: {fix.title.removeprefix('or ')}  [{fix.status}]"))
 
 
 def _json(chosen: list[tuple[Incident, Fix]], written: list[Target] | None) -> str:

@@ -16,12 +16,12 @@ __all__: list[str] = []
 
 _TURNED = ("t", "transpose", "permute", "contiguous")
 _OF_SHAPE = ("shape", "dtype", "device", "ndim", "size", "dim", "numel")
-_WHY = "the same shares, without an exponential that overflows above and leaves rows of 0 below"
+_WHY = "the result is the same, and no exponential can overflow or leave a row of zeros"
 
 
 @pattern(
     "normalized_in_log_space",
-    "normalize in log space: take logsumexp off where the exponential is divided by its sums",
+    "normalize in log space: subtract the logsumexp instead of dividing by the sum",
     _WHY,
 )
 def normalized_in_log_space(source: Source, node: ast.AST) -> Iterable[Edit] | None:
@@ -31,8 +31,7 @@ def normalized_in_log_space(source: Source, node: ast.AST) -> Iterable[Edit] | N
 
 @pattern(
     "normalized_in_log_space_without_epsilon",
-    "normalize in log space, which needs no epsilon: take logsumexp off where the exponential is divided by "
-    "its sums",
+    "normalize in log space, which needs no epsilon: subtract the logsumexp instead of dividing by the sum",
     _WHY,
     is_equivalent=False,
 )
