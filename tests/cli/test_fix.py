@@ -110,6 +110,17 @@ def test_of_two_changes_for_one_failure_the_first_is_written(here):
     assert (here / "train.py").read_text() == AFTER
 
 
+def test_a_wrong_path_names_the_newest_run(here):
+    for path, what in (("nowhere", "nowhere does not exist"), (".", ". holds no incident")):
+        made = fix(path)
+        assert made.exit_code == 2 and what in made.output
+        assert "try: stayfinite run train.py" in made.output
+    home = saved(here)
+    (here / "stayfinite-runs").mkdir()
+    home.parents[1].rename(here / "stayfinite-runs" / "train-1")
+    assert "try: stayfinite fix stayfinite-runs/train-1" in fix("nowhere").output
+
+
 def test_a_proved_value_without_a_line_is_to_be_set_by_hand(here):
     home = saved(here)
     incident = Incident.from_json((home / "incident.json").read_text())

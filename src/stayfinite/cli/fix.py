@@ -19,7 +19,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add `fix` to the command line."""
-    app.command(name="fix")(fix_command)
+    app.command(name="fix", short_help="The change as a diff, proved by running it.")(fix_command)
 
 
 def fix_command(
@@ -81,13 +81,22 @@ def read_incidents(path: Path) -> list[Incident]:
         return [read_incident(path)[0]]
     folder = path / "incidents" if (path / "incidents").is_dir() else path
     if not folder.is_dir():
-        raise UsageError(f"{path} is neither a run's folder nor an incident")
+        what = "is neither a run's folder nor an incident" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}{_newest_run()}")
     found = [
         read_incident(p)[0] for p in sorted(folder.iterdir()) if is_regular(p / "incident.json")
     ]
     if not found:
-        raise UsageError(f"{path} holds no incident\ntry: stayfinite run train.py")
+        raise UsageError(f"{path} holds no incident{_newest_run()}")
     return [i for i in found if i.same_as is None]
+
+
+def _newest_run() -> str:
+    """What to type instead: the last run of this folder that has incidents, if there is one."""
+    home = Path("stayfinite-runs")
+    runs = [p for p in home.iterdir() if (p / "incidents").is_dir()] if home.is_dir() else []
+    newest = max(runs, key=lambda p: p.stat().st_mtime, default=None)
+    return f"\ntry: stayfinite {'run train.py' if newest is None else f'fix {newest}'}"
 
 
 def wanted(incident: Incident, every: bool) -> list[Fix]:
