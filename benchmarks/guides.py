@@ -7,13 +7,15 @@ beforehand, and (seed 1) nothing in the repaired twin; under `stayfinite run` an
 `stayfinite fix --apply` and the training again (up to three rounds: behind one fault may be the next). Where
 that does not reach 90 % of the repaired twin's figure, the presets are tried (`benchmarks.presets`). The repaired
 twin has to beat the baseline that it prints. With --json what is done already is not done again. About 2
-minutes of computing for each example and seed.
+minutes of computing for each example and seed. One thread each: with more, sums are rounded in another order from
+run to run, and a training near its limit then fails a step earlier or later, plain or protected.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -179,6 +181,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="rows that are known, and where new ones go")
     args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     known: dict[str, Row] = {}
     if args.json is not None and args.json.exists():
         known = json.loads(args.json.read_text(encoding="utf-8"))

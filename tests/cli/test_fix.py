@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -16,17 +17,19 @@ AFTER = "import torch\ny = torch.log(x.clamp(min=1e-12))\n"
 PROOF = Proof(is_step_finite=True, num_healthy=2, largest_change=0.0, num_after=3)
 
 
-def saved(folder, path="train.py", status="proved", before=BEFORE, after=AFTER, file=None):
+def saved(
+    folder, path="train.py", status="proved", before=BEFORE, after=AFTER, file=None, name="one"
+):
     fix = Fix(
         title="a floor", why="log of 0 is -inf", status=status, proof=PROOF,
         diff=unified_diff(path, before, after), file=file or os.path.abspath(path),
         file_sha256=hashlib.sha256(before.encode()).hexdigest(),
     )  # fmt: skip
     incident = Incident(
-        id="one", event=Event(step=3, phase="loss", value=float("nan")),
+        id=name, event=Event(step=3, phase="loss", value=float("nan")),
         diagnosis=Diagnosis(cause="log_of_zero", confidence=0.9, summary="zero", fixes=(fix,)),
     )  # fmt: skip
-    home = folder / "run" / "incidents" / "one"
+    home = folder / "run" / "incidents" / name
     home.mkdir(parents=True)
     (home / "incident.json").write_text(incident.to_json())
     return home
@@ -76,6 +79,62 @@ def test_what_a_later_run_proves_is_written_too_and_taken_back_first(here):
     assert fix("again/run", "--undo").exit_code == 0 and fix("run", "--undo").exit_code == 0
     assert (here / "train.py").read_text() == BEFORE
     assert not list(here.glob("*.before-fix*"))
+
+
+def test_what_one_run_proves_for_several_lines_is_written_together(here):
+    lines = [f"a{n} = {n}\n" for n in range(20)]
+    text = "".join(lines)
+    (here / "train.py").write_text(text)
+    for name, number, new in (("one", 15, "b = 1\n"), ("two", 2, "c = 1\n"), ("three", 16, "")):
+        after = "".join(new if n == number else line for n, line in enumerate(lines))
+        saved(here, before=text, after=after, name=name)
+    made = fix("run", "--apply")
+    assert made.exit_code == 1  # one of the three changes lines that another has changed
+    assert "in 2 places, each proved by itself and not yet run together" in made.output
+    assert "it changes lines that another change was written to" in made.output
+    written = (here / "train.py").read_text().splitlines(keepends=True)
+    assert (written[2], written[15], written[16]) == ("c = 1\n", "b = 1\n", lines[16])
+    assert fix("run", "--undo").exit_code == 0
+    assert (here / "train.py").read_text() == text
+
+
+def test_of_two_changes_for_one_failure_the_first_is_written(here):
+    home = saved(here)
+    incident = Incident.from_json((home / "incident.json").read_text())
+    other = replace(
+        incident.diagnosis.fixes[0], diff=unified_diff("train.py", BEFORE, BEFORE + "z = 1\n")
+    )
+    both = replace(incident.diagnosis, fixes=(*incident.diagnosis.fixes, other))
+    (home / "incident.json").write_text(replace(incident, diagnosis=both).to_json())
+    assert fix("run", "--apply").exit_code == 0
+    assert (here / "train.py").read_text() == AFTER
+
+
+def test_a_wrong_path_names_the_newest_run(here):
+    for path, what in (("nowhere", "nowhere does not exist"), (".", ". holds no incident")):
+        made = fix(path)
+        assert made.exit_code == 2 and what in made.output
+        assert "try: stayfinite run train.py" in made.output
+    home = saved(here)
+    (here / "stayfinite-runs").mkdir()
+    home.parents[1].rename(here / "stayfinite-runs" / "train-1")
+    assert "try: stayfinite fix stayfinite-runs/train-1" in fix("nowhere").output
+
+
+def test_a_proved_value_without_a_line_is_to_be_set_by_hand(here):
+    home = saved(here)
+    incident = Incident.from_json((home / "incident.json").read_text())
+    value = replace(incident.diagnosis.fixes[0], title="clip at 0.1", diff=None)
+    advice = (Fix(title="and repair x as well", why=""), Fix(title="or clean the data", why=""))
+    for fixes, shown in (
+        ((value, *advice), "change this by hand: clip at 0.1  [proved]"),
+        (advice, "  try: clean the data  [untried]"),
+    ):
+        made = replace(incident, diagnosis=replace(incident.diagnosis, fixes=fixes))
+        (home / "incident.json").write_text(made.to_json())
+        result = fix("run")
+        assert result.exit_code == 1 and shown in result.output
+        assert "no diff was proved" in result.output and "as well" not in result.output
 
 
 def test_a_file_that_has_changed_since_is_left_alone(here):

@@ -17,7 +17,7 @@ def test_a_clean_file_exits_with_0(tmp_path):
     (tmp_path / "train.py").write_text("import torch\ny = torch.zeros(3)\n")
     out = run(".", cwd=tmp_path)
     assert (out.returncode, out.stderr) == (0, "")
-    assert out.stdout.startswith("nothing found in 1 files, 3 lines")
+    assert out.stdout.startswith("nothing found in 1 file, 3 lines")
 
 
 def test_findings_exit_with_1_and_can_be_repaired(tmp_path):

@@ -122,7 +122,7 @@ stayfinite: step 7 (epoch 1): the loss is -inf
     -x.log()
     +x.log_softmax(-1)
   proof  exactly this diff was run: step 7 is finite; 3 healthy steps before it give the same loss
-         (largest change 1e-07); 6 steps behind it stay finite
+         (largest change 1e-07); 6 steps after it stay finite
   apply  stayfinite fix /r/i --apply
 
 done: skipped; nothing moved
@@ -140,7 +140,7 @@ experiments: the same step again with one thing changed; they prove the cause, n
   without rows 4, 5           -> the step is finite: 2 ms
 
 or
-  1. or clean the data  [untried]
+  1. clean the data  [untried]
      it helps
 
 tried, and does not help  [refuted]

@@ -62,7 +62,7 @@ def test_the_parts_of_the_loss_are_named_as_the_script_names_them(tmp_path):
 def test_gates_are_told_with_their_limits(tmp_path):
     incident = incident_of(tmp_path)
     assert incident.location.module == "block"
-    (line,) = [e for e in incident.diagnosis.evidence if e.startswith("single numbers")]
+    (line,) = [e for e in incident.diagnosis.evidence if e.startswith("scalar parameters")]
     assert "block.alpha_res 3 (limit 1, exceeded)" in line
     assert "block.alpha_pre 0.25 (limit 1)" in line
     assert "gain" not in line and "phi" not in line

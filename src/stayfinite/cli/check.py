@@ -39,7 +39,12 @@ _COLORS = (
 def register(app: typer.Typer) -> None:
     # What stands after TARGET is sorted out in `late_options`.
     settings = {"allow_interspersed_args": False}
-    app.command("check", cls=ScriptCommand, context_settings=settings)(check)
+    app.command(
+        "check",
+        cls=ScriptCommand,
+        context_settings=settings,
+        short_help="Look for trouble before a training runs.",
+    )(check)
 
 
 def check(

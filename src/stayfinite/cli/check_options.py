@@ -43,7 +43,7 @@ Only = Annotated[
     typer.Option(
         metavar="GROUPS",
         help="Only these groups: environment, config, data, init, forward, edges, precision, "
-        "stability. Several: with commas, or again.",
+        "stability, resources, proof. Separate several with commas.",
     ),
 ]
 Skip = Annotated[list[str] | None, typer.Option(metavar="GROUPS", help="Leave these groups out.")]

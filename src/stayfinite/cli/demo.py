@@ -18,7 +18,7 @@ _HOME = Path(".demo")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo")(demo)
+    app.command("demo", short_help="A broken training: caught, explained, repaired.")(demo)
 
 
 def demo(

@@ -19,7 +19,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add `fix` to the command line."""
-    app.command(name="fix")(fix_command)
+    app.command(name="fix", short_help="The change as a diff, proved by running it.")(fix_command)
 
 
 def fix_command(
@@ -81,13 +81,22 @@ def read_incidents(path: Path) -> list[Incident]:
         return [read_incident(path)[0]]
     folder = path / "incidents" if (path / "incidents").is_dir() else path
     if not folder.is_dir():
-        raise UsageError(f"{path} is neither a run's folder nor an incident")
+        what = "is neither a run's folder nor an incident" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}{_newest_run()}")
     found = [
         read_incident(p)[0] for p in sorted(folder.iterdir()) if is_regular(p / "incident.json")
     ]
     if not found:
-        raise UsageError(f"{path} holds no incident\ntry: stayfinite run train.py")
+        raise UsageError(f"{path} holds no incident{_newest_run()}")
     return [i for i in found if i.same_as is None]
+
+
+def _newest_run() -> str:
+    """What to type instead: the last run of this folder that has incidents, if there is one."""
+    home = Path("stayfinite-runs")
+    runs = [p for p in home.iterdir() if (p / "incidents").is_dir()] if home.is_dir() else []
+    newest = max(runs, key=lambda p: p.stat().st_mtime, default=None)
+    return f"\ntry: stayfinite {'run train.py' if newest is None else f'fix {newest}'}"
 
 
 def wanted(incident: Incident, every: bool) -> list[Fix]:
@@ -99,7 +108,8 @@ def wanted(incident: Incident, every: bool) -> list[Fix]:
 def _write(proved: list[tuple[Incident, Fix]], named: list[Path], is_undo: bool) -> list[Target]:
     from .fix_files import change_files
 
-    return change_files([f for _, f in proved], named, Path.cwd(), is_undo)
+    first = {(i.id, f.file): f for i, f in reversed(proved)}  # others would repair the same failure
+    return change_files([f for _, f in proved if f in first.values()], named, Path.cwd(), is_undo)
 
 
 def _show(
@@ -121,7 +131,7 @@ def _show(
             _show_one(incident, fix)
         shown |= {f.diff for f in mine}
         if not any(f.status == "proved" for f in mine):
-            typer.echo("  no change of the source was proved for it")
+            typer.echo("  no diff was proved for it")
             _show_words(incident)
         typer.echo("")
     for target in written or []:
@@ -141,10 +151,19 @@ def _show_one(incident: Incident, fix: Fix) -> None:
 
 
 def _show_words(incident: Incident) -> None:
-    from ..report.fixes import advice
+    """A setting that was proved and whose line was not found, or what is worth a try."""
+    from ..report.fixes import advice, first_fix, proof_words
 
-    for fix in advice(incident)[:3]:
-        typer.echo(printable(f"  try: {fix.title}  [{fix.status}]"))
+    first = first_fix(incident)
+    if first is not None:
+        typer.echo(printable(f"  change this by hand: {first.title}  [proved]"))
+        if first.proof is not None:
+            seen = proof_words(first.proof, incident.event.step)
+            typer.echo(printable(f"  proof: exactly this value was run; {seen}"))
+        return
+    others = [f for f in advice(incident) if not f.title.startswith("and ")]
+    for fix in others[:3]:
+        typer.echo(printable(f"  try: {fix.title.removeprefix('or ')}  [{fix.status}]"))
 
 
 def _json(chosen: list[tuple[Incident, Fix]], written: list[Target] | None) -> str:

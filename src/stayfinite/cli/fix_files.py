@@ -34,16 +34,54 @@ class Target:
 def change_files(
     fixes: Iterable[Fix], named: list[Path], folder: Path, is_undo: bool = False
 ) -> list[Target]:
-    """Write each proved change, or put the files back; each says what was done, or why it was not."""
+    """Write the proved changes, or put the files back; each file says what was done, or why it was not.
+
+    What one run has proved for one file is written together, as far as it changes different lines.
+    """
     done: list[Target] = []
+    together: dict[tuple[Path, str | None], list[Fix]] = {}
     for fix in {f.diff: f for f in fixes if f.status == "proved" and f.diff}.values():
         try:
             path = _allowed(fix, named, folder)
-            message = _undo(fix, path) if is_undo else _apply(fix, path)
+            together.setdefault((path, fix.file_sha256), []).append(fix)
+        except (UsageError, OSError, UnicodeDecodeError) as e:
+            done.append(_not_written(fix, e))
+    for (path, _), group in together.items():
+        chosen, left = _apart(group)
+        try:
+            message = _undo(chosen, path) if is_undo else _apply(chosen, path)
             done.append(Target(str(path), True, message))
         except (UsageError, OSError, UnicodeDecodeError) as e:
-            done.append(Target(fix.file or "?", False, f"nothing was written: {e}"))
+            done.append(_not_written(chosen[0], e))
+            continue
+        if left and not is_undo:
+            done += [_not_written(fix, _SAME_LINES) for fix in left]
     return done
+
+
+_SAME_LINES = (
+    "it changes lines that another change was written to; run the training again to see whether it is "
+    "still needed"
+)
+
+
+def _not_written(fix: Fix, why: object) -> Target:
+    return Target(fix.file or "?", False, f"nothing was written: {why}")
+
+
+def _apart(fixes: list[Fix]) -> tuple[list[Fix], list[Fix]]:
+    """Those that change different lines, the first one first; and those that do not."""
+    from ..remedies import read_patch
+
+    chosen: list[Fix] = []
+    left: list[Fix] = []
+    taken: set[int] = set()
+    for fix in fixes:
+        hunks = read_patch(fix.diff or "").hunks
+        lines = {n for h in hunks for n in range(h.start, h.start + max(len(h.before), 1))}
+        (left if taken & lines else chosen).append(fix)
+        taken |= lines
+    return chosen, left
 
 
 def _allowed(fix: Fix, named: list[Path], folder: Path) -> Path:
@@ -100,10 +138,12 @@ def _plain(text: str) -> str:
     return text.replace("\r\n", "\n")
 
 
-def _changed(fix: Fix, text: str) -> str:
-    from ..remedies import apply_patch, read_patch
+def _changed(fixes: list[Fix], text: str) -> str:
+    from ..remedies import Patch, apply_patch, read_patch
 
-    patch = read_patch(fix.diff or "")
+    patches = [read_patch(f.diff or "") for f in fixes]
+    hunks = sorted((h for p in patches for h in p.hunks), key=lambda h: h.start)
+    patch = Patch(patches[0].path, tuple(hunks))
     made = apply_patch(text, patch)
     if patch.path.endswith(_CONFIGS):
         return made
@@ -114,30 +154,38 @@ def _changed(fix: Fix, text: str) -> str:
     return made
 
 
-def _apply(fix: Fix, path: Path) -> str:
+def _apply(fixes: list[Fix], path: Path) -> str:
     text = _read(path)
-    if not _is_that_failed(fix, text):
-        if any(_has_become(fix, before, text) for before in _copies(path)):
+    if not _is_that_failed(fixes[0], text):
+        if any(_has_become(fixes, before, text) for before in _copies(path)):
             return f"{path} has this change already"
         raise UsageError(
             f"{path} is not the file that failed: it was edited since; run the training again "
             "to see what is left to change"
         )
-    made = _changed(fix, text)
+    made = _changed(fixes, text)
     kept = _next_copy(path)
     _put(kept, text, path)
     _put(path, made, path)
-    return f"{path} was changed; as it was: {kept.name} (stayfinite fix ... --undo puts it back)"
+    each = (
+        f" in {len(fixes)} places, each proved by itself and not yet run together"
+        if len(fixes) > 1
+        else ""
+    )
+    return (
+        f"{path} was changed{each}; the old file is {kept.name} "
+        "(stayfinite fix ... --undo puts it back)"
+    )
 
 
-def _undo(fix: Fix, path: Path) -> str:
+def _undo(fixes: list[Fix], path: Path) -> str:
     kept = next(reversed(_copies(path)), None)
     if kept is None:
         raise UsageError(f"there is no {path}{_KEPT}: nothing to put back")
     before = _read(kept)
-    if not _is_that_failed(fix, before):
+    if not _is_that_failed(fixes[0], before):
         raise UsageError(f"{kept} is not the file that failed")
-    if _read(path) != _changed(fix, before):
+    if _read(path) != _changed(fixes, before):
         raise UsageError(f"{path} was changed since --apply; compare it with {kept} by hand")
     os.replace(kept, path)
     return f"{path} is as it was"
@@ -147,10 +195,10 @@ def _is_that_failed(fix: Fix, text: str) -> bool:
     return fix.file_sha256 in (_sha256(text), _sha256(_plain(text)))
 
 
-def _has_become(fix: Fix, before: Path, text: str) -> bool:
-    """Whether this change of an earlier text gave the one that is there."""
+def _has_become(fixes: list[Fix], before: Path, text: str) -> bool:
+    """Whether these changes of an earlier text gave the one that is there."""
     kept = _read(before)
-    return _is_that_failed(fix, kept) and _changed(fix, kept) == text
+    return _is_that_failed(fixes[0], kept) and _changed(fixes, kept) == text
 
 
 def _copies(path: Path) -> list[Path]:

@@ -21,7 +21,12 @@ def register(app: typer.Typer) -> None:
     """Add `ladder` to the command line."""
     # The first word that is no option is the script; whatever follows is the script's own.
     settings = {"allow_interspersed_args": False}
-    app.command(name="ladder", cls=ScriptCommand, context_settings=settings)(ladder_command)
+    app.command(
+        name="ladder",
+        cls=ScriptCommand,
+        context_settings=settings,
+        short_help="Which single change gets past the failure?",
+    )(ladder_command)
 
 
 Script = Annotated[

@@ -17,7 +17,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add `lint` to the command line."""
-    app.command(name="lint")(lint_command)
+    app.command(name="lint", short_help="Find and repair numerically unsafe source.")(lint_command)
 
 
 def lint_command(

@@ -22,7 +22,9 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add `replay` to the command line."""
-    app.command(name="replay")(replay_command)
+    app.command(name="replay", short_help="Reproduce a saved incident, try fixes again.")(
+        replay_command
+    )
 
 
 def replay_command(

@@ -17,7 +17,12 @@ def register(app: typer.Typer) -> None:
     """Add `run` to the command line."""
     # The first word that is no option is the script; whatever follows is the script's own.
     settings = {"allow_interspersed_args": False}
-    app.command("run", cls=ScriptCommand, context_settings=settings)(run)
+    app.command(
+        "run",
+        cls=ScriptCommand,
+        context_settings=settings,
+        short_help="Train under protection, script unchanged.",
+    )(run)
 
 
 def run(
@@ -25,10 +30,15 @@ def run(
         None, metavar="SCRIPT [ARGS]...", help="The training script and its own arguments."
     ),
     module: Optional[str] = typer.Option(  # noqa: UP045
-        None, "-m", "--module", help="Run a module instead of a script, as `python -m` does."
+        None,
+        "-m",
+        "--module",
+        metavar="MODULE",
+        help="Run a module instead of a script, as `python -m` does.",
     ),
     policy: str = typer.Option(
         RunOptions.policy,
+        metavar="POLICY",
         help="What to do about a bad step: auto (leave a bad batch out; stop where the state itself has "
         "run away), heal (go on from the last healthy state with what was proved to pass), skip, "
         "rollback, sanitize (leave out bad samples), parts (leave out the bad part of a loss that is a "
@@ -36,6 +46,7 @@ def run(
     ),
     on_spike: str = typer.Option(
         RunOptions.on_spike,
+        metavar="WHAT",
         help="What to do about a spike of the loss or gradient norm: ignore, warn, skip, rollback "
         "or raise.",
     ),
@@ -58,8 +69,9 @@ def run(
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
     replay: str = typer.Option(
         RunOptions.replay,
-        help="How a bad step is computed again: auto (by what cannot be felt outside), full (also by "
-        "statements that reach outside, in the sandbox), off.",
+        metavar="HOW",
+        help="How a bad step is computed again: auto (only statements without side effects), full (also "
+        "statements that have some, in the sandbox), off.",
     ),
     plan: Optional[Path] = typer.Option(  # noqa: UP045
         None,
@@ -69,7 +81,9 @@ def run(
         "its stage.",
     ),
     without: Optional[list[str]] = typer.Option(  # noqa: UP045
-        None, help="Turn a part off: training, loaders, saves, provenance, processes, plan."
+        None,
+        metavar="PART",
+        help="Turn a part off: training, loaders, saves, provenance, processes, plan.",
     ),
     show_patches: bool = typer.Option(
         False, "--show-patches", help="Print what is patched in the script's process, and why."

@@ -33,8 +33,10 @@ _COLORS = (
 
 def register(app: typer.Typer) -> None:
     """Add `scan` and `diff` to the command line."""
-    app.command(name="scan")(scan_command)
-    app.command(name="diff")(diff_command)
+    app.command(name="scan", short_help="Which checkpoints are corrupt? Which is good?")(
+        scan_command
+    )
+    app.command(name="diff", short_help="What changed between two checkpoints.")(diff_command)
 
 
 def scan_command(

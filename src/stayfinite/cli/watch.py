@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("watch")(watch)
+    app.command("watch", short_help="Watch a run live, in the terminal or browser.")(watch)
 
 
 def watch(

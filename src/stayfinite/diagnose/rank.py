@@ -135,7 +135,7 @@ def _judged(fix: Fix, evidence: Evidence) -> Fix:
 
 _DIVERGING = ("lr_divergence", "exploding_gradient")
 _SAME = (
-    (("log_space", "logsumexp", "log_of_share", "softmax", "with_logits", "log_cosh"),
+    (("log_space", "normalized_in", "logsumexp", "log_of_share", "softmax", "with_logits", "log_cosh"),
      ("log space", "logsumexp", "log_softmax", "with_logits")),
     (("floor_", "norm", "bound_arc", "inside_unit", "above_minus", "log1p", "logit", "hypot", "nonzero",
       "eps_for", "atan2"),

@@ -339,7 +339,7 @@ class Trial:
                 break
             number += 1
         if not number:
-            return 0, "no other batch was at hand to go on with", False
+            return 0, "no other batch was available to go on with", False
         return number, "on other batches of the data set", False
 
     def _unseen(self) -> list[Window]:
@@ -369,7 +369,7 @@ class Trial:
             first = size_of(lab.state)
             for window in itertools.islice(itertools.cycle(windows), number_of_steps):
                 if self.is_late:
-                    return number, "time was up before more steps behind it were run", False
+                    return number, "time ran out before more steps after it were run", False
                 lab.next_step(window)
                 self.num_replays += 1
                 is_watched = self.is_in_state and distance.is_of_use
@@ -378,9 +378,9 @@ class Trial:
                     window=window, change=change, is_applied=True, contexts=watched
                 )
                 if result.failure is not None:
-                    return number, f"a step behind it is not finite ({number + 1} steps on)", True
+                    return number, f"a step after it is not finite ({number + 1} steps on)", True
                 if not result.is_complete:
-                    return number, "the steps behind it could not be run here", False
+                    return number, "the steps after it could not be run here", False
                 number += 1
                 lab.settle()
                 losses += result.losses[-1:] if window is lab.window else []

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import inspect
 import itertools
-import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from ..records import Fix, Proof
 from ..remedies import Remedy, Source, apply, apply_patch, as_parameters, read_patch, unified_diff
 from ..runtime.window import Replay, ReplayResult, Window
 from ..sandbox.compute import computing_only
+from .budget import Budget
 from .changed_source import ChangedSource
 from .laboratory import Laboratory
 from .setting_change import shown_path
@@ -75,8 +75,8 @@ def _search(
     if change is None or optimizer is None:
         return (None,)
     with computing_only():
-        until = time.perf_counter() + seconds
-        plain = yield from _losses(lab, change, None, _STEPS, until)
+        budget = Budget(seconds)
+        plain = yield from _losses(lab, change, None, _STEPS, budget)
         number = len(plain)
         best: tuple[list[float], list[_Made]] | None = None
         for is_fresh in (False, True):
@@ -84,8 +84,8 @@ def _search(
             if remedies is None or number < _FEWEST:
                 continue
             held = _Held(optimizer, leaves, is_fresh)
-            until = time.perf_counter() + 2 * seconds
-            losses = yield from _losses(lab, change, held, number, until)
+            budget = Budget(2 * seconds)
+            losses = yield from _losses(lab, change, held, number, budget)
             if len(losses) < number or not held.is_reached or _end(losses) > _LOWER * _end(plain):
                 continue
             # Few batches are soon known by heart from any start: a good one shows in the way there.
@@ -148,7 +148,7 @@ def _remedies(change: ChangedSource, leaves: list[Leaf], is_fresh: bool) -> list
 
 
 def _losses(
-    lab: Laboratory, change: ChangedSource, held: _Held | None, number: int, until: float
+    lab: Laboratory, change: ChangedSource, held: _Held | None, number: int, budget: Budget
 ) -> Generator[Replay, ReplayResult, list[float]]:
     """Of steps that are applied: this one, then batches that were seen before, again and again."""
     windows = [lab.window, *_others(lab)]
@@ -162,7 +162,7 @@ def _losses(
                 return []
             losses.append(result.losses[-1])
             lab.settle()
-            if time.perf_counter() > until:
+            if budget.is_over:
                 break
     return losses
 

@@ -31,7 +31,7 @@ def summary(report: Report) -> str:
     >>> summary(Report(num_files=2, num_lines=10, duration_ms=400))
     'nothing found in 2 files, 10 lines (0.4 s)'
     """
-    read = f"{report.num_files:,} files, {report.num_lines:,} lines ({report.duration_ms / 1000:.1f} s)"
+    read = f"{report.num_files:,} file{'s' * (report.num_files != 1)}, {report.num_lines:,} lines ({report.duration_ms / 1000:.1f} s)"
     verb = "repairs shown" if report.diffs else "repaired"
     fixed = f"{report.num_fixed} {verb}; " if report.num_fixed else ""
     if not report.findings:

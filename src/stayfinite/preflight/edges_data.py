@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from ..investigate.budget import Budget
 from ..runtime.rng import RngState
 from ..runtime.rows import num_rows
 from .probes import Subject
@@ -27,11 +27,11 @@ def own_batches(subject: Subject) -> list[Any]:
     own = getattr(loaders[0], "generator", None)
     state = own.get_state() if own is not None else None
     found: list[Any] = []
-    start = time.perf_counter()
+    budget = Budget(_SECONDS)
     try:
         for batch in itertools.islice(iter(loaders[0]), MOST_BATCHES):
             found.append(batch)
-            if time.perf_counter() - start > _SECONDS:
+            if budget.is_over:
                 break
     except Exception:
         return list(subject.batches)  # the data group says what is wrong with the others

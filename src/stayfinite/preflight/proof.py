@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from ..foresee.box import Box, batch_sizes_of, box_around, reach_of, read_box, widened_by
 from ..foresee.lines import ByLine, by_line
 from ..foresee.tape import Capture
+from ..investigate.budget import Budget
 from ..runtime.batches import named_tensors
 from ..runtime.rows import num_rows
 from .probes import Checks, Probe, Proof, Seen, Subject
@@ -86,11 +86,11 @@ def _samples(loader: Any) -> Iterator[Any]:
     if isinstance(data, TensorDataset):
         yield list(data.tensors)
         return
-    end = time.perf_counter() + _DATA_S
+    budget = Budget(_DATA_S)
     try:
         num = len(data)  # type: ignore[arg-type]
         for i in range(0, num, max(1, num // _MAX_SAMPLES)):
-            if time.perf_counter() > end:
+            if budget.is_over:
                 return
             yield data[i]  # type: ignore[index]
     except Exception:  # what its samples raise is told by the data group

@@ -22,6 +22,7 @@ from . import (
     gradients,
     log_space,
     loops,
+    normalized,
     precision,
     reductions,
     rows,
@@ -33,7 +34,7 @@ from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
 from .loops import clip_behind
 from .parameters import as_parameters
-from .patching import apply_patch, read_patch
+from .patching import Patch, apply_patch, read_patch
 from .rows import taken_rows, with_filled_values, without_bad_rows, without_bad_rows_of
 from .scaling import ScaledLoss, scaled_loss
 from .schedules import schedule_candidates
@@ -45,6 +46,7 @@ __all__ = [
     "CATALOGUE",
     "Candidate",
     "Edit",
+    "Patch",
     "Pattern",
     "Remedy",
     "ScaledLoss",
@@ -70,6 +72,7 @@ __all__ = [
     "lines_before",
     "log_space",
     "loops",
+    "normalized",
     "pattern",
     "precision",
     "read_patch",

@@ -62,16 +62,16 @@ def log_space_without_epsilon(source: Source, node: ast.AST) -> Iterable[Edit] |
     found = call(node, "log")
     if found is None or found[2] or found[3]:
         return None
-    operand = _without_epsilon(source.definition(found[1]))
+    operand = without_epsilon(source.definition(found[1]))
     if operand is found[1]:
         return None
     return _taken_in_log_space(source, node, operand)
 
 
 def _taken_in_log_space(source: Source, node: ast.AST, operand: ast.expr) -> list[Edit] | None:
-    picked = _without_epsilon(source.definition(operand))
+    picked = without_epsilon(source.definition(operand))
     base = _picked_from(source, picked)
-    written = _without_epsilon(source.definition(base))
+    written = without_epsilon(source.definition(base))
     if not source.is_unchanged(written, node):
         return None
     made = _in_log_space(source, written, is_moved=written.lineno != getattr(node, "lineno", 0))
@@ -83,14 +83,14 @@ def _taken_in_log_space(source: Source, node: ast.AST, operand: ast.expr) -> lis
     return [*_whole(source, node, text), *made[1]]
 
 
-def _without_epsilon(node: ast.expr) -> ast.expr:
+def without_epsilon(node: ast.expr) -> ast.expr:
     """`p` of `p + eps`, of `p.clamp(min=eps)` and of `torch.clamp(p, eps, 1 - eps)`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         for side, other in ((node.left, node.right), (node.right, node.left)):
             if _is_epsilon(other):
-                return _without_epsilon(side)
+                return without_epsilon(side)
     found = call(node, "clamp", "clamp_min", "clip")
-    return _without_epsilon(found[1]) if found is not None else node
+    return without_epsilon(found[1]) if found is not None else node
 
 
 def _is_epsilon(node: ast.expr) -> bool:
@@ -166,7 +166,7 @@ def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:
 )
 def logsumexp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     log = call(node, "log")
-    inside = _without_epsilon(source.definition(log[1])) if log else None
+    inside = without_epsilon(source.definition(log[1])) if log else None
     total = call(source.definition(inside), "sum") if log and inside and not log[2] else None
     torch = name_of(source, "torch")
     if log is None or total is None or torch is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..parsing import parsed
 
-__all__ = ["Source"]
+__all__ = ["Source", "binds"]
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
@@ -152,7 +152,7 @@ class Source:
         if not isinstance(node, ast.Name):
             return node
         scope = self.scope(node)
-        bound = [n for n in ast.walk(scope) if node.id in _binds(n)]
+        bound = [n for n in ast.walk(scope) if node.id in binds(n)]
         if len(bound) != 1 or node.id in _parameters(scope):
             return node
         assigned = bound[0]
@@ -160,7 +160,7 @@ class Source:
             return node
         if not isinstance(assigned.targets[0], ast.Name) or len(assigned.targets) != 1:
             return node
-        if self.scope(assigned) is not scope or not self._reaches(assigned, node):
+        if self.scope(assigned) is not scope or not self.reaches(assigned, node):
             return node
         return assigned.value if self.is_unchanged(assigned.value, node) else node
 
@@ -169,11 +169,11 @@ class Source:
         parts = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
         last = getattr(use, "lineno", 0)
         return not any(
-            value.lineno < getattr(node, "lineno", 0) < last and parts & _binds(node)
+            value.lineno < getattr(node, "lineno", 0) < last and parts & binds(node)
             for node in ast.walk(self.scope(use))
         )
 
-    def _reaches(self, assigned: ast.Assign, use: ast.AST) -> bool:
+    def reaches(self, assigned: ast.Assign, use: ast.AST) -> bool:
         """Whether the use stands behind the assignment, in its block or deeper."""
         holds_block = self.block(assigned)
         at: ast.AST | None = use
@@ -197,7 +197,7 @@ def _parameters(scope: Scope) -> set[str]:
     return {x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg) if x}
 
 
-def _binds(node: ast.AST) -> set[str]:
+def binds(node: ast.AST) -> set[str]:
     """Names that a statement gives a new value, or changes in place."""
     if isinstance(node, ast.Assign):
         targets: list[ast.expr] = node.targets

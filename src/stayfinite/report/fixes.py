@@ -27,7 +27,7 @@ def proof_words(proof: Proof, step: int) -> str:
     """What was seen when the change was run, in one sentence.
 
     >>> proof_words(Proof(is_step_finite=True, num_healthy=3, largest_change=1e-7, num_after=6), 18)
-    'step 18 is finite; 3 healthy steps before it give the same loss (largest change 1e-07); 6 steps behind it stay finite'
+    'step 18 is finite; 3 healthy steps before it give the same loss (largest change 1e-07); 6 steps after it stay finite'
     >>> proof_words(Proof(note="the step is still not finite"), 18)
     'the step is still not finite'
     """
@@ -44,10 +44,10 @@ def proof_words(proof: Proof, step: int) -> str:
         change = f"largest change {proof.largest_change:.1g}" if proof.largest_change else "exactly"
         parts.append(f"{steps} before it {gives} the same loss ({change})")
     else:
-        parts.append("no healthy step was at hand to compare with")
+        parts.append("no healthy step was available to compare with")
     if proof.num_after:
         steps = "1 step" if proof.num_after == 1 else f"{proof.num_after} steps"
-        parts.append(f"{steps} behind it {'stays' if proof.num_after == 1 else 'stay'} finite")
+        parts.append(f"{steps} after it {'stays' if proof.num_after == 1 else 'stay'} finite")
     if proof.note:
         parts.append(proof.note)
     return "; ".join(parts)

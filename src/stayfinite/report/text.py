@@ -40,7 +40,7 @@ def headline(incident: Incident) -> str:
     if incident.diagnosis.cause:
         text += f" ({incident.diagnosis.cause})"
     if incident.action.kind != "none":
-        text += f"; {incident.action.kind}"
+        text += f"; {incident.action.kind.replace('_', ' ')}"
     return text
 
 
@@ -132,7 +132,7 @@ def _first(incident: Incident) -> str:
             f"exactly this {'diff' if fix.diff else 'value'} was run: {proof_words(fix.proof, incident.event.step)}",
             "  proof  ",
         )
-        if incident.path:
+        if incident.path and fix.diff:
             lines.append(f"  apply  stayfinite fix {short_path(incident.path)} --apply")
     elif d.fixes and d.fixes[0].status == "proved":  # a setting: its value was run
         lines += _wrapped(f"{d.fixes[0].title}  [proved]", "  fix    ")
@@ -322,7 +322,8 @@ def _advice(incident: Incident) -> str:
     found = advice(incident)
     lines = [("or" if first_fix(incident) is not None else "try") if found else ""]
     for i, fix in enumerate(found, 1):
-        lines += _wrapped(f"{fix.title}  [{fix.status}]", f"  {i}. ")
+        title = fix.title.removeprefix("or ")  # the heading says it
+        lines += _wrapped(f"{title}  [{fix.status}]", f"  {i}. ")
         if fix.diff:
             lines += [f"       {line}".rstrip() for line in fix.diff.splitlines()]
         elif fix.before and fix.after:
@@ -357,7 +358,7 @@ _WIDTH = 100
 
 
 def _action(incident: Incident) -> str:
-    lines = [f"done: {incident.action.kind}"]
+    lines = [f"done: {incident.action.kind.replace('_', ' ')}"]
     if incident.action.detail:
         lines[0] += f"; {incident.action.detail}"
     if incident.path:

@@ -42,15 +42,15 @@ class LastSave:
         """How many steps were lost if the run ended now."""
         if self.step is None:
             return (
-                f"no checkpoint has been written yet: if the run ended here, all {step} steps would "
-                "be lost"
+                f"no checkpoint has been written yet: if the run ended here, "
+                f"{f'all {step} steps' if step > 1 else 'its one step'} would be lost"
                 if step
                 else ""
             )
         since = max(step - self.step, 0)
         text = (
             f"the last good checkpoint is {short_path(self.path)}, {since} step"
-            f"{'s' * (since != 1)} ago: so many would be lost if the run ended here"
+            f"{'s' * (since != 1)} ago: {'those' if since != 1 else 'that'} would be lost if the run ended here"
         )
         return f"{text} (saved every {max(self._intervals)})" if self._intervals else text
 
@@ -114,4 +114,4 @@ def _scalars(home: str | None, state: TrainState, limits: list[Limit]) -> Iterat
             text += f" (limit {limit.max_abs:g}{', exceeded' if is_over else ''})"
         shown.append(text)
     if shown:
-        yield f"single numbers that it is computed with: {', '.join(shown[:_MOST])}"
+        yield f"scalar parameters used there: {', '.join(shown[:_MOST])}"

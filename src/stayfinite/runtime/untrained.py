@@ -64,7 +64,7 @@ def _wanting(names: list[str]) -> str:
     return (
         f"{_listed(names)}: {'a plain tensor' if is_one else 'plain tensors'} that "
         f"{'gets a gradient' if is_one else 'get gradients'}, but no optimizer moves {it}, and "
-        f"state_dict and .to() do not see {it}; make it nn.Parameter(...) instead of "
+        f"state_dict and .to() do not see {it}; make {it} nn.Parameter(...) instead of "
         "torch.rand(..., requires_grad=True)"
     )
 
@@ -75,7 +75,7 @@ def _still(names: list[str]) -> str:
     return (
         f"{_listed(names)}: {'a plain tensor' if is_one else 'plain tensors'} of random numbers that "
         f"{'is' if is_one else 'are'} used like a weight, but nobody trains {it}, and state_dict and .to() "
-        f"do not see {it}; make it nn.Parameter(...), or register_buffer where it is to stay as it is"
+        f"do not see {it}; make {it} nn.Parameter(...), or use register_buffer for a constant"
     )
 
 
