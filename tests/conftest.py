@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from tests.launch import the_nursery
+from tests.preflight import forks
 
 import stayfinite.guard  # noqa: F401
 from stayfinite.locate.trace import OpTrace
@@ -45,6 +46,12 @@ def pytest_collection_modifyitems(config, items):
 def nursery():
     """Commands in processes of their own, without the seconds that each would import."""
     return the_nursery()
+
+
+@pytest.fixture
+def shared_forks(monkeypatch):
+    """The same for `check` of a script inside this process."""
+    forks.share(monkeypatch)
 
 
 @pytest.fixture

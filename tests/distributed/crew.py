@@ -90,7 +90,8 @@ def _wait(pids: list[int], deadline: float) -> list[int]:
 
 _LONG = (
     "torch._dynamo", "torch.distributed.tensor", "stayfinite.guard", "stayfinite.runtime.script",
-    "stayfinite.investigate.entry", "tests.distributed.training", "tests.distributed.saving",
+    "stayfinite.investigate.entry", "stayfinite.lint", "safetensors.torch", "tests.distributed.training",
+    "tests.distributed.saving",
 )  # fmt: skip
 
 

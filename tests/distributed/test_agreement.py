@@ -1,5 +1,6 @@
 """Several ranks, one of them faulty: all of them skip or none, and nobody waits for ever."""
 
+import itertools
 import pathlib
 
 import pytest
@@ -8,6 +9,7 @@ from tests.distributed import training
 from stayfinite.records import Incident
 
 FAULTS = ("loss", "gradient", "data", "inf_loss", "moment")
+POLICIES = ("skip", "raise", "rollback")
 
 
 def check_fault(crew, world: int, kind: str, form: str, fault: str, policy: str, faulty: int):
@@ -119,32 +121,33 @@ def test_a_rank_that_trains_by_itself_asks_nobody(crew):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["skip", "raise", "rollback"])
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_every_fault(crew, kind, fault, policy):
-    """Two and four ranks in turn; `python -m tests.distributed.table` runs all of them on eight."""
-    world = 2 + 2 * ((FAULTS.index(fault) + len(policy) + (kind == "ddp")) % 2)
-    form = "step" if (FAULTS.index(fault) + (kind == "ddp") + (policy == "raise")) % 2 else "loop"
+@pytest.mark.parametrize(("fault", "policy"), list(itertools.product(FAULTS, POLICIES)))
+def test_every_fault(crew, fault, policy):
+    """DDP and FSDP in turn, and two and four ranks: each meets every fault and every policy.
+
+    `python -m tests.distributed.table` runs all of them with each other on eight.
+    """
+    turn = FAULTS.index(fault) + POLICIES.index(policy)
+    kind = ("ddp", "fsdp")[turn % 2]
+    world = 4 if turn % 3 == 0 else 2
+    form = "step" if turn % 4 < 2 else "loop"
     check_fault(crew, world, kind, form, fault, policy, faulty=world - 1)
+
+
+EXTRAS = ({"clip": 1.0}, {"scale": 4}, {"fused": True, "deferred": True})
+WAYS = (("loss", "loop"), ("gradient", "step"), ("inf_loss", "loop"), ("inf_loss", "step"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "form"),
-    [("loss", "loop"), ("gradient", "step"), ("inf_loss", "loop"), ("inf_loss", "step")],
-)
-@pytest.mark.parametrize(
-    "extra",
+    ("extra", "fault", "form"),
     [
-        {"kind": "ddp", "clip": 1.0},
-        {"kind": "fsdp", "clip": 1.0},
-        {"kind": "ddp", "scale": 4},
-        {"kind": "fsdp", "scale": 4},
-        {"kind": "ddp", "fused": True, "deferred": True},
-        {"kind": "fsdp", "fused": True, "deferred": True},
+        # DDP and FSDP in turn, so that each meets every extra and every fault.
+        pytest.param(
+            {"kind": ("ddp", "fsdp")[(i + j) % 2], **extra}, *way, id="-".join((*extra, *way))
+        )
+        for (i, extra), (j, way) in itertools.product(enumerate(EXTRAS), enumerate(WAYS))
     ],
-    ids=lambda e: "-".join(map(str, e.values())),
 )
 def test_clipping_scalers_and_deferred_checks(crew, extra, fault, form):
     run = crew("guarded", **extra, form=form, fault=fault)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.launch import the_nursery
 
 from stayfinite.records import Incident
 from stayfinite.report.markdown import render_markdown
@@ -28,6 +29,12 @@ def run(args: list[str], folder: pathlib.Path) -> subprocess.CompletedProcess:
         [sys.executable, *args], cwd=folder, env=environment, capture_output=True, text=True,
         timeout=LIMIT_SECONDS, check=False,
     )  # fmt: skip
+
+
+def run_forked(args: list[str], folder: pathlib.Path) -> subprocess.CompletedProcess:
+    """The same, where it is not about the start of an interpreter: the script forks its ranks itself."""
+    done = the_nursery().run(args, folder, GLOO_SOCKET_IFNAME="lo")
+    return subprocess.CompletedProcess(args, done.code, done.out, done.err)
 
 
 def test_a_restart_by_the_launcher_goes_on_in_the_same_run_and_says_from_what(tmp_path):
@@ -94,15 +101,16 @@ def test_torchrun(tmp_path):
 
 @pytest.mark.parametrize("how", ["spawn", "fork"])
 def test_a_script_that_starts_its_own_processes(tmp_path, how):
+    start = run_forked if how == "fork" else run
     check_told_once(
-        run(["-m", "stayfinite", "run", str(SCRIPT), "faulty", how], tmp_path), tmp_path
+        start(["-m", "stayfinite", "run", str(SCRIPT), "faulty", how], tmp_path), tmp_path
     )
 
 
 def test_a_healthy_run_is_bit_for_bit_the_plain_one(tmp_path):
-    watched = run(["-m", "stayfinite", "run", str(SCRIPT), "healthy", "fork"], tmp_path)
+    watched = run_forked(["-m", "stayfinite", "run", str(SCRIPT), "healthy", "fork"], tmp_path)
     (tmp_path / "store").unlink(missing_ok=True)
-    plain = run([str(SCRIPT), "healthy", "fork"], tmp_path)
+    plain = run_forked([str(SCRIPT), "healthy", "fork"], tmp_path)
     assert totals(watched.stdout) == totals(plain.stdout) != {}
     assert "stayfinite" not in watched.stderr
     assert stories(tmp_path) == []
@@ -110,7 +118,7 @@ def test_a_healthy_run_is_bit_for_bit_the_plain_one(tmp_path):
 
 def test_policy_raise_stops_every_rank(tmp_path):
     args = ["-m", "stayfinite", "run", "--policy", "raise", str(SCRIPT), "faulty", "fork"]
-    done = run(args, tmp_path)
+    done = run_forked(args, tmp_path)
     assert done.returncode == 1
     (incident,) = stories(tmp_path)
     assert incident.action.kind == "raised"

@@ -9,6 +9,8 @@ from stayfinite.demo.cases import find
 from stayfinite.preflight.capture import check_script
 from stayfinite.preflight.target import ScriptTarget
 
+pytestmark = pytest.mark.usefixtures("shared_forks")
+
 EXAMPLES = SRC.parent / "examples"
 NAMES = ["lstm_market", "mmdit_dlm", "mmgcn", "restran_mhc", "temi"]
 GROUPS = ["config", "data", "edges", "stability"]

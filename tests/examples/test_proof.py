@@ -9,6 +9,8 @@ from tests.import_graph import SRC
 from stayfinite.preflight.capture import check_script
 from stayfinite.preflight.target import ScriptTarget
 
+pytestmark = pytest.mark.usefixtures("shared_forks")
+
 EXAMPLES = SRC.parent / "examples"
 
 

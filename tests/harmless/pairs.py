@@ -5,10 +5,8 @@ finite: with LEFT_OUT=1 in the environment it leaves that batch out by itself (o
 loop counts and writes, the update alone), and that is what the run without the variable is held against.
 """
 
-import json
 import os
 import pathlib
-import select
 import shutil
 import subprocess
 import sys
@@ -16,48 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.launch import LIMIT_SECONDS, ROOT, Done, Nursery
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCRIPTS = pathlib.Path(__file__).parent
 RUNS = "stayfinite-runs"
-LIMIT_SECONDS = 120
 
-_SERVER = """
-import atexit, json, os, runpy, sys, threading, traceback
-import torch, torch.utils.data, torch.optim.swa_utils
-if sys.argv[1] == "guarded":
-    import stayfinite.cli, stayfinite.investigate.entry, stayfinite.runtime.script
-def child(job):
-    os.chdir(job["folder"])
-    os.environ.update(job["env"])
-    for fd, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(job[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), fd)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    script, code = job["script"], 0
-    try:
-        sys.path[0] = job["folder"]
-        if sys.argv[1] == "guarded":
-            sys.argv = ["stayfinite", "run", script]
-            runpy.run_module("stayfinite", run_name="__main__", alter_sys=True)
-        else:
-            sys.argv = [script]
-            runpy.run_path(script, run_name="__main__")
-    except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()
-    atexit._run_exitfuncs()
-    sys.stdout.flush(); sys.stderr.flush()
-    os._exit(code)
-print("ready", flush=True)
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        child(json.loads(line))
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
+
+@dataclass(frozen=True)
+class Job:
+    script: str
+    folder: pathlib.Path
+    env: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -88,35 +55,22 @@ def environment(**more: str) -> dict[str, str]:
     return own | {"PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
-class Server:
-    """A process that has imported torch and forks for each script: an import takes seconds."""
+class Forking:
+    """Each script in a fork of a process that has imported torch: an import takes seconds."""
 
-    def __init__(self, kind: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env=environment(),
-        )  # fmt: skip
+    def __init__(self, kind: str, folder: pathlib.Path) -> None:
+        own = environment()
+        self._before = ["-m", "stayfinite", "run"] if kind == "guarded" else []
+        self._nursery = Nursery(folder, plain=kind == "plain", **own)
 
-    def start(self, job: dict[str, Any]) -> None:
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
+    def start(self, job: Job) -> None:
+        self._files = self._nursery.start([*self._before, job.script], job.folder, **job.env)
 
-    def wait(self) -> int:
-        while True:
-            ready, _, _ = select.select([self._process.stdout], [], [], LIMIT_SECONDS)
-            if not ready:
-                self._process.kill()
-                raise TimeoutError(f"not done after {LIMIT_SECONDS} s")
-            line = self._process.stdout.readline()
-            if not line:
-                raise RuntimeError("the process that forks has ended")
-            if line.strip() != "ready":
-                return int(line)
+    def wait(self) -> Done:
+        return self._nursery.wait(self._files)
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
-        self._process.stdout.close()
+        self._nursery.close()
 
 
 class Fresh:
@@ -125,15 +79,15 @@ class Fresh:
     def __init__(self, kind: str) -> None:
         self._before = ["-m", "stayfinite", "run"] if kind == "guarded" else []
 
-    def start(self, job: dict[str, Any]) -> None:
-        with open(job["out"], "wb") as out, open(job["err"], "wb") as err:
-            self._process = subprocess.Popen(
-                [sys.executable, *self._before, job["script"]], cwd=job["folder"], stdout=out,
-                stderr=err, stdin=subprocess.DEVNULL, env=environment(**job["env"]),
-            )  # fmt: skip
+    def start(self, job: Job) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *self._before, job.script], cwd=job.folder, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(**job.env), text=True,
+        )  # fmt: skip
 
-    def wait(self) -> int:
-        return self._process.wait(timeout=LIMIT_SECONDS)
+    def wait(self) -> Done:
+        out, err = self._process.communicate(timeout=LIMIT_SECONDS)
+        return Done(self._process.returncode, out, err)
 
 
 def run_pair(
@@ -141,25 +95,15 @@ def run_pair(
 ) -> tuple[Left, Left]:
     """(by itself, under `stayfinite run`): side by side, each in an empty folder of its own."""
     is_bad = script.parent.name == "bad_batch"
-    jobs = {}
     for kind, runner in runners.items():
         folder = home / kind
         folder.mkdir()
         shutil.copy(script, folder / script.name)
         env = {"LEFT_OUT": "1"} if is_bad and kind == "plain" else {}
-        jobs[kind] = {
-            "folder": str(folder), "script": script.name, "env": env,
-            "out": f"{folder}.out", "err": f"{folder}.err",
-        }  # fmt: skip
-        runner.start(jobs[kind])
-    codes = {kind: runner.wait() for kind, runner in runners.items()}
+        runner.start(Job(script.name, folder, env))
+    ended = {kind: runner.wait() for kind, runner in runners.items()}
     plain, guarded = (
-        Left(
-            codes[k],
-            *(pathlib.Path(f"{home / k}.{e}").read_text() for e in ("out", "err")),
-            home / k,
-        )
-        for k in ("plain", "guarded")
+        Left(ended[k].code, ended[k].out, ended[k].err, home / k) for k in ("plain", "guarded")
     )
     return plain, guarded
 

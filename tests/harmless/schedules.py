@@ -151,12 +151,12 @@ def without(form, optimizer, scheduler, bad):
     return _looped(optimizer, scheduler, as_loader(form, kept))
 
 
-def differences(optimizer, scheduler, folder, forms=FORMS):
+def differences(optimizer, scheduler, folder, forms=FORMS, places=tuple(PLACES)):
     """Forms and places for which the two are not the same, bit for bit."""
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a scheduler that moves before its optimizer says so
-        for form, place in itertools.product(forms, PLACES):
+        for form, place in itertools.product(forms, places):
             bad = PLACES[place]
             state, rates, steps = protected(
                 form, optimizer, scheduler, bad, folder / f"{form}-{place}"

@@ -1,7 +1,7 @@
 """Each script leaves the same behind, by itself and under `stayfinite run`."""
 
 import pytest
-from tests.harmless.pairs import SCRIPTS, Fresh, Server, differences, run_pair
+from tests.harmless.pairs import SCRIPTS, Forking, Fresh, differences, run_pair
 
 KINDS = ("plain", "guarded")
 
@@ -20,8 +20,8 @@ def scripts():
 
 
 @pytest.fixture(scope="module")
-def servers():
-    made = {kind: Server(kind) for kind in KINDS}
+def servers(tmp_path_factory):
+    made = {kind: Forking(kind, tmp_path_factory.mktemp(kind)) for kind in KINDS}
     yield made
     for each in made.values():
         each.close()

@@ -1,11 +1,15 @@
 """After a bad step, schedules, moments and random numbers are as if its batch had never been."""
 
+import itertools
+
 import pytest
 import torch
-from tests.harmless.schedules import FORMS, OPTIMIZERS, SCHEDULERS, differences
+from tests.harmless.schedules import FORMS, OPTIMIZERS, PLACES, SCHEDULERS, differences
 from torch.optim import lr_scheduler as schedules
 
 QUICK = ("AdamW",)
+OTHERS = [o for o in OPTIMIZERS if o not in QUICK]
+TURNS = list(itertools.product(FORMS, PLACES))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -16,11 +20,14 @@ def test_no_schedule_shows_that_there_was_a_bad_batch(scheduler, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(SCHEDULERS)), ids=list(SCHEDULERS))
-@pytest.mark.parametrize("optimizer", [o for o in OPTIMIZERS if o not in QUICK])
+@pytest.mark.parametrize("optimizer", OTHERS)
 def test_no_optimizer_shows_that_there_was_a_bad_batch(optimizer, number, tmp_path):
-    """In one form each, in turn; `python -m tests.harmless.schedules` does all."""
-    form = FORMS[(number + list(OPTIMIZERS).index(optimizer)) % len(FORMS)]
-    assert differences(optimizer, list(SCHEDULERS)[number], tmp_path, [form]) == []
+    """In one form and at one place each, in turn: every schedule and every optimizer meets them all.
+
+    `python -m tests.harmless.schedules` does the whole product.
+    """
+    form, place = TURNS[(number + OTHERS.index(optimizer)) % len(TURNS)]
+    assert differences(optimizer, list(SCHEDULERS)[number], tmp_path, [form], [place]) == []
 
 
 def test_all_schedulers_of_torch_are_here():

@@ -48,7 +48,7 @@ def problems(report):
     return [f"{f.status} {f.check} {f.subject}: {f.value}" for f in report.findings if f.is_problem]
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared_forks")]
 
 
 def test_plain_loop_is_probed_from_before_its_first_step(checked):

@@ -12,6 +12,8 @@ from stayfinite.preflight.capture import check_script
 from stayfinite.preflight.capture_launch import as_one_rank, needs_launcher
 from stayfinite.preflight.target import ScriptTarget
 
+pytestmark = pytest.mark.usefixtures("shared_forks")
+
 HEAD = """
 import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn

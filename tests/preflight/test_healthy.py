@@ -9,6 +9,8 @@ from stayfinite.preflight.capture import check_script
 from stayfinite.preflight.runner_check import check
 from stayfinite.preflight.target import ScriptTarget
 
+pytestmark = pytest.mark.usefixtures("shared_forks")
+
 
 def assert_ready(report):
     problems = [

@@ -1,6 +1,5 @@
 """A good checkpoint is never overwritten by a bad one, whatever writes it; a bad one is not resumed from."""
 
-import gc
 import io
 import os
 import subprocess
@@ -68,12 +67,6 @@ WRITERS = [
     by_torch, by_path_object, by_old_format, by_temporary_name, by_whole_model,
     *(pytest.param(w, marks=pytest.mark.slow) for w in (by_lightning, by_lightning_holder, by_accelerate)),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def alone():
-    """A guard that another test never closed, caught in its own traceback, goes when it is collected."""
-    gc.collect()
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda w: w.__name__)

@@ -90,6 +90,7 @@ class Starter:
             if self._forker is None:
                 self._forker = _forker(environ)
             job = {"module": module, "folder": str(folder), "output": str(output)}
+            job["cwd"] = os.getcwd()
             assert self._forker.stdin is not None
             line = json.dumps({**job, "environ": dict(environ)}) + "\n"
             self._forker.stdin.write(line.encode())

@@ -92,6 +92,9 @@ def _become(job: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(job["environ"])
     tempfile.tempdir = None  # it is the environment's
+    if sys.path and sys.path[0] == os.getcwd():
+        sys.path[0] = job["cwd"]
+    os.chdir(job["cwd"])
     sys.argv = [job["module"], job["folder"]]
     sys.modules.pop(job["module"], None)  # else Python warns of it, as if the script had said so
     runpy.run_module(job["module"], run_name="__main__", alter_sys=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -119,13 +120,16 @@ def _is_staged(optimizer: Optimizer) -> bool:
     if kind is None:
         return False
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    stages = [o for o in gc.get_objects() if issubclass(type(o), kind)]
+    is_one = functools.partial(type.__subclasscheck__, kind)
+    stages = [o for o in gc.get_objects() if is_one(type(o))]
     return any(id(p) in ids for stage in stages for p in stage.submod.parameters())
 
 
 def wrappers_there_are() -> list[Any]:
-    # type(), not isinstance(): that would wake lazy modules and weak references' proxies.
-    return [o for o in gc.get_objects() if issubclass(type(o), DistributedDataParallel)]
+    # type(), not isinstance(): that would wake lazy modules and weak references' proxies. And past the abstract
+    # base class that DDP has: its check is written in Python, and the heap is large.
+    is_one = functools.partial(type.__subclasscheck__, DistributedDataParallel)
+    return [o for o in gc.get_objects() if is_one(type(o))]
 
 
 def is_sharded(parameter: Tensor) -> bool:
