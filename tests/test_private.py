@@ -2,10 +2,9 @@
 
 import os
 import stat
-import subprocess
-import sys
 
 import pytest
+from tests.launch import forked
 
 from stayfinite.private import make_folder, open_private
 
@@ -56,21 +55,10 @@ for x in DataLoader(data, batch_size=8):
 def run_folder(tmp_path_factory):
     home = tmp_path_factory.mktemp("run")
     (home / "train.py").write_text(SCRIPT)
-    done = {}
     for name, options in (("plain", []), ("kept", ["--store-args"])):
-        command = [
-            sys.executable,
-            "-m",
-            "stayfinite",
-            "run",
-            *options,
-            "--run-dir",
-            name,
-            "train.py",
-        ]
-        words = ["--api-key", "SECRET-KEY-1", "--lr", "0.5"]
-        done[name] = subprocess.run([*command, *words], cwd=home, capture_output=True, text=True)
-        assert done[name].returncode == 0, done[name].stderr
+        command = ["-m", "stayfinite", "run", *options, "--run-dir", name, "train.py"]
+        done = forked([*command, "--api-key", "SECRET-KEY-1", "--lr", "0.5"], home)
+        assert done.code == 0, done.err
     return home
 
 
@@ -101,13 +89,10 @@ def test_what_an_incident_says_is_shown_and_never_run(run_folder, tmp_path):
     capsule["script"], capsule["args"] = str(tmp_path / "evil.py"), ["\x1b[2J"]
     torch.save(capsule, tmp_path / "sent" / "capsule.pt")
     for command in (["replay"], ["ladder", "--after-incident"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "stayfinite", *command, str(tmp_path / "sent")],
-            capture_output=True, text=True, cwd=tmp_path,
-        )  # fmt: skip
-        assert done.returncode == 2, done.stderr
-        assert "says that this was run" in done.stderr and "evil.py" in done.stderr
-        assert "\x1b" not in done.stderr
+        done = forked(["-m", "stayfinite", *command, str(tmp_path / "sent")], tmp_path)
+        assert done.code == 2, done.err
+        assert "says that this was run" in done.err and "evil.py" in done.err
+        assert "\x1b" not in done.err
     assert not (tmp_path / "RAN").exists()
 
 
@@ -117,8 +102,6 @@ def test_a_hostile_capsule_is_not_opened(run_folder, tmp_path):
     (incident,) = (run_folder / "plain" / "incidents").iterdir()
     shutil.copytree(incident, tmp_path / "sent")
     (tmp_path / "sent" / "capsule.pt").write_bytes(b"\x80\x02cos\nsystem\nU\x04trueR.")
-    done = subprocess.run(
-        [sys.executable, "-m", "stayfinite", "replay", str(tmp_path / "sent"), "--", "train.py"],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 2 and "is hostile and was not opened" in done.stderr
+    command = ["-m", "stayfinite", "replay", str(tmp_path / "sent"), "--", "train.py"]
+    done = forked(command, tmp_path)
+    assert done.code == 2 and "is hostile and was not opened" in done.err

@@ -10,6 +10,7 @@ import pytest
 import torch
 import typer
 from safetensors.torch import save_file
+from tests.launch import forked
 from typer.testing import CliRunner
 
 import stayfinite.checkpoint.timeline as timeline_module
@@ -274,11 +275,10 @@ def test_names_of_files_are_printed_without_escape_codes(tmp_path):
     escape = "\x1b[2JFORGED\x07"
     torch.save({"w": torch.ones(1)}, tmp_path / f"a{escape}.pt")
     (tmp_path / f"b{escape}\nc.pt").write_bytes(b"no checkpoint")
-    command = [sys.executable, "-m", "stayfinite", "scan"]
     for extra in (["-v", str(tmp_path)], [str(tmp_path / f"none{escape}")]):
-        done = subprocess.run([*command, *extra], capture_output=True, text=True)
-        assert done.returncode in (1, 2)
-        assert "\x1b" not in done.stdout + done.stderr and "\x07" not in done.stdout + done.stderr
+        done = forked(["-m", "stayfinite", "scan", *extra], tmp_path)
+        assert done.code in (1, 2)
+        assert "\x1b" not in done.out + done.err and "\x07" not in done.out + done.err
 
 
 def test_an_interrupt_keeps_what_is_known(tmp_path, monkeypatch):

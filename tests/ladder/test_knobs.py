@@ -1,11 +1,9 @@
 """Our own knobs really turn."""
 
 import json
-import subprocess
-import sys
 
 import pytest
-from tests.launch import environment
+from tests.launch import forked
 
 pytestmark = pytest.mark.slow
 
@@ -58,10 +56,7 @@ TURNED = [
 
 
 def test_each_knob_turns_what_it_says_and_nothing_else(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", KNOBS, json.dumps([k for k, _ in TURNED])], cwd=tmp_path,
-        env=environment(), capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    done = forked(["-c", KNOBS, json.dumps([k for k, _ in TURNED])], tmp_path)
+    assert done.code == 0, done.err
+    found = [json.loads(line) for line in done.out.splitlines()]
     assert found == [[other.get(i, v) for i, v in enumerate(PLAIN)] for _, other in TURNED]

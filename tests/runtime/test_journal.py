@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.launch import alone
+from tests.launch import forked
 from torch import nn
 
 from stayfinite import Guard
@@ -167,7 +167,7 @@ def test_run_journals_by_default_and_tells_a_command(tmp_path):
     hook = f"cat >> {tmp_path}/told.json; echo >> {tmp_path}/told.json"
     (tmp_path / "train.py").write_text(Path(attention.__file__).read_text())
     args = ["-m", "stayfinite", "run", "--run-dir", "r", "--on-incident", hook, "--sink", "logging"]
-    done = alone([*args, "train.py"], tmp_path)
+    done = forked([*args, "train.py"], tmp_path)
     assert done.code == 0, done.err
     view = load_run(tmp_path / "r")
     assert view.data.curves.num_rows == 60 and view.data.is_ended
@@ -181,7 +181,7 @@ def test_run_journals_by_default_and_tells_a_command(tmp_path):
 @pytest.mark.slow
 def test_run_with_a_sink_that_is_not_known(tmp_path):
     (tmp_path / "train.py").write_text("print('ran')")
-    done = alone(["-m", "stayfinite", "run", "--sink", "excel", "train.py"], tmp_path)
+    done = forked(["-m", "stayfinite", "run", "--sink", "excel", "train.py"], tmp_path)
     assert (done.code, done.out) == (2, "")
     assert "unknown sink 'excel'; known: tensorboard, wandb, mlflow, logging" in done.err
 
