@@ -89,9 +89,13 @@ class StepPlace:
         optimizer's own `step`."""
         try:
             frame = sys._getframe(self._depth)
-            if frame.f_code is self.code and sys._getframe(self._depth - 1).f_code is self._inner:
-                self.instruction = frame.f_lasti
-                return
+            if frame.f_code is self.code:
+                at = frame.f_lasti
+                if at == self.instruction:
+                    return  # the very call that it was the last time
+                if sys._getframe(self._depth - 1).f_code is self._inner:
+                    self.instruction = at
+                    return
         except ValueError:  # it is less deep this time
             pass
         self._look_for(sys._getframe(1), passed_by)
