@@ -69,7 +69,7 @@ class Samples:
     def __init__(self) -> None:
         self.of_batch: list[Any] | None = None
         """The data set's indices of the batch that a DataLoader made last."""
-        self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
+        self.iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
         self.last: tuple[Callable[[], Any], _Iteration | None] = (_nobody, None)
         """The iterator that was asked for last, and what is known of it."""
 
@@ -80,19 +80,20 @@ class Samples:
 
     def begin(self, iterator: Any, loader: DataLoader[Any]) -> None:
         """This loader has begun to be iterated over."""
-        self._iterations[iterator] = _Iteration(loader)
+        self.iterations[iterator] = _Iteration(loader)
 
     def known(self, iterator: Any) -> _Iteration | None:
         """What is known of this one, and asked for again soon."""
         last = self.last
         if last[0]() is iterator:
             return last[1]
-        known = self._iterations.get(iterator)
+        known = self.iterations.get(iterator)
         self.last = (weakref.ref(iterator), known)
         return known
 
 
 samples = Samples()
+_notes = Firewall("the notes of which samples a batch is made of")
 
 
 class LoaderListener(Protocol):
@@ -163,7 +164,7 @@ def note_samples() -> list[Subscription]:
 
 def _init(original: Any, subscribers: Subscribers) -> Any:
     def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        samples.begin(iterator, loader)
+        _notes.once(samples.begin, iterator, loader)
         original(iterator, loader, *args, **kwargs)
 
     return __init__
@@ -173,7 +174,8 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
     def _next_index(iterator: Any) -> Any:
         index = original(iterator)
         last = samples.last
-        known = last[1] if last[0]() is iterator else samples.known(iterator)
+        is_last = last[0]() is iterator
+        known = last[1] if is_last else _notes.once(samples.known, iterator)
         if known is not None:
             if getattr(iterator, "_send_idx", 1) == 0:
                 known.waiting.clear()  # workers that stay begin another epoch
@@ -185,7 +187,7 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
 
 def _process_data(original: Any, subscribers: Subscribers) -> Any:
     def _process_data(iterator: Any, data: Any, *worker: Any) -> Any:
-        known = samples.known(iterator)
+        known = _notes.once(samples.known, iterator)
         if worker and known is not None:  # before torch 2.6 it is not told
             known.worker = worker[0]
         return original(iterator, data, *worker)
@@ -193,11 +195,15 @@ def _process_data(original: Any, subscribers: Subscribers) -> Any:
     return _process_data
 
 
+def _known(iterator: Any) -> _Iteration | None:
+    return _notes.once(samples.known, iterator) or samples.iterations.get(iterator)
+
+
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
         listener, last = None, samples.last
         # In nearly every healthy step it is the iterator that it was in the one before.
-        known = last[1] if last[0]() is iterator else samples.known(iterator)
+        known = last[1] if last[0]() is iterator else _known(iterator)
         if not _inside.count:
             me = _ident()
             for each in subscribers.now:

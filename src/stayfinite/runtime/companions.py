@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from .frames import calling_frames, variables
 from .undo import Undo, attributes
+from .unseen import unseen
 
 if TYPE_CHECKING:
     from .discover import Beside
@@ -39,6 +41,7 @@ class Companions:
         self._noted: list[tuple[weakref.ref[Any], dict[str, Any]]] = []
         self._adopted_at = 0
 
+    @unseen
     def adopt(
         self, beside: Beside, moved: Iterable[Tensor], models: set[int], num_applied: int
     ) -> None:
@@ -66,6 +69,7 @@ class Companions:
             if (holder := ref()) is not None and hasattr(holder, "__dict__")
         ]
 
+    @unseen
     def capture(
         self, models: Iterable[nn.Module], frame: FrameType, num_applied: int
     ) -> list[Undo]:
@@ -85,11 +89,11 @@ class Companions:
 
     def _moving(self, models: list[nn.Module], num_applied: int) -> list[Tensor]:
         """Of the twins that are made like a model, those that the loop moves as it goes."""
-        shapes = [[p.shape for p in m.parameters()] for m in models]
+        shapes = [_shapes(m) for m in models]
         found = []
         for ref, probes in self._twins:
             twin = ref()
-            if twin is None or [p.shape for p in twin.parameters()] not in shapes:
+            if twin is None or _shapes(twin) not in shapes:
                 continue
             if num_applied == self._adopted_at or _probes(twin) != probes:
                 found += [*twin.parameters(), *twin.buffers()]
@@ -127,25 +131,39 @@ def _tensors(value: Any, depth: int) -> Iterator[Tensor]:
             yield from _tensors(each, depth - 1)
 
 
+def _shapes(module: nn.Module) -> list[torch.Size | None]:
+    return [None if is_lazy(p) else p.shape for p in module.parameters()]
+
+
 def _probes(module: nn.Module) -> list[Any]:
     """Tells whether it was written to, whichever way: by `.data` too, which is not counted."""
     found = []
     for p in list(module.parameters())[:_NUM_PROBES]:
-        if p.numel() and p.layout == torch.strided and p.device.type != "meta":
-            first = p.detach().flatten()[0].item()
-            found.append((p.data_ptr(), None if p.is_inference() else p._version, first))
+        if _is_plain(p) and p.numel() and p.layout == torch.strided:
+            first = p.detach()[(0,) * p.dim()].item()
+            found.append((p.data_ptr(), p._version, first))
     return found
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Not one that lies on several ranks, has no memory yet, or cannot be written to any more."""
+    is_whole = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type != "meta"
+    return is_whole and not tensor.is_inference()
 
 
 def undo_of(tensors: Iterable[Tensor]) -> list[Callable[[], None]]:
     """Puts these back to what they hold now; those that are the same then are not written to."""
-    unique = {id(t): t for t in tensors if not t.is_inference() and t.device.type != "meta"}
-    pairs = [(t, t.detach().clone()) for t in unique.values()]
+    unique = {id(t): t for t in tensors if t.device.type != "meta" and not t.is_inference()}
+    kept = [(t, t.detach().clone(), t._version) for t in unique.values()]
 
     @torch.no_grad()
     def undo() -> None:
-        for live, kept in pairs:
-            if live.shape == kept.shape and not torch.equal(live, kept):
-                live.copy_(kept)
+        for live, values, version in kept:
+            if _is_plain(live):
+                is_same = live.shape != values.shape or torch.equal(live, values)
+            else:
+                is_same = live._version == version
+            if not is_same:
+                live.copy_(values)
 
-    return [undo] if pairs else []
+    return [undo] if kept else []

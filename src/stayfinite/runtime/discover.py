@@ -122,6 +122,7 @@ class Reach:
     ) -> None:
         self._found: dict[int, tuple[str, Any]] = {}
         self._holders: list[Any] = []
+        self._slots: dict[int, list[tuple[str, MemberDescriptorType]]] = {}
         self._roles: dict[type, int] = _Roles()
         self._seen: set[int] = set()
         self.is_whole = moved is None
@@ -188,7 +189,7 @@ class Reach:
                 if role == _ITEMS:
                     todo += [(name, v, depth) for v in value[:_MAX_PARTS] if roles[type(v)]]
                     continue
-                inside = value if role == _VALUES else _attributes(value)
+                inside = value if role == _VALUES else self._attributes(value)
                 first = list(itertools.islice(inside.items(), _MAX_PARTS))
                 if role == _ATTRIBUTES and self._moves_with(value, [v for _, v in first]):
                     self._holders.append(value)
@@ -197,35 +198,49 @@ class Reach:
     def _moves_with(self, value: Any, held: list[Any]) -> bool:
         """Whether it is made to step an optimizer, or to set its rate: it holds one, and nothing else to train with."""
         roles = self._roles
-        firsts = [v[0] if type(v) in (list, tuple) and v else v for v in held]
+        firsts = [_first_of(v) for v in held]
         if not any(roles[type(v)] & _OPTIMIZER for v in firsts):
             return False
         kind = type(value)
         if str(kind.__module__).partition(".")[0] in ("torch", "stayfinite"):
             return False
-        if any(isinstance(v, (nn.Module, torch.utils.data.DataLoader)) for v in firsts):
+        others = (nn.Module, torch.utils.data.DataLoader)
+        if any(issubclass(type(v), others) for v in firsts):
             return False
         return any("step" in name for name in dir(kind))
 
+    def _attributes(self, value: Any) -> dict[Any, Any]:
+        """Those in `__slots__`, too."""
+        try:
+            inside = object.__getattribute__(value, "__dict__")
+        except (AttributeError, TypeError):
+            inside = {}
+        if not isinstance(inside, dict):
+            return {}
+        slots = self._slots.get(id(type(value)))
+        if slots is None:
+            slots = self._slots[id(type(value))] = _slots_of(type(value))
+        if not slots:
+            return inside
+        found = dict(inside)
+        for name, slot in slots:
+            with contextlib.suppress(AttributeError):  # not set yet
+                found[name] = slot.__get__(value)
+        return found
 
-def _attributes(value: Any) -> dict[Any, Any]:
-    """Those in `__slots__`, too."""
-    try:
-        inside = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        inside = {}
-    slots = [
-        (name, slot)
-        for cls in type(value).__mro__
-        if "__slots__" in vars(cls)
-        for name, slot in vars(cls).items()
-        if type(slot) is MemberDescriptorType
-    ]
-    found = dict(inside) if slots and isinstance(inside, dict) else inside
-    for name, slot in slots:
-        with contextlib.suppress(AttributeError):  # not set yet
-            found[name] = slot.__get__(value)
-    return found if isinstance(found, dict) else {}
+
+def _slots_of(kind: type) -> list[tuple[str, MemberDescriptorType]]:
+    """Of classes that say `__slots__`, not of those that are written in C."""
+    own = [vars(cls) for cls in kind.__mro__ if "__slots__" in vars(cls)]
+    pairs = [pair for names in own for pair in names.items()]
+    return [(name, slot) for name, slot in pairs if type(slot) is MemberDescriptorType]
+
+
+def _first_of(value: Any) -> Any:
+    """What stands for all that a container holds."""
+    if type(value) in (list, tuple) and value:
+        return value[0]
+    return next(iter(value.values())) if type(value) is dict and value else value
 
 
 def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
