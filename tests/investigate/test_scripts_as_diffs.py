@@ -211,10 +211,87 @@ SECOND_FAULT = """
     print("final", loss.item())
 """
 
+OWN_CLIP = """
+    import torch
+    from torch import nn
+
+    def clip(params, limit=1.0):
+        grads = [p.grad for p in params]
+        total = torch.sqrt(sum(g.pow(2).sum() for g in grads))
+        factor = limit / total
+        for g in grads:
+            g.mul_(factor)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    opt = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(20):
+        x = torch.randn(16, 4)
+        y = torch.sign(x[:, 0])
+        if step == 15:
+            y = 1e6 * torch.sign(model(x).squeeze(1).detach())
+        loss = torch.relu(1 - y * model(x).squeeze(1)).mean()
+        opt.zero_grad()
+        loss.backward()
+        clip(list(model.parameters()))
+        opt.step()
+    print("final", loss.item())
+"""
+
+BESIDE_THE_SCALER = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    G, D = nn.Linear(4, 2), nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    opt_g = torch.optim.SGD(G.parameters(), lr=0.01)
+    opt_d = torch.optim.SGD(D.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
+    bce = nn.BCEWithLogitsLoss()
+    for it in range(40):
+        real, fake = torch.randn(32, 2) + 1, G(torch.randn(32, 4))
+        loss_d = bce(D(real), torch.ones(32, 1)) + bce(D(fake.detach()), torch.zeros(32, 1))
+        opt_d.zero_grad()
+        scaler.scale(loss_d).backward()
+        opt_d.step()
+        loss_g = bce(D(fake), torch.ones(32, 1))
+        opt_g.zero_grad()
+        scaler.scale(loss_g).backward()
+        scaler.step(opt_g)
+        scaler.update()
+    print("final", loss_d.item())
+"""
+
+CLASS_WEIGHTS = """
+    import torch
+    from torch import nn
+
+    def class_weights(labels):
+        counts = torch.bincount(labels, minlength=4).float()
+        return counts.sum() / counts
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    y = x[:, :3].argmax(1)
+    model = nn.Linear(6, 4)
+    criterion = nn.CrossEntropyLoss(weight=class_weights(y), label_smoothing=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(12):
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "remedy", "added"),
     [
+        # The gradients are finite behind the backward, and made bad by a function of the script's.
+        (OWN_CLIP, "floor_norm", "factor = limit / total.clamp(min="),
+        (BESIDE_THE_SCALER, "scaler_step", "scaler.step(opt_d)\n    loss_g"),
+        (CLASS_WEIGHTS, "fill_initial", "return (counts.sum() / counts).nan_to_num("),
         (LOSS_SCALE, "grad_scaler", "self.scaler.unscale_(self.optimizer)"),
         (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
         (

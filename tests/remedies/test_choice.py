@@ -141,3 +141,15 @@ def test_a_log_variance_is_bounded_in_every_exponential_that_it_goes_into():
     body = "std = torch.exp(0.5 * s)\nkl = 1 + s - s.exp()\nreturn (x * std + kl).mean()"
     bounded = "std = torch.exp(0.5 * s.clamp(max=10))\nkl = 1 + s - s.clamp(max=10).exp()\n"
     assert any(c.startswith(bounded) for c in changes(body, "exp", line=7))
+
+
+def test_a_distribution_is_repaired_in_the_function_that_makes_it():
+    text = (
+        "import torch\n\n\ndef made(raw):\n    return Normal(0.0, raw)\n\n\n"
+        "def loss(raw, y):\n    return -made(raw).log_prob(y)\n"
+    )
+    asked = Symptom(operator="log", is_distribution=True)
+    found = [c for c in candidates(Source(text), 9, asked) if "raw.clamp(min=1e-6)" in c.text]
+    assert found and not any(
+        "raw.clamp" in c.text for c in candidates(Source(text), 9, Symptom(operator="log"))
+    )

@@ -41,6 +41,23 @@ def changed(text, name, line=None):
             "x / x.norm(dim=1)",
             "x / x.norm(dim=1).clamp(min=torch.finfo(x.dtype).eps)",
         ),
+        (
+            "floor_distribution",
+            "Categorical(probs=p * legal)",
+            "Categorical(probs=(p * legal).clamp(min=1e-6))",
+        ),
+        ("inside_both_ends", "d.log_prob(a)", "d.log_prob(a.clamp(-1 + 1e-6, 1 - 1e-6))"),
+        (
+            "jitter",
+            "torch.linalg.qr(h)",
+            "torch.linalg.qr(h + 1e-6 * torch.eye(*h.shape[-2:]).to(h))",
+        ),
+        (
+            "loss_or_zero",
+            "torch.nn.functional.cross_entropy(x, t, weight=w)",
+            'torch.nn.functional.cross_entropy(x, t, weight=w, reduction="sum") / '
+            "w[t].sum().clamp(min=1e-6)",
+        ),
     ],
 )
 def test_a_change_is_made_as_text(name, before, after):

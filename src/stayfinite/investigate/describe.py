@@ -134,6 +134,9 @@ def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:
     if birth is not None:
         if birth.direction in ("backward", "optimizer"):
             return birth.direction
+        links = [n.direction for n in origin.path]
+        if failure.symptom == "gradient" and "backward" not in links:
+            return "backward"  # the script's own code has made it of finite gradients
         return "forward" if birth.module is not None else "loss"
     source = origin.source
     if source is None:

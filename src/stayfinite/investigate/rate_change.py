@@ -123,6 +123,9 @@ def _lower_given(
     if expression is None and position < len(call.args):
         expression = call.args[position]
     text = _text(given * ratio)
+    unpacked = next((k.value for k in call.keywords if k.arg is None), None)
+    if expression is None and unpacked is not None:  # SGD(parameters, **config["optimizer"])
+        expression = ast.Subscript(value=unpacked, slice=ast.Constant("lr"), ctx=ast.Load())
     if expression is not None:
         where = number_behind(file, source, expression, float(given), made_at(optimizer))
         if where is not None:
@@ -130,7 +133,7 @@ def _lower_given(
         option = option_for(key_of(expression) or "")
         if option is not None:
             fix = replace(fix, title=f"{fix.title} (on the command line: {option} {text})")
-    edit = with_argument(source, call, "lr", position, text)
+    edit = with_argument(source, call, "lr", position, text) if unpacked is None else None
     if edit is None:
         return None
     remedy = Remedy(name="set_lr", title="", why="", line=call.lineno, edits=(edit,))

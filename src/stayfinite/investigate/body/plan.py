@@ -101,9 +101,20 @@ class Plan:
         if any(u.access.is_backward for u in units[self._cut.rules.start :]):
             if self._is_part:
                 return lambda u: u.access.is_backward and not u.blocks
-            return lambda u: u.access.is_training and not u.blocks
+            return lambda u: (u.access.is_training or self._is_for_gradients(u)) and not u.blocks
         current = units[-1] if units and self._scene.is_over else None
         return lambda u: self._makes_scalar(u) or (u is current and not u.is_leaving)
+
+    def _is_for_gradients(self, unit: Unit) -> bool:
+        """Between backward and step: what the script itself does with the gradients, in place or by a function."""
+        before = [u for u in self._cut.all[: unit.position] if u.access.is_backward]
+        if not before or unit.position < self._cut.rules.start:
+            return False
+        if any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(unit.node)):
+            return True
+        calls = [n.func for n in ast.walk(unit.node) if isinstance(n, ast.Call)]
+        named = [self._scene.variables.get(f.id) for f in calls if isinstance(f, ast.Name)]
+        return any(_names_gradients(getattr(f, "__code__", None)) for f in named)
 
     def _makes_scalar(self, unit: Unit) -> bool:
         if unit.blocks:
@@ -297,3 +308,10 @@ def _restore(name: str, place: ast.stmt) -> ast.stmt:
 def is_scalar(value: Any) -> bool:
     """A loss, or something like it."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.numel() == 1
+
+
+def _names_gradients(code: object) -> bool:
+    """Whether a function, or a comprehension in it, reads or writes an attribute `grad`."""
+    if not isinstance(code, types.CodeType):
+        return False
+    return "grad" in code.co_names or any(_names_gradients(c) for c in code.co_consts)
