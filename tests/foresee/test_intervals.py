@@ -201,3 +201,18 @@ def test_a_wide_range_that_was_never_nearly_reached_is_unknown_and_not_a_claim()
     found = judged(deep, {"x": (-1.0, 1.0)})
     assert "can_fail" not in statuses(found)
     assert found[-1].status == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("f", "range_", "dtype"),
+    [
+        (torch.sigmoid, (-100.0, -90.0), torch.float32),
+        (torch.special.ndtr, (-7.0, -6.0), torch.float32),
+        (torch.special.ndtr, (-3.5, -3.25), torch.bfloat16),
+        (torch.erf, (1e-30, 1e-20), torch.bfloat16),
+    ],
+)
+def test_what_a_kernel_gives_as_zero_is_no_safe_denominator(f, range_, dtype):
+    assert not f(torch.full((32,), range_[0], dtype=dtype)).any()
+    assert "aten.reciprocal" in failing(judged(lambda x: f(x).reciprocal(), {"x": range_}, dtype))
+    assert statuses(judged(lambda x: 1.0 / (f(x) + 1e-2), {"x": range_}, dtype)) == {"safe"}

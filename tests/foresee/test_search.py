@@ -243,3 +243,11 @@ def test_sparse_target_may_be_blank_in_a_small_batch_only():
     for number, level in ((2, "possible"), (6, "far")):
         found = made([{"rgb": images[:number], "depth": depth[:number]}])["blank-batch"]
         assert {c.level for c, _ in found if c.what.startswith("batch['depth']")} == {level}
+
+
+@pytest.mark.parametrize(("lowest", "level"), [(0.01, "possible"), (0.37, "far"), (0.0137, "far")])
+def test_amount_in_cents_may_be_zero_where_a_cent_was_seen(lowest, level):
+    prices = (torch.rand(6, 8) * 5 + 0.4).round(decimals=2)
+    prices[2, 3] = lowest
+    found = made([{"prices": prices, "next": torch.randn(6, 1)}])["zero"]
+    assert [c.level for c, _ in found if "exactly 0" in c.what] == [level]

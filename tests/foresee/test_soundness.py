@@ -21,7 +21,7 @@ def test_random_programs_against_brute_force(data):
     assert not wrong, describe(wrong[0])
 
 
-@pytest.mark.parametrize("seed", [3, 47, 1007, 20465, 500337, 502893])
+@pytest.mark.parametrize("seed", [3, 47, 1007, 4040, 4223, 7616, 20465, 500337, 502893])
 def test_programs_that_were_once_judged_wrongly(seed):
     wrong, _ = examine(make_program(choose_by(random.Random(seed))), seed)
     assert not wrong, describe(wrong[0])

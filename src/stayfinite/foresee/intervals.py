@@ -35,6 +35,7 @@ from .intervals_tools import (
     reads,
     replaced,
     tensors,
+    turns_positive,
     unwritten,
     written_by,
 )
@@ -274,6 +275,10 @@ class _Court:
         settled = []
         for ref, span in results:
             settled.append((ref, self._settled(at, call, ref, span, has_sentinel)))
+        if turns_positive(call, [s for _, s in settled], map(self.shadows.read, given)):
+            at.failures.append(
+                Failure("overflow", "an infinite number changes its sign", is_loose=True)
+            )
         after = call.operation.index if at.failures else inherited
         for ref, span in settled:
             self._write(at, call, ref, span, after, parts)

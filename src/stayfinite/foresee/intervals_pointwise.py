@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .intervals_at import At, Failure, NotModeled, is_loose, model
-from .rounding import tiny_of, widened
+from .rounding import eps_of, tiny_of, widened
 from .shadow import Span
 
 __all__ = ["monotone"]
@@ -26,23 +26,56 @@ def monotone(
     return x.like(lo.clamp(low, high), hi.clamp(low, high))
 
 
+def flushed(at: At, made: Span) -> Span:
+    """A kernel may give 0 for what is below the normal numbers of its arithmetic (half computes in float32)."""
+    wide = torch.float64 if at.dtype is torch.float64 else torch.float32
+    edge = 2 * tiny_of(wide)
+    zero = torch.zeros_like(made.lo)
+    made.lo = torch.where((made.lo > 0) & (made.lo < edge), zero, made.lo)
+    made.hi = torch.where((made.hi < 0) & (made.hi > -edge), zero, made.hi)
+    return made
+
+
 def _register(name: str, f: Any, low: float = -math.inf, high: float = math.inf) -> None:
     @model(name, inf=not math.isinf(low) and not math.isinf(high))
     def rising(at: At, x: Span, *_: Any, **__: Any) -> Span:
-        return monotone(at, x, f, low, high)
+        return flushed(at, monotone(at, x, f, low, high))
 
 
 for _name, _f, _low, _high in (
     ("tanh", torch.tanh, -1.0, 1.0),
     ("sigmoid", torch.sigmoid, 0.0, 1.0),
-    ("erf", torch.erf, -1.0, 1.0),
     ("atan", torch.atan, -math.pi / 2, math.pi / 2),
     ("arctan", torch.atan, -math.pi / 2, math.pi / 2),
     ("asinh", torch.asinh, -math.inf, math.inf),
-    ("special_ndtr", torch.special.ndtr, 0.0, 1.0),
     ("hardsigmoid", torch.nn.functional.hardsigmoid, 0.0, 1.0),
 ):
     _register(_name, _f, _low, _high)
+
+
+def loosened(made: Span, size: float) -> Span:
+    """A kernel that is near in absolute terms only: next to a zero of its function it may give 0."""
+    return made.like(made.lo - size, made.hi + size)
+
+
+@model("erf", inf=True)
+def erf(at: At, x: Span) -> Span:
+    """Half precision takes a polynomial whose error is that of numbers around 1; signs are kept."""
+    made = loosened(monotone(at, x, torch.erf), 4 * eps_of(at.dtype))
+    lo = torch.where(x.lo >= 0, made.lo.clamp(min=0.0), made.lo)
+    hi = torch.where(x.hi <= 0, made.hi.clamp(max=0.0), made.hi)
+    return x.like(lo.clamp(-1.0, 1.0), hi.clamp(-1.0, 1.0))
+
+
+@model("special_ndtr", inf=True)
+def ndtr(at: At, x: Span) -> Span:
+    """The kernel adds 1 to an error function: what is left far below 0 is the rounding of 1."""
+    made = loosened(monotone(at, x, torch.special.ndtr), _own_eps(at))
+    return x.like(made.lo.clamp(0.0, 1.0), made.hi.clamp(0.0, 1.0))
+
+
+def _own_eps(at: At) -> float:
+    return float(torch.finfo(at.dtype).eps)
 
 
 @model("neg", inf=True)
@@ -285,13 +318,15 @@ def logit(at: At, x: Span, eps: float | None = None) -> Span:
         lo, hi = lo.clamp(float(edge), float(1 - edge)), hi.clamp(float(edge), float(1 - edge))
     name = x.words or "the argument of logit"
     at.fail("log_of_zero", (lo <= 0) | (hi >= 1), f"{name} reaches 0 or 1", x)
-    return monotone(at, x.like(lo.clamp(1e-38, 1 - 1e-16), hi.clamp(1e-38, 1 - 1e-16)), torch.logit)
+    inside = x.like(lo.clamp(1e-38, 1 - 1e-16), hi.clamp(1e-38, 1 - 1e-16))
+    return loosened(monotone(at, inside, torch.logit), _own_eps(at))
 
 
 @model("lgamma", "digamma")
 def gamma(at: At, x: Span) -> Span:
     at.fail("domain_error", x.lo <= 0, f"{x.words or f'the argument of {at.name}'} reaches 0", x)
     if at.name == "digamma":
-        return monotone(at, x.like(x.lo.clamp(min=1e-30), x.hi.clamp(min=1e-30)), torch.digamma)
+        inside = x.like(x.lo.clamp(min=1e-30), x.hi.clamp(min=1e-30))
+        return loosened(monotone(at, inside, torch.digamma), 8 * _own_eps(at))
     ends = torch.stack([torch.lgamma(x.lo.clamp(min=1e-38)), torch.lgamma(x.hi.clamp(min=1e-38))])
     return x.like(ends.amin(0).clamp(max=-0.1215) - 1e-5, ends.amax(0) * (1 + 1e-6) + 1e-5)

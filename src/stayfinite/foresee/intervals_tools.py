@@ -24,6 +24,7 @@ __all__ = [
     "reads",
     "replaced",
     "tensors",
+    "turns_positive",
     "unwritten",
     "written_by",
 ]
@@ -118,6 +119,17 @@ def has_opaque(value: Any) -> bool:
 def has_written_inf(call: Call) -> bool:
     numbers = [*call.args, *call.kwargs.values()]
     return any(isinstance(a, float) and math.isinf(a) for a in numbers)
+
+
+def turns_positive(call: Call, made: Iterable[Span], given: Iterable[Span]) -> bool:
+    """A mask's -inf is there on purpose; what makes +inf of it is not."""
+    if not any(s.has_inf and _has_plus(s) for s in made) or has_written_inf(call):
+        return False
+    return not any(_has_plus(s) for s in given)
+
+
+def _has_plus(span: Span) -> bool:
+    return bool((span.hi == math.inf).any())
 
 
 def assumed(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,10 @@ _SPREADS = 10.0
 _FEW = 2.0
 _NEAR = 0.1
 """A count of so many, or of this share of the usual one, is next to 0."""
+_STEPS = (0.1, 0.01)
+_FEWEST_ON_GRID = 3
+_LARGEST_ON_GRID = 2000.0
+"""Float32 no longer holds cents exactly enough to tell beyond it."""
 _VECTOR = 8
 """So many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
 _EXACT = 2.0**24
@@ -57,6 +61,9 @@ class Part:
     """The median."""
     zero_share: float = 0.0
     """Of the values seen, how many are exactly 0."""
+
+    grid: float = 0.0
+    """What all values are multiples of: a cent, a tenth of a degree; 0 for none."""
 
     @property
     def is_float(self) -> bool:
@@ -115,10 +122,12 @@ class Part:
     def may_be_zero(self) -> bool:
         """An exact zero fits what was seen: on both sides of it, or at the lower end of its range.
 
-        A count fits where small ones were seen: one that was never below 7 will not be 0.
+        A count fits where small ones were seen: one that was never below 7 will not be 0. So does an amount
+        in cents where one or two cents were seen.
         """
         is_count = self.is_whole and self.low <= max(_FEW, _NEAR * self.middle)
-        return self.low <= 0 or is_count or self.is_bounded
+        is_amount = self.low <= _FEW * self.grid
+        return self.low <= 0 or is_count or is_amount or self.is_bounded
 
     @property
     def may_rest(self) -> bool:
@@ -168,6 +177,7 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
                 name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
                 _is_distribution(t), float(values.median()) if values.numel() else 0.0,
                 float((values == 0).double().mean()) if values.numel() else 0.0,
+                _grid(values) if t.is_floating_point() and low > 0 and not is_whole else 0.0,
             )
         )  # fmt: skip
     return found
@@ -186,6 +196,21 @@ def is_rotation(t: Tensor) -> bool:
         return False
     square = t.detach().float() @ t.detach().float().mT
     return bool(((square - torch.eye(t.shape[-1], device=t.device)).abs() < 1e-2).all())
+
+
+def _grid(values: Tensor) -> float:
+    """The decimal step that all of these values are multiples of; 0 where they lie on none.
+
+    >>> _grid(torch.tensor([0.01, 0.25, 3.99], dtype=torch.float64)), _grid(torch.rand(9))
+    (0.01, 0.0)
+    """
+    if values.numel() < _FEWEST_ON_GRID or float(values.max()) > _LARGEST_ON_GRID:
+        return 0.0
+    for step in _STEPS:
+        off = ((values / step).round() * step - values).abs()
+        if bool((off < step / 1000 + 1.2e-7 * values).all()):
+            return step
+    return 0.0
 
 
 def _is_distribution(t: Tensor) -> bool:
