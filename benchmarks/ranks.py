@@ -2,15 +2,18 @@
 
     python -m benchmarks.ranks [--world N] [--rounds N] [--steps N]
     python -m benchmarks.ranks --count [--world N]      collectives and bytes of a healthy step, exactly
+    python -m benchmarks.ranks --share [--world N]      only the last figure: what a busy machine can still tell
 
 `benchmarks.ranks_simulated` says what it would be on more ranks than a machine has.
 
 Three loops over the same DDP or FSDP2 model alternate in every round: nobody watches (plain), each
 rank watches by itself (alone: not safe, shown for its cost only), and the ranks agree (together).
-"together" minus "alone" is the one tiny all-reduce. Shown are lower deciles over many short rounds:
+"together" minus "alone" is what agreement costs. Shown are lower deciles over many short rounds:
 two processes that wait for each other are delayed by whatever else runs, and never sped up by it.
 "processor" is rank 0's processor time, together over plain, the median of the rounds: on a machine with fewer
-free cores than ranks it alone means something.
+free cores than ranks it alone means something, and with much else running not even that: rounds differ by more than what is
+measured. "ours" is taken within one run: the processor time of rank 0 (all threads) that passes inside of our calls, over that of the
+rest of the step. What our calls make slower elsewhere (memory that is not in the cache) it does not show.
 """
 
 from __future__ import annotations
@@ -79,12 +82,58 @@ def guarded(model: nn.Module, batches: list[Tensor], is_alone: bool) -> Callable
     return run
 
 
+class Meter:
+    """The processor time that passes in the three calls that a healthy step makes into ours."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.seconds = 0.0
+        for name in ("open", "check", "close_healthy"):
+            setattr(guard.engine, name, self._metered(getattr(guard.engine, name)))
+
+    def _metered(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def metered(*args: Any) -> Any:
+            start = time.process_time()
+            try:
+                return call(*args)
+            finally:
+                self.seconds += time.process_time() - start
+
+        return metered
+
+
+def share(kind: str, width: int, rows: int, steps: int) -> float:
+    """Ours over the rest, in one run; behind the steps in which the ranks still meet often."""
+    batches = [torch.randn(rows, width) for _ in range(steps)]
+    model = make(kind, width)
+    guard = Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-4))
+    meter = Meter(guard)
+    start = 0.0
+    for i, batch in enumerate([*batches[:1] * 32, *batches]):
+        if i == 32:
+            meter.seconds, start = 0.0, time.process_time()
+        guard.step(loss_of, batch)
+    total = time.process_time() - start
+    guard.close()
+    return meter.seconds / (total - meter.seconds)
+
+
+def share_main(rank: int, world: int, store: str, options: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    for kind in ("DDP", "FSDP2"):
+        for name, (width, rows) in SIZES.items():
+            found = share(kind, width, rows, options["rounds"])
+            if rank == 0:
+                print(f"{kind:6}{name:28} ours: {found:.1%} of the rest of the step", flush=True)
+    dist.destroy_process_group()
+
+
 def decile(times: list[float]) -> float:
     return statistics.quantiles(times, n=10)[0]
 
 
 def all_reduce_us() -> float:
-    pair = torch.zeros(2)
+    pair = torch.zeros(6, dtype=torch.float64)
     times = []
     for _ in range(300):
         start = time.perf_counter()
@@ -159,7 +208,7 @@ def rank_main(rank: int, world: int, store: str, options: dict[str, Any]) -> Non
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     say = print if rank == 0 else lambda *_: None
-    say(f"one all-reduce of two floats, {world} processes: {all_reduce_us():.0f} us")
+    say(f"one all-reduce of six numbers, {world} processes: {all_reduce_us():.0f} us")
     say(
         f"{'':34}{'plain':>10}{'alone':>9}{'together':>10}{'all-reduce':>12}{'of a step':>11}{'processor':>11}"
     )
@@ -183,11 +232,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--count", action="store_true")
+    parser.add_argument("--share", action="store_true")
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (options.world, os.path.join(folder, "store"), vars(options))
-        main_of_rank = count_main if options.count else rank_main
+        main_of_rank = count_main if options.count else share_main if options.share else rank_main
         mp.spawn(main_of_rank, args=arguments, nprocs=options.world)
 
 

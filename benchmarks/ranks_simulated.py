@@ -5,7 +5,7 @@
 A step of each rank is two stretches of its own work: what lies between the training's gradient exchange and our
 all-reduce (a few kernels and the look at the loss), and all the rest. A rank's work varies by itself from step to step
 (a normal spread of 1 %), and now and then one is held up (probability 1e-5 a step and rank, 50 ms). Without us the ranks
-meet once a step, at the gradient exchange; with us twice. An all-reduce of 8 bytes takes 2 log2(N) hops of the
+meet once a step, at the gradient exchange; with us twice. So small an all-reduce takes 2 log2(N) hops of the
 latency given. Nothing here was measured on such a fleet.
 """
 

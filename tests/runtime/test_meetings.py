@@ -18,17 +18,17 @@ from stayfinite.runtime.window_log import WindowLog
 
 def agreed(*digests: float | None, wishes: tuple[Wish, ...] = (), bad: float = 0.0) -> Agreed:
     """What ranks with these digests hear from each other."""
-    every = wishes or (Wish(NOT_DUE, 16, 16),) * len(digests)
+    every = wishes or (Wish(NOT_DUE, 64, 64),) * len(digests)
     said = [(bad, *Agreed.said(w, d)) for w, d in zip(every, digests)]
     return Agreed.heard([max(column) for column in zip(*said)])
 
 
 def test_the_way_to_the_next_meeting_doubles_while_the_ranks_look_at_the_same():
     meetings, left = Meetings(), []
-    for _ in range(7):
+    for _ in range(9):
         meetings.note(agreed(3.5, 3.5, 3.5))
         left.append(meetings.left)
-    assert left == [0, 1, 3, 7, 15, 15, 15]
+    assert left == [0, 1, 3, 7, 15, 31, 63, 63, 63]
 
 
 def test_ranks_that_once_looked_at_different_things_meet_in_every_step_from_then_on():
@@ -72,7 +72,7 @@ def test_no_rank_has_to_wait_for_a_deep_check_that_it_needs():
 
 def test_a_rank_says_when_its_clock_and_its_memory_will_want_one():
     log = WindowLog(6)
-    assert Wish.of(False, log, cost=1.0, budget=0.01, elapsed=0.0) == (NOT_DUE, 16, 5)
+    assert Wish.of(False, log, cost=1.0, budget=0.01, elapsed=0.0) == (NOT_DUE, 64, 5)
     assert Wish.of(False, log, cost=1.0, budget=0.01, elapsed=100.0) == (DUE, 1, 5)
     assert Wish.of(True, log, cost=1.0, budget=0.01, elapsed=1.0) == (URGENT, 1, 6)
 

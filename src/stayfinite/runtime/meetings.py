@@ -20,8 +20,9 @@ DUE, NOT_DUE, URGENT = 0, 1, 2
 """A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
 one a single rank that is not due yet (its clock, its budget) is waited for."""
 
-_MOST = 16
-"""Steps from one meeting to the next; what a rank wishes meanwhile waits for it."""
+_MOST = 64
+"""Steps from one meeting to the next, where they are short: a rank's clock may want the next one earlier. What it
+wishes meanwhile waits for it."""
 
 
 class Wish(NamedTuple):
