@@ -115,7 +115,9 @@ def test_it_is_caught_explained_and_survived(plain, tmp_path):
     assert where["source"].strip() == "m = torch.exp(h_tilde / tau)"
     assert where["module"] in ("blocks.0", "blocks.1", "blocks.2")
     assert why["cause"] == "exp_overflow"
-    assert any("log_sinkhorn" in fix["title"] for fix in why["fixes"])
+    repair = why["fixes"][0]
+    assert repair["status"] == "proved" and repair["remedy"] == "normalized_in_log_space"
+    assert "+        m = m - torch.logsumexp(m, dim=-1, keepdim=True)" in repair["diff"]
     assert why["fixes"][0]["status"] == "proved"
     assert "-    m = torch.exp(h_tilde / tau)" in why["fixes"][0]["diff"]
     assert first["action"]["kind"] == "rolled_back"

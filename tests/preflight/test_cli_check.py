@@ -58,7 +58,7 @@ def run(tmp_path, monkeypatch):
 def test_a_good_target_is_ready(run):
     out = run("--only", "environment,config,init", "good.py:build")
     assert out.exit_code == 0, out.output
-    assert "verdict: ready: nothing stands against starting" in out.stdout
+    assert "verdict: ready: no problem was found" in out.stdout
     assert "  pass  lr " in out.stdout
     assert "Adam lr 0.001" in out.stdout
     assert "not in the report" not in out.stdout

@@ -161,11 +161,11 @@ class Investigation:
         advice = "use guard.step(loss_fn, batch)"
         if self.engine.settings.replay != "full":
             advice += (
-                ", or replay='full' (run --replay full) to compute also what reaches outside, in a "
+                ", or replay='full' (run --replay full) to run statements with side effects too, in a "
                 "sandbox"
             )
         return (
-            f"the step could not be replayed without being felt outside{what}, so the origin was not "
+            f"the step could not be replayed without side effects{what}, so the origin was not "
             f"traced; {advice}"
         )
 

@@ -17,7 +17,7 @@ _TITLES = {
     "proof": "proof, by line",
 }
 _VERDICTS = {
-    "ready": "ready: nothing stands against starting",
+    "ready": "ready: no problem was found",
     "look first": "look first: nothing is broken, something is unusual",
     "do not start": "do not start: this run would break or be worthless",
 }

@@ -246,14 +246,20 @@ def _environment(view: RunView) -> dict[str, str]:
 
 
 def _steps(count: int, first: int | None, last: int) -> str:
-    """Steps are numbered by their (last) batch, so their numbers may leave some out.
+    """Under gradient accumulation a step has the number of its last batch, so numbers are left out.
 
     >>> _steps(160, 0, 159), _steps(160, 1, 319)
-    ('160 (0 to 159)', '160, numbered by their last batch: 1 to 319')
+    ('160 (0 to 159)', '160 (up to batch 319)')
+
+    An incident before the first step, or a resumed run, repeats a number.
+
+    >>> _steps(161, 0, 159)
+    '160 (0 to 159)'
     """
-    if first is None or last - first + 1 == count:
-        return f"{count:,} ({first} to {last})"
-    return f"{count:,}, numbered by their last batch: {first} to {last}"
+    numbers = count if first is None else last - first + 1
+    if numbers <= count:
+        return f"{numbers:,} ({first} to {last})"
+    return f"{count:,} (up to batch {last})"
 
 
 def _facts(view: RunView) -> dict[str, str]:
@@ -271,7 +277,7 @@ def _facts(view: RunView) -> dict[str, str]:
         facts["time"] = _duration(float(curves.last_row["t"]))
     if data.head.get("started"):
         facts["started"] = str(data.head["started"])[:19].replace("T", " ")
-        facts["state"] = "ended" if data.is_ended else "running, or ended without a word"
+        facts["state"] = "ended" if data.is_ended else "running or killed"
     if data.num_sessions > 1:
         facts["session"] = f"{data.session} of {data.num_sessions}"
     facts["skipped"] = f"{curves.num_skipped:,}"
