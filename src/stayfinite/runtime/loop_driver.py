@@ -337,7 +337,7 @@ class LoopDriver:
         if failure.symptom == "scaler_skip" and self.scaling.passes_by():
             window.failure = failure
             return
-        if self.engine.shared.is_another_ranks(failure):
+        if self.engine.has_world and self.engine.shared.is_another_ranks(failure):
             return
         self.release_others()
         if window.is_added_up and failure.symptom == "gradient":
