@@ -12,10 +12,19 @@ from ..diagnose.evidence import Evidence
 from ..locate.frames import is_user_file
 from ..locate.slice import to_location
 from ..records import Fix, Link, Proof
-from ..remedies import Candidate, Source, Symptom, candidates, unified_diff
+from ..remedies import (
+    Candidate,
+    Source,
+    Symptom,
+    candidates,
+    is_equivalent,
+    is_flat,
+    is_shift,
+    room_of,
+    unified_diff,
+)
 from ..runtime.window import Replay, ReplayResult
 from .batch_rows import rows_change
-from .candidate_kinds import is_equivalent, is_flat, is_shift, room_of
 from .changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
 from .clip_order import clip_order_change
 from .first_values import first_values_change

@@ -225,7 +225,7 @@ def _scale(about: Investigation, incident: Incident) -> Scale:
     return Scale(
         factor=traced.loss_factor if traced is not None else None,
         is_scaler_unused=_is_scaler_unused(about),
-        is_passed_by=step_without_scaler(about) is not None,
+        is_passed_by=bool(about.state.scalers) and step_without_scaler(about) is not None,
         scaler=scale,
         is_collapse=incident.event.kind == "scale_collapse",
     )

@@ -29,7 +29,7 @@ from . import (
     targets,
 )
 from .catalogue import CATALOGUE, Pattern, at, find, pattern
-from .choice import Candidate, Symptom, candidates
+from .choice import Candidate, Symptom, candidates, is_equivalent, is_flat, is_shift, room_of
 from .dtypes import in_precision
 from .edits import Edit, Remedy, apply, unified_diff
 from .loops import clip_behind
@@ -68,6 +68,9 @@ __all__ = [
     "floors",
     "gradients",
     "in_precision",
+    "is_equivalent",
+    "is_flat",
+    "is_shift",
     "lines_after",
     "lines_before",
     "log_space",
@@ -77,6 +80,7 @@ __all__ = [
     "precision",
     "read_patch",
     "reductions",
+    "room_of",
     "rows",
     "scaled_loss",
     "schedule_candidates",

@@ -11,9 +11,10 @@ from .catalogue import find
 from .edits import Remedy, apply
 from .source import Source
 
-__all__ = ["Candidate", "Symptom", "candidates"]
+__all__ = ["Candidate", "Symptom", "candidates", "is_equivalent", "is_flat", "is_shift", "room_of"]
 
 _HALF = ("float16", "bfloat16")
+_JITTER = 0.02
 _MOST_SINGLE = 3
 """Where it fits so often on a line, each place is tried by itself too, after all of them together."""
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")
@@ -183,3 +184,23 @@ def _parses(text: str) -> bool:
     except (SyntaxError, ValueError):
         return False
     return True
+
+
+def is_equivalent(made: tuple[Candidate, ...]) -> bool:
+    """Whether all of it computes what was computed before, wherever that was finite."""
+    return all(r.is_equivalent for c in made for r in c.remedies)
+
+
+def is_flat(made: tuple[Candidate, ...]) -> bool:
+    """Below a floor there is no gradient."""
+    return any(r.name.startswith("floor_") for c in made for r in c.remedies)
+
+
+def room_of(made: tuple[Candidate, ...]) -> float:
+    """What is added to a matrix is felt by every matrix, a little."""
+    return _JITTER if any(r.name.startswith("jitter") for c in made for r in c.remedies) else 0.0
+
+
+def is_shift(made: tuple[Candidate, ...]) -> bool:
+    """What is taken off every exponential has to cancel out."""
+    return any(r.name.startswith("shift_") for c in made for r in c.remedies)
