@@ -46,7 +46,7 @@ class RankSummary:
             return
         found = {
             "kind": "stayfinite.rank", "rank": rank, "world": world, "host": platform.node(),
-            "pid": os.getpid(), "steps": self.num_steps, "seconds": self._last - self._first,
+            "pid": os.getpid(), "steps": self.num_steps + self._num_unasked, "seconds": self._last - self._first,
             "waited": self.waited,
         }  # fmt: skip
         home = self.folder / "ranks"
