@@ -105,7 +105,9 @@ class BadSteps:
             # A schedule that stood still would give the same bad rate for ever.
             if failure.symptom != "learning_rate":
                 undo = [self.state.capture_small(), *self.state.capture_averages()]
-                if verdict is None:
+                if verdict is None and (
+                    self.state.companions.holders or self.state.companions.twins
+                ):
                     self._beside = self.looks.once(self._note_beside, sys._getframe(1), fallback=[])
                 undo += self._beside
             keeps = is_back or (verdict is not None and verdict.keeps_random_state)

@@ -37,7 +37,7 @@ class Companions:
         self.holders: list[weakref.ref[Any]] = []
         self.training: dict[str, weakref.ref[nn.Module]] = {}
         """Twins in training mode: a forward writes to their buffers, as it does to the model's."""
-        self._twins: list[tuple[weakref.ref[nn.Module], list[Any]]] = []
+        self.twins: list[tuple[weakref.ref[nn.Module], list[Any]]] = []
         self._noted: list[tuple[weakref.ref[Any], dict[str, Any]]] = []
         self._adopted_at = 0
 
@@ -50,7 +50,7 @@ class Companions:
         twins = [m for m in others if not any(id(p) in ours for p in m.parameters())]
         self.holders = [weakref.ref(h) for h in beside.holders]
         self._noted = []
-        self._twins = [(weakref.ref(m), _probes(m)) for m in twins]
+        self.twins = [(weakref.ref(m), _probes(m)) for m in twins]
         self._adopted_at = num_applied
         self.training = {
             f"beside{i or ''}": weakref.ref(m) for i, m in enumerate(twins) if m.training
@@ -58,7 +58,7 @@ class Companions:
 
     def clear(self) -> None:
         """The training is over."""
-        self.holders, self._noted, self._twins = [], [], []
+        self.holders, self._noted, self.twins = [], [], []
         self.training.clear()
 
     def note(self) -> None:
@@ -91,7 +91,7 @@ class Companions:
         """Of the twins that are made like a model, those that the loop moves as it goes."""
         shapes = [_shapes(m) for m in models]
         found = []
-        for ref, probes in self._twins:
+        for ref, probes in self.twins:
             twin = ref()
             if twin is None or _shapes(twin) not in shapes:
                 continue

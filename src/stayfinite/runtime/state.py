@@ -363,7 +363,7 @@ class TrainState:
 
     def capture_averages(self) -> list[Callable[[], None]]:
         """The same for running averages of the weights."""
-        return undo_of(t for _, t in self._average_parts())
+        return undo_of(t for _, t in self._average_parts()) if self.averages else []
 
     def _average_parts(self) -> Iterator[tuple[str, Tensor]]:
         for name, module in self.averages.items():
