@@ -35,8 +35,8 @@ from stayfinite.patches.training import TrainingPatches
 from stayfinite.recover.policy import Policy
 from stayfinite.runtime.engine import Engine
 from stayfinite.runtime.journal import RunJournal
-from stayfinite.runtime.loop_driver import LoopDriver
-from stayfinite.runtime.script_driver import ScriptDriver
+from stayfinite.runtime.loop.driver import LoopDriver
+from stayfinite.runtime.loop.script_driver import ScriptDriver
 from stayfinite.runtime.state import TrainState
 
 BARS = {"a": 1.05, "b": 1.01, "c": 1.05}

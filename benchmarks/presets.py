@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stayfinite.preflight.presets import PRESETS, write_preset
+from stayfinite.preflight.config.presets import PRESETS, write_preset
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ENOUGH = 0.9

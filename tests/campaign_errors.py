@@ -34,8 +34,8 @@ from stayfinite.locate.trace import OpTrace
 from stayfinite.patches import gradients, loaders, training
 from stayfinite.patches.manager import _DISPATCH, Subscribers, _Layer, table
 from stayfinite.recover.policy import Policy
-from stayfinite.runtime.loop_driver import LoopDriver
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.loop.driver import LoopDriver
+from stayfinite.runtime.script.run_script import ScriptRun
 
 OURS = str(pathlib.Path(stayfinite.__file__).parent) + os.sep
 ROOMS = ("runtime", "investigate", "patches", "detect", "recover", "report", "locate", "sandbox")

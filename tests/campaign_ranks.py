@@ -29,8 +29,8 @@ from tests.distributed import crew, training
 import stayfinite.investigate.entry  # the forked ranks need not import it one by one
 from stayfinite import Guard
 from stayfinite.checkpoint import scan
-from stayfinite.runtime import ranks
-from stayfinite.runtime.side_groups import SideGroup, SideGroupError
+from stayfinite.runtime.ranks import agreement as ranks
+from stayfinite.runtime.ranks.side_groups import SideGroup, SideGroupError
 
 LIMIT = 30.0
 RANK_SECONDS = 4.0

@@ -18,7 +18,7 @@ import warnings
 
 TORCH = ("torch", "torch._dynamo", "torch.utils.data", "torch.optim.swa_utils", "tqdm", "typer")
 OURS = (
-    "stayfinite.cli.app", "stayfinite.cli.run", "stayfinite.runtime.script", "stayfinite.investigate.entry",
+    "stayfinite.cli.app", "stayfinite.cli.run", "stayfinite.runtime.script.run_script", "stayfinite.investigate.entry",
     "stayfinite.lint", "stayfinite.report.hooks", "safetensors.torch", "typer._adapters",
 )  # fmt: skip
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from benchmarks import guides
 
-from stayfinite.preflight.environment import before_any_model, judge
-from stayfinite.preflight.environment_facts import Facts, gather
+from stayfinite.preflight.environment.facts import Facts, gather
+from stayfinite.preflight.environment.group import before_any_model, judge
 
 TESTS = Path(__file__).parent
 DOC = (TESTS.parent / "docs" / "GUIDES.md").read_text(encoding="utf-8")

@@ -56,7 +56,7 @@ def as_file(module):
 
 
 @pytest.mark.parametrize(
-    ("form", "most", "most_that_ran"), [("guard.step", 27, 113), ("stayfinite run", 29, 139)]
+    ("form", "most", "most_that_ran"), [("guard.step", 24, 113), ("stayfinite run", 25, 139)]
 )
 def test_the_walk_of_a_failing_step_is_the_one_in_the_docs_and_does_not_grow(
     form, most, most_that_ran, walks
@@ -68,7 +68,7 @@ def test_the_walk_of_a_failing_step_is_the_one_in_the_docs_and_does_not_grow(
 
 
 def test_the_walk_begins_at_the_driver_and_ends_in_the_journal(walks):
-    assert walks["guard.step"]["walk"][0] == "stayfinite.runtime.step_driver"
-    assert walks["stayfinite run"]["walk"][0] == "stayfinite.runtime.bad_steps"
+    assert walks["guard.step"]["walk"][0] == "stayfinite.runtime.step.driver"
+    assert walks["stayfinite run"]["walk"][0] == "stayfinite.runtime.loop.bad_steps"
     for walk in walks.values():
         assert walk["walk"][-1] == "stayfinite.runtime.journal"

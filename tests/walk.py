@@ -2,7 +2,7 @@
 
 `python tests/walk.py step` and `python tests/walk.py run SCRIPT` print two lists as JSON. "ran" is every module
 of the package of which a function was called. "walk" is what a reader follows: modules that were handed
-the step itself (its window, failure, replay, origin, evidence, incident) by another module. Inside a stage
+the step itself (its window, failure, replay, origin, evidence, incident) by another module. Inside a stage, or a folder of the two rooms that lead,
 only its door counts, modules that define those records (or write them as JSON) do not, and a registry's entries (rules,
 experiments) are one; so is lint, which is asked about one line.
 """
@@ -30,7 +30,7 @@ DEFINE = {
     "stayfinite.plain",
     "stayfinite.diagnose.evidence",
 }
-LEAD = {"guard", "runtime", "investigate"}
+LEAD = {"guard", "stayfinite.runtime", "stayfinite.investigate"}
 REGISTRIES = ("stayfinite.diagnose.rules", "stayfinite.investigate.experiments")
 TOOLS = ("stayfinite.lint", "stayfinite.remedies")
 """Asked one question about a file; each counts once."""
@@ -77,8 +77,14 @@ class Walk:
     def _is_station(self, name, caller):
         if name == caller or name in DEFINE:
             return False
-        room = name.split(".")[1]
-        return room in LEAD or room != caller.split(".")[1]
+        room = _room(name)
+        return room in LEAD or room != _room(caller)
+
+
+def _room(name):
+    """A stage is one room; of those that lead through a failing step every folder is one."""
+    parts = name.split(".")
+    return ".".join(parts[:-1]) if parts[1] in ("runtime", "investigate") else parts[1]
 
 
 def _caller(frame):

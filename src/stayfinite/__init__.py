@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from .recover.plan import Stage, StagedPlan
     from .recover.policy import Policy, Rung
     from .recover.ramp import PrecisionRamp
-    from .runtime.checkpoints import save_gate
-    from .runtime.limits import watch
     from .runtime.probes import probe
-    from .runtime.resume import last_good, load_last_good
+    from .runtime.saves.checkpoints import save_gate
+    from .runtime.saves.resume import last_good, load_last_good
+    from .runtime.warn.limits import watch
 
 __version__ = "0.1.0"
 
@@ -89,13 +89,13 @@ _HOME = {
     "UsageError": "errors",
     "finite_mean": "numerics.parts",
     "finite_sum": "numerics.parts",
-    "last_good": "runtime.resume",
+    "last_good": "runtime.saves.resume",
     "load_ipython_extension": "integrations.notebook",
-    "load_last_good": "runtime.resume",
+    "load_last_good": "runtime.saves.resume",
     "probe": "runtime.probes",
-    "save_gate": "runtime.checkpoints",
+    "save_gate": "runtime.saves.checkpoints",
     "unload_ipython_extension": "integrations.notebook",
-    "watch": "runtime.limits",
+    "watch": "runtime.warn.limits",
 }
 
 

@@ -25,19 +25,19 @@ from .recover.policy import Policy
 from .recover.ramp import PrecisionRamp
 from .report.inline import InlineReport
 from .report.store import RunFolder
-from .runtime.checkpoints import CheckpointWatch
 from .runtime.engine import Engine
-from .runtime.given_loader import GivenBatches
 from .runtime.incidents import environment
-from .runtime.limits import Limit
-from .runtime.loop_driver import LoopDriver
-from .runtime.plan_follow import follow_plan
-from .runtime.plan_run import PlanRun
-from .runtime.rank_groups import own_rank
+from .runtime.loop.driver import LoopDriver
+from .runtime.loop.given_loader import GivenBatches
+from .runtime.plan.follow import follow_plan
+from .runtime.plan.run import PlanRun
+from .runtime.ranks.groups import own_rank
 from .runtime.run_files import keep_files
+from .runtime.saves.checkpoints import CheckpointWatch
 from .runtime.state import TrainState
-from .runtime.step_driver import Outcome, StepDriver
-from .runtime.step_parts import LossFn
+from .runtime.step.driver import Outcome, StepDriver
+from .runtime.step.parts import LossFn
+from .runtime.warn.limits import Limit
 from .saying import say
 
 __all__ = ["Guard", "Outcome"]

@@ -56,12 +56,12 @@ def test_a_bad_step_is_found_and_left_out_there(trained, case):
 def test_nothing_names_cuda_alone():
     """But for facts that only CUDA has, and words for people."""
     allowed = {
-        "preflight/environment_facts.py",
-        "preflight/environment_rules.py",
-        "preflight/capture.py",
+        "preflight/environment/facts.py",
+        "preflight/environment/rules.py",
+        "preflight/capture/script.py",
         "checkpoint/policy.py",
         "codes/checks_setup.py",
-        "runtime/untrained_source.py",  # a method's name in somebody's source
+        "runtime/warn/untrained_source.py",  # a method's name in somebody's source
     }
     named = re.compile(r"torch\.cuda|[\"']cuda[\"']")
     found = {

@@ -89,7 +89,7 @@ def _wait(pids: list[int], deadline: float) -> list[int]:
 
 
 _LONG = (
-    "torch._dynamo", "torch.distributed.tensor", "stayfinite.guard", "stayfinite.runtime.script",
+    "torch._dynamo", "torch.distributed.tensor", "stayfinite.guard", "stayfinite.runtime.script.run_script",
     "stayfinite.investigate.entry", "stayfinite.lint", "safetensors.torch", "tests.distributed.training",
     "tests.distributed.saving",
 )  # fmt: skip

@@ -53,7 +53,7 @@ def staged(rank: int, job: dict) -> dict:
     from stayfinite.config import Settings
     from stayfinite.investigate.entry import investigate
     from stayfinite.recover.policy import Policy
-    from stayfinite.runtime.script import ScriptRun
+    from stayfinite.runtime.script.run_script import ScriptRun
 
     found: dict = {}
 

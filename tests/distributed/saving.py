@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from stayfinite import save_gate
-from stayfinite.runtime.resume import last_good
+from stayfinite.runtime.saves.resume import last_good
 
 
 def dcp_saves(rank: int, job: dict) -> dict:

@@ -305,7 +305,7 @@ def loop_without_loader(rank: int, job: dict) -> dict:
     from stayfinite.config import Settings
     from stayfinite.investigate.entry import investigate
     from stayfinite.recover.policy import Policy
-    from stayfinite.runtime.script import ScriptRun
+    from stayfinite.runtime.script.run_script import ScriptRun
 
     folder = Path(job["folder"]) / "run"
     run = ScriptRun(Settings(budget=1e-6), Policy(), folder, investigate, index=rank)

@@ -8,7 +8,7 @@ import torch.distributed
 from tests.distributed import training
 
 from stayfinite import Guard
-from stayfinite.runtime.side_groups import SideGroup, SideGroupError
+from stayfinite.runtime.ranks.side_groups import SideGroup, SideGroupError
 
 
 def disturbed(rank: int, job: dict) -> dict:

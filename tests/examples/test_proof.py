@@ -6,7 +6,7 @@ import pytest
 import yaml
 from tests.import_graph import SRC
 
-from stayfinite.preflight.capture import check_script
+from stayfinite.preflight.capture.script import check_script
 from stayfinite.preflight.target import ScriptTarget
 
 pytestmark = pytest.mark.usefixtures("shared_forks")

@@ -57,10 +57,10 @@ def names_in(folder, function=None):
 
 
 def test_every_check_that_the_source_names_has_a_page_and_no_page_is_of_a_check_that_is_gone():
-    from stayfinite.preflight.environment_rules import RULES as ENVIRONMENT
-    from stayfinite.preflight.precision import _NAMES
+    from stayfinite.preflight.config.rules import RULES as CONFIG
+    from stayfinite.preflight.environment.rules import RULES as ENVIRONMENT
+    from stayfinite.preflight.precision.group import _NAMES
     from stayfinite.preflight.resources import _NAMES as MEASURED
-    from stayfinite.preflight.rules import RULES as CONFIG
 
     named = {n for n in names_in("preflight") if n != "init/nan"}  # that one is a doctest's
     named |= {f"config/{rule.name}" for rule in CONFIG}

@@ -9,7 +9,7 @@ from tests.faults.training import Fault, batches, loop, loss_of, make
 
 from stayfinite import Guard, Incident, Policy, Settings
 from stayfinite.investigate.entry import investigate
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.script.run_script import ScriptRun
 
 SCRIPTS = pathlib.Path(__file__).parents[1] / "scripts"
 QUICK = Settings(diagnose=False)

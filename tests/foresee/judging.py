@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from stayfinite.foresee.box import Box, box_around
 from stayfinite.foresee.capture import StepCapture
-from stayfinite.foresee.intervals import judge
+from stayfinite.foresee.intervals.analysis import judge
+from stayfinite.foresee.intervals.box import Box, box_around
 from stayfinite.foresee.records import Verdict
 from stayfinite.locate.notes import SourceRef
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from clinic.form import Case, Entry, all_cases, all_controls
 
-from stayfinite.foresee.box import batch_sizes_of, box_around, reach_of
 from stayfinite.foresee.capture import StepCapture
-from stayfinite.foresee.intervals import judge
+from stayfinite.foresee.intervals.analysis import judge
+from stayfinite.foresee.intervals.box import batch_sizes_of, box_around, reach_of
 from stayfinite.foresee.records import Verdict
 from stayfinite.locate.modules import name_modules
 from stayfinite.locate.notes import SourceRef

@@ -12,9 +12,9 @@ import torch
 from tests.foresee.programs import COLUMNS, ROWS, Choose, Program, make_program
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stayfinite.foresee.box import Box
 from stayfinite.foresee.capture import StepCapture
-from stayfinite.foresee.intervals import ON_PURPOSE, judge
+from stayfinite.foresee.intervals.analysis import ON_PURPOSE, judge
+from stayfinite.foresee.intervals.box import Box
 from stayfinite.foresee.records import Verdict
 from stayfinite.locate.notes import SourceRef
 

@@ -8,8 +8,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stayfinite.errors import UsageError
-from stayfinite.foresee.box import Box, batch_sizes_of, box_around, reach_of, read_box, widened_by
 from stayfinite.foresee.capture import capture_steps
+from stayfinite.foresee.intervals.box import (
+    Box,
+    batch_sizes_of,
+    box_around,
+    reach_of,
+    read_box,
+    widened_by,
+)
 from stayfinite.locate.notes import SourceRef
 
 BOX = Box(data={"batch[0]": (-1.0, 2.0)}, weights={"fc.weight": 0.1}, batch_sizes=(4,))

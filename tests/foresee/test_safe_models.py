@@ -4,9 +4,9 @@ import pytest
 import torch
 from tests.foresee.safe_models import TRAININGS, Training
 
-from stayfinite.foresee.box import box_around, reach_of
 from stayfinite.foresee.capture import StepCapture
-from stayfinite.foresee.intervals import judge
+from stayfinite.foresee.intervals.analysis import judge
+from stayfinite.foresee.intervals.box import box_around, reach_of
 from stayfinite.locate.modules import name_modules
 from stayfinite.locate.notes import SourceRef
 

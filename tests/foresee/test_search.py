@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
-from stayfinite.foresee.parts import parts_of
-from stayfinite.foresee.plausible import between, distance
-from stayfinite.foresee.search import candidates
+from stayfinite.foresee.search.families import candidates
+from stayfinite.foresee.search.parts import parts_of
+from stayfinite.foresee.search.plausible import between, distance
 from stayfinite.runtime.batches import named_tensors
 
 X = torch.randn(6, 8, 3)

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import SWALR
 from stayfinite import Guard, Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.recover.policy import Policy
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.script.run_script import ScriptRun
 
 NUM_BATCHES = 8
 PLACES = {"first": {0}, "middle": {3}, "last": {NUM_BATCHES - 1}, "consecutive": {3, 4}}

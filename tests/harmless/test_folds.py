@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from stayfinite import Guard, Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.recover.policy import Policy
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.script.run_script import ScriptRun
 
 NUM_OF_A_FOLD = (
     20  # its tensors, modules and optimizer, without gradients; ten folds lie between counts

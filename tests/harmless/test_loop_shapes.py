@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from stayfinite import Guard, Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.recover.policy import Policy
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.script.run_script import ScriptRun
 
 BAD = ((), (0,), (5,), (11,), (5, 6))
 SOURCES = {"list": list, "loader": lambda rows: DataLoader(rows, batch_size=None)}

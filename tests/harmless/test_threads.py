@@ -10,7 +10,7 @@ import torch
 from stayfinite import Guard, Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.recover.policy import Policy
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.script.run_script import ScriptRun
 
 NUM_STEPS = 12
 BAD = 5

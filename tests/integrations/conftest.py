@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from stayfinite.report import terminal
-from stayfinite.runtime import script
+from stayfinite.runtime.script import run_script as script
 
 collect_ignore_glob = ["scripts/*"]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from stayfinite import Policy, Settings
 from stayfinite.investigate.entry import investigate
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.script.run_script import ScriptRun
 
 
 def under_run(call, folder, **settings):

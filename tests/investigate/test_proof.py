@@ -9,7 +9,7 @@ from tests.launch import forked
 from torch import nn
 
 from stayfinite import Guard
-from stayfinite.investigate.changed_source import ChangedSource, NotRunnable, text_of_file
+from stayfinite.investigate.replays.changed_source import ChangedSource, NotRunnable, text_of_file
 
 
 def entropy(model, x):

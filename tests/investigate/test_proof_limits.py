@@ -7,7 +7,7 @@ from torch import nn
 
 from stayfinite import Guard
 from stayfinite.investigate import changes
-from stayfinite.investigate.resumed import rates_of
+from stayfinite.investigate.fixes.resumed import rates_of
 from stayfinite.runtime.state import TrainState
 
 

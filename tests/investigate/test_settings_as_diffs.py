@@ -10,7 +10,7 @@ from tests.launch import forked
 from torch import nn
 
 from stayfinite import Guard
-from stayfinite.investigate import rate_change
+from stayfinite.investigate.fixes import rate_change
 from stayfinite.patches import provenance
 from stayfinite.records import Culprit, Fix
 from stayfinite.remedies import Source, apply_patch, read_patch, unified_diff

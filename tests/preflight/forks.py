@@ -3,7 +3,7 @@
 import atexit
 import subprocess
 
-from stayfinite.preflight import starter
+from stayfinite.preflight.capture import starter
 
 _started: list[subprocess.Popen] = []
 _new_forker = starter._forker

@@ -15,12 +15,12 @@ from tests.preflight.healthy import classify, clusters, loader
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stayfinite.preflight.environment import judge
-from stayfinite.preflight.environment_facts import Facts
+from stayfinite.preflight.environment.facts import Facts
+from stayfinite.preflight.environment.group import judge
 from stayfinite.preflight.probes import Subject
 from stayfinite.preflight.records import Finding
-from stayfinite.preflight.runner_check import check
-from stayfinite.preflight.runner_groups import Book, conduct, drive, load_groups
+from stayfinite.preflight.runner.check import check
+from stayfinite.preflight.runner.groups import Book, conduct, drive, load_groups
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from stayfinite.preflight.records import CheckReport, Finding
-from stayfinite.preflight.runner_check import check
+from stayfinite.preflight.runner.check import check
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import pytest
 from tests.ladder.helpers import tree
 
 from stayfinite.errors import UsageError
-from stayfinite.preflight import capture
-from stayfinite.preflight.capture import check_script
+from stayfinite.preflight.capture import script as capture
+from stayfinite.preflight.capture.script import check_script
 from stayfinite.preflight.target import ScriptTarget
 
 HEAD = """

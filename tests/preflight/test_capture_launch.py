@@ -8,8 +8,8 @@ from tests.ladder.helpers import tree
 from tests.launch import alone
 
 from stayfinite.errors import UsageError
-from stayfinite.preflight.capture import check_script
-from stayfinite.preflight.capture_launch import as_one_rank, needs_launcher
+from stayfinite.preflight.capture.launch import as_one_rank, needs_launcher
+from stayfinite.preflight.capture.script import check_script
 from stayfinite.preflight.target import ScriptTarget
 
 pytestmark = pytest.mark.usefixtures("shared_forks")

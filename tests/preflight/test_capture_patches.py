@@ -6,9 +6,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from stayfinite.patches import table
-from stayfinite.preflight.capture_checks import OwnChecks
-from stayfinite.preflight.capture_loop import Captor, Finished
-from stayfinite.preflight.capture_patches import CapturePatches
+from stayfinite.preflight.capture.loop import Captor, Finished
+from stayfinite.preflight.capture.own_checks import OwnChecks
+from stayfinite.preflight.capture.patches import CapturePatches
 from stayfinite.preflight.probes import Probe
 
 

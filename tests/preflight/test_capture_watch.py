@@ -2,7 +2,7 @@
 
 import torch
 
-from stayfinite.preflight.capture_watch import LoopWatch
+from stayfinite.preflight.capture.watch import LoopWatch
 from stayfinite.runtime.state import TrainState
 
 LOSS = torch.tensor(1.0)

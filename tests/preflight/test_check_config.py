@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stayfinite.errors import UsageError
-from stayfinite.preflight.config_names import quantity_of
-from stayfinite.preflight.config_read import read_config
-from stayfinite.preflight.preset_rules import SAFER
-from stayfinite.preflight.presets import PRESETS, changes_of, write_preset
-from stayfinite.preflight.rules import RULES, broken, expected_range
-from stayfinite.preflight.runner_check import check
+from stayfinite.preflight.config.names import quantity_of
+from stayfinite.preflight.config.preset_rules import SAFER
+from stayfinite.preflight.config.presets import PRESETS, changes_of, write_preset
+from stayfinite.preflight.config.read import read_config
+from stayfinite.preflight.config.rules import RULES, broken, expected_range
+from stayfinite.preflight.runner.check import check
 
 YAML = """\
 # a run

@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from stayfinite.checkpoint import measure
 from stayfinite.errors import UsageError
-from stayfinite.preflight import data_source
-from stayfinite.preflight.data import check_file
-from stayfinite.preflight.data_file import scan_file
-from stayfinite.preflight.data_source import scan_batches, scan_loader
-from stayfinite.preflight.data_stats import PartStats
-from stayfinite.preflight.runner_check import check
+from stayfinite.preflight.data import source as data_source
+from stayfinite.preflight.data.file import scan_file
+from stayfinite.preflight.data.group import check_file
+from stayfinite.preflight.data.source import scan_batches, scan_loader
+from stayfinite.preflight.data.stats import PartStats
+from stayfinite.preflight.runner.check import check
 
 
 def quiet(done, total):
@@ -127,7 +127,7 @@ def test_a_file_larger_than_memory_is_sampled_in_bounded_memory(tmp_path, monkey
     with open(path, "wb") as f:
         f.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
         f.truncate(f.tell() + rows * 4096)
-    monkeypatch.setattr("stayfinite.preflight.data_file.BUDGET_S", 0.3)
+    monkeypatch.setattr("stayfinite.preflight.data.file.BUDGET_S", 0.3)
     growth, scan = peak_growth(monkeypatch, lambda: scan_file(path, None, quiet))
     assert path.stat().st_size > memory
     assert scan.num_total == rows
@@ -146,7 +146,7 @@ def test_blocks_that_are_passed_over_are_not_read(tmp_path, monkeypatch):
     read = []
     original = measure._from_bytes
     monkeypatch.setattr(measure, "_from_bytes", lambda *a: read.append(1) or original(*a))
-    monkeypatch.setattr("stayfinite.preflight.data_file.BLOCK_ELEMENTS", 2048)
+    monkeypatch.setattr("stayfinite.preflight.data.file.BLOCK_ELEMENTS", 2048)
     for name in ("a.npy", "odd.npy"):
         read.clear()
         scan = scan_file(tmp_path / name, None, quiet)
@@ -154,10 +154,10 @@ def test_blocks_that_are_passed_over_are_not_read(tmp_path, monkeypatch):
         (part,) = scan.parts.values()
         assert [b.index for b in part.bad] == [3, 63]
         read.clear()
-        monkeypatch.setattr("stayfinite.preflight.data_file.BUDGET_S", 1e-9)
+        monkeypatch.setattr("stayfinite.preflight.data.file.BUDGET_S", 1e-9)
         scan = scan_file(tmp_path / name, None, quiet)
         assert scan.num_seen == 2 * len(read) < 64
-        monkeypatch.setattr("stayfinite.preflight.data_file.BUDGET_S", 20.0)
+        monkeypatch.setattr("stayfinite.preflight.data.file.BUDGET_S", 20.0)
 
 
 @pytest.mark.slow
@@ -342,7 +342,7 @@ def test_sparse_columns_of_zeros_and_borders_are_no_finding():
     x[:, :20] = 0
     part = PartStats("x")
     part.update(x, torch.arange(64))
-    from stayfinite.preflight.data_checks import _constant
+    from stayfinite.preflight.data.checks import _constant
 
     assert part.constant_features() == list(range(20))
     assert _constant(part) == []

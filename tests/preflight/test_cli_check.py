@@ -258,7 +258,7 @@ def test_what_follows_a_module_is_its_own(run, monkeypatch, args, own, only):
         called.append((target, tuple(more["only"])))
         raise UsageError("seen")
 
-    monkeypatch.setattr("stayfinite.preflight.capture.check_script", note)
+    monkeypatch.setattr("stayfinite.preflight.capture.script.check_script", note)
     assert run(*args.split()).stderr.endswith("error: seen\n")
     assert called == [(ScriptTarget("json.tool", own, is_module=True), only)]
 

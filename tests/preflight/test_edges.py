@@ -10,9 +10,9 @@ from tests.preflight.planted_probes import assert_found, of_group
 from torch import nn
 
 from stayfinite.preflight import CheckReport, check
-from stayfinite.preflight.edges import edges
-from stayfinite.preflight.edges_draws import unwritten_memory
-from stayfinite.preflight.edges_unlucky import UnluckyRandom
+from stayfinite.preflight.edges.draws import unwritten_memory
+from stayfinite.preflight.edges.group import edges
+from stayfinite.preflight.edges.unlucky import UnluckyRandom
 from stayfinite.preflight.probes import Seen, Subject
 from stayfinite.records import Location
 from stayfinite.report.reading import read_incident

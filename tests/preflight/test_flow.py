@@ -6,18 +6,18 @@ from tests.preflight.healthy import classify, clusters, loader
 from tests.preflight.planted_probes import assert_found, of_group
 from torch.nn import functional as F
 
-from stayfinite.preflight.flow import at_location, forward
-from stayfinite.preflight.flow_losses import LossWatch
-from stayfinite.preflight.flow_scale import (
+from stayfinite.preflight.flow.group import at_location, forward
+from stayfinite.preflight.flow.losses import LossWatch
+from stayfinite.preflight.flow.scale import (
     judge_activations,
     judge_dead,
     judge_saturated,
     leaves_of,
 )
-from stayfinite.preflight.flow_start import judge_loss
+from stayfinite.preflight.flow.start import judge_loss
 from stayfinite.preflight.layers import ask
 from stayfinite.preflight.probes import LayerSeen, LossCall, Probe, Seen, Subject
-from stayfinite.preflight.runner_check import check
+from stayfinite.preflight.runner.check import check
 from stayfinite.records import Link, Location
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from tests.preflight.healthy import TARGETS
 
-from stayfinite.preflight.capture import check_script
-from stayfinite.preflight.runner_check import check
+from stayfinite.preflight.capture.script import check_script
+from stayfinite.preflight.runner.check import check
 from stayfinite.preflight.target import ScriptTarget
 
 pytestmark = pytest.mark.usefixtures("shared_forks")

@@ -5,7 +5,7 @@ import torch
 from tests.preflight.planted_probes import assert_found, of_group
 from torch import nn
 
-from stayfinite.preflight.init import _marked_memory, init
+from stayfinite.preflight.init.group import _marked_memory, init
 from stayfinite.preflight.layers import roles
 from stayfinite.preflight.layers_leaves import reachable_leaves, user_variables
 from stayfinite.preflight.probes import Subject

@@ -6,7 +6,7 @@ import torch
 from tests.preflight.healthy import TARGETS
 from tests.preflight.planted_core import PLANTED
 
-from stayfinite.preflight.runner_check import check
+from stayfinite.preflight.runner.check import check
 
 GROUPS = ("environment", "config", "data")
 

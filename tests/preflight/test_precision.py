@@ -5,8 +5,8 @@ import torch
 from tests.preflight.planted_probes import assert_found, of_group
 from torch import nn
 
-from stayfinite.preflight.precision import _no_dropout, used_dtype
-from stayfinite.preflight.precision_judges import (
+from stayfinite.preflight.precision.group import _no_dropout, used_dtype
+from stayfinite.preflight.precision.judges import (
     bits_left,
     judge_agreement,
     judge_headroom,

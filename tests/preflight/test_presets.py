@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stayfinite.preflight.config_read import read_config
-from stayfinite.preflight.presets import changes_of, note_of, write_preset
+from stayfinite.preflight.config.presets import changes_of, note_of, write_preset
+from stayfinite.preflight.config.read import read_config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
+from stayfinite.preflight.capture.rehearsal import by_measurement, rehearse
 from stayfinite.preflight.records import failed, passed, warned
-from stayfinite.preflight.rehearsal import by_measurement, rehearse
 
 SCRIPT = """
 import torch

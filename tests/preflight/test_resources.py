@@ -4,10 +4,10 @@ import torch
 from tests.preflight.test_cli_check import run  # noqa: F401 - a fixture
 from torch import nn
 
-from stayfinite.preflight.config_gather import Reading
-from stayfinite.preflight.config_intervals import cost_of_failure
+from stayfinite.preflight.config.gather import Reading
+from stayfinite.preflight.config.intervals import cost_of_failure
 from stayfinite.preflight.resources import Measured, largest_batch
-from stayfinite.preflight.runner_check import check
+from stayfinite.preflight.runner.check import check
 
 WIDTH, ROWS = 50, 16
 

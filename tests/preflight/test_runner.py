@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from stayfinite.errors import UsageError
 from stayfinite.preflight.probes import Probe, Seen, Subject
 from stayfinite.preflight.records import GROUPS, CheckReport, Finding, failed, passed, warned
-from stayfinite.preflight.runner_build import BuildRunner
-from stayfinite.preflight.runner_check import check
-from stayfinite.preflight.runner_groups import Book, conduct, drive
+from stayfinite.preflight.runner.build import BuildRunner
+from stayfinite.preflight.runner.check import check
+from stayfinite.preflight.runner.groups import Book, conduct, drive
 from stayfinite.preflight.target import Built, understand
 
 

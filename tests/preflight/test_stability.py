@@ -5,7 +5,7 @@ import torch
 from tests.preflight.planted_probes import assert_found, of_group
 
 from stayfinite.preflight.probes import Seen, Subject
-from stayfinite.preflight.stability import Course, judge_stability, stability
+from stayfinite.preflight.stability.group import Course, judge_stability, stability
 
 
 @pytest.mark.slow

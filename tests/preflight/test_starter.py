@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stayfinite.preflight.starter import Starter
+from stayfinite.preflight.capture.starter import Starter
 
 
 @pytest.mark.parametrize("is_forked", [True, False])

@@ -16,8 +16,8 @@ from stayfinite import (
     probe,
     watch,
 )
-from stayfinite.runtime.limits import everywhere
-from stayfinite.runtime.part_redo import PartRedo
+from stayfinite.runtime.recovery.part_redo import PartRedo
+from stayfinite.runtime.warn.limits import everywhere
 
 QUICK = {"diagnose": False}
 NAN = float("nan")

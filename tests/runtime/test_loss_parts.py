@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stayfinite import Guard
-from stayfinite.runtime.loss_parts import by_parts, split_loss
+from stayfinite.runtime.recovery.loss_parts import by_parts, split_loss
 
 X = torch.linspace(-1, 1, 20).reshape(5, 4)
 

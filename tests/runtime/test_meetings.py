@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from stayfinite.runtime.meetings import (
+from stayfinite.runtime.ranks.meetings import (
     DUE,
     NOT_DUE,
     URGENT,

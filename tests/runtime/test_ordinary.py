@@ -12,8 +12,8 @@ from stayfinite import Guard
 from stayfinite.config import Settings
 from stayfinite.investigate.entry import investigate
 from stayfinite.recover.policy import Policy
-from stayfinite.runtime.ordinary import OrdinaryIteration
-from stayfinite.runtime.script import ScriptRun
+from stayfinite.runtime.loop.ordinary import OrdinaryIteration
+from stayfinite.runtime.script.run_script import ScriptRun
 
 
 def _train(clips: bool, bad_at: int | None = None, num_steps: int = 24):

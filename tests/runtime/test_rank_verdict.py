@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from stayfinite.runtime import rank_verdict
+from stayfinite.runtime.ranks import verdict as rank_verdict
 
 
 class Group:

@@ -194,8 +194,8 @@ def _report(
     words: list[str], module: str | None, config: Path | None, data: Path | None,
     only: list[str], skip: list[str], seed: int, how: dict[str, Any],
 ) -> CheckReport:  # fmt: skip
-    from ..preflight.config_read import read_config
-    from ..preflight.runner_groups import selected
+    from ..preflight.config.read import read_config
+    from ..preflight.runner.groups import selected
 
     selected(only, skip)  # a wrong name is said before anything runs
     settings: dict[str, Any] = {"config": None, "config_path": ""}
@@ -219,11 +219,11 @@ def _of_target(words: list[str], module: str | None, more: dict[str, Any]) -> Ch
 
     target = parse_target(words, module)
     if not isinstance(target, BuildTarget):
-        from ..preflight.capture import check_script
+        from ..preflight.capture.script import check_script
 
         return check_script(target, **more)
-    from ..preflight.capture_launch import as_one_rank, num_ranks
-    from ..preflight.runner_check import check as check_build
+    from ..preflight.capture.launch import as_one_rank, num_ranks
+    from ..preflight.runner.check import check as check_build
 
     if num_ranks(os.environ):
         os.environ.update(as_one_rank(os.environ))
@@ -236,7 +236,7 @@ def _needs_no_target(
     config: Path | None, data: Path | None, only: list[str], skip: list[str]
 ) -> bool:
     """The machine, a config or a data file can be looked at before there is a training."""
-    from ..preflight.runner_groups import selected
+    from ..preflight.runner.groups import selected
 
     if config is not None or data is not None:
         return True
@@ -245,8 +245,8 @@ def _needs_no_target(
 
 def _without_target(data: Path | None, more: dict[str, Any]) -> CheckReport:
     """The machine, a config or a data file by itself."""
-    from ..preflight.environment import before_any_model
-    from ..preflight.runner_groups import Book, conduct, drive, load_groups, report_of, selected
+    from ..preflight.environment.group import before_any_model
+    from ..preflight.runner.groups import Book, conduct, drive, load_groups, report_of, selected
 
     start = time.perf_counter()
     book = Book(progress=more["progress"])
@@ -273,7 +273,7 @@ def _with_file(
 ) -> CheckReport:
     import dataclasses
 
-    from ..preflight.data import check_file
+    from ..preflight.data.group import check_file
 
     start = time.perf_counter()
     found = check_file(data, num_samples, on_samples)
@@ -289,7 +289,7 @@ def _with_file(
 @contextlib.contextmanager
 def _progress(only: list[str], skip: list[str]) -> Iterator[Any]:
     """What is being done, on stderr: a bar for a terminal, a line for each group elsewhere."""
-    from ..preflight.runner_groups import selected
+    from ..preflight.runner.groups import selected
 
     names = selected(only, skip)
     if not sys.stderr.isatty():
@@ -355,7 +355,7 @@ def _with_preset(
 ) -> tuple[Path, list[str]]:
     """The preset's file, and the target with it in place of the config that it was given."""
     from ..errors import UsageError
-    from ..preflight.presets import PRESETS, note_of, write_preset
+    from ..preflight.config.presets import PRESETS, note_of, write_preset
 
     if preset not in PRESETS:
         raise UsageError(f"there is no preset {preset!r}; presets: {', '.join(PRESETS)}")

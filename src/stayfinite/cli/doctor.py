@@ -89,7 +89,7 @@ def _patches() -> str:
     from ..investigate.entry import investigate
     from ..patches.manager import table
     from ..recover.policy import Policy
-    from ..runtime.block import WatchedBlock
+    from ..runtime.script.block import WatchedBlock
 
     before = {(r.owner, r.name) for r in table()}
     block = WatchedBlock(Settings(), Policy(), None, investigate)

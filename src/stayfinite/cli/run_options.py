@@ -120,7 +120,7 @@ def prepare(given: RunOptions) -> Callable[[], int]:
         from ..report.hooks import incident_hook
 
         hook = incident_hook(given.on_incident)
-    from ..runtime.script import ScriptRun
+    from ..runtime.script.run_script import ScriptRun
 
     script = ScriptRun(
         settings=settings, policy=rules, run_dir=given.run_dir, investigate=_INVESTIGATE,

@@ -1,6 +1,6 @@
 """What `check` looks at before the training itself: environment, config, data.
 
-The limits of the config checks are rules with sources in `preflight/rules.py`; their pages show them.
+The limits of the config checks are rules with sources in `preflight/config/rules.py`; their pages show them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from pathlib import Path
 from .. import codes
 from ..errors import UsageError
 from ..lint import Settings, check_source
-from ..preflight.rules import RULES, expected_range
+from ..preflight.config.rules import RULES, expected_range
 
 __all__ = ["Page", "Section", "find_code", "page_of"]
 

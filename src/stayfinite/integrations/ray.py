@@ -15,7 +15,7 @@ from typing import Any
 
 from ..config import Settings
 from ..recover.policy import Policy
-from ..runtime.script import ScriptRun, run_here
+from ..runtime.script.run_script import ScriptRun, run_here
 
 __all__ = ["Protected", "protected"]
 

@@ -12,9 +12,9 @@ from ..config import Settings
 from ..investigate.entry import investigate
 from ..records import Incident
 from ..recover.policy import Policy
-from ..runtime.block import WatchedBlock
 from ..runtime.engine import Engine
-from ..runtime.script import run_here
+from ..runtime.script.block import WatchedBlock
+from ..runtime.script.run_script import run_here
 
 __all__ = ["Session"]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..patches.manager import Subscribers, Target, subscribe
-from ..runtime.block import WatchedBlock
 from ..runtime.graph import leaves_of
+from ..runtime.script.block import WatchedBlock
 from ..runtime.window import Failure
 
 __all__ = ["StrictBackward"]

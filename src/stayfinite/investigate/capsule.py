@@ -25,9 +25,9 @@ from ..report.capsules import CAPSULE, MAX_BYTES, CapsuleStore
 from ..report.reading import printable
 from ..report.redact import redact_arguments
 from ..runtime.batches import batch_bytes
-from ..runtime.plain_values import NOT_PLAIN, copied, plain, plain_part
 from ..runtime.rows import map_tensors
-from ..runtime.save_gate import ungated
+from ..runtime.saves.gate import ungated
+from ..runtime.saves.plain_values import NOT_PLAIN, copied, plain, plain_part
 from ..runtime.state import TrainState
 from .investigation import Investigation
 

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..devices import autocast_devices
-from ..runtime.rank_groups import is_sharded
-from ..runtime.shards import local
+from ..runtime.ranks.groups import is_sharded
+from ..runtime.ranks.shards import local
 from ..runtime.state import TrainState
 from ..runtime.step_changes import before_steps
 

@@ -9,18 +9,18 @@ from ..locate.slice import Origin
 from ..records import Incident, Location
 from ..runtime.history import row_of
 from ..runtime.incidents import new_incident
-from ..runtime.recovery import DEEP
+from ..runtime.recovery.carry_out import DEEP
 from ..runtime.saved_state import Before, LeftByLoop
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
-from .across_ranks import by_itself
 from .describe import not_applied, scale_collapse, seen_by_lint
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
 from .random_numbers import move_on
-from .rank_trace import FROM_ANOTHER, JOINING_NOTE
+from .ranks.across_ranks import by_itself
+from .replays.rank_trace import FROM_ANOTHER, JOINING_NOTE
+from .replays.vehicles import Vehicle
 from .spikes import spike_incident
 from .time_travel import Found, travel
-from .vehicles import Vehicle
 
 __all__ = ["course"]
 

@@ -14,10 +14,10 @@ from ..patches.provenance import provenance
 from ..records import Action, Event, Incident, Location
 from ..report.text import headline
 from ..runtime.engine import Engine
-from ..runtime.recovery import DEEP
+from ..runtime.recovery.carry_out import DEEP
 from ..runtime.state import TrainState
 from ..runtime.window import Failure, Window
-from .loop_counters import counters
+from .evidence.loop_counters import counters
 
 __all__ = [
     "REBUILT",

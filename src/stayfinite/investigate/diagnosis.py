@@ -13,20 +13,20 @@ from ..locate.trace import OpTrace
 from ..patches.loaders import samples
 from ..records import Culprit, Diagnosis, Fix, Incident, Link, Location
 from ..runtime.rows import num_rows
-from ..runtime.untrained import untrained_leaves
+from ..runtime.warn.untrained import untrained_leaves
 from ..runtime.window import Replay, ReplayResult
 from . import experiments as _experiments  # each registers itself
 from .capsule import save_capsule
-from .culprit import CULPRITS, culprit_of
-from .data_facts import worker_of
-from .fix_search import proved_fixes
-from .gather import gather
-from .indices import first_bad
+from .evidence.culprit import CULPRITS, culprit_of
+from .evidence.data_facts import worker_of
+from .evidence.gather import gather
+from .evidence.indices import first_bad
+from .fixes.fix_search import proved_fixes
+from .fixes.rate_change import setting_diff
+from .fixes.untrained_change import with_parameters
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
 from .outlook import look_ahead
-from .rate_change import setting_diff
-from .untrained_change import with_parameters
 
 __all__ = ["diagnose", "diagnose_plain"]
 

@@ -12,20 +12,20 @@ from ..records import Incident, Location
 from ..runtime.engine import Engine
 from ..runtime.incidents import new_incident
 from ..runtime.known import KnownIncident, signature_of
-from ..runtime.recovery import DEEP
+from ..runtime.ranks.side_groups import SideGroupError
+from ..runtime.recovery.carry_out import DEEP
 from ..runtime.saved_state import Before
-from ..runtime.side_groups import SideGroupError
 from ..runtime.undo import modes
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
-from .across_ranks import together
 from .course import course
 from .describe import done_of, event_of, not_applied
 from .investigation import Investigation
 from .random_numbers import failed_on_these, note_draw
-from .replay import drive
+from .ranks.across_ranks import together
+from .replays.choice import choose_vehicle, trial_vehicle
+from .replays.replay import drive
+from .replays.vehicles import NoVehicle, Vehicle
 from .time_travel import go_back
-from .vehicle_choice import choose_vehicle, trial_vehicle
-from .vehicles import NoVehicle, Vehicle
 
 __all__ = ["investigate"]
 

@@ -19,14 +19,14 @@ from ..runtime.batches import named_tensors
 from ..runtime.engine import Engine
 from ..runtime.incidents import new_incident
 from ..runtime.probes import describe
-from ..runtime.ranks import RankFailure
+from ..runtime.ranks.agreement import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .describe import REBUILT, WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
-from .own_counts import OwnCounts
-from .rank_trace import SUM_NOTE, RankTrace
-from .tracing import module_names
-from .vehicles import Vehicle
+from .evidence.own_counts import OwnCounts
+from .replays.rank_trace import SUM_NOTE, RankTrace
+from .replays.tracing import module_names
+from .replays.vehicles import Vehicle
 
 __all__ = ["Investigation", "Replays"]
 

@@ -25,9 +25,9 @@ from ..runtime.saved_state import Before
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from .budget import Budget
 from .investigation import Investigation
-from .rank_trace import RankTrace
-from .tracing import module_names
-from .vehicles import Vehicle
+from .replays.rank_trace import RankTrace
+from .replays.tracing import module_names
+from .replays.vehicles import Vehicle
 
 __all__ = ["Laboratory", "Run", "outcome_of", "short_place"]
 

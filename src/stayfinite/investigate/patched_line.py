@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..locate.frames import Place, backward_place, current_place
 from ..numerics.health import badness
 from ..records import Link
-from ..runtime.shards import local
+from ..runtime.ranks.shards import local
 
 __all__ = ["FlooredDivisors", "LimitedGradient", "PatchedLine"]
 

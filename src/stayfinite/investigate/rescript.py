@@ -19,8 +19,8 @@ from ..patches.provenance import provenance
 from ..records import Incident
 from ..recover.policy import Policy
 from ..runtime.engine import Engine
-from ..runtime.script import ScriptRun
-from ..runtime.script_driver import ScriptDriver
+from ..runtime.loop.script_driver import ScriptDriver
+from ..runtime.script.run_script import ScriptRun
 from .entry import investigate
 
 __all__ = ["remember", "replay_script"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..diagnose.evidence import Searched
-from ..runtime.shards import local
+from ..runtime.ranks.shards import local
 from ..runtime.window import Replay, ReplayResult
 from ..sandbox.compute import computing_only
 from .laboratory import Laboratory

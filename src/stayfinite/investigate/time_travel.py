@@ -10,11 +10,11 @@ from torch import Tensor
 from ..locate.slice import Origin
 from ..locate.trace import SourceRef
 from ..records import Location
-from ..runtime.recovery import DEEP
+from ..runtime.recovery.carry_out import DEEP
 from ..runtime.saved_state import Before
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .investigation import Investigation
-from .rank_trace import JOINING_NOTE, PARTED_NOTE
+from .replays.rank_trace import JOINING_NOTE, PARTED_NOTE
 
 __all__ = ["Found", "go_back", "travel"]
 

@@ -15,7 +15,7 @@ from ..investigate.entry import investigate
 from ..records import Incident
 from ..recover.policy import Policy
 from ..report.text import headline, number
-from ..runtime.script import ScriptRun
+from ..runtime.script.run_script import ScriptRun
 from .answer import finish, prepare, write_answer
 
 __all__ = ["PROGRESS", "run_rung"]

@@ -25,8 +25,8 @@ from ..devices import has_accelerator
 from ..errors import UsageError
 from ..patches.manager import Subscribers, Target, subscribe
 from ..plain import to_plain
-from ..runtime.as_main import run_module_as_main, run_path_as_main
-from ..runtime.spawned import trains
+from ..runtime.script.as_main import run_module_as_main, run_path_as_main
+from ..runtime.script.spawned import trains
 from .answer import finish, prepare
 from .arguments import changed, describe_parser, find_flag, typed_flags
 from .configs import SUFFIXES

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from .records import CheckReport, Finding
 
 if TYPE_CHECKING:
-    from .runner_check import check
+    from .runner.check import check
 
 __all__ = ["CheckReport", "Finding", "check"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "check":  # needs torch; the records do not
-        from .runner_check import check
+        from .runner.check import check
 
         return check
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

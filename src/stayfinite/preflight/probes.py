@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the command itself does without torch: importing it takes a
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from ..foresee.box import Box
+    from ..foresee.intervals.box import Box
     from ..foresee.records import Verdict
     from ..foresee.tape import Capture
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from ..foresee.box import Box, batch_sizes_of, box_around, reach_of, read_box, widened_by
-from ..foresee.lines import ByLine, by_line
+from ..foresee.intervals.box import Box, batch_sizes_of, box_around, reach_of, read_box, widened_by
+from ..foresee.intervals.lines import ByLine, by_line
 from ..foresee.tape import Capture
 from ..investigate.budget import Budget
 from ..runtime.batches import named_tensors

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..devices import device_memory
 from ..runtime.rows import num_rows, take_rows
-from .environment_facts import bytes_text, free_host_memory
-from .precision import used_dtype
+from .environment.facts import bytes_text, free_host_memory
+from .precision.group import used_dtype
 from .probes import Checks, Probe, Seen, Subject
 from .records import Finding, failed, passed, skipped, warned
 

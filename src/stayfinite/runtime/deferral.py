@@ -7,9 +7,9 @@ from torch.optim import Optimizer
 
 from ..detect.deferred import DeferredFlag
 from .host import Host
-from .meetings import NOT_DUE
-from .shards import local
-from .shared_check import SharedCheck
+from .ranks.meetings import NOT_DUE
+from .ranks.shards import local
+from .ranks.shared_check import SharedCheck
 from .unseen import unseen
 from .window import Failure, Window
 

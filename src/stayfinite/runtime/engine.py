@@ -30,18 +30,18 @@ from .frames import StepPlace
 from .history import Row, records_of, row_of
 from .journal import RunJournal
 from .known import KnownIncidents
-from .lookout import Lookout
-from .meetings import Wish
-from .rank_groups import has_world
-from .ranks import Ranks
-from .recovery import Recovery
+from .ranks.agreement import Ranks
+from .ranks.groups import has_world
+from .ranks.meetings import Wish
+from .ranks.shards import note_initial
+from .ranks.shared_check import SharedCheck
+from .recovery.carry_out import Recovery
 from .rng import RngMemory, RngState
 from .saved_state import choose_snapshot
-from .shards import note_initial
-from .shared_check import SharedCheck
 from .state import TrainState
-from .step_parts import StepParts
+from .step.parts import StepParts
 from .unseen import unseen
+from .warn.lookout import Lookout
 from .window import Failure, RunningReplay, Verdict, Window
 from .window_log import WindowLog
 

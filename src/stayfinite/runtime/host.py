@@ -10,10 +10,10 @@ from ..config import Settings
 from ..detect.check import StepCheck
 from ..records import Event, Incident
 from ..recover.policy import Policy
-from .limits import Limit
-from .meetings import Wish
-from .ranks import Ranks
+from .ranks.agreement import Ranks
+from .ranks.meetings import Wish
 from .state import TrainState
+from .warn.limits import Limit
 from .window import Failure, Window
 from .window_log import WindowLog
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..locate.frames import is_user_file
 from ..report.text import short_path
 from .frames import calling_frames, variables
-from .limits import Limit
 from .state import TrainState
+from .warn.limits import Limit
 
 __all__ = ["LastSave", "facts"]
 

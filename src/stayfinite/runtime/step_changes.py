@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from ..devices import widest
-from .shards import plain_norm
+from .ranks.shards import plain_norm
 
 __all__ = ["before_steps", "clipped", "scaled_lr"]
 

@@ -37,7 +37,12 @@ from .values import UNKNOWN, Bound, Env, Super, Unbound, Value, attribute_of, kn
 __all__ = ["Judge", "Summarize", "Summary"]
 
 _MAX_DEPTH = 10
-_OURS = ("stayfinite.guard", "stayfinite.patches", "stayfinite.runtime.script", "stayfinite.cli")
+_OURS = (
+    "stayfinite.guard",
+    "stayfinite.patches",
+    "stayfinite.runtime.script.run_script",
+    "stayfinite.cli",
+)
 
 
 Summarize = Callable[

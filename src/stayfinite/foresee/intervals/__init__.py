@@ -1,0 +1,1 @@
+"""What every captured operator can give for all inputs in a box."""

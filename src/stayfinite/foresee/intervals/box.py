@@ -1,0 +1,173 @@
+"""The box: all inputs and weights that a verdict holds for."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import UsageError
+from ..tape import Capture
+
+__all__ = ["Box", "batch_sizes_of", "box_around", "reach_of", "read_box", "widened_by"]
+
+NUM_STEPS = 100
+"""Weights are those that so many steps at the present rate can reach."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """Ranges of the batch's parts, how far the weights may move, the sizes of a batch."""
+
+    data: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By the part's name: "batch[0]". A part that is not named has the values of the capture."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By the parameter's name: how far each of its elements may be from what it is now."""
+    num_steps: int = NUM_STEPS
+    batch_sizes: tuple[int, ...] = ()
+    """Rows of a batch; () where only the captured one is meant."""
+
+
+def box_around(
+    capture: Capture,
+    reach: Mapping[str, float] | None = None,
+    batch_sizes: Iterable[int] = (),
+    num_steps: int = NUM_STEPS,
+) -> Box:
+    """The box of what was seen: each part between its smallest and largest value."""
+    data: dict[str, tuple[float, float]] = {}
+    for part in capture.parts:
+        source = capture.sources.get(part.ref.storage)
+        if part.kind != "batch" or source is None or source.values is None:
+            continue
+        found = _range(source.values.as_strided(part.ref.shape, part.ref.stride, part.ref.offset))
+        if found is None:
+            continue
+        lo, hi = found
+        known = data.get(part.name, (lo, hi))
+        data[part.name] = (min(lo, known[0]), max(hi, known[1]))
+    return Box(
+        data=data, weights=dict(reach or {}), num_steps=num_steps, batch_sizes=tuple(batch_sizes)
+    )
+
+
+def widened_by(box: Box, named: Iterable[tuple[str, torch.Tensor]]) -> Box:
+    """The box with what another batch holds."""
+    data = dict(box.data)
+    for name, values in named:
+        found = _range(values) if isinstance(values, torch.Tensor) else None
+        if found is not None and name in data:
+            data[name] = (min(found[0], data[name][0]), max(found[1], data[name][1]))
+    return replace(box, data=data)
+
+
+def _range(values: torch.Tensor) -> tuple[float, float] | None:
+    """From the smallest to the largest; whole numbers above 0 (counts, lengths) from 0 on."""
+    if values.layout != torch.strided or values.is_complex() or not values.numel():
+        return None
+    wide = values.detach().cpu().double()
+    finite = wide[wide.isfinite()]
+    if not finite.numel():
+        return None
+    lo, hi = float(finite.min()), float(finite.max())
+    if lo > 0 and bool((finite == finite.round()).all()):
+        lo = 0.0
+    return lo, hi
+
+
+def batch_sizes_of(loaders: Iterable[Any], seen: Iterable[int]) -> tuple[int, ...]:
+    """The sizes of batches that will come: those seen, and the last one of an epoch."""
+    sizes = {n for n in seen if n}
+    for loader in loaders:
+        size = getattr(loader, "batch_size", None)
+        data: Any = getattr(loader, "dataset", None)
+        if (
+            isinstance(size, int)
+            and not getattr(loader, "drop_last", False)
+            and hasattr(data, "__len__")
+        ):
+            sizes |= {len(data) % size} - {0}
+    return tuple(sorted(sizes))
+
+
+def reach_of(
+    optimizers: Iterable[Any],
+    names: Mapping[int, str],
+    num_steps: int = NUM_STEPS,
+    clip_norm: float | None = None,
+    gradients: Mapping[int, float] | None = None,
+) -> dict[str, float]:
+    """How far `num_steps` steps at the present rate can move each parameter (`names` by identity).
+
+    Adam and its kin move an element by at most about the rate. SGD moves it by the rate times the
+    gradient: the clipped norm where the loop clips, else the size of the gradient that was seen
+    (`gradients`, by the parameter's identity).
+    """
+    found: dict[str, float] = {}
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            rate = abs(float(group.get("lr") or 0.0))
+            for p in group["params"]:
+                name = names.get(id(p))
+                if name is not None:
+                    size = clip_norm if clip_norm is not None else (gradients or {}).get(id(p))
+                    found[name] = num_steps * rate * _per_step(optimizer, group, p, size)
+    return found
+
+
+def _per_step(optimizer: Any, group: Any, p: Any, size: float | None) -> float:
+    if "betas" in group or "adam" in type(optimizer).__name__.lower():
+        return 1.0
+    if size is None:
+        grad = getattr(p, "grad", None)
+        size = float(grad.detach().abs().max()) if grad is not None and _is_plain(grad) else 1.0
+    momentum = min(float(group.get("momentum") or 0.0), 0.999)
+    size = size / (1.0 - momentum)
+    return size if math.isfinite(size) else 1.0
+
+
+def _is_plain(grad: Any) -> bool:
+    return isinstance(grad, torch.Tensor) and grad.layout == torch.strided and grad.numel() > 0
+
+
+def read_box(path: Path, box: Box) -> Box:
+    """A box with what a JSON file says: `{"data": {"batch[0]": [0, 1]}, "weights": 0.1, ...}`.
+
+    Keys: data (ranges by part), weights (one number, or by parameter), num_steps, batch_sizes.
+    """
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise UsageError(f"--box {path}: {e}") from e
+    known = ("data", "weights", "num_steps", "batch_sizes")
+    wrong = [k for k in given if k not in known] if isinstance(given, dict) else ["?"]
+    if wrong:
+        raise UsageError(f"--box {path}: unknown {', '.join(wrong)}; valid are: {', '.join(known)}")
+    data = dict(box.data)
+    for name, pair in (given.get("data") or {}).items():
+        if name not in data:
+            parts = ", ".join(data) or "none"
+            raise UsageError(f"--box {path}: the batch has no part {name!r}; its parts: {parts}")
+        data[name] = _pair(path, name, pair)
+    weights = given.get("weights", box.weights)
+    if isinstance(weights, (int, float)):
+        weights = dict.fromkeys(box.weights, float(weights))
+    sizes = given.get("batch_sizes", box.batch_sizes)
+    return replace(
+        box,
+        data=data,
+        weights={**box.weights, **{str(k): float(v) for k, v in weights.items()}},
+        num_steps=int(given.get("num_steps", box.num_steps)),
+        batch_sizes=tuple(int(n) for n in sizes),
+    )
+
+
+def _pair(path: Path, name: str, pair: Any) -> tuple[float, float]:
+    if not isinstance(pair, list) or len(pair) != 2 or not pair[0] <= pair[1]:
+        raise UsageError(f"--box {path}: {name} must be [smallest, largest], got {pair!r}")
+    return float(pair[0]), float(pair[1])

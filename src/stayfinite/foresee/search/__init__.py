@@ -1,0 +1,1 @@
+"""Batches that real data will bring one day, made from real ones."""

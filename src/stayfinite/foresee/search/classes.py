@@ -1,0 +1,133 @@
+"""Batches of real samples that all belong to one class, most of them, or none of a rare one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...runtime.batches import named_tensors
+from ...runtime.rows import map_tensors
+from .candidates import Candidate, Seen
+from .parts import Part
+
+__all__ = ["float_classes", "one_class"]
+
+_ARRANGED = 3.0
+"""So many of the batches seen should have lacked a class by chance, and none did."""
+
+
+def float_classes(seen: Seen) -> Iterator[Candidate]:
+    """Class numbers that are kept as floats: a binary target, a rating."""
+    for p in seen.of_kind("input", "target"):
+        if p.is_float and p.is_whole and p.num_values <= 8:
+            yield from one_class(seen, p, "value")
+
+
+def one_class(seen: Seen, p: Part, word: str) -> Iterator[Candidate]:
+    """Batches of real samples that have the same number, all of them or most."""
+    total = seen.num_rows
+    if p.tensor.dim() != 1 or not p.has_rows or total is None or not seen.can_change_rows:
+        return
+    counts = _counts(p, seen.batches)
+    if len(counts) > 32:
+        return
+    for value in sorted(counts, key=lambda v: -counts[v])[:3]:
+        share = counts[value] / sum(counts.values())
+        why = f"{share:.0%} of the samples seen have it"
+        chance = share**total
+        level = "likely" if chance > 1e-2 else "possible" if chance > 1e-5 else "far"
+        yield Candidate(
+            "one-class", f"a batch with {p.name} {value} only ({word})",
+            _gathered(seen, p, value, total), level, why, probability=chance,
+        )  # fmt: skip
+    value = max(counts, key=lambda v: counts[v])
+    most = max(1, (3 * total) // 4)
+    yield Candidate(
+        "skewed", f"a batch with {p.name} {value} in three samples of four",
+        _gathered(seen, p, value, most), "possible",
+    )  # fmt: skip
+    if len(counts) > 2:
+        yield from _absent(seen, p, counts, total)
+
+
+def _absent(seen: Seen, p: Part, counts: dict[int, int], total: int) -> Iterator[Candidate]:
+    """A batch without the rarest class, unless a sampler sees to it that each has them all."""
+    rare = min(counts, key=lambda v: counts[v])
+    share = counts[rare] / sum(counts.values())
+    chance = (1 - share) ** total
+    is_arranged = chance * len(seen.batches) > _ARRANGED
+    yield Candidate(
+        "absent", f"a batch without any {p.name} {rare}", _without(seen, p, rare),
+        "possible" if chance > 1e-4 and not is_arranged else "far",
+        f"{counts[rare]} of {sum(counts.values()):,} samples seen have it", probability=chance,
+    )  # fmt: skip
+
+
+def _gathered(seen: Seen, p: Part, value: int, number: int) -> Callable[[], Any]:
+    """The first batch with so many of its samples replaced by real ones that have this number."""
+
+    def make() -> Any:
+        total = seen.num_rows or 1
+        rows = _pool(seen, p, total, lambda t: t == value)[:number]
+        rest = [(seen.batch, i) for i in range(total) if not _has(rows, seen.batch, i)]
+        return _put_together(_enough([*rows, *rest], number, len(rows), total), total)
+
+    return make
+
+
+def _without(seen: Seen, p: Part, value: int) -> Callable[[], Any]:
+    def make() -> Any:
+        total = seen.num_rows or 1
+        rows = _pool(seen, p, total, lambda t: t != value)
+        return _put_together(_enough(rows, total, len(rows), total), total)
+
+    return make
+
+
+def _enough(
+    rows: list[tuple[Any, int]], number: int, num_found: int, total: int
+) -> list[tuple[Any, int]]:
+    """No sample twice: that would be another thing to try."""
+    if num_found < number or len(rows) < total:
+        raise ValueError("too few such samples were seen")
+    return rows[:total]
+
+
+def _has(rows: list[tuple[Any, int]], batch: Any, i: int) -> bool:
+    return any(b is batch and j == i for b, j in rows)
+
+
+def _pool(
+    seen: Seen, p: Part, total: int, is_wanted: Callable[[Tensor], Tensor]
+) -> list[tuple[Any, int]]:
+    """(batch, row) of every real sample that is wanted."""
+    found = []
+    for batch in seen.batches:
+        t = dict(named_tensors(batch)).get(p.name)
+        if t is not None and t.dim() == 1 and t.shape[0] == total:
+            found += [(batch, int(i)) for i in is_wanted(t).nonzero().flatten()]
+    return found
+
+
+def _put_together(rows: list[tuple[Any, int]], total: int) -> Any:
+    """One batch out of rows of several; parts whose rows differ in shape cannot be."""
+    first = rows[0][0]
+    tensors = [dict(named_tensors(b)) for b, _ in rows]
+    names = {id(t): n for n, t in named_tensors(first)}
+
+    def gather(t: Tensor) -> Tensor:
+        if t.dim() == 0 or t.shape[0] != total:
+            return t
+        parts = [x[names[id(t)]][i] for x, (_, i) in zip(tensors, rows)]
+        return torch.stack([p.detach() for p in parts])
+
+    return map_tensors(first, gather)
+
+
+def _counts(p: Part, batches: Sequence[Any]) -> dict[int, int]:
+    seen = torch.cat([t.reshape(-1) for b in batches for n, t in named_tensors(b) if n == p.name])
+    values, counts = seen.unique(return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist()))

@@ -1,0 +1,47 @@
+"""The structured search: every batch worth trying, the likeliest to break a training first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...runtime.rows import num_rows
+from .candidates import Candidate, Seen
+from .classes import float_classes
+from .empty import empties, plain_empties
+from .ids import bands, ids, tokens, unseen_padding
+from .joint import both, corners, halves, swapped
+from .packed import packed
+from .parts import parts_of
+from .plain_numbers import flags, numbers
+from .ragged import doubled, growing, shorter
+from .rows import blank, constant, inner, pairs, repeated, rest
+from .structure import labels, lengths, masks, sizes, widths
+from .values import certainties, ends, opposites, outliers, shifted, tiny, zeros
+
+__all__ = ["FAMILIES", "candidates"]
+
+FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
+    masks, labels, tokens, ids, unseen_padding, doubled, bands, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
+    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, lengths, packed, empties, shorter, growing, plain_empties, flags,
+    numbers, widths, sizes,
+)  # fmt: skip
+"""Those that code may refuse come last: a script that raises has to be started again."""
+
+
+def candidates(
+    batches: Sequence[Any],
+    can_change_rows: bool = True,
+    is_half: bool = False,
+    is_costly: bool = False,
+    num_ids: Sequence[int] = (),
+    num_last: int | None = None,
+) -> list[Candidate]:
+    """All of them; those that need data nobody would feed behind the others."""
+    parts = parts_of(batches)
+    total = num_rows(batches[0])
+    seen = Seen(
+        batches, parts, total, can_change_rows, is_half, is_costly, tuple(num_ids), num_last
+    )
+    found = [c for family in FAMILIES for c in family(seen)]
+    return sorted(found, key=lambda c: (c.may_raise, c.level == "far"))

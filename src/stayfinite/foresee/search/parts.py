@@ -1,0 +1,275 @@
+"""What each tensor of a batch is, told by its dtype, its name and the values that were seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...runtime.batches import named_tensors
+from ...runtime.rows import map_tensors, num_rows
+from .padding import padding_of
+
+__all__ = ["IGNORED", "Part", "change", "is_rotation", "is_unit", "parts_of"]
+
+_TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
+_MASK = re.compile(r"mask|valid|legal|allowed", re.IGNORECASE)
+_LENGTH = re.compile(r"len|size|count", re.IGNORECASE)
+IGNORED = -100
+"""What torch's cross entropy leaves out by default."""
+_MOST_VALUES = 200_000
+_SPREADS = 10.0
+"""Distances from the median to the largest value seen: nothing comes from further away."""
+_FEW = 2.0
+_NEAR = 0.1
+"""A count of so many, or of this share of the usual one, is next to 0."""
+_STEPS = (0.1, 0.01)
+_FEWEST_ON_GRID = 3
+_LARGEST_ON_GRID = 2000.0
+"""Float32 no longer holds cents exactly enough to tell beyond it."""
+_VECTOR = 8
+"""So many numbers are a vector (a direction, a pose, an offset), more of them a signal."""
+_EXACT = 2.0**24
+"""Every float32 beyond it is a whole number, whatever it means."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the batch that is to be changed, and what was seen of it in all batches."""
+
+    name: str
+    tensor: Tensor
+    kind: str
+    """input | target | mask | labels | lengths | tokens"""
+    low: float = 0.0
+    high: float = 0.0
+    is_whole: bool = False
+    """Floats that hold whole numbers only: counts, ratings, indices."""
+    padding: int | None = None
+    """The token that fills up short sequences."""
+    has_rows: bool = True
+    """Its first dimension is the sample's."""
+    num_values: int = 0
+    """How many different values were seen; counted up to 32."""
+    is_distribution: bool = False
+    """Every row adds up to 1: a distribution, a one-hot code."""
+    middle: float = 0.0
+    """The median."""
+    zero_share: float = 0.0
+    """Of the values seen, how many are exactly 0."""
+
+    grid: float = 0.0
+    """What all values are multiples of: a cent, a tenth of a degree; 0 for none."""
+
+    @property
+    def is_float(self) -> bool:
+        return self.tensor.is_floating_point()
+
+    @property
+    def is_bounded(self) -> bool:
+        """Within [0, 1] or [-1, 1] and near to both ends: a probability, a pixel, a clipped value."""
+        return (0 <= self.low < 0.1 and 0.9 < self.high <= 1) or (
+            -1 <= self.low < -0.9 and 0.9 < self.high <= 1
+        )
+
+    @property
+    def is_narrow(self) -> bool:
+        """Strictly positive, and none far above the usual one: a quantity of a known size."""
+        return self.low > 0 and self.high <= 3 * self.middle
+
+    @property
+    def is_tight(self) -> bool:
+        """Strictly positive and hardly varying: three times as large is no other sample but another thing."""
+        return self.low > 0 and 3 * self.high - self.middle > _SPREADS * (self.high - self.middle)
+
+    @property
+    def is_skewed(self) -> bool:
+        """Positive, with some far above the usual one: amounts, which have a long tail."""
+        return self.low >= 0 and self.tensor.dim() > 1 and self.high > 3 * self.middle > 0
+
+    @property
+    def is_permutation(self) -> bool:
+        """Every row has the same numbers, each once, in an order of its own: a tour, a ranking."""
+        t = self.tensor
+        if self.is_float or t.dtype == torch.bool or t.dim() != 2 or min(t.shape) < 2:
+            return False
+        rows = t.sort(1).values
+        return bool((rows == rows[:1]).all()) and bool((rows[0].diff() > 0).all())
+
+    @property
+    def is_unit(self) -> bool:
+        return is_unit(self.tensor)
+
+    @property
+    def is_rotation(self) -> bool:
+        return is_rotation(self.tensor)
+
+    @property
+    def is_positive(self) -> bool:
+        return self.low >= 0
+
+    @property
+    def is_code(self) -> bool:
+        """A few whole numbers, or a distribution: its values mean something together."""
+        is_few = self.is_whole and self.num_values <= 5 and self.tensor.dim() > 1
+        return self.is_float and (is_few or self.is_distribution)
+
+    @property
+    def may_be_zero(self) -> bool:
+        """An exact zero fits what was seen: on both sides of it, or at the lower end of its range.
+
+        A count fits where small ones were seen: one that was never below 7 will not be 0. So does an amount
+        in cents where one or two cents were seen.
+        """
+        is_count = self.is_whole and self.low <= max(_FEW, _NEAR * self.middle)
+        is_amount = self.low <= _FEW * self.grid
+        return self.low <= 0 or is_count or is_amount or self.is_bounded
+
+    @property
+    def may_rest(self) -> bool:
+        """A signal may be silent; a target of both signs that was never 0 anywhere is not all 0 at once."""
+        is_vector = self.kind == "target" and self.tensor[0].numel() <= _VECTOR
+        return self.is_positive or self.has_zero or not is_vector
+
+    @property
+    def has_zero(self) -> bool:
+        """An exact zero was seen."""
+        return self.zero_share > 0
+
+    @property
+    def peak(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+
+def parts_of(batches: Sequence[Any]) -> list[Part]:
+    """What each tensor of the first batch seems to be.
+
+    >>> x, y = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    >>> [(p.name, p.kind) for p in parts_of([(x, y)])]
+    [('batch[0]', 'input'), ('batch[1]', 'labels')]
+    """
+    named = [
+        (n, t)
+        for n, t in named_tensors(batches[0])
+        if t.numel() and t.layout is torch.strided and not t.is_complex()
+    ]
+    total = num_rows(batches[0])
+    last = named[-1][0] if len(named) > 1 else None
+    widths = _widths(batches[0])
+    found = []
+    for name, t in named:
+        values = _values(name, batches)
+        may_be_lengths = _fits_lengths(name, t, total, batches)
+        kind = _kind(name, t, values, widths if may_be_lengths else [], name == last)
+        low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 0.0)
+        is_whole = t.is_floating_point() and bool(
+            ((values == values.round()) & (values.abs() < _EXACT)).all()
+        )
+        padding = padding_of(name, batches) if kind == "tokens" else None
+        has_rows = total is not None and t.dim() > 0 and t.shape[0] == total
+        num_values = int(values[:20_000].unique().numel())
+        found.append(
+            Part(
+                name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
+                _is_distribution(t), float(values.median()) if values.numel() else 0.0,
+                float((values == 0).double().mean()) if values.numel() else 0.0,
+                _grid(values) if t.is_floating_point() and low > 0 and not is_whole else 0.0,
+            )
+        )  # fmt: skip
+    return found
+
+
+def is_unit(t: Tensor) -> bool:
+    """Vectors of length 1: directions, quaternions."""
+    if not t.is_floating_point() or t.dim() < 2 or not 2 <= t.shape[-1] <= 8:
+        return False
+    return bool(((t.detach().float().norm(dim=-1) - 1).abs() < 1e-2).all())
+
+
+def is_rotation(t: Tensor) -> bool:
+    """Square matrices whose rows are orthogonal and of length 1."""
+    if not t.is_floating_point() or t.dim() < 3 or t.shape[-1] != t.shape[-2] or t.shape[-1] > 4:
+        return False
+    square = t.detach().float() @ t.detach().float().mT
+    return bool(((square - torch.eye(t.shape[-1], device=t.device)).abs() < 1e-2).all())
+
+
+def _grid(values: Tensor) -> float:
+    """The decimal step that all of these values are multiples of; 0 where they lie on none.
+
+    >>> _grid(torch.tensor([0.01, 0.25, 3.99], dtype=torch.float64)), _grid(torch.rand(9))
+    (0.01, 0.0)
+    """
+    if values.numel() < _FEWEST_ON_GRID or float(values.max()) > _LARGEST_ON_GRID:
+        return 0.0
+    for step in _STEPS:
+        off = ((values / step).round() * step - values).abs()
+        if bool((off < step / 1000 + 1.2e-7 * values).all()):
+            return step
+    return 0.0
+
+
+def _is_distribution(t: Tensor) -> bool:
+    if not t.is_floating_point() or t.dim() < 2 or t.shape[-1] < 2 or bool((t < 0).any()):
+        return False
+    return bool(((t.detach().float().sum(-1) - 1).abs() < 1e-2).all())
+
+
+def _values(name: str, batches: Sequence[Any]) -> Tensor:
+    """All finite values of this part that were seen."""
+    found = []
+    left = _MOST_VALUES
+    for batch in batches:
+        for n, t in named_tensors(batch):
+            if n == name and t.layout is torch.strided and left > 0:
+                flat = t.detach().reshape(-1)[:left].to("cpu", torch.float64)
+                found.append(flat[torch.isfinite(flat)])
+                left -= flat.numel()
+    return torch.cat(found) if found else torch.empty(0)
+
+
+def _kind(name: str, t: Tensor, values: Tensor, widths: list[int], is_last: bool) -> str:
+    """`widths` are the sizes that lengths would have to do with; none where it cannot be lengths."""
+    is_binary = bool(((values == 0) | (values == 1)).all())
+    if t.dtype == torch.bool or (t.dim() > 1 and is_binary and (0 in values or _MASK.search(name))):
+        return "mask"
+    is_target = is_last or bool(_TARGET.search(name))
+    if t.is_floating_point():
+        return "target" if is_target else "input"
+    # Class numbers rarely reach exactly the width of another tensor; lengths do.
+    if widths:
+        named = bool(_LENGTH.search(name.partition("[")[2] or name))
+        if named or not is_target or int(values.max()) in widths:
+            return "lengths"
+    return "labels" if is_target else "tokens"
+
+
+def _widths(batch: Any) -> list[int]:
+    """The sizes that sequences of this batch may have."""
+    total = num_rows(batch)
+    wide = [t for _, t in named_tensors(batch) if t.dim() > 1]
+    return [t.shape[1] for t in wide] + [t.shape[0] for t in wide if t.shape[0] != total]
+
+
+def _fits_lengths(name: str, t: Tensor, total: int | None, batches: Sequence[Any]) -> bool:
+    """Whole numbers from 1 on, one a sample, none above the width of its own batch."""
+    if t.is_floating_point() or t.dim() != 1 or (total is not None and t.shape[0] != total):
+        return False
+    for batch in batches:
+        values = next((v for n, v in named_tensors(batch) if n == name and v.numel()), None)
+        if values is None:
+            continue
+        widths = _widths(batch)
+        if not widths or int(values.min()) < 1 or int(values.max()) > max(widths):
+            return False
+    return True
+
+
+def change(batch: Any, parts: Sequence[Part], how: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with these tensors changed; the batch itself stays as it is."""
+    new = {id(p.tensor): how(p.tensor.detach()).to(p.tensor.dtype) for p in parts}
+    return map_tensors(batch, lambda t: new.get(id(t), t))

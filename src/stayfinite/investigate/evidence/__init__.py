@@ -1,0 +1,1 @@
+"""What the rules are told: read from the live training, its source and its data."""

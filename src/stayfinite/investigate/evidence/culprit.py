@@ -1,0 +1,350 @@
+"""The line that set what is to blame: an optimizer, a schedule, a scaler, a load, a pipeline.
+
+Notes that were taken when things were made (`patches/made_at`, `patches/provenance`) say most of it.
+Where there is none, the source of the files that the training runs in is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import math
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+from torch import Tensor
+
+from ...diagnose.evidence import Evidence
+from ...locate.frames import Frame, culprit, is_user_file, place_of
+from ...patches.made_at import CallStack, call_stack, made_at
+from ...patches.provenance import provenance
+from ...records import Culprit
+from ...sandbox.compute import computing_only
+from ..investigation import Investigation
+from .gather import owner_of, source_files
+from .layer_lines import layer_line
+from .setting_lines import assigned_key, called, given_keyword, made_attribute, returned_by
+from .unscaled_steps import step_without_scaler
+
+__all__ = ["CULPRITS", "culprit_of"]
+
+_RATE_NAMES = ("lr", "learning_rate", "base_lr", "max_lr")
+_EPS_NAMES = ("eps", "epsilon", "adam_epsilon")
+_GREW = 1.05
+
+Finder = Callable[[Investigation, Evidence], "Culprit | None"]
+
+
+def culprit_of(about: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
+    """None where the cause is no setting, or nothing is known of where it was set."""
+    finder = _FINDERS.get(cause or "")
+    return finder(about, evidence) if finder is not None else None
+
+
+def _user(stack: CallStack) -> Frame | None:
+    """The script's own line in a stack, if code of its own has made the call."""
+    frames = [Frame(*place) for place in stack]
+    return place_of(frames).user if frames else None
+
+
+def _is_framework(stack: CallStack) -> bool:
+    """Whether an installed package has made it, by what the script had told it."""
+    return bool(stack) and not is_user_file(stack[0][0])
+
+
+def _files(about: Investigation) -> list[str]:
+    """The script's own files, as far as the training is known to run in them."""
+    place = about.engine.step_place
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    known = [
+        place.code.co_filename if place.code is not None else None,
+        *(file for file, _, _ in call_stack(sys._getframe(1))),
+        about.engine.script,
+        *(f for o in about.state.optimizers for f, _, _ in made_at(o)),
+        *(f for root in about.state.roots.values() for f in source_files([type(root)])),
+        main,
+    ]
+    return [f for f in dict.fromkeys(known) if f is not None and is_user_file(f)]
+
+
+def _called(about: Investigation, name: str) -> Frame | None:
+    """The line that makes something of this class, in a function that is running if there are more."""
+    running = {(file, function) for file, _, function in call_stack(sys._getframe(1))}
+    found = called(_files(about), name)
+    near = [f for f in found if (f.file, f.function) in running]
+    return next((only[0] for only in (found, near) if len(only) == 1), None)
+
+
+def _optimizer(about: Investigation, e: Evidence, names: tuple[str, ...]) -> Culprit | None:
+    """Where the optimizer that moves what went bad was made, or its setting was given."""
+    optimizers = list(about.state.optimizers)
+    wanted = e.optimizer.get("type")
+    mine = next((o for o in optimizers if type(o).__name__ == wanted), None)
+    if mine is None:
+        return None
+    if len(optimizers) > 1:
+        mine = max(optimizers, key=_rate) if names is _RATE_NAMES else mine
+    stack, kind = made_at(mine), type(mine).__name__
+    if _is_framework(stack) and (line := given_keyword(_files(about), *names)) is not None:
+        return culprit(line, f"{names[0]} is given to {kind} here")
+    frame = _user(stack) or _called(about, kind)
+    return culprit(frame, f"{kind} is made here")
+
+
+def _rate(optimizer: Any) -> float:
+    rates = [float(g["lr"]) for g in optimizer.param_groups if "lr" in g]
+    return max((r if math.isfinite(r) else math.inf for r in rates), default=0.0)
+
+
+def _learning_rate(about: Investigation, e: Evidence) -> Culprit | None:
+    """The schedule that raised it, the line that assigned it, or the optimizer that was given it."""
+    optimizer = max(about.state.optimizers, key=_rate, default=None)
+    if optimizer is None:
+        return None
+    now, given = _rate(optimizer), _given_rate(optimizer)
+    is_scheduled = now > _GREW * given or not math.isfinite(now)
+    found = None
+    if is_scheduled and len(about.state.schedulers):
+        found = _schedule(about, optimizer)
+    elif now != given or is_scheduled:
+        found = _assigned_rate(about)
+    return found or _optimizer(about, e, _RATE_NAMES)
+
+
+def _given_rate(optimizer: Any) -> float:
+    """The rate that the optimizer was made with, before any schedule."""
+    rates = [
+        g.get("initial_lr", optimizer.defaults.get("lr", g.get("lr")))
+        for g in optimizer.param_groups
+    ]
+    return max((float(r) for r in rates if r is not None), default=0.0)
+
+
+def _schedule(about: Investigation, optimizer: Any) -> Culprit | None:
+    scheduler = _schedule_of(list(about.state.schedulers), optimizer)
+    if scheduler is None:
+        return None
+    kind = type(scheduler).__name__
+    for function in getattr(scheduler, "lr_lambdas", ()):
+        line = _line_of_formula(function, (getattr(scheduler, "last_epoch", 0),))
+        if line is not None:
+            return culprit(line, "the schedule's formula")
+    own = (
+        getattr(type(scheduler).get_lr, "__code__", None) if hasattr(scheduler, "get_lr") else None
+    )
+    if own is not None and is_user_file(own.co_filename):
+        line = _line_of_formula(type(scheduler).get_lr, (scheduler,))
+        return culprit(line, f"the formula of {kind}")
+    frame = _user(made_at(scheduler)) or _called(about, kind)
+    return culprit(frame, f"{kind} is made here")
+
+
+def _schedule_of(schedulers: list[Any], optimizer: Any) -> Any:
+    """The one that moves this optimizer; of a chain the part that is running now."""
+    mine = [s for s in schedulers if getattr(s, "optimizer", None) is optimizer] or schedulers
+    outer = next((s for s in reversed(mine) if hasattr(s, "_schedulers")), None)
+    if outer is None:
+        return mine[-1] if mine else None
+    index = sum(outer.last_epoch >= m for m in getattr(outer, "_milestones", ()))
+    inner = outer._schedulers
+    return inner[min(index, len(inner) - 1)] if inner else outer
+
+
+def _line_of_formula(function: Any, args: tuple[Any, ...]) -> Frame | None:
+    """Which line of a schedule's function gave the rate: found by computing it once more."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType):
+        code = getattr(vars(type(function)).get("__call__"), "__code__", None)
+    if not isinstance(code, CodeType) or not is_user_file(code.co_filename):
+        return None
+    watch = _FormulaWatch(code)
+    before = sys.gettrace()
+    with contextlib.suppress(Exception), computing_only():
+        sys.settrace(watch)
+        try:
+            function(*args)
+        finally:
+            sys.settrace(before)
+    return Frame(*(watch.place or (code.co_filename, code.co_firstlineno, code.co_name)))
+
+
+class _FormulaWatch:
+    """The first line that left something non-finite behind, else the line that returned.
+
+    Where that line only hands on what another function of the script returned, the line is there.
+    """
+
+    def __init__(self, code: CodeType) -> None:
+        self._code = code
+        self._lines: dict[FrameType, int] = {}
+        self._found: set[FrameType] = set()
+        self._given: dict[FrameType, set[str]] = {}
+        self._returned: list[tuple[FrameType, Any]] = []
+        self.place: tuple[str, int, str] | None = None
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not is_user_file(frame.f_code.co_filename):
+            return None
+        bad = {name for name, value in frame.f_locals.items() if _is_bad(value)}
+        if event == "call":
+            self._given[frame] = bad
+        elif event == "line" and frame not in self._found:
+            if frame in self._lines and bad - self._given[frame]:
+                self._found.add(frame)
+            else:
+                self._lines[frame] = frame.f_lineno
+        elif event == "return":
+            self._returned.append((frame, arg))
+            if frame.f_code is self._code:
+                self._settle(arg)
+        return self
+
+    def _settle(self, value: Any) -> None:
+        """The innermost function that returned what the formula returned."""
+        for frame, returned in self._returned:
+            if frame in self._lines and (returned is value or _are_alike(returned, value)):
+                code = frame.f_code
+                self.place = (code.co_filename, self._lines[frame], code.co_name)
+                break
+        self._returned.clear()
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    return (_is_bad(one) and _is_bad(other)) or (isinstance(one, float) and one == other)
+
+
+def _is_bad(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex() and not math.isfinite(value.item())
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _assigned_rate(about: Investigation) -> Culprit | None:
+    """A loop that sets `group["lr"]` by itself: the formula, where a function of the file gives it."""
+    files = _files(about)
+    found = assigned_key(files, "lr")
+    if found is None:
+        return None
+    line, value = found
+    if isinstance(value, ast.Constant) and value.value not in about.state.lrs():
+        return None  # whatever has set the rate, this has not
+    made = returned_by(line.file, value, line.function)
+    function = _function_named(about, line.file, made[0]) if made is not None else None
+    if made is not None and function is not None:
+        args = _arguments(about, made[1].args)
+        formula = _line_of_formula(function, args) if args is not None else None
+        if formula is not None:
+            return culprit(formula, "the schedule's formula")
+    return culprit(line, "the learning rate is set here")
+
+
+def _function_named(about: Investigation, file: str, name: str) -> Any:
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == file:
+            return getattr(module, name, None)
+    return None
+
+
+def _arguments(about: Investigation, wanted: list[Any]) -> tuple[Any, ...] | None:
+    """What the call was given: plain numbers, by the loop's own variables."""
+    scene = about.vehicle.scene
+    variables = scene.variables if scene is not None else {}
+    found: list[Any] = []
+    for node in wanted:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(node, ast.Name):
+            value = variables.get(node.id)
+        if not isinstance(value, (int, float)):
+            return (about.window.step,) if len(wanted) == 1 else None
+        found.append(value)
+    return tuple(found)
+
+
+def _epsilon(about: Investigation, e: Evidence) -> Culprit | None:
+    if e.is_in_library_optimizer or e.location.file is None:
+        return _optimizer(about, e, _EPS_NAMES)
+    return None
+
+
+def _scaling(about: Investigation, e: Evidence) -> Culprit | None:
+    traced = about.traced
+    if e.scale.is_passed_by:
+        return culprit(step_without_scaler(about), "the scaled gradients are applied here")
+    if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:
+        return culprit(traced.loss_factor_line, "the loss is multiplied here")
+    for scaler in about.state.scalers:
+        frame = _user(made_at(scaler)) or _called(about, type(scaler).__name__)
+        return culprit(frame, f"{type(scaler).__name__} is made here")
+    return None
+
+
+def _checkpoint(about: Investigation, e: Evidence) -> Culprit | None:
+    label = (e.source.label if e.source is not None else None) or ""
+    is_optimizer = label.startswith("optimizer_state")
+    return _restored(about, "optimizer" if is_optimizer else "model")
+
+
+def _resume(about: Investigation, e: Evidence) -> Culprit | None:
+    r = e.resume
+    if r.has_scheduler and not r.scheduler and r.saved_lr and max(r.first_lr) > max(r.saved_lr):
+        # The schedule that was made anew has replaced what the optimizer brought back.
+        for scheduler in reversed(list(about.state.schedulers)):
+            if (frame := _user(made_at(scheduler))) is not None:
+                return culprit(frame, f"{type(scheduler).__name__} begins anew here")
+    return _restored(about, "optimizer" if r.optimizer and r.saved_lr else "model")
+
+
+def _restored(about: Investigation, what: str) -> Culprit | None:
+    state = about.state
+    modules = [m for root in state.roots.values() for m in root.modules()]
+    for name in (what, "model", "optimizer"):
+        targets: list[Any] = modules if name == "model" else list(state.optimizers)
+        note = provenance.restore_of(*targets)
+        if note is not None and (frame := _user(note.stack)) is not None:
+            return culprit(frame, f"the {name} is restored here")
+    return None
+
+
+def _data(about: Investigation, e: Evidence) -> Culprit | None:
+    d = e.data
+    if d is None or d.file is None or d.line is None:
+        return None
+    what = "the batch is made bad here" if d.origin == "pipeline" else "the sample is read here"
+    return culprit(Frame(d.file, d.line, d.function or "?"), what)
+
+
+def _initialization(about: Investigation, e: Evidence) -> Culprit | None:
+    m = e.memory
+    if m is not None and m.file is not None and m.line is not None and m.filling != "filled":
+        return culprit(Frame(m.file, m.line, "?"), "it is allocated here")
+    if e.event.phase != "parameter" or e.source is None or not e.source.label:
+        return None
+    path = e.source.label.split(" ", 1)[-1]
+    owner, _ = owner_of(about, path)
+    homes = source_files(list(type(owner).__mro__)) if owner is not None else []
+    frame = made_attribute(homes, path) or made_attribute(_files(about), path)
+    return culprit(frame, f"{path.rpartition('.')[2]} is made here")
+
+
+def _layer(about: Investigation, e: Evidence) -> Culprit | None:
+    """A normalization that was made without an epsilon, a direction that was made of zeros."""
+    return culprit(layer_line(about.state, e, _files(about)), "the layer is given this here")
+
+
+_FINDERS: dict[str, Finder] = {
+    "zero_denominator": _layer,
+    "lr_divergence": _learning_rate,
+    "bad_schedule": _learning_rate,
+    "optimizer_denominator": _epsilon,
+    "loss_scaling": _scaling,
+    "corrupt_checkpoint": _checkpoint,
+    "resume_mismatch": _resume,
+    "bad_preprocessing": _data,
+    "bad_input_data": _data,
+    "bad_initialization": _initialization,
+    "uninitialized_memory": _initialization,
+}
+CULPRITS = frozenset(_FINDERS)
+"""The causes that are settings."""

@@ -1,0 +1,364 @@
+"""A second look at the data set: was the sample stored like that, or did the pipeline do it?
+
+The samples of the failing batch are fetched again under the operator trace, with what the data set
+stores as sources. Where NumPy or plain Python does the work, the first line after which a local
+variable is not finite is found by a line trace.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import itertools
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import worker
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from ...diagnose.evidence import Data
+from ...locate.frames import Frame, is_user_file
+from ...locate.slice import Origin, find_origin
+from ...locate.trace import OpTrace, SourceRef
+from ...numerics.health import badness
+from ...patches.loaders import Indices, samples
+from ...runtime.batches import named_tensors
+from ...runtime.rng import RngState
+from ...runtime.window import BatchRef, Window
+from ...sandbox.compute import computing_only
+from ..body.effects import class_member
+from ..body.summary import Functions
+from ..body.values import UNKNOWN, known
+from ..budget import Budget
+
+__all__ = ["look_at_data", "other_batches", "worker_of"]
+
+_MAX_STORED = 4096
+_READS = {
+    "load", "loads", "read", "open", "loadtxt", "genfromtxt", "memmap", "tensor", "as_tensor", "asarray",
+    "array", "from_numpy", "float", "stack", "cat", "concatenate", "get", "item", "pop", "clone", "copy",
+    "to_numpy", "iloc", "loc", "reader", "DictReader", "split", "strip", "decode", "unsqueeze", "squeeze",
+    "reshape", "view", "permute", "transpose", "append", "list", "tuple", "dict", "zip", "default_collate",
+    "frombuffer", "fromfile", "astype", "__getitem__", "values", "load_file", "read_csv", "read_parquet",
+}  # fmt: skip
+
+
+def look_at_data(window: Window, seconds: float) -> Data:
+    """Where the bad value of this window's batch comes from."""
+    ref = _bad_batch(window)
+    if ref is None:
+        return Data()
+    owner = ref.loader
+    if isinstance(owner, (list, tuple)):
+        return Data(origin="stored", detail="It is in the list of batches as it was handed over.")
+    loader = _loader(owner)
+    if loader is None:
+        return Data()
+    rng = RngState.now()
+    try:
+        with computing_only(), _as_worker(_worker(ref), loader):
+            return _again(loader, ref.indices, ref.value, Budget(seconds))
+    except Exception:
+        return Data()  # somebody else's data set: whatever it does, the report goes on
+    finally:
+        rng.restore()
+
+
+def other_batches(window: Window, most: int) -> list[Any]:
+    """Batches of other samples, spread over the same data set, where nobody can feel that they are fetched."""
+    ref = window.batches[-1] if window.batches else None
+    loader = _loader(ref.loader) if ref is not None and ref.indices else None
+    if ref is None or loader is None or isinstance(loader.dataset, IterableDataset):
+        return []
+    rng = RngState.now()
+    try:
+        with computing_only():
+            if _is_felt(loader):
+                return []
+            used, size = set(ref.indices or ()), len(ref.indices or ())
+            rest = [i for i in range(len(loader.dataset)) if i not in used]
+            starts = range(0, len(rest) - size + 1, size)
+            chosen = starts[:: max(1, math.ceil(len(starts) / most))]
+            return [_fetch(loader, rest[start : start + size]) for start in chosen]
+    except Exception:
+        return []  # somebody else's data set: then there are none
+    finally:
+        rng.restore()
+
+
+class _Source:
+    """A data set and what makes batches of it; the loader itself may be gone already."""
+
+    def __init__(self, dataset: Any, collate_fn: Any, num_workers: int) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.num_workers = num_workers
+
+
+@contextlib.contextmanager
+def _as_worker(number: int | None, loader: _Source) -> Iterator[None]:
+    """What a data set asks for its share by `get_worker_info` is told what that process was told."""
+    before = worker._worker_info
+    if number is not None:
+        worker._worker_info = worker.WorkerInfo(
+            id=number,
+            num_workers=loader.num_workers,
+            seed=torch.initial_seed(),
+            dataset=loader.dataset,
+        )
+    try:
+        yield
+    finally:
+        worker._worker_info = before
+
+
+def worker_of(window: Window) -> int | None:
+    """The process of the loader that has read the bad batch, where it was not this one."""
+    ref = _bad_batch(window)
+    return None if ref is None else _worker(ref)
+
+
+def _worker(ref: BatchRef) -> int | None:
+    return ref.indices.worker if isinstance(ref.indices, Indices) else None
+
+
+def _bad_batch(window: Window) -> BatchRef | None:
+    return next((b for b in window.batches if _bad(b.value)), None)
+
+
+def _loader(owner: Any) -> _Source | None:
+    for candidate in (owner, getattr(owner, "loader", None), getattr(owner, "dataloader", None)):
+        if isinstance(candidate, DataLoader):
+            return _Source(candidate.dataset, candidate.collate_fn, candidate.num_workers)
+    is_iterator = isinstance(owner, _BaseDataLoaderIter)  # its loader is gone already
+    iterator = owner if is_iterator else samples.iterator if owner is None else None
+    if iterator is None:
+        return None
+    return _Source(iterator._dataset, iterator._collate_fn, iterator._num_workers)
+
+
+def _again(loader: _Source, indices: Any, batch: Any, budget: Budget) -> Data:
+    stored = list(itertools.islice(_stored(loader.dataset, "dataset", 0, set()), _MAX_STORED))
+    dirty = [name for name, value in stored if _is_bad_value(value)]
+    is_lost = indices is None or isinstance(loader.dataset, IterableDataset)
+    if is_lost or _is_felt(loader):
+        if dirty:
+            return Data(origin="stored", detail=f"{dirty[0]} holds non-finite values as stored.")
+        return Data(origin="pipeline" if stored else "unknown", detail="What is stored is finite.")
+    tensors = [SourceRef("stored", n, v) for n, v in stored if isinstance(v, Tensor)]
+    trace = OpTrace(tensors, {})
+    with torch.no_grad(), contextlib.closing(trace.modules), trace:
+        made = _fetch(loader, indices)
+        trace.is_paused = True
+        origin = find_origin(trace, _bad(made))
+    if not _resembles(made, batch):
+        return Data()
+    if not _bad(made):
+        if dirty or not stored:
+            return Data()
+        return Data(
+            origin="pipeline",
+            detail="Fetched again they came out finite: the pipeline does not give the same twice.",
+        )
+    found = _from_trace(origin)
+    is_late = budget.is_over
+    if found is not None and (found.file is not None or is_late):
+        return found
+    if is_late:
+        return Data(origin="stored" if dirty else "unknown")
+    lines = _by_lines(loader, indices, bool(dirty), bool(stored))
+    return lines if found is None else _read_at(found, lines)
+
+
+def _read_at(stored: Data, lines: Data) -> Data:
+    """It is known that the sample is stored like that; the first line that held it has read it."""
+    return replace(
+        stored, file=lines.file, line=lines.line, source=lines.source, function=lines.function
+    )
+
+
+def _is_felt(loader: _Source) -> bool:
+    """Whether fetching a sample once more would change something of the script's: a count, a cache."""
+    functions = Functions(lambda obj: False)
+    kind = type(loader.dataset)
+    getter = getattr(kind, "__getitems__", None) or getattr(kind, "__getitem__", None)
+    collate, owner = loader.collate_fn, []
+    if not isinstance(collate, FunctionType):
+        owner = [known(getattr(collate, "__self__", collate))]
+        collate = getattr(collate, "__func__", None) or class_member(type(collate), "__call__")
+    for func, given in ((getter, [known(loader.dataset)]), (collate, owner)):
+        if isinstance(func, FunctionType) and is_user_file(func.__code__.co_filename):
+            summary = functions.summarize(func, [*given, UNKNOWN], {}, False, 0)
+            if summary is not None and summary.mutates:
+                return True
+    return False
+
+
+def _fetch(loader: _Source, indices: Any) -> Any:
+    dataset: Any = loader.dataset
+    if hasattr(dataset, "__getitems__"):
+        samples = dataset.__getitems__(list(indices))
+    else:
+        samples = [dataset[i] for i in indices]
+    return loader.collate_fn(samples)
+
+
+def _resembles(made: Any, batch: Any) -> bool:
+    """The last loader seen need not be the one that made this batch."""
+    shapes = [(n, t.dtype, t.dim()) for n, t in named_tensors(made)]
+    return shapes == [(n, t.dtype, t.dim()) for n, t in named_tensors(batch)]
+
+
+def _from_trace(origin: Origin | None) -> Data | None:
+    if origin is None:
+        return None
+    if origin.birth is not None:
+        if origin.birth.bad_inputs:
+            return None  # it took the bad value from outside of what the trace can see
+        user = origin.birth.place.user
+        if user is None or not is_user_file(user.file):
+            return None
+        return Data(
+            origin="pipeline",
+            file=user.file,
+            line=user.line,
+            source=user.source,
+            function=user.function,
+            op=origin.birth.op,
+        )
+    if origin.source is not None:
+        return Data(origin="stored", detail=f"{origin.source.name} holds it as stored.")
+    return None
+
+
+def _bad(value: Any) -> list[Tensor]:
+    return [t for _, t in named_tensors(value) if badness(t)]
+
+
+def _stored(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Tensors, arrays and numbers that hang on a data set, each with the way to it."""
+    if depth > 5 or id(value) in seen or value is None:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor) or type(value).__name__ in ("ndarray", "memmap"):
+        yield name, value
+        return
+    if isinstance(value, (str, bytes, type, ModuleType, bool, int, float)) or (
+        callable(value) and (not hasattr(value, "__dict__"))
+    ):
+        return
+    if isinstance(value, dict):
+        pairs = [(f"{name}[{k!r}]", v) for k, v in itertools.islice(value.items(), 256)]
+    elif isinstance(value, (list, tuple)):
+        if value and all(isinstance(v, (int, float)) for v in value[:16]):
+            yield name, value
+            return
+        pairs = [(f"{name}[{i}]", v) for i, v in enumerate(value[:512])]
+    elif hasattr(value, "_mgr") and hasattr(value, "to_numpy"):  # a pandas frame or series
+        yield name, value.to_numpy()
+        return
+    else:
+        pairs = [(f"{name}.{k}", v) for k, v in getattr(value, "__dict__", {}).items()]
+    for key, item in pairs:
+        yield from _stored(item, key, depth + 1, seen)
+
+
+def _is_bad_value(value: Any) -> bool:
+    """A tensor, an array, a number, or a short list of numbers that is not finite."""
+    if isinstance(value, Tensor):
+        return bool(badness(value))
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, (list, tuple)):
+        return any(_is_bad_value(v) for v in value[:4096])
+    if isinstance(value, dict):
+        return any(_is_bad_value(v) for v in list(value.values())[:64])
+    if type(value).__name__ in ("ndarray", "memmap", "float32", "float64", "float16"):
+        numpy = sys.modules["numpy"]
+        if getattr(value, "dtype", None) is not None and value.dtype.kind in "fc":
+            return not bool(numpy.isfinite(value).all())
+    return False
+
+
+class _LineWatch:
+    """A line trace over user code: which line first left something non-finite behind?"""
+
+    def __init__(self) -> None:
+        self.found: Frame | None = None
+        self._last: dict[int, int] = {}
+        self._known: dict[int, set[str]] = {}
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if self.found is not None or not is_user_file(frame.f_code.co_filename):
+            return None
+        key = id(frame)
+        if event == "call":
+            self._known[key] = {n for n, v in frame.f_locals.items() if _is_bad_value(v)}
+            return self
+        if key in self._last:
+            self._check(frame, key, arg if event == "return" else None)
+        self._last[key] = frame.f_lineno
+        if event == "return":
+            self._last.pop(key, None)
+        return self
+
+    def _check(self, frame: FrameType, key: int, returned: Any) -> None:
+        known = self._known.setdefault(key, set())
+        for name, value in frame.f_locals.items():
+            if name not in known and _is_bad_value(value):
+                self._hit(frame, self._last[key])
+                return
+        if returned is not None and not known and _is_bad_value(returned):
+            self._hit(frame, frame.f_lineno)
+
+    def _hit(self, frame: FrameType, line: int) -> None:
+        self.found = Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
+def _by_lines(loader: _Source, indices: Any, is_dirty: bool, is_stored: bool) -> Data:
+    watch = _LineWatch()
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        _fetch(loader, indices)
+    finally:
+        sys.settrace(before)
+    found = watch.found
+    if found is None:
+        return Data(origin="stored" if is_dirty else "pipeline" if is_stored else "unknown")
+    place = {
+        "file": found.file,
+        "line": found.line,
+        "source": found.source,
+        "function": found.function,
+    }
+    if _only_reads(found.source):
+        return Data(origin="stored", **place)  # type: ignore[arg-type]
+    return Data(origin="pipeline", **place)  # type: ignore[arg-type]
+
+
+def _only_reads(source: str | None) -> bool:
+    """Whether a line fetches and converts, without arithmetic of its own."""
+    try:
+        tree = ast.parse((source or "").removeprefix("return ").rstrip(":"))
+    except SyntaxError:
+        return False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Add, ast.Mod)):
+            return False
+        if isinstance(node, ast.Call):
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
+            if name not in _READS:
+                return False
+    return True

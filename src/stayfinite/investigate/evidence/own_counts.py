@@ -1,0 +1,38 @@
+"""Numbers that the training's own code keeps in its modules: do they change when a step is replayed?
+
+A replay computes with what the model holds now. Code that counts its calls computes something else the
+second time, and a finite replay then says nothing of the hardware.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...runtime.state import TrainState
+
+__all__ = ["OwnCounts"]
+
+_MAX_SHOWN = 3
+
+
+class OwnCounts:
+    """Plain numbers in the attributes of all modules, as they stood when this was made."""
+
+    def __init__(self, state: TrainState) -> None:
+        self._state = state
+        self._before = self._read()
+
+    def changed(self) -> tuple[str, ...]:
+        """The names of those that are different now."""
+        now = self._read()
+        names = [k for k, v in now.items() if k in self._before and self._before[k] != v]
+        return tuple(names[:_MAX_SHOWN])
+
+    def _read(self) -> dict[str, Any]:
+        return {
+            ".".join(p for p in (root, path, name) if p): value
+            for root, model in self._state.roots.items()
+            for path, module in model.named_modules()
+            for name, value in vars(module).items()
+            if type(value) in (int, float) and not name.startswith("_")
+        }

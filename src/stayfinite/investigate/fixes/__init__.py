@@ -1,0 +1,1 @@
+"""Changes of the user's source and settings: found, run, proved or refuted."""

@@ -1,0 +1,53 @@
+"""A parameter or buffer that was computed to a NaN or Inf when the model was made: 0 in place of those."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...diagnose.evidence import Evidence
+from ...remedies import Candidate, apply, filled
+from .. import changes
+from ..evidence.culprit import culprit_of
+from ..laboratory import Laboratory
+from .setting_change import SettingChange
+from .where_set import source_of
+
+__all__ = ["first_values_change"]
+
+_MOST = 0.5
+"""Where more than this share of the values is bad, zeros would be most of the parameter."""
+
+
+def first_values_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """The line that computes it, with `nan_to_num` behind it."""
+    tensor = _tensor(lab)
+    place = None
+    with contextlib.suppress(Exception):
+        place = culprit_of(lab.about, e, "bad_initialization")
+    source = source_of(place.file) if place is not None else None
+    if tensor is None or source is None or place is None:
+        return None
+    if float((~torch.isfinite(tensor.detach())).float().mean()) > _MOST:
+        return None
+    remedy = filled(source, place.line)
+    if remedy is None:
+        return None
+    after, done = apply(source.text, [remedy])
+    return SettingChange(
+        place.file, source.text, after, Candidate(done, after), partial(changes.filled, [tensor])
+    )
+
+
+def _tensor(lab: Laboratory) -> Tensor | None:
+    """The one tensor of the model that the failure came from."""
+    source = lab.origin.source if lab.origin is not None else None
+    found = source.tensor if source is not None else None
+    bad = [t for _, _, t in lab.state.bad_state(ignore_initial=False)]
+    for tensor in bad:
+        if tensor is found or len(bad) == 1:
+            return tensor
+    return None

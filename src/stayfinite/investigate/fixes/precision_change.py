@@ -1,0 +1,41 @@
+"""Where no line alone helps in float16: the whole training in a precision with a larger range."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from ...diagnose.evidence import Evidence
+from ...remedies import Candidate, apply, in_precision
+from .. import changes
+from ..laboratory import Laboratory
+from .setting_change import SettingChange, own_files
+from .where_set import source_of
+
+__all__ = ["precision_changes"]
+
+
+def precision_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
+    """float32 where the weights are half, bfloat16 for autocast; where one file of the training asks for float16."""
+    files = {*own_files(lab), *([e.location.file] if e.location.file else [])}
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    sources = [(f, s) for f in sorted(files | ({main} if main else set())) if (s := source_of(f))]
+    asking = [(f, s) for f, s in sources if in_precision(s, "bfloat16") is not None]
+    if len(asking) != 1 or e.dtype != "float16":
+        return
+    file, source = asking[0]
+    # Weights in bfloat16 have 8 bits: small updates would round away.
+    has_half = any(p.dtype == torch.float16 for _, p in lab.state.parameters())
+    kinds = [("float32", torch.float32)] if has_half else [("bfloat16", torch.bfloat16)]
+    for name, dtype in kinds:
+        remedy = in_precision(source, name)
+        if remedy is None:
+            continue
+        after, done = apply(source.text, [remedy])
+        yield SettingChange(
+            file, source.text, after, Candidate(done, after),
+            partial(changes.higher_precision, lab.state, dtype),
+        )  # fmt: skip

@@ -1,0 +1,139 @@
+"""A resume that left the optimizer out: the line that brings it back, and its moments and rates, run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...patches.made_at import made_at
+from ...remedies import Source, lines_after
+from ...runtime.window import Window
+from .. import changes
+from ..laboratory import Laboratory
+from .resumed import change_of, holder_of, rates_of, saved_part
+from .setting_change import SettingChange
+
+__all__ = ["with_optimizer"]
+
+
+def with_optimizer(
+    lab: Laboratory, source: Source, file: str, line: int, path: str | None
+) -> SettingChange | None:
+    """`optimizer.load_state_dict(saved["optimizer"])` behind what is restored already."""
+    holder, (key, saved) = holder_of(source, line), saved_part(path, "param_groups")
+    optimizer = next(iter(lab.state.optimizers), None)
+    if holder is None or key is None or optimizer is None or not _fits(optimizer, saved):
+        return None
+    name, made = _made_as(source, file, line, optimizer)
+    statement = source.statement_at(line)
+    beside = source.block(statement) if statement is not None else []
+    last = max(_restores(source, line))
+    if name is not None and made > last and source.statement_at(made) in beside:
+        last = made
+    if name is None or made > last:
+        return None
+    text = f"{name}.load_state_dict({holder}[{key!r}])".replace("'", '"')
+    change = change_of(source, file, lines_after(
+        source, last, [text], "restore_optimizer", "restore the optimizer as well",
+        "its moments and its learning rate belong to the weights that are restored",
+    ))  # fmt: skip
+    if change is not None:
+        change.at = _Restored(lab, optimizer, saved, _schedule_state(path))
+    return change
+
+
+def _fits(optimizer: Optimizer, saved: dict[str, Any]) -> bool:
+    theirs = saved.get("param_groups", [])
+    mine = optimizer.param_groups
+    return len(mine) == len(theirs) and all(
+        len(a["params"]) == len(b["params"]) for a, b in zip(mine, theirs)
+    )
+
+
+def _made_as(source: Source, file: str, line: int, optimizer: Optimizer) -> tuple[str | None, int]:
+    """The name that the optimizer is given in the function that restores, and the line."""
+    for where, number, _ in made_at(optimizer):
+        statement = source.statement_at(number) if where == file else None
+        is_here = statement is not None and source.function_at(number) is source.function_at(line)
+        if is_here and isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+            names = target.elts if isinstance(target, ast.Tuple) else [target]
+            if len(names) > 1 or _called(statement.value) != type(optimizer).__name__:
+                # What a function has made is known by its name alone.
+                names = [n for n in names if "opt" in source.text_of(n).lower()]
+            if len(names) == 1:
+                return source.text_of(names[0]), statement.end_lineno or number
+    return None, 0
+
+
+def _restores(source: Source, line: int) -> list[int]:
+    """Where anything else is restored or a schedule is made: statements beside the one that has run.
+
+    A branch that was not taken holds such calls as well, and a line put there would not run either.
+    """
+    statement = source.statement_at(line)
+    beside = source.block(statement) if statement is not None else []
+    found = [line]
+    for each in beside:
+        if hasattr(each, "body"):
+            continue
+        for node in ast.walk(each):
+            called = _called(node)
+            if called == "load_state_dict" or called.endswith(("LR", "Scheduler", "Restarts")):
+                found.append(each.end_lineno or line)
+    return found
+
+
+def _called(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+def _schedule_state(path: str | None) -> dict[str, Any]:
+    return saved_part(path, "last_epoch")[1]
+
+
+class _Restored:
+    """Moments of the file for the first step that is run, and from then on the rates that follow from it."""
+
+    def __init__(
+        self, lab: Laboratory, optimizer: Optimizer, saved: dict[str, Any], schedule: dict[str, Any]
+    ) -> None:
+        self._optimizer = optimizer
+        self._saved = saved
+        self._is_loaded = False
+        self._rates = [tuple(float(g["lr"]) for g in saved["param_groups"])]
+        scheduler = next(reversed(list(lab.state.schedulers)), None)
+        if scheduler is not None and schedule:
+            given = {**schedule, "_last_lr": list(self._rates[0])}
+            found = rates_of(scheduler, given, lab.window.step + 8)
+            self._rates = [(r,) * len(self._rates[0]) for r in found or ()] or self._rates
+
+    def __call__(self, window: Window) -> AbstractContextManager[None]:
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._load()
+        rates = self._rates[min(window.step, len(self._rates) - 1)]
+        return changes.with_rates(rates) if rates else contextlib.nullcontext()
+
+    def _load(self) -> None:
+        """Into the optimizer's own state; the laboratory puts back what was there."""
+        state = self._saved.get("state", {})
+        for mine, theirs in zip(self._optimizer.param_groups, self._saved["param_groups"]):
+            for p, index in zip(mine["params"], theirs["params"]):
+                if index in state:
+                    self._optimizer.state[p] = {
+                        k: _like(v, p) if isinstance(v, Tensor) else v
+                        for k, v in state[index].items()
+                    }
+
+
+def _like(value: Tensor, p: Tensor) -> Tensor:
+    is_count = not value.is_floating_point() or value.numel() == 1
+    return value.clone() if is_count else value.to(device=p.device, dtype=p.dtype, copy=True)

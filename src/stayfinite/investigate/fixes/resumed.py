@@ -1,0 +1,75 @@
+"""What a resume has read, and how the lines that bring more of it back are written and run."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+from typing import Any
+
+import torch
+
+from ...remedies import Candidate, Remedy, Source, apply
+from .setting_change import SettingChange
+from .stand_in import StandIn
+
+__all__ = ["change_of", "holder_of", "rates_of", "saved_part"]
+
+
+def change_of(source: Source, file: str, remedy: Remedy | None) -> SettingChange | None:
+    if remedy is None:
+        return None
+    after, done = apply(source.text, [remedy])
+    change = SettingChange(file, source.text, after, Candidate(done, after), contextlib.nullcontext)
+    change.is_from_snapshot = True
+    return change
+
+
+def holder_of(source: Source, line: int) -> str | None:
+    """The name of what was loaded: `saved` of `optimizer.load_state_dict(saved["optimizer"])`."""
+    scope = source.function_at(line)
+    for node in ast.walk(scope):
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", "") == "load_state_dict"
+            and node.args
+        ):
+            given = node.args[0]
+            if isinstance(given, ast.Subscript) and isinstance(
+                given.value, (ast.Name, ast.Attribute)
+            ):
+                return source.text_of(given.value)
+    return None
+
+
+def saved_part(path: str | None, mark: str) -> tuple[str | None, dict[str, Any]]:
+    """The key and the state of a part in a file, known by an entry that only such a state has."""
+    try:
+        value = torch.load(path, map_location="cpu", weights_only=True) if path else None
+    except Exception:
+        return None, {}
+    for key, part in value.items() if isinstance(value, dict) else ():
+        if isinstance(part, dict) and mark in part:
+            return str(key), part
+    return None, {}
+
+
+def rates_of(scheduler: Any, state: dict[str, Any], number: int) -> list[float] | None:
+    """The rates that the schedule gives from there on, by a copy of it that moves nothing else."""
+    try:
+        groups = scheduler.optimizer.param_groups
+        last = state.get("_last_lr") or [g["lr"] for g in groups]
+        stand_in = StandIn(
+            {"lr": rate, "initial_lr": g.get("initial_lr", g["lr"])}
+            for g, rate in zip(groups, last)
+        )
+        mine = copy.copy(scheduler)
+        mine.optimizer = stand_in
+        mine.load_state_dict(dict(state))
+        rates = []
+        for _ in range(number):
+            rates.append(float(stand_in.param_groups[0]["lr"]))
+            mine.step()
+        return rates
+    except Exception:
+        return None

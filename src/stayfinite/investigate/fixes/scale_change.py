@@ -1,0 +1,265 @@
+"""A loss scale that does not fit: a scaler that nobody takes out again, or a constant that is too large."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...diagnose.evidence import Evidence
+from ...patches.made_at import made_at
+from ...remedies import Candidate, Remedy, Source, apply, find, scaled_loss, with_keyword
+from ..evidence.unscaled_steps import step_without_scaler
+from ..laboratory import Laboratory
+from ..replays.changed_source import ChangedSource, NotRunnable, functions_of, text_of_file
+from .setting_change import SettingChange, only_call, own_files
+from .where_set import Written, call_at, number_behind, source_of
+
+__all__ = ["is_fixed_scale", "scale_changes"]
+
+_SMALLER = (16, 256, 4096)
+_DISTANCE = 16
+"""What only just passes the batches at hand may not pass others: so much less is offered."""
+
+
+def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
+    """Steps through the scaler, then a scaler that is off; or smaller constants."""
+    scaler = _scaler(lab, e)
+    if scaler is not None:
+        yield from _stepped(lab, scaler)
+        if e.dtype != "float16" and all(
+            p.dtype != torch.float16 for _, p in lab.state.parameters()
+        ):
+            yield from _switched_off(lab, scaler)  # float16 needs one
+        return
+    factor = e.scale.factor
+    traced = lab.about.traced
+    line = traced.loss_factor_line if traced is not None else None
+    source = source_of(line.file) if line is not None else None
+    if factor is None or factor < 2 or line is None or source is None:
+        return
+    if _needs_scale(lab, e):
+        yield from _dynamic(lab, source, line.file, line.line, factor)
+    where = _constant(source, line.file, line.line, factor)
+    if where is None:
+        return
+    if not _needs_scale(lab, e):
+        yield from _smaller(
+            where, 1.0, 1.0
+        )  # nothing underflows, and a smaller one may only diverge later
+        return
+    for times in _SMALLER:
+        yield from _smaller(where, max(1.0, factor / times / _DISTANCE), factor / times)
+
+
+def _needs_scale(lab: Laboratory, e: Evidence) -> bool:
+    """Whether gradients are computed in float16."""
+    if e.dtype == "float16" or any(p.dtype == torch.float16 for _, p in lab.state.parameters()):
+        return True
+    texts = [text_of_file(f) or "" for f in own_files(lab)]
+    return any("float16" in t.replace("bfloat16", "") or ".half(" in t for t in texts)
+
+
+def _scaler(lab: Laboratory, e: Evidence) -> Any:
+    """The GradScaler whose factor nobody takes out of the gradients."""
+    if e.scale.is_scaler_unused or e.scale.is_passed_by:
+        return next(iter(lab.state.scalers), None)
+    if e.scale.scaler is not None or e.scale.factor is None:
+        return None
+    live = [s for s in gc.get_objects() if type(s) is torch.amp.GradScaler and s.is_enabled()]
+    return next((s for s in live if s.get_scale() == e.scale.factor), None)
+
+
+def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
+    """`scaler.step(optimizer); scaler.update()` in place of the loop's own step: gradients without the factor."""
+    place = lab.about.engine.step_place
+    file, line = (place.code.co_filename, place.line) if place.code is not None else ("", None)
+    beside = step_without_scaler(lab.about)
+    line = beside.line if beside is not None else line
+    source = source_of(file) if line is not None else None
+    if line is None or source is None:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or 0):
+            remedy = find(source, node, "scaler_step") if _is_step(node) else None
+            if remedy is None:
+                continue
+            after, done = apply(source.text, [remedy])
+            change = SettingChange(
+                file, source.text, after, Candidate(done, after), partial(_off, scaler)
+            )
+            change.is_from_snapshot = True
+            yield change
+
+
+def _is_step(node: ast.Call) -> bool:
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "step"
+
+
+def _switched_off(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
+    found = next(
+        ((f, s, c) for f, line, _ in made_at(scaler)
+         if (s := source_of(f)) is not None and (c := call_at(s, line, "GradScaler")) is not None), None,
+    )  # fmt: skip
+    if found is None:
+        only = only_call(lab, "GradScaler")
+        found = (only[0], only[2], only[3]) if only is not None else None
+    if found is None:
+        return
+    file, source, call = found
+    remedy = with_keyword(source, call, "enabled", "False")
+    after, done = apply(source.text, [remedy])
+    change = SettingChange(file, source.text, after, Candidate(done, after), partial(_off, scaler))
+    change.is_from_snapshot = True
+    yield change
+
+
+@contextlib.contextmanager
+def _off(scaler: Any) -> Iterator[None]:
+    kept = scaler._enabled
+    scaler._enabled = False
+    try:
+        yield
+    finally:
+        scaler._enabled = kept
+
+
+def is_fixed_scale(lab: Laboratory) -> bool:
+    """Whether nothing in the file moves what the loss is multiplied by."""
+    traced = lab.about.traced
+    line = traced.loss_factor_line if traced is not None else None
+    source = source_of(line.file) if line is not None else None
+    if line is None or source is None:
+        return False
+    names: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.BinOp) and node.lineno <= line.line <= (node.end_lineno or 0):
+            if any(isinstance(side, ast.Subscript) for side in (node.left, node.right)):
+                return False
+            names |= {_called(side) for side in (node.left, node.right)}
+    moved = {_called(n.target) for n in ast.walk(source.tree) if isinstance(n, ast.AugAssign)}
+    for function in ast.walk(source.tree):
+        if isinstance(function, ast.FunctionDef) and function.name != "__init__":
+            moved |= {
+                _called(t) for n in ast.walk(function) if isinstance(n, ast.Assign)
+                for t in n.targets if isinstance(t, ast.Attribute)
+            }  # fmt: skip
+    return not (names - {""}) & moved
+
+
+def _called(node: ast.expr) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _dynamic(
+    lab: Laboratory, source: Source, file: str, line: int, factor: float
+) -> Iterator[SettingChange]:
+    """A GradScaler: run with each scale that it goes through until one fits."""
+    scaled = next((s for side in _factors(source, line) if _stands_for(lab, file, side, factor)
+                   and (s := scaled_loss(source, line, side)) is not None), None)  # fmt: skip
+    device = next((p.device.type for _, p in lab.state.parameters()), "cpu")
+    remedy = scaled.with_scaler(device) if scaled is not None else None
+    if scaled is None or remedy is None:
+        return
+    after, done = apply(source.text, [remedy])
+    functions = functions_of(file)
+    try:
+        ast.parse(after)
+        ways = [
+            ChangedSource(file, source.text, scaled.with_number(2.0**power), functions)
+            for power in range(16, -1, -2)
+        ]
+    except (SyntaxError, NotRunnable):
+        return
+    nothing = contextlib.nullcontext
+    yield SettingChange(
+        file, source.text, after, Candidate(done, after), nothing, ways=tuple(ways)
+    )  # fmt: skip
+
+
+def _stands_for(lab: Laboratory, file: str, node: ast.expr, factor: float) -> bool:
+    """Whether an expression of the file is this number in the running program."""
+    if isinstance(node, ast.Attribute):
+        numbers = [vars(o).get(node.attr) for o in _holders(file)]
+        return any(type(n) in (int, float) and n == factor for n in numbers)
+    scene = lab.about.vehicle.scene
+    if not isinstance(node, ast.Name) or scene is None or scene.file != file:
+        return False
+    value = scene.variables.get(node.id)
+    return type(value) in (int, float) and value == factor
+
+
+def _holders(file: str) -> list[Any]:
+    """Objects of the file's own classes, and those that hold a command's options."""
+    objects = gc.get_objects()
+    kinds = [t for t in objects if issubclass(type(t), type)]
+    own = {t for t in kinds if getattr(sys.modules.get(t.__module__), "__file__", None) == file}
+    own |= {argparse.Namespace, types.SimpleNamespace}
+    return [o for o in objects if type(o) in own and hasattr(o, "__dict__")]
+
+
+def _factors(source: Source, line: int) -> Iterator[ast.expr]:
+    """Both sides of every product at a line."""
+    for node in ast.walk(source.tree):
+        is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        if is_product and node.lineno <= line <= (node.end_lineno or 0):  # type: ignore[attr-defined]
+            yield from (node.left, node.right)  # type: ignore[attr-defined]
+
+
+def _constant(source: Source, file: str, line: int, factor: float) -> Written | None:
+    """The number that the loss is multiplied by."""
+    given = [number_behind(file, source, side, factor, ()) for side in _factors(source, line)]
+    found = [where for where in given if where is not None]
+    return found[0] if len(set(found)) == 1 else None
+
+
+def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingChange]:
+    """The number itself; where it is a constant of the file, its value for the length of a replay."""
+    text = f"{value:.1f}"
+    remedy = Remedy(
+        name="smaller_scale", title=f"lower the loss scale to {text}",
+        why="gradients times the scale are then within the range of the dtype; torch.amp.GradScaler finds "
+        "such a scale by itself",
+        line=where.line, edits=(where.edit(text),),
+    )  # fmt: skip
+    after, done = apply(where.text, [remedy])
+    name = _module_name(where)
+    modules = [m for m in list(sys.modules.values()) if getattr(m, "__file__", None) == where.file]
+    if name is None or not modules:
+        return
+    change = SettingChange(
+        where.file, where.text, after, Candidate(done, after), partial(_as, modules, name, value)
+    )
+    change.is_from_snapshot = True
+    change.beyond = partial(_as, modules, name, beyond)
+    yield change
+
+
+def _module_name(where: Written) -> str | None:
+    """The name at the top of the file that this number is assigned to."""
+    source = Source(where.text)
+    for node in source.tree.body:
+        if isinstance(node, ast.Assign) and source.span(node.value) == (where.start, where.end):
+            target = node.targets[0]
+            return target.id if isinstance(target, ast.Name) else None
+    return None
+
+
+@contextlib.contextmanager
+def _as(modules: list[Any], name: str, value: float) -> Iterator[None]:
+    kept = [vars(m).get(name) for m in modules]
+    for m in modules:
+        vars(m)[name] = value
+    try:
+        yield
+    finally:
+        for m, old in zip(modules, kept):
+            vars(m)[name] = old

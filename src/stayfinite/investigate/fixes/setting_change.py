@@ -1,0 +1,224 @@
+"""A setting changed where it is made: the line that builds the optimizer, or that allocates a parameter.
+
+That line has run long ago. What it sets is run instead: the optimizer steps with the new setting, the parameter
+holds what the new line would have given it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from ...diagnose.evidence import Evidence
+from ...locate.frames import is_user_file
+from ...remedies import Candidate, Source, apply, find, with_keyword
+from ...runtime.window import Window
+from .. import changes
+from ..body.scene import Scene
+from ..laboratory import Laboratory
+from ..replays.changed_source import ChangedSource, text_of_file
+
+__all__ = [
+    "SettingChange",
+    "loss_change",
+    "memory_change",
+    "only_call",
+    "optimizer_change",
+    "own_files",
+    "shown_path",
+]
+
+_MAX_FILES = 200
+
+
+@dataclass(eq=False)
+class SettingChange:
+    """A changed text whose effect is a setting."""
+
+    file: str
+    before: str
+    after: str
+    candidate: Candidate
+    apply: Callable[[], AbstractContextManager[None]]
+    is_from_snapshot: bool = False
+    """It has acted since the last healthy state: the steps since then are run with it."""
+    at: Callable[[Window], AbstractContextManager[None]] | None = None
+    """What it sets in one step, where that is not the same in all."""
+    beyond: Callable[[], AbstractContextManager[None]] | None = None
+    """A value beyond the one that is offered: it has to pass too, so that some distance is kept."""
+    ways: tuple[ChangedSource, ...] = ()
+    """Sources that compute what it comes to, where that is found by trying: the first that holds is meant."""
+    name = ""
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.before.encode()).hexdigest()
+
+    @classmethod
+    def as_told(cls, apply: Callable[[], AbstractContextManager[None]]) -> SettingChange:
+        """What another rank needs of it."""
+        return cls("", "", "", Candidate((), ""), apply)
+
+    def installed(self) -> AbstractContextManager[None]:
+        return self.apply()
+
+    def scene(self, scene: Scene, is_caller: bool = False) -> Scene:
+        """The loop's own statements are as they were."""
+        return scene
+
+    def line_after(self, line: int) -> int:
+        return line
+
+
+def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """The optimizer with a setting of its own changed, where one call in the user's files builds it."""
+    kind = e.optimizer.get("type")
+    found = _setting(e)
+    if kind is None or found is None:
+        return None
+    key, text, value = found
+    built = only_call(lab, kind)
+    if built is None:
+        return None
+    file, before, source, call = built
+    made = with_keyword(source, call, key, text)
+    after, done = apply(before, [made])
+    return SettingChange(
+        file, before, after, Candidate(done, after), partial(changes.with_setting, key, value)
+    )
+
+
+def _setting(e: Evidence) -> tuple[str, str, float] | None:
+    """Key, text and value of what is to be set."""
+    is_half = e.dtype in ("float16", "bfloat16")
+    if e.optimizer.get("centered") == "True" and e.kernel == "sqrt":
+        return "centered", "False", False
+    if "eps" not in e.optimizer:
+        return None
+    return ("eps", "1e-4", 1e-4) if is_half else ("eps", "1e-8", 1e-8)
+
+
+def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] | None:
+    """The one call in the user's files that builds such an object; first in those of this training."""
+    calls = [
+        (file, text, source, call)
+        for file, text in _user_files()
+        if f"{kind}(" in text
+        for source, call in _calls(text, kind)
+    ]
+    near = [c for c in calls if c[0] in own_files(lab)]
+    for found in (near, calls):
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def own_files(lab: Laboratory) -> set[str]:
+    """Where the loop stands, its loss function and its models are written."""
+    scene = lab.about.vehicle.scene
+    files = {scene.file} if scene is not None else set()
+    function = lab.window.batches[0].loss_fn if lab.window.batches else None
+    homes = [function, *(type(m) for m in lab.state.roots.values())]
+    for home in homes:
+        module = sys.modules.get(getattr(home, "__module__", None) or "")
+        file = getattr(module, "__file__", None)
+        files |= {file} if isinstance(file, str) else set()
+    return files
+
+
+def _user_files() -> Iterator[tuple[str, str]]:
+    names = [getattr(m, "__file__", None) for m in list(sys.modules.values())]
+    files = [f for f in dict.fromkeys(names) if isinstance(f, str) and f.endswith(".py")]
+    for file in [f for f in files if is_user_file(f)][:_MAX_FILES]:
+        text = text_of_file(file)
+        if text is not None:
+            yield file, text
+
+
+def _calls(text: str, kind: str) -> list[tuple[Source, ast.Call]]:
+    try:
+        source = Source(text)
+    except (SyntaxError, ValueError):
+        return []
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if name == kind:
+                found.append((source, node))
+    return found
+
+
+def shown_path(file: str) -> str:
+    """The path as people write it: below the working directory where it is there."""
+    relative = os.path.relpath(file)
+    return file.lstrip(os.sep) if relative.startswith("..") else relative
+
+
+def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """`nn.CTCLoss` with zero_infinity, where one call in the user's files builds it."""
+    if e.kernel != "_ctc_loss":
+        return None
+    built = only_call(lab, "CTCLoss")
+    live = [m for m in gc.get_objects() if type(m) is torch.nn.CTCLoss]
+    if built is None or not live:
+        return None
+    file, before, source, call = built
+    made = with_keyword(source, call, "zero_infinity", "True")
+    after, done = apply(before, [made])
+    return SettingChange(file, before, after, Candidate(done, after), partial(_zero_infinity, live))
+
+
+@contextlib.contextmanager
+def _zero_infinity(losses: list[torch.nn.CTCLoss]) -> Iterator[None]:
+    kept = [m.zero_infinity for m in losses]
+    for m in losses:
+        m.zero_infinity = True
+    try:
+        yield
+    finally:
+        for m, value in zip(losses, kept):
+            m.zero_infinity = value
+
+
+def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
+    """A parameter of the first step that holds zeros, where its line allocates memory that nobody fills."""
+    m = e.memory
+    if m is None or m.file is None or m.line is None or not e.is_first_step:
+        return None
+    text = text_of_file(m.file)
+    tensor = next(
+        (t for n, t in [*lab.state.parameters(), *lab.state.buffers] if m.name.endswith(n)), None
+    )
+    if text is None or tensor is None or not is_user_file(m.file):
+        return None
+    source = Source(text)
+    statement = source.statement_at(m.line)
+    nodes = ast.walk(statement) if statement is not None else ()
+    made = [r for r in (find(source, n, "zeros") for n in nodes) if r is not None]
+    if len(made) != 1:
+        return None
+    after, done = apply(text, made)
+    return SettingChange(m.file, text, after, Candidate(done, after), partial(_zeroed, tensor))
+
+
+@contextlib.contextmanager
+def _zeroed(tensor: torch.Tensor) -> Iterator[None]:
+    kept = tensor.detach().clone()
+    with torch.no_grad():
+        tensor.zero_()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            tensor.copy_(kept)

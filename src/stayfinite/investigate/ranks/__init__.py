@@ -1,0 +1,1 @@
+"""One investigation by several ranks."""

@@ -1,0 +1,182 @@
+"""One investigation by several ranks: the same replays on each, and one story in the end.
+
+The rank where the story begins is the one that can name an operator, a batch or a parameter of its
+own; the others only received it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Generator
+from dataclasses import replace
+
+from ...locate.slice import Origin
+from ...locate.trace import OpTrace
+from ...records import Incident, RankPart
+from ...runtime.ranks.side_groups import SideGroupError
+from ...runtime.samples import whole_numbers
+from ...runtime.window import Replay, ReplayResult, Verdict, Window
+from ..investigation import Investigation
+from ..replays.rank_trace import RankTrace, is_received
+from ..replays.replay import drive
+from .collective import follow, lead
+
+__all__ = ["by_itself", "together"]
+
+_NO_EXPERIMENTS = (
+    "no experiment was made: the model is spread over the ranks, and not all of them could compute their part of "
+    "this step again"
+)
+_ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
+"""What a rank has to tell, best first: where its own symptom was born, where a bad value was born
+that it sent away, a symptom that came from elsewhere, nothing."""
+_ROLES = {_ORIGIN: "began", _SENDER: "sent", _SYMPTOM: "received", _NOTHING: "fine"}
+_MOST_INDICES = 64
+
+
+def together(
+    about: Investigation, alone: Generator[Replay, ReplayResult, Verdict]
+) -> Generator[Replay, ReplayResult, Verdict]:
+    """Runs an investigation so that each rank is sent the same verdict on each replay."""
+    ranks = about.engine.ranks
+    with contextlib.closing(alone):
+        try:
+            wanted = next(alone)
+            while True:
+                result = yield wanted
+                wanted = alone.send(_agree(about, wanted, result))
+        except StopIteration as stop:
+            verdict: Verdict = stop.value
+    incident = verdict.incident
+    # Whether there is one is the same everywhere; what is in it, only the leader knows.
+    told = incident.to_json() if incident else None
+    # The leader may have been experimenting by itself until now.
+    text = ranks.broadcast_from(about.leader, told, 3 * about.engine.settings.diagnose_seconds)
+    verdict.incident = Incident.from_json(text) if text is not None else None
+    return verdict
+
+
+def _agree(about: Investigation, wanted: Replay, result: ReplayResult) -> ReplayResult:
+    ranks = about.engine.ranks
+    origin, merit = _own_story(wanted.trace, result)
+    loss = result.losses[-1] if result.losses else None
+    merits = ranks.gather((merit, ranks.rank, result.is_complete, loss, _indices(about.window)))
+    failures = ranks.gather_failures(result.failure)
+    if failures:
+        best, leader, *_ = min(merits, key=lambda m: m[:2])
+        about.ranks = tuple(
+            RankPart(rank=r, role=_ROLES[m], loss=loss, indices=at)
+            for m, r, _, loss, at in sorted(merits, key=lambda m: m[1])
+        )
+        own = [f for f in failures if f.rank == leader]
+        about.is_received = best not in (_ORIGIN, _SENDER)
+        failure = own[0] if own and not about.is_received else failures[0]
+        about.leader = failure.rank if about.is_received else leader
+        result = replace(result, failure=failure)
+    return replace(result, origin=origin, is_complete=all(m[2] for m in merits))
+
+
+def _indices(window: Window) -> tuple[int, ...]:
+    return tuple(i for b in window.batches for i in whole_numbers(b.indices))[:_MOST_INDICES]
+
+
+def _own_story(trace: OpTrace | None, result: ReplayResult) -> tuple[Origin | None, int]:
+    origin = result.origin
+    if origin is not None and not is_received(origin):
+        return origin, _ORIGIN
+    sent = trace.first_sent if isinstance(trace, RankTrace) else None
+    if sent is not None:
+        return sent, _SENDER
+    return origin, _SYMPTOM if result.failure is not None else _NOTHING
+
+
+def by_itself(
+    about: Investigation,
+    diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
+    incident: Incident,
+) -> Incident:
+    """The diagnosis by the rank where it began, with experiments where it can compute without the others:
+    they wait for what comes of it."""
+    ranks = about.engine.ranks
+    if not ranks.can_be_apart:
+        return _together(about, diagnose, incident)
+    if about.leader == ranks.rank:
+        try:
+            with ranks.apart():
+                found = drive(diagnose(), about.compute)
+            return _noted(found, f"run by rank {ranks.rank} alone")
+        except Exception as e:
+            _warn(e)
+            return _by_rules(diagnose(), incident)
+    return incident
+
+
+def _together(
+    about: Investigation,
+    diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
+    incident: Incident,
+) -> Incident:
+    """The diagnosis of a model that is spread over the ranks: one decides, all compute."""
+    ranks = about.engine.ranks
+    is_possible = about.traced is not None and about.traced.is_complete and about.window.batches
+    if not all(ranks.gather(bool(is_possible))):
+        return _without_experiments(about, diagnose, incident)
+    if about.leader != ranks.rank:
+        follow(about)
+        return incident
+    try:
+        found: Incident = lead(about, diagnose)
+    except SideGroupError:
+        raise
+    except Exception as e:
+        _warn(e)
+        return _by_rules(diagnose(), incident)
+    return _noted(found, "run by all ranks together")
+
+
+def _without_experiments(
+    about: Investigation,
+    diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
+    incident: Incident,
+) -> Incident:
+    if about.leader != about.engine.ranks.rank:
+        return incident
+    found = _by_rules(diagnose(), incident)
+    if found.diagnosis.cause is None:
+        return found
+    evidence = (*found.diagnosis.evidence, _NO_EXPERIMENTS)
+    return replace(found, diagnosis=replace(found.diagnosis, evidence=evidence))
+
+
+def _noted(incident: Incident, by_whom: str) -> Incident:
+    """Who has run what was proved is said."""
+    fixes = []
+    for fix in incident.diagnosis.fixes:
+        if fix.proof is not None and fix.status == "proved":
+            note = "; ".join(n for n in (fix.proof.note, by_whom) if n)
+            fix = replace(fix, proof=replace(fix.proof, note=note))
+        fixes.append(fix)
+    return replace(incident, diagnosis=replace(incident.diagnosis, fixes=tuple(fixes)))
+
+
+def _warn(error: Exception) -> None:
+    # The other ranks wait for this incident; without a cause it is still worth having.
+    warnings.warn(
+        f"the cause could not be looked for: {type(error).__name__}: {error}", stacklevel=3
+    )
+
+
+def _by_rules(diagnosis: Generator[Replay, ReplayResult, Incident], incident: Incident) -> Incident:
+    """The diagnosis without its experiments: where the model is spread over the ranks, an experiment would
+    change the step of one of them, and each would be a new way to hang."""
+    try:
+        with contextlib.closing(diagnosis):
+            next(diagnosis)
+            while True:
+                diagnosis.send(ReplayResult(is_complete=False))
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    except Exception as e:
+        _warn(e)
+        return incident

@@ -1,0 +1,137 @@
+"""Experiments on a model that is spread over the ranks: one decides, all compute.
+
+The rank where the failure began runs the diagnosis. Each replay that it wants is told to the others, every rank
+computes its part at the same time, and what any of them has seen counts. A rank that cannot go on ends the replay
+for all (`Ranks.end_replay`); one that is gone ends the investigation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from typing import Any
+
+from ...runtime.ranks.agreement import RankFailure
+from ...runtime.window import Replay, ReplayResult
+from ..investigation import Investigation
+from ..laboratory import Laboratory
+from ..replays.changed_source import NotRunnable
+from ..replays.replay import drive
+from .orders import NotTold, Sources, fingerprint, packed, unpacked
+
+__all__ = ["Conductor", "follow", "lead"]
+
+_NOT_RUN = ReplayResult(is_complete=False)
+
+
+class Conductor:
+    """Tells the other ranks what comes next, and puts together what all of them have seen."""
+
+    def __init__(self, about: Investigation) -> None:
+        self._about = about
+        self._ranks = about.engine.ranks
+        self._todo: list[tuple[str, tuple[Any, ...]]] = []
+        self.num_replays = 0
+
+    def note(self, name: str, *args: Any) -> None:
+        """Something of the laboratory's that the others have to do as well, before their next replay."""
+        self._todo.append((name, args))
+
+    def compute(self, wanted: Replay) -> ReplayResult:
+        try:
+            order = packed(self._about, (self._todo, wanted))
+        except NotTold:
+            return _NOT_RUN
+        self._todo = []
+        self.num_replays += 1
+        self._ranks.broadcast_from(self._ranks.rank, order)
+        own = self._about.compute(wanted)
+        return _merged(own, self._ranks.gather(_part(own, self._ranks.rank)), self._ranks.rank)
+
+    def end(self) -> None:
+        """The others are let go, with what is left to be put back; what they have begun they put back
+        by themselves."""
+        try:
+            order = packed(self._about, (self._todo, None))
+        except NotTold:
+            order = packed(self._about, ([], None))
+        self._ranks.broadcast_from(self._ranks.rank, order)
+
+
+def lead(
+    about: Investigation, diagnosis: Callable[[], Generator[Replay, ReplayResult, Any]]
+) -> Any:
+    """The diagnosis, by the rank where it began."""
+    _share_fingerprints(about)
+    about.conductor = conductor = Conductor(about)
+    try:
+        return drive(diagnosis(), conductor.compute)
+    finally:
+        about.conductor = None
+        if about.engine.ranks.is_on:
+            conductor.end()
+
+
+def follow(about: Investigation) -> None:
+    """What the leading rank asks for, until it has done."""
+    ranks, settings = about.engine.ranks, about.engine.settings
+    is_same = _share_fingerprints(about)
+    lab = Laboratory(about, None, settings.diagnose_seconds)
+    known: Sources = {}
+    try:
+        while True:
+            order = ranks.broadcast_from(about.leader, None, 3 * settings.diagnose_seconds)
+            wanted: Replay | None = None
+            try:
+                todo, wanted = unpacked(about, order, is_same, known)
+            except NotRunnable:
+                result = _without_this_rank(about)
+            else:
+                for name, args in todo:
+                    getattr(lab, name)(*args)
+                if wanted is None:
+                    return
+                result = about.compute(wanted)
+            ranks.gather(_part(result, ranks.rank))
+    finally:
+        lab.put_back_if_begun()
+
+
+def _share_fingerprints(about: Investigation) -> bool:
+    """Whether this rank computes the same batch as the one where it began."""
+    ranks = about.engine.ranks
+    own = fingerprint(about.window)
+    return bool(dict(ranks.gather((ranks.rank, own)))[about.leader] == own)
+
+
+def _without_this_rank(about: Investigation) -> ReplayResult:
+    """The others are in the replay already: it ends for them too."""
+    about.engine.ranks.begin_replay()
+    about.engine.ranks.end_replay(is_broken=True)
+    return _NOT_RUN
+
+
+_Part = tuple[int, Any, bool, list[float], "float | None"]
+
+
+def _part(result: ReplayResult, rank: int) -> _Part:
+    failure = result.failure
+    told = None
+    if failure is not None:
+        rank_of = failure.rank if isinstance(failure, RankFailure) else rank
+        told = (failure.symptom, failure.step, failure.name, failure.value, rank_of)
+    return rank, told, result.is_complete, result.losses, result.grad_norm
+
+
+def _merged(own: ReplayResult, parts: list[_Part], rank: int) -> ReplayResult:
+    others = [p for p in parts if p[0] != rank]
+    failures = [RankFailure(*told) for _, told, _, _, _ in others if told is not None]
+    norms = [n for *_, n in parts if n is not None]
+    return replace(
+        own,
+        failure=own.failure or (failures[0] if failures else None),
+        is_complete=own.is_complete and all(p[2] for p in others),
+        # This rank's own come last: they are what a search looks at.
+        losses=[loss for p in others for loss in p[3]] + own.losses,
+        grad_norm=sum(n * n for n in norms) ** 0.5 if norms else None,
+    )

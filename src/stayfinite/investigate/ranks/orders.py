@@ -1,0 +1,170 @@
+"""A replay as it is told to another rank: what each rank has of its own goes by its name.
+
+The rank where a failure began decides what is tried. The others have the same model, optimizer and steps, each its
+own part of them, so of all that only the name travels; a change of the source or of a setting travels itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import pickle
+import sys
+import types
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...locate.trace import OpTrace
+from ...runtime.batches import named_tensors
+from ...runtime.ranks.shards import local
+from ...runtime.state import TrainState
+from ...runtime.window import Window
+from ..fixes.setting_change import SettingChange
+from ..investigation import Investigation
+from ..replays.changed_source import ChangedSource, NotRunnable
+from ..replays.vehicles import Vehicle
+
+__all__ = ["NotTold", "Sources", "fingerprint", "packed", "unpacked"]
+
+
+Sources = dict[tuple[str, str, str], ChangedSource]
+
+
+class NotTold(Exception):
+    """This replay holds something that only this rank has."""
+
+
+def packed(about: Investigation, value: Any) -> bytes:
+    """An order for the other ranks."""
+    into = io.BytesIO()
+    try:
+        _Pickler(about, into).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise NotTold(str(error)) from None
+    return into.getvalue()
+
+
+def unpacked(about: Investigation, data: bytes, has_same_batch: bool, known: Sources) -> Any:
+    """The same in terms of this rank's own training; `known`: sources that have come before."""
+    try:
+        return _Unpickler(about, data, has_same_batch, known).load()
+    except (AttributeError, LookupError, ImportError, TypeError) as error:
+        raise NotRunnable(str(error)) from None
+
+
+def fingerprint(window: Window) -> tuple[Any, ...]:
+    """What tells one batch from another; ranks that share a batch (tensor parallel) have the same."""
+    found = []
+    for batch in window.batches:
+        for name, tensor in named_tensors(batch.value):
+            own = local(tensor).detach()
+            total = own.double().nan_to_num(1.0, 2.0, 3.0).sum() if own.numel() else 0.0
+            found.append((name, tuple(own.shape), float(total)))
+    return tuple(found)
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, about: Investigation, into: io.BytesIO) -> None:
+        super().__init__(into)
+        self._about = about
+
+    def persistent_id(self, value: Any) -> Any:
+        about = self._about
+        if isinstance(value, TrainState):
+            return ("state",)
+        if isinstance(value, OpTrace):
+            return ("nothing",)
+        if isinstance(value, Vehicle):
+            return ("vehicle",) if value is about.vehicle else ("trial vehicle",)
+        if isinstance(value, Window):
+            return _name_of_window(about, value)
+        if isinstance(value, Tensor):
+            return _name_of_tensor(about, value)
+        if isinstance(value, ChangedSource):
+            return ("changed source", value.file, value.before, value.after)
+        if isinstance(value, types.ModuleType):
+            return ("module", value.__name__)
+        if isinstance(value, nn.Module):
+            raise NotTold(f"a {type(value).__name__} of this rank")
+        for i, scaler in enumerate(about.state.scalers):
+            if value is scaler:
+                return ("scaler", i)
+        return None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, contextlib._GeneratorContextManager):
+            made_by: Any = value.func
+            place = (made_by.__module__, made_by.__qualname__)
+            return _entered, (*place, value.args, value.kwds)
+        if isinstance(value, SettingChange):
+            return SettingChange.as_told, (value.apply,)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self, about: Investigation, data: bytes, has_same_batch: bool, known: Sources
+    ) -> None:
+        super().__init__(io.BytesIO(data))
+        self._known = known
+        self._about = about
+        self._has_same_batch = has_same_batch
+
+    def persistent_load(self, name: Any) -> Any:
+        about, (kind, *rest) = self._about, name
+        if kind == "state":
+            return about.state
+        if kind == "nothing":
+            return None
+        if kind == "vehicle":
+            return about.vehicle
+        if kind == "trial vehicle":
+            return about.trial_vehicle()
+        if kind == "window":
+            return _windows(about)[rest[0]]
+        if kind == "changed window":
+            window, change, is_for_all = rest
+            return window.with_values(change) if is_for_all or self._has_same_batch else window
+        if kind == "changed source":
+            return self._changed(*rest)
+        if kind == "module":
+            return sys.modules[rest[0]]
+        if kind == "scaler":
+            return list(about.state.scalers)[rest[0]]
+        return next(s.tensor for s in about.state.sources() if (s.kind, s.name) == tuple(rest))
+
+    def _changed(self, file: str, before: str, after: str) -> ChangedSource:
+        """To look for the functions of a file takes long: once for each file is enough."""
+        functions = next((k._functions for (f, _, _), k in self._known.items() if f == file), None)
+        key = (file, before, after)
+        if key not in self._known:
+            self._known[key] = ChangedSource(*key, functions)
+        return self._known[key]
+
+
+def _entered(module: str, name: str, args: Any, kwargs: Any) -> Any:
+    return getattr(importlib.import_module(module), name)(*args, **kwargs)
+
+
+def _windows(about: Investigation) -> list[Window]:
+    """All steps that can be asked for, in the same order on every rank."""
+    log = about.engine.log
+    return [about.window, *reversed(log), *reversed(log.recent)]
+
+
+def _name_of_window(about: Investigation, window: Window) -> Any:
+    if window.changed_from is not None:
+        return ("changed window", *window.changed_from)
+    for i, known in enumerate(_windows(about)):
+        if known is window:
+            return ("window", i)
+    raise NotTold("a step that only this rank has")
+
+
+def _name_of_tensor(about: Investigation, tensor: Tensor) -> Any:
+    for source in about.state.sources():
+        if source.tensor is tensor:
+            return ("tensor", source.kind, source.name)
+    raise NotTold("a tensor that only this rank has")

@@ -1,0 +1,1 @@
+"""Who computes a failed step again, and what is traced meanwhile."""

@@ -1,0 +1,176 @@
+"""Which vehicle can compute a step again: the safest one that shows the failure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ...runtime.engine import Engine
+from ...runtime.recovery.carry_out import DEEP
+from ...runtime.undo import helpers_of
+from ...runtime.window import Failure, Replay, ReplayResult, Window
+from ..body.body import Body
+from ..body.scene import Scene, scenes_of_frame, scenes_of_standing, scenes_of_traceback
+from .frameworks import framework_step
+from .vehicles import BodyVehicle, ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
+
+__all__ = ["choose_vehicle", "trial_vehicle"]
+
+_MAX_FRAMES = 8
+
+
+def choose_vehicle(
+    engine: Engine, window: Window, failure: Failure, frame: FrameType | None
+) -> Vehicle:
+    """`frame`: where the step stands on the stack."""
+    if engine.settings.replay == "off":
+        return NoVehicle(engine)
+    if window.batches and window.batches[0].loss_fn is not None:
+        assert engine.step_parts is not None
+        return StepVehicle(engine, engine.step_parts)
+    found = framework_step(frame)
+    if found is not None and all(b.items for b in window.batches):
+        return FrameworkVehicle(engine, found)
+    if window.closure is not None:
+        return ClosureVehicle(engine, window.closure, window)
+    is_behind = window.num_backward > 1  # the loop has gone on to other losses since
+    scenes = scenes_of_standing(window.standing) if is_behind else []
+    scenes = scenes or scenes_of_frame(frame)
+    if window.error is not None:
+        scenes = scenes_of_traceback(window.error.__traceback__)
+    elif failure.symptom in DEEP:
+        scenes = [_at_step(engine, s) for s in scenes]
+    bodies = _bodies(engine, window, scenes)
+    if engine.settings.replay == "full":
+        bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
+    first = next(bodies, None)
+    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, bodies)
+
+
+def _at_step(engine: Engine, scene: Scene) -> Scene:
+    """State is looked at when the loop asks for its next batch: its step is where it stood before."""
+    place = engine.step_place
+    if place.code is not scene.code or (line := place.line) is None:
+        return scene
+    return scene.moved(line, place.instruction)
+
+
+def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Vehicle:
+    """Who makes steps like the one that failed, where that one cannot be computed again: its batch is gone,
+    and the one that stands there now does as well for trying a setting."""
+    if engine.settings.replay == "off" or window.error is not None or window.own_update:
+        return NoVehicle(engine)
+    found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
+    return FirstThatRuns(engine, found)
+
+
+def _bodies(
+    engine: Engine,
+    window: Window,
+    scenes: list[Scene],
+    is_full: bool = False,
+    is_loose: bool = False,
+) -> Iterator[Vehicle]:
+    """One after the other, as they are asked for: to read a frame's source takes a while."""
+
+    def is_training_object(value: object) -> bool:
+        state = engine.state
+        if value is torch.autograd.grad:
+            return bool(window.own_update)
+        if value in state.optimizers or value in state.schedulers or value in state.scalers:
+            return True
+        return any(value is h for o in state.optimizers for h in helpers_of(o))
+
+    is_buffer = engine.state.buffers.holds
+    for i, scene in enumerate(scenes[:_MAX_FRAMES]):
+        body = Body.of(scene, scenes[i + 1 :], is_training_object, is_full, is_buffer, is_loose)
+        if body is not None:
+            yield BodyVehicle(engine, body, window)
+
+
+class FirstThatShows(Vehicle):
+    """Several frames may hold the step; the first whose replay shows the failure is taken."""
+
+    def __init__(self, engine: Engine, first: Vehicle, others: Iterator[Vehicle]) -> None:
+        super().__init__(engine)
+        self._found = [first]
+        self._others = others
+        self._chosen: Vehicle | None = None
+
+    def _candidates(self) -> Iterator[Vehicle]:
+        yield from self._found
+        for other in self._others:
+            self._found.append(other)
+            yield other
+
+    @property
+    def _now(self) -> Vehicle:
+        return self._chosen or self._found[0]
+
+    @property
+    def has_effects(self) -> bool:
+        return self._now.has_effects
+
+    def wider(self) -> Vehicle | None:
+        wider = self._now.wider() or next(self._others, None)
+        return None if wider is None else FirstThatShows(self.engine, wider, self._others)
+
+    @property
+    def scene(self) -> Scene | None:
+        return self._now.scene
+
+    def data(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return self._now.data()
+
+    def can_run(self, window: Window) -> bool:
+        if self._chosen is not None:
+            return self._chosen.can_run(window)
+        return any(c.can_run(window) for c in self._candidates())
+
+    def run(self, wanted: Replay) -> ReplayResult:
+        if self._chosen is not None:
+            return self._chosen.run(wanted)
+        rng: Any = wanted.window.rng
+        first: ReplayResult | None = None
+        for candidate in self._candidates():
+            if rng is not None and first is not None:
+                rng.restore()
+            result = candidate.run(wanted)
+            self.refused += [r for r in candidate.refused if r not in self.refused]
+            # Without the scale it is asked whether the step is finite, and that is an answer too.
+            if result.failure is not None or (wanted.is_unscaled and result.is_complete):
+                self._chosen = candidate
+                return result
+            if first is None or (result.is_complete and not first.is_complete):
+                first = result
+        assert first is not None
+        self._chosen = self._found[0]  # a replay's contexts can be entered only once
+        return first
+
+
+class FirstThatRuns(Vehicle):
+    """The first of several that comes to a loss."""
+
+    def __init__(self, engine: Engine, candidates: Iterator[Vehicle]) -> None:
+        super().__init__(engine)
+        self._candidates = candidates
+        self._chosen: Vehicle | None = None
+
+    def can_run(self, window: Window) -> bool:
+        return self._chosen is None or self._chosen.can_run(window)
+
+    def run(self, wanted: Replay) -> ReplayResult:
+        if self._chosen is not None:
+            return self._chosen.run(wanted)
+        result = ReplayResult(is_complete=False)
+        for candidate in self._candidates:
+            if not candidate.can_run(wanted.window):
+                continue
+            result = candidate.run(wanted)
+            self._chosen = candidate  # a replay's contexts can be entered only once
+            break
+        return result

@@ -1,0 +1,54 @@
+"""What a replay says to the other ranks goes over copies of the training's groups.
+
+Where a rank breaks off in the middle of a replay, the others are let go by closing the copies; the training's own
+groups have not heard of any of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...runtime.ranks.side_groups import GroupCopies
+from ...runtime.ranks.talk import OthersBrokeOff
+
+__all__ = ["Detour"]
+
+_TALK = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+_c10d: Any = dist.distributed_c10d if dist.is_available() else None
+_PLAIN = Tensor.__torch_dispatch__
+
+
+class Detour(TorchDispatchMode):
+    """Leads collectives to the copies of their groups."""
+
+    def __init__(self, copies: GroupCopies) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._copies = copies
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if any(t.__torch_dispatch__ is not _PLAIN for t in types):
+            return NotImplemented  # a DTensor: what it does to its part comes here again
+        kwargs = kwargs or {}
+        if func.namespace not in _TALK:
+            return func(*args, **kwargs)
+        names = [a.name for a in func._schema.arguments]
+        args = tuple(self._led(name, value) for name, value in zip(names, args))
+        kwargs = {name: self._led(name, value) for name, value in kwargs.items()}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            raise OthersBrokeOff from error
+
+    def _led(self, name: str, value: Any) -> Any:
+        if name == "group_name" and isinstance(value, str):
+            return self._copies.of(_c10d._resolve_process_group(value)).group_name
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return self._copies.of(_c10d.ProcessGroup.unbox(value)).boxed()
+        return value

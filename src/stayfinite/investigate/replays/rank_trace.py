@@ -1,0 +1,135 @@
+"""The trace of one rank: it sees this rank's shards only, and what it sends to the others.
+
+Values travel between ranks in collectives, which a trace cannot look through: behind one, a NaN has
+no producer. So each rank also notes the first bad value that it *sent*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...locate.slice import Origin, find_origin
+from ...locate.trace import OpTrace
+from ...numerics.health import badness
+from ...runtime.ranks.shards import local
+
+__all__ = [
+    "FROM_ANOTHER",
+    "JOINING_NOTE",
+    "PARTED_NOTE",
+    "SUM_NOTE",
+    "NeedsOthers",
+    "RankTrace",
+    "Silence",
+    "is_received",
+]
+
+_TALK = ("c10d", "_c10d_functional", "c10d_functional", "fsdp")
+_SENT = {
+    "tensors", "input", "inputs", "input_tensor", "input_tensors", "all_gather_inputs", "self",
+}  # fmt: skip
+_RECEIVED = {"out", "output", "output_tensor", "output_tensors", "all_gather_output"}
+_FROM_ONE = ("broadcast_", "broadcast", "scatter_", "recv_")
+
+SUM_NOTE = (
+    "every rank's own values were finite, and what came back from the others was not: the sum over "
+    "the ranks overflowed"
+)
+
+PARTED_NOTE = (
+    "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "
+    "this rank's state was left as it is; do not save a checkpoint from it"
+)
+
+JOINING_NOTE = "inside `with model.join():` a rank that has ended answers nobody, so no earlier step could be run again"
+FROM_ANOTHER = (
+    "this rank's own values were finite: the bad gradient came from another rank, which tells more (inside "
+    "`with model.join():` each rank looks into it by itself)"
+)
+
+
+class NeedsOthers(Exception):
+    """What is replayed wants an answer from ranks that are not there any more."""
+
+
+class Silence(TorchDispatchMode):
+    """Stops what is computed before its first collective: nobody would answer."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func.namespace in _TALK:
+            raise NeedsOthers(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+class RankTrace(OpTrace):
+    """A trace that sees this rank's shards only, and what it sends to the others."""
+
+    is_quiet = False
+    """The other ranks are not there to answer: stop before the first collective."""
+    first_sent: Origin | None = None
+    """The origin of the first bad value that went into a collective."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if self.is_paused or func.namespace not in _TALK:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if self.is_quiet:
+            raise NeedsOthers(func._schema.name)
+        named = dict(zip((a.name for a in func._schema.arguments), args)) | (kwargs or {})
+        if self.first_sent is None and not func._schema.name.endswith(_FROM_ONE):
+            self.first_sent = self._origin_of(named)
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors(v for k, v in named.items() if k in _RECEIVED):
+            self.writers.clear(tensor, whole=True)
+        return result
+
+    def _origin_of(self, named: dict[str, Any]) -> Origin | None:
+        for tensor in _tensors(v for k, v in named.items() if k in _SENT):
+            if badness(tensor):
+                origin = find_origin(self, [tensor])
+                if origin is not None and not is_received(origin):
+                    return origin
+        return None
+
+    def _inputs(self, schema: Any, named: dict[str, Any]) -> Any:
+        return super()._inputs(schema, _local(named))
+
+    def _inspect(self, schema: Any, named: dict[str, Any], given: Any, out: Any) -> list[Tensor]:
+        return super()._inspect(schema, _local(named), given, _local(out))
+
+
+def is_received(origin: Origin) -> bool:
+    """Whether the slice ended at a value that no operator and nobody's state on this rank made."""
+    if origin.source is not None:
+        return False
+    if not origin.path:
+        return True
+    return any(not b.producers and b.source is None for b in origin.path[0].bad_inputs)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            value = local(value)
+            if value.is_floating_point() or value.is_complex():
+                yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
+
+
+def _local(value: Any) -> Any:
+    """The same arguments with this rank's part in place of each DTensor."""
+    if isinstance(value, Tensor):
+        return local(value)
+    if isinstance(value, dict):
+        return {k: _local(v) for k, v in value.items()}
+    if type(value) in (list, tuple) and any(isinstance(v, (Tensor, list)) for v in value):
+        return type(value)(_local(v) for v in value)
+    return value

@@ -1,0 +1,400 @@
+"""Who computes a step again: the guard's own closure, a framework's step, the loop's statements.
+
+A vehicle takes a `Replay` and gives a `ReplayResult`. Whatever it runs, it runs in the sandbox, with the
+gradients and random numbers of the training put back afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import UsageError
+from ...numerics.health import badness
+from ...putting_back import put_back
+from ...runtime.engine import Engine
+from ...runtime.frames import bad_tensors
+from ...runtime.ranks.groups import hushed, unsynced
+from ...runtime.ranks.shards import begin_anew
+from ...runtime.ranks.talk import OthersBrokeOff
+from ...runtime.step.parts import StepParts
+from ...runtime.window import BatchRef, Replay, ReplayResult, Window
+from ...sandbox.compute import computing_only
+from ..body.body import Body
+from ..body.scene import Scene
+from .changed_source import NotRunnable
+from .detour import Detour
+from .frameworks import FrameworkStep, unlogged
+from .rank_trace import NeedsOthers, RankTrace, Silence
+from .replay import ActiveReplay, Enough
+from .tracing import eager_stance, symptom_origin
+
+__all__ = [
+    "BodyVehicle",
+    "ClosureVehicle",
+    "FrameworkVehicle",
+    "NoVehicle",
+    "StepVehicle",
+    "Vehicle",
+]
+
+_PACKAGE = Path(__file__).parents[1]
+_OURS = tuple(
+    f"{_PACKAGE / room}{os.sep}" for room in ("investigate", "locate", "runtime", "detect")
+)
+
+
+class Vehicle:
+    """Runs replays of one training."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.refused: list[str] = []
+        """What the code that was replayed wanted to do, and was not let."""
+
+    def can_run(self, window: Window) -> bool:
+        """Whether this window can be computed again."""
+        return True
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether the loop's body does things besides training, which have happened once and stay."""
+        return False
+
+    @property
+    def scene(self) -> Scene | None:
+        """Where the loop stands whose statements are run."""
+        return None
+
+    def data(self) -> Iterable[tuple[str, Tensor]]:
+        """The tensors that a loop without a loader takes its batches from, by the names that it has for them."""
+        return ()
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
+        return False
+
+    def wider(self) -> Vehicle | None:
+        """One that computes more of the same iteration; None where there is none."""
+        return None
+
+    def run(self, wanted: Replay) -> ReplayResult:
+        active = ActiveReplay(self.engine, wanted)
+        is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
+        has_parted = self.engine.ranks.has_parted
+        state, ranks = self.engine.state, self.engine.ranks
+        if (has_parted and not is_quiet) or not self.can_run(wanted.window):
+            active.result.is_complete = False
+            ranks.begin_replay()
+            ranks.end_replay(is_broken=True)
+            return active.result
+        is_alone = is_quiet or ranks.is_apart
+        ranks.begin_replay()
+        put_grads = state.take_grads()
+        self.engine.replay = active
+        try:
+            with (
+                hushed(ranks.wrappers) if is_alone else contextlib.nullcontext(),
+                Silence() if ranks.is_apart else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
+                Detour(ranks.talk.copies) if ranks.is_on else contextlib.nullcontext(),
+                computing_only() as report,
+                self._unlogged(),
+                eager_stance(),
+                torch.enable_grad(),
+            ):
+                try:
+                    change = wanted.change
+                    installed = change.installed() if change else contextlib.nullcontext()
+                    with installed, _where_it_failed(wanted), active:
+                        self._compute(active)
+                except Enough:
+                    pass
+                except (NeedsOthers, NotRunnable, OthersBrokeOff):
+                    active.result.is_complete = False
+                    active.is_broken = True
+                except UsageError:
+                    raise
+                except (Exception, SystemExit) as error:  # also a script's way to give up
+                    if _is_our_own(error):
+                        raise
+                    self._broke_off(active, error)
+            self.refused += [r for r in report.refused if r not in self.refused]
+        finally:
+            self.engine.replay = None
+            put_back(active.end, put_grads)
+        if ranks.is_on and ranks.end_replay(active.is_broken):
+            active.result.is_complete = False
+            begin_anew(state.roots.values())
+        return active.result
+
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        """What a framework logs and counts meanwhile."""
+        return unlogged()
+
+    def _compute(self, active: ActiveReplay) -> None:
+        raise NotImplementedError
+
+    def _as_synced(
+        self, active: ActiveReplay, ref: BatchRef
+    ) -> contextlib.AbstractContextManager[None]:
+        """Whether this batch's gradients went to the other ranks by themselves decides how they are rounded."""
+        is_part = ref.step in active.wanted.window.unsynced
+        return unsynced(self.engine.ranks.wrappers) if is_part else contextlib.nullcontext()
+
+    def _broke_off(self, active: ActiveReplay, error: BaseException) -> None:
+        """The code raised: because of a value that is not finite, as a rule."""
+        active.result.is_complete = False
+        active.is_broken = True
+        if active.is_decided:
+            return
+        bad = self.engine.state.bad_state()
+        if bad:
+            active.raised(bad)
+        elif active.wanted.window.error is not None:
+            active.raised_on(bad_tensors(error.__traceback__))
+
+
+def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
+    """At the weights of the evaluation that failed, where the optimizer was searching."""
+    point = wanted.window.search_point
+    return (
+        point.visited() if point is not None and not wanted.is_applied else contextlib.nullcontext()
+    )
+
+
+def _is_our_own(error: BaseException) -> bool:
+    """Whether it was raised by us, and not by the code that was replayed, or by the sandbox for it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = trace.tb_frame.f_code.co_filename if trace is not None else ""
+    return raised_in.startswith(_OURS)
+
+
+class NoVehicle(Vehicle):
+    """Nothing can be computed again."""
+
+    def can_run(self, window: Window) -> bool:
+        return False
+
+
+class StepVehicle(Vehicle):
+    """`guard.step`: the guard owns the closure and calls it again."""
+
+    def __init__(self, engine: Engine, parts: StepParts) -> None:
+        super().__init__(engine)
+        self._parts = parts
+
+    @property
+    def is_cheap(self) -> bool:
+        return True
+
+    def _unlogged(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # no framework drives this loop
+
+    def can_run(self, window: Window) -> bool:
+        return all(b.loss_fn is not None for b in window.batches)
+
+    def _compute(self, active: ActiveReplay) -> None:
+        wanted = active.wanted
+        if not self._parts.schedule.is_ours:
+            self.engine.state.set_lrs(wanted.window.lrs)
+        for ref in wanted.window.batches:
+            active.step = ref.step
+            self._one(active, ref)
+
+    def _one(self, active: ActiveReplay, ref: BatchRef) -> None:
+        parts, wanted = self._parts, active.wanted
+        optimizer, scaler = parts.optimizer, parts.scaler
+
+        def evaluate() -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = parts.loss(ref.loss_fn, ref.value)
+            scaled = scaler.scale(loss) if scaler is not None else loss
+            active.on_backward(scaled, loss.detach(), scaled.backward)
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+                active.look_at_gradients()
+            active.agree()
+            if active.is_decided:
+                raise Enough
+            if parts.clip_norm is not None:
+                moved = [p for g in optimizer.param_groups for p in g["params"]]
+                torch.nn.utils.clip_grad_norm_(moved, parts.clip_norm)
+            return loss
+
+        try:
+            if parts.needs_closure and wanted.is_applied:
+                optimizer.step(evaluate)
+                return
+            evaluate()
+            if wanted.is_applied:
+                active.on_optimizer_step(optimizer, optimizer.step)
+                parts.schedule.in_replay()
+                if scaler is not None and not active.is_decided:
+                    scaler.update()
+        finally:
+            if scaler is not None:
+                scaler._per_optimizer_states.clear()
+
+
+class ClosureVehicle(Vehicle):
+    """The closure that the loop has given to its optimizer: it is meant to be called again."""
+
+    def __init__(self, engine: Engine, closure: Callable[[], Any], own: Window) -> None:
+        super().__init__(engine)
+        self._closure = closure
+        self._own = own
+
+    def can_run(self, window: Window) -> bool:
+        return window is self._own
+
+    def _compute(self, active: ActiveReplay) -> None:
+        if active.wanted.is_applied:
+            active.result.is_complete = False
+            return
+        self._closure()
+        active.look_at_gradients()
+        if self._own.search_point is None and active.num_backward != self._own.num_backward:
+            active.result.is_complete = False  # the optimizer had moved on to another evaluation
+
+
+class FrameworkVehicle(Vehicle):
+    """The function by which a framework computes the loss of a batch: it is meant to be called."""
+
+    def __init__(self, engine: Engine, step: FrameworkStep) -> None:
+        super().__init__(engine)
+        self._step = step
+
+    def can_run(self, window: Window) -> bool:
+        return all(len(b.items) == 1 for b in window.batches)
+
+    def _compute(self, active: ActiveReplay) -> None:
+        refs = active.wanted.window.batches
+        if active.wanted.is_applied and not self._step.makes_backward:
+            active.result.is_complete = False
+            return
+        with self._step.kept():
+            for i, ref in enumerate(refs):
+                active.step = ref.step
+                if i and ref.rng is not None:
+                    ref.rng.restore()
+                with self._as_synced(active, ref):
+                    loss = self._step.compute(ref.value)
+                if loss is None or self._step.makes_backward:
+                    continue  # a `training_step` may leave a batch out
+                loss = loss / len(refs) if len(refs) > 1 else loss
+                with self._as_synced(active, ref):
+                    active.on_backward(loss, loss.detach(), loss.backward)
+        active.look_at_gradients()
+
+
+class BodyVehicle(Vehicle):
+    """The statements of the loop's body on which the loss depends, on a copy of its variables."""
+
+    def __init__(self, engine: Engine, body: Body, own: Window) -> None:
+        super().__init__(engine)
+        self.body = body
+        self._changed: tuple[Any, Body] | None = None
+        self._own = own
+        """The window that the variables of the body belong to."""
+
+    @property
+    def has_effects(self) -> bool:
+        return self.body.has_effects
+
+    def wider(self) -> Vehicle | None:
+        body = self.body.wider()
+        return None if body is None else BodyVehicle(self.engine, body, self._own)
+
+    @property
+    def scene(self) -> Scene | None:
+        return self.body.scene
+
+    def data(self) -> Iterable[tuple[str, Tensor]]:
+        return self.body.given_tensors() if self._own.is_loaderless else ()
+
+    def can_run(self, window: Window) -> bool:
+        is_own = _same_batches(window.batches, self._own.batches)
+        return is_own or self._can_bind(window.batches)
+
+    def _can_bind(self, refs: list[BatchRef]) -> bool:
+        if self.body.takes_several:
+            return self.body.can_bind(sum(len(b.items) for b in refs))
+        return all(b.items and self.body.can_bind(len(b.items)) for b in refs)
+
+    def _body_with(self, change: Any) -> Body:
+        """The body as the changed source has it, if there is a change."""
+        if change is None or not change.name:
+            return self.body
+        if self._changed is None or self._changed[0] is not change:
+            body = self.body.with_source(change.scene)
+            if body is None:
+                raise NotRunnable("nothing in the changed body can be run again")
+            self._changed = (change, body)
+        return self._changed[1]
+
+    def _compute(self, active: ActiveReplay) -> None:
+        wanted = active.wanted
+        body = self._body_with(wanted.change)
+        refs = wanted.window.batches
+        is_whole = len(refs) > 1 and not self._can_bind(refs)
+        if len(refs) > 1 and (is_whole or body.takes_several):
+            active.steps = [ref.step for ref in refs]
+            refs = [_joined(refs)]
+        for i, ref in enumerate(refs):
+            active.step = ref.step
+            if i and ref.rng is not None and not wanted.is_applied:
+                ref.rng.restore()
+            with self._as_synced(active, ref):
+                namespace = self._run(body, ref, is_part=ref is not refs[-1])
+            if wanted.is_applied and not wanted.is_current:
+                body.run_following(namespace)
+            if not active.num_backward:
+                self._look_at_made(active, body.made(namespace))
+        is_part = wanted.window.is_loaderless and wanted.trace is not None and wanted.change is None
+        if is_whole or is_part:
+            # The batches that the variables do not hold any more were computed by earlier iterations.
+            is_all = active.num_backward == wanted.window.num_backward
+            active.result.is_complete = active.result.is_complete and is_all
+
+    def _run(self, body: Body, ref: BatchRef, is_part: bool) -> dict[str, Any]:
+        if ref.items and body.can_bind(len(ref.items)):
+            return body.run(ref.value, is_part)
+        return body.run()
+
+    def _look_at_made(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
+        """A loop that gives up before its backward: the numbers that it has computed until then."""
+        for number in made:
+            active.look_at_loss(number)
+        if active.is_decided or not made:
+            active.result.is_complete = bool(made)
+            return
+        trace = active.wanted.trace
+        moved = [p for _, p in self.engine.state.parameters() if p.requires_grad]
+        last = next((t for t in reversed(made) if t.requires_grad), None)
+        if trace is None or last is None:
+            return
+        grads = torch.autograd.grad(last, moved, allow_unused=True)
+        bad = [g for g in grads if g is not None and badness(g)]
+        active.result.origin = symptom_origin(trace, bad)
+
+
+def _joined(refs: list[BatchRef]) -> BatchRef:
+    """All batches of a window, for a body that draws them by itself in a loop of its own."""
+    items = [item for ref in refs for item in ref.items]
+    return BatchRef(refs[-1].step, refs[-1].epoch, items, refs[0].rng)
+
+
+def _same_batches(one: list[BatchRef], other: list[BatchRef]) -> bool:
+    def ids(refs: list[BatchRef]) -> list[int]:
+        return [id(item) for ref in refs for _, item in ref.items]
+
+    return one is other or ids(one) == ids(other)

@@ -1,0 +1,1 @@
+"""An unmodified script, checked in a process of its own."""

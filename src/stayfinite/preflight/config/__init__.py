@@ -1,0 +1,1 @@
+"""The config group: settings of the training and of its config file, and safer ones."""

@@ -1,0 +1,1 @@
+"""The data group: samples, labels and how they become batches."""

@@ -1,0 +1,1 @@
+"""The edges group: which batch that may come breaks the training."""

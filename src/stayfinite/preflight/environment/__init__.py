@@ -1,0 +1,1 @@
+"""The environment group: versions, devices and switches."""

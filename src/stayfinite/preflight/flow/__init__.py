@@ -1,0 +1,1 @@
+"""The forward group: activations, losses and gradients of a few real steps."""

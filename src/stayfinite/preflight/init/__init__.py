@@ -1,0 +1,1 @@
+"""The init group: the weights that the training starts from."""

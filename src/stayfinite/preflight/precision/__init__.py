@@ -1,0 +1,1 @@
+"""The precision group: the same step in other precisions."""

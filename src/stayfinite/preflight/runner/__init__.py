@@ -1,0 +1,1 @@
+"""Runs probes: one step of the training each, put back afterwards."""

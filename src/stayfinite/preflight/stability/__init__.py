@@ -1,0 +1,1 @@
+"""The stability group: real steps at larger learning rates."""

@@ -1,0 +1,147 @@
+"""A loop's step that was left out: looked into at once, and undone when its iteration is over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import FrameType
+
+from ...patches.firewall import Firewall
+from ...putting_back import put_back
+from ..engine import Engine
+from ..rng import RngState
+from ..undo import versions_kept
+from ..window import Failure, Verdict, Window
+from .batch_tracker import BatchTracker
+
+__all__ = ["BadSteps"]
+
+
+class BadSteps:
+    """`own_work`: what is computed meanwhile is not the loop's doing; `on_made`: the step that the loop
+    stands in was made again, and counts as applied."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tracker: BatchTracker,
+        own_work: Callable[[], AbstractContextManager[None]],
+        on_made: Callable[[], None],
+    ) -> None:
+        self.engine = engine
+        self.state = engine.state
+        self.looks = Firewall("a look into a bad step")
+        self.undo: list[Callable[[], None]] = []
+        """What puts things back when the iteration is over."""
+        self._tracker = tracker
+        self._own_work = own_work
+        self._on_made = on_made
+        self._beside: list[Callable[[], None]] = []
+        """The same for what moves with the training, from the moment that the step was refused."""
+
+    def handle(self, window: Window, failure: Failure) -> None:
+        """A look into it; one that fails leaves the training where the look began."""
+        undo = list(self.undo)
+        after = window.rng.now_too() if window.rng is not None else RngState.now()
+        with self._own_work(), self._versions_kept():
+            if not self.looks.once(self._look_into, window, failure) and window.failure is failure:
+                self.engine.replay = None
+                self.undo = undo
+                puts = (self.state.buffers.restore, window.small_state, after.restore)
+                self.looks.once(put_back, *(p for p in puts if p is not None))
+
+    def _versions_kept(self) -> AbstractContextManager[None]:
+        return versions_kept((p for _, p in self.state.parameters()), self.state.buffers)
+
+    def _look_into(self, window: Window, failure: Failure) -> bool:
+        incident, verdict = self.engine.handle(window, failure)
+        is_back = incident is not None and incident.action.kind == "rolled_back"
+        is_open = window is self._tracker.window
+        if verdict.is_rebuilt and verdict.window is not window:
+            self.undo.clear()
+        else:
+            self.plan(window, failure, verdict, is_back)
+        self._redo(verdict, verdict.redo, window if is_open else None)
+        if verdict.is_rebuilt and is_open and window.failure is not None:
+            self.plan(window, failure, verdict, is_back)  # it was not computed again
+        return True
+
+    def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
+        """Windows that ran on corrupted state, in their order; one that is bad by itself is left out."""
+        todo = list(windows)
+        while todo and verdict.run_again is not None:
+            old = todo.pop(0)
+            again = verdict.run_again(old, old is current)
+            if again is False:
+                return
+            if isinstance(again, Verdict):
+                is_back = self._left_out_too(again, old is current)
+                todo = again.redo if is_back else [*again.redo, *todo]
+            elif old is current:
+                self._on_made()
+                self.undo.clear()
+
+    def _left_out_too(self, verdict: Verdict, is_current: bool) -> bool:
+        """A step that was made again and is bad as well; whether the policy has gone back for it."""
+        incident = self.engine.conclude(verdict) if verdict.incident is not None else None
+        is_back = incident is not None and incident.action.kind == "rolled_back"
+        window = verdict.window
+        if is_current and window is not None and window.failure is not None:
+            self.plan(window, window.failure, verdict, is_back)
+        return is_back
+
+    def plan(
+        self,
+        window: Window,
+        failure: Failure,
+        verdict: Verdict | None = None,
+        is_back: bool = False,
+    ) -> None:
+        """What is put back when the iteration is over, as if its batch had never been."""
+        undo: list[Callable[[], None]] = []
+        is_scalers = failure.symptom == "scaler_skip"
+        if not is_scalers or (verdict is not None and verdict.incident is not None):
+            # A schedule that stood still would give the same bad rate for ever.
+            if failure.symptom != "learning_rate":
+                undo = [self.state.capture_small(), *self.state.capture_averages()]
+                if verdict is None and (
+                    self.state.companions.holders or self.state.companions.twins
+                ):
+                    self._beside = self.looks.once(self._note_beside, sys._getframe(1), fallback=[])
+                undo += self._beside
+            keeps = is_back or (verdict is not None and verdict.keeps_random_state)
+            if not window.is_loaderless and not keeps and window.rng is not None:
+                undo.append(window.rng.restore)
+            if not is_back:  # a second model may run on its batch after the step was refused
+                undo.append(self.state.buffers.restore_bad)
+        self.undo = undo
+
+    def _note_beside(self, frame: FrameType) -> list[Callable[[], None]]:
+        models = list(self.state.roots.values())
+        return self.state.companions.capture(models, frame, self.engine.num_applied)
+
+    def put_back(self) -> None:
+        """The iteration of a step that was left out is over."""
+        undo, self.undo, self._beside = self.undo, [], []
+        if undo:
+            with self._versions_kept():
+                put_back(*undo)
+
+    def handle_late(
+        self, bad: Window, failure: Failure, later: list[Window], is_regular: bool
+    ) -> None:
+        """A deferred step turns out to be bad when others have been made since then."""
+        with self._own_work(), self._versions_kept():
+            incident, verdict = self.engine.handle(bad, failure)
+            is_back = incident is not None and incident.action.kind == "rolled_back"
+            if is_regular and not verdict.is_rebuilt:
+                self._put_late_back(bad, keeps=is_back or verdict.keeps_random_state)
+            self._redo(verdict, [*verdict.redo, *later], None)
+
+    def _put_late_back(self, bad: Window, keeps: bool) -> None:
+        """The iterations since then are over: the next ones are as if this batch had never been."""
+        if not len(self.state.schedulers):
+            self.state.set_lrs(bad.lrs)
+        if not keeps and not bad.is_loaderless and bad.rng is not None:
+            bad.rng.restore()

@@ -1,0 +1,293 @@
+"""Which batches a loop is training on: windows are opened and filled as batches are drawn.
+
+Nothing here asks what the loop looks like. A window holds the batches between two optimizer steps;
+whether a batch of another loader belongs to it shows when something is trained on it.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import weakref
+from collections import UserDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...numerics.health import is_finite
+from ..discover import near_generators
+from ..engine import Engine
+from ..weak import reference
+from ..window import BatchRef, Window
+
+__all__ = ["BatchTracker"]
+
+_MAX_AHEAD = 64
+_MAX_BATCHES = 64
+
+
+class BatchTracker:
+    """Counts batches and epochs, and keeps the window that is open."""
+
+    def __init__(self, engine: Engine, counts_every_batch: bool) -> None:
+        self._engine = engine
+        self.counts_every_batch = counts_every_batch
+        """What is given to guard(...) is the training; a script's loaders may be for evaluation."""
+        self.window: Window | None = None
+        self.num_batches = 0
+        self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._num_epochs = 0
+        self._began: dict[int, int] = {}
+        """How many batches there had been when each loader last started."""
+        self.trained: set[int] = set()
+        """Loaders whose batches were trained on in this epoch."""
+        self.other: BatchRef | None = None
+        """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
+        self._is_copied = False
+        """Whether the buffers were copied when it was drawn."""
+        self._epoch_of: Any = None
+        self._epoch_now = 0
+        """Of the loader that gave the last batch."""
+
+    @property
+    def num_epochs(self) -> int:
+        """Of the loader that has come furthest."""
+        return (
+            self._num_epochs if self.counts_every_batch else max(self._epochs.values(), default=0)
+        )
+
+    def num_open(self) -> int:
+        """Steps made in the window that is open: nobody has counted them yet."""
+        return min(self.window.num_applied, 1) if self.window is not None else 0
+
+    def owns(self, loader: Any) -> bool:
+        """Whether the open window has a batch of this loader."""
+        for ref in self.window.batches if self.window is not None else ():
+            for source, _ in ref.items:
+                if source() is loader:
+                    return True
+        return False
+
+    def over_by(self, loader: Any) -> Window | None:
+        """The loop asks this loader for a batch: the window whose iteration is over by that."""
+        window = self.window
+        if window is None or not self.owns(loader):
+            return None
+        self.other = None  # what other loaders gave in between was not trained on
+        return window if window.num_attempted else None
+
+    def add(self, loader: Any, batch: Any, indices: Any) -> None:
+        """A new batch goes into the window, or beside it while that is still to be settled."""
+        try:
+            source: Any = weakref.ref(loader)
+        except TypeError:
+            source = reference(loader)
+        is_plain = type(batch) is Tensor or type(batch) is tuple
+        window, item = self.window, (source, batch if is_plain else _whole(batch))
+        if window is None:
+            rng = self._engine.open()
+            if source is not self._epoch_of:  # one loader has one weak reference
+                self._epoch_of, self._epoch_now = source, self._epoch(loader)
+            ref = BatchRef(self.num_batches, self._epoch_now, [item], rng)
+            ref.indices = indices
+            self.window = self._opened([ref], rng)
+            return
+        if window.is_loaderless or (window.num_attempted and not self.owns(loader)):
+            if self.other is None or self.other.is_from(loader):
+                self.other = self._new_ref(loader)
+                # Its forward comes before anything shows that it is trained on.
+                self._is_copied = torch.is_grad_enabled()
+                if self._is_copied:
+                    self._copy_buffers()
+            self.other.items.append(item)
+            self.other.indices = self.other.indices or indices
+            return
+        last = window.batches[-1]
+        if last.is_from(loader):
+            last = self._next_ref(window, loader)
+        last.items.append(item)
+        last.indices = last.indices or indices
+
+    def _copy_buffers(self) -> None:
+        self._engine.state.buffers.copy(is_kept=self._engine.deferral.is_waiting)
+
+    def _new_ref(self, loader: Any) -> BatchRef:
+        return BatchRef(self.num_batches, self._epoch(loader), [], self._engine.rng.capture())
+
+    def _next_ref(self, window: Window, loader: Any) -> BatchRef:
+        """The same loader gave another batch before any optimizer step."""
+        last = window.batches[-1]
+        if not last.is_used and last.items[0][0]() is not loader:
+            # A loop inside the loop: the outer one's batch stays, and so does where it began.
+            last.items = [item for item in last.items if item[0]() is not loader]
+            return last
+        if last.is_used or self.counts_every_batch:
+            self.num_batches += 1
+        ref = self._new_ref(loader)
+        if last.is_used and window.num_backward:
+            window.batches.append(ref)  # gradient accumulation
+            del window.batches[:-_MAX_BATCHES]
+            window.ahead = ()
+        else:
+            window.batches[-1] = ref  # nothing was learned from it yet
+            window.ahead = (*window.ahead[-_MAX_AHEAD:], last)
+            if len(window.batches) == 1:
+                window.rng = ref.rng
+        return ref
+
+    def take_other(self) -> Window | None:
+        """A backward begins: if it is for another loader's batch, that opens the next window.
+
+        Returns the window that is over by it.
+        """
+        if self.other is None or not torch.is_grad_enabled():
+            return None
+        ref, self.other = self.other, None
+        over, self.window = self.window, None
+        if over is not None:
+            self.close(over)
+        ref.step = self.num_batches
+        if not self._is_copied:
+            self._copy_buffers()
+        self.window = self._opened([ref], ref.rng)
+        return over
+
+    def open_loaderless(self, rng: Any) -> Window:
+        """No loader in sight: a window runs from one optimizer step to the next."""
+        window = self._opened([BatchRef(self.num_batches, 0, [])], rng)
+        window.is_loaderless = True
+        self.window = window
+        return window
+
+    def _opened(self, batches: list[BatchRef], rng: Any) -> Window:
+        state = self._engine.state
+        if state.companions.holders:
+            state.companions.note()
+        return Window(batches, rng, state.lrs())
+
+    def note_used(self, window: Window) -> int:
+        """Something is trained on the last batch; its step."""
+        last = window.batches[-1]
+        if window.num_backward and last.is_used and window.ahead and not window.is_ahead:
+            self._take_ahead(window)
+        if window.is_ahead:
+            at = min(len(window.losses), len(window.batches) - 1)
+            return window.batches[at].step
+        last.is_used = True
+        return last.step
+
+    def drop_stale_losses(self, window: Window) -> None:
+        """Where no parameter that an optimizer begins with has a gradient any more, or all of them are zero behind
+        a loss that was bad, the loop has thrown away what the losses so far gave."""
+        optimizers = self._engine.state.optimizers
+        firsts = [g["params"][:1] for o in optimizers for g in o.param_groups[:1]]
+        last = window.losses[-1][1]
+        if all(p.grad is None for first in firsts for p in first) or (
+            last.is_cpu
+            and not is_finite(last)
+            and not any(grad.any() for _, grad in self._engine.state.grads())
+        ):
+            window.losses.clear()
+            window.standing = ()
+
+    def _take_ahead(self, window: Window) -> None:
+        """A second backward without a new batch between: several were drawn at once, one for each."""
+        last = window.batches[-1]
+        drawn = [*window.ahead, last]
+        window.is_ahead = True
+        if len(window.batches) == 1:
+            window.rng = drawn[0].rng
+        for i, ref in enumerate(drawn):
+            ref.step, ref.is_used = last.step + i, True
+        window.batches[-1:] = drawn
+        self.num_batches = drawn[-1].step
+
+    def close(self, window: Window) -> None:
+        """The window is over: its batches are counted."""
+        if window is self.window:
+            self.window = None
+        for ref in window.batches:
+            for source, _ in ref.items if ref.is_used else ():
+                self.trained.add(id(source()))
+        step = window.batches[-1].step
+        if not window.is_loaderless and step >= self.num_batches:
+            self.num_batches = step + 1
+
+    def is_trained(self, loader: Any) -> bool:
+        """Whether something was trained on this loader's batches since its epoch began."""
+        return id(loader) in self.trained
+
+    def forget(self, loader: Any) -> None:
+        """A loader is through: what it gave without being trained on belongs to no step."""
+        if self.other is not None and self.other.is_from(loader):
+            self.other = None
+        window = self.window
+        if window is None or window.num_attempted or window.num_backward:
+            return
+        last = window.batches[-1]
+        if not last.is_used:
+            last.items = [(o, i) for o, i in last.items if o() is not loader]
+            if not last.items and len(window.batches) == 1 and not window.is_loaderless:
+                self.window = None
+
+    def drops_batch(self, loader: Any, indices: Any) -> bool:
+        """Whether a rollback leaves this batch out, which is the loader's next; it counts then."""
+        left_out = self._engine.recovery.left_out
+        is_first = next(iter(left_out.drops)) == id(loader)
+        if not left_out.drops_batch(self.num_batches, indices, loader, is_first):
+            return False
+        self.num_batches += is_first
+        return True
+
+    def _epoch(self, loader: Any) -> int:
+        if self.counts_every_batch:
+            return self._num_epochs
+        try:
+            return self._epochs.get(loader, 0)
+        except TypeError:
+            return 0
+
+    def position(self, window: Window) -> tuple[int, int] | None:
+        """(batches drawn, batches in all) of the epoch that this window is in, where its loader knows."""
+        owner = next((o for ref, _ in window.batches[-1].items if (o := ref()) is not None), None)
+        began = self._began.get(id(owner))
+        if began is None or owner is None:
+            return None
+        try:
+            return window.step + 1 - began, len(owner)
+        except TypeError:
+            return None
+
+    def begin_epoch(self, loader: Any) -> None:
+        """The loader starts anew; its last epoch is over if all of its batches were drawn."""
+        self._engine.rng.watch_near(near_generators(sys._getframe(1)))
+        began = self._began.get(id(loader))
+        self._began[id(loader)] = self.num_batches
+        if began is not None and self.is_trained(loader):
+            try:
+                is_through = self.num_batches - began >= len(loader)
+            except TypeError:
+                return
+            if is_through:
+                self.end_epoch(loader)
+
+    def end_epoch(self, loader: Any) -> None:
+        self.trained.discard(id(loader))
+        self._epoch_of = None
+        self._engine.recovery.note_epoch()
+        if self.counts_every_batch:
+            self._num_epochs += 1
+            return
+        try:
+            self._epochs[loader] = self._epochs.get(loader, 0) + 1
+        except TypeError:
+            return
+
+
+def _whole(batch: Any) -> Any:
+    """A batch that a loop takes apart (`batch.pop("labels")`) is whole when it is looked into."""
+    kind = type(batch)
+    if kind is dict or kind is list:
+        return kind(batch)
+    return copy.copy(batch) if isinstance(batch, UserDict) else batch

@@ -1,0 +1,41 @@
+"""Whether an exception was raised because of values that are not finite."""
+
+from __future__ import annotations
+
+import re
+
+from ..engine import Engine
+from ..frames import bad_tensors, holds_bad_number
+from ..window import Failure, Window
+
+__all__ = ["failure_behind", "is_about_numbers"]
+
+_SPEAKS_OF_NAN = re.compile(
+    r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow)\b"
+)
+
+
+def is_about_numbers(error: BaseException) -> bool:
+    """It says so, or what raised it was given some.
+
+    >>> is_about_numbers(ValueError("probabilities contain NaN"))
+    True
+    >>> is_about_numbers(KeyError("name"))
+    False
+    """
+    trace = error.__traceback__
+    if _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
+        return True
+    return isinstance(error, (RuntimeError, ValueError)) and bool(bad_tensors(trace))
+
+
+def failure_behind(error: BaseException, window: Window, engine: Engine) -> Failure | None:
+    """What of this window is not finite, if that is why the script did not survive it."""
+    found = engine.explain(window, list(engine.state.optimizers))
+    if found is not None:
+        return found
+    bad = engine.state.bad_state()
+    if not bad and not is_about_numbers(error):
+        return None
+    symptom = "gradient" if window.num_backward else "loss"
+    return Failure(symptom, window.step, bad[0][1] if bad else None)

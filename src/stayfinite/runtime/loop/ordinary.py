@@ -1,0 +1,155 @@
+"""The backward and the step of an ordinary iteration: what nearly every one consists of, in one call each.
+
+Between two steps PyTorch's kernels have emptied the processor's caches, so what a healthy step costs is
+the number of different functions that it goes through. Here the few conditions are looked at together
+under which there is nothing to decide. Where one of them does not hold, nothing has been noted yet, and
+the driver's general way does the whole of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..engine import Engine
+from ..window import Failure, Phase, Window
+from .batch_tracker import BatchTracker
+from .scaling import Scaling
+
+__all__ = ["OrdinaryIteration"]
+
+_INF = float("inf")
+_num_function_modes = torch._C._len_torch_function_stack
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+class _Driver(Protocol):
+    """Who drives the loop, as far as this asks."""
+
+    engine: Engine
+    tracker: BatchTracker
+    scaling: Scaling
+    phase: Phase
+    is_own_work: bool
+    was_stepped: bool
+    stepped_here: set[int]
+    own_updates: Any
+
+    def leave_out(self, window: Window, failure: Failure) -> bool: ...
+
+
+class OrdinaryIteration:
+    """One batch of one loader, one scalar loss, one optimizer, nobody else who has a say."""
+
+    def __init__(self, driver: _Driver, look_into: Callable[[Window, Failure], object]) -> None:
+        engine = driver.engine
+        self._driver, self._engine, self._tracker = driver, engine, driver.tracker
+        self._scaling = driver.scaling
+        self._scalers = engine.state.scalers
+        self._optimizers = engine.state.optimizers
+        self._note_place, self._see = engine.step_place.note, engine.lookout.see
+        self._look_here = engine.checker.look_here
+        self._look_into = look_into
+        self._is_deferred = engine.settings.deferred
+
+    def is_over_by(self, loader: Any) -> bool:
+        """The loop asks this loader for its next batch: closes the window that this ends, where its one
+        step was applied; False where the general way has to look."""
+        tracker = self._tracker
+        window = tracker.window
+        if (
+            window is None
+            or window.num_applied != 1
+            or window.failure is not None
+            or window.is_moved
+            or len(window.batches) != 1
+            or tracker.other is not None
+            or self._scalers.refs
+        ):
+            return False
+        last = window.batches[0]
+        if not last.is_used or len(last.items) != 1 or last.items[0][0]() is not loader:
+            return False
+        tracker.window = None
+        tracker.trained.add(id(loader))
+        if last.step >= tracker.num_batches:
+            tracker.num_batches = last.step + 1
+        self._driver.phase = Phase.FORWARD
+        failure = self._engine.close_healthy(window)
+        if failure is not None:
+            self._look_into(window, failure)
+        return True
+
+    def takes_backward(self, loss: Any) -> bool:
+        """Notes the loss of a window's first backward; False where the general way has to look."""
+        window, driver = self._tracker.window, self._driver
+        if (
+            window is None
+            or window.num_backward
+            or window.is_loaderless
+            or type(loss) is not Tensor
+            or driver.is_own_work
+            or driver.own_updates is not None
+            or driver.phase is Phase.OVER
+            or self._engine.replay is not None
+            or self._tracker.other is not None
+            or self._scaling.pair is not None
+            or self._engine.has_world
+            or _num_function_modes()
+            or _num_dispatch_modes()
+            or loss.numel() != 1
+        ):
+            return False
+        last = window.batches[-1]
+        last.is_used = True
+        window.losses.append((last.step, loss.detach()))
+        window.live_loss = weakref.ref(loss)
+        window.num_backward = 1
+        return True
+
+    def may_step(self, optimizer: Any) -> bool | None:
+        """Whether this step is applied; None where the general way has to decide."""
+        window, driver = self._tracker.window, self._driver
+        refs: list[Any] = self._optimizers.refs
+        if (
+            window is None
+            or window.num_attempted
+            or window.ahead
+            or window.is_loaderless
+            or window.failure is not None
+            or len(window.losses) != 1
+            or len(refs) != 1
+            or refs[0]() is not optimizer
+            or driver.is_own_work
+            or driver.phase is Phase.OVER
+            or self._is_deferred
+            or self._engine.has_world
+            or self._engine.replay is not None
+            or self._scaling.pair is not None
+            or "found_inf" in optimizer.__dict__
+            or _num_function_modes()
+            or _num_dispatch_modes()
+        ):
+            return None
+        grads: list[Tensor] = []
+        for group in optimizer.param_groups:
+            rate = group.get("lr")
+            if type(rate) is not float or not -_INF < rate < _INF:
+                return None
+            grads += [g for p in group["params"] if (g := p.grad) is not None]
+        figures = self._look_here(grads, window.losses[0][1], window.norm)
+        if figures is None:
+            return None
+        driver.was_stepped = True
+        driver.stepped_here.add(id(optimizer))
+        window.num_attempted = 1
+        self._note_place()
+        window.is_seen = True
+        window.loss = figures[0]
+        window.losses = []  # with the graph that hangs on it
+        failure = self._see(window, *figures)
+        return True if failure is None else driver.leave_out(window, failure)

@@ -1,0 +1,29 @@
+"""A plan set to work: its run folder, the figures that it asks for, and what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...patches.printed import PrintedFigures
+from ...recover.plan import StagedPlan
+from ...saying import say
+from ..engine import Engine
+from .run import PlanRun
+
+__all__ = ["follow_plan"]
+
+
+def follow_plan(engine: Engine, plan: StagedPlan, folder: Path | None) -> PlanRun:
+    """Every step of this training counts for the plan until it is closed."""
+    following = PlanRun(plan, engine, _say)
+    if folder is not None:
+        following.keep_in(folder)
+    if plan.metrics and "plan" not in engine.settings.without:
+        figures = PrintedFigures(plan.metrics, following.note_metric)
+        following.on_close.append(figures.close)
+    engine.recovery.plan = following
+    return following
+
+
+def _say(text: str) -> None:
+    say(f"stayfinite: {text}")

@@ -1,0 +1,184 @@
+"""The check of a step that several ranks share: one tiny all-reduce before the read, or none where all see the same."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...detect.check import bad_rate
+from ...numerics.health import FiniteFlag, dense_parts
+from ...saying import say
+from ..host import Host
+from ..window import Failure, Window
+from .agreement import RankFailure
+from .groups import is_sharded
+from .meetings import Meetings, digest_of
+from .shards import local
+
+__all__ = ["SharedCheck"]
+
+
+class SharedCheck:
+    """Decides together with the other ranks; inert while there are none."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._has_met = False
+        self._is_deep_agreed = False
+        self._has_said = False
+        self._meetings: defaultdict[int, Meetings] = defaultdict(Meetings)
+        """By the optimizer whose steps they are about."""
+        self.are_spaced = False
+        """Whether there are steps on which nobody is asked."""
+
+    def is_shared(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer's step is decided by several ranks together."""
+        ranks = self._host.ranks
+        if not ranks.is_shared(optimizer) or ranks.is_joining():
+            return False
+        if not self._has_met:
+            self._has_met = True
+            self._host.meet()
+        return True
+
+    def check(
+        self, window: Window, optimizer: Optimizer, is_scaled: bool = False
+    ) -> Failure | None:
+        """Losses, rates and gradients; after a scaler, which has reduced its own verdict, without these."""
+        host = self._host
+        checked = [local(t).clone() for _, t in window.losses]
+        if window.norm is not None and not is_scaled:
+            checked.insert(0, window.norm.clone())
+        elif not is_scaled:
+            checked[:0] = [local(g) for _, g in host.state.grads([optimizer])]
+        rate = next((r for g in optimizer.param_groups if (r := bad_rate(g)) is not None), None)
+        some = checked or optimizer.param_groups[0]["params"]
+        flag = host.checker.flag_on(some[0].device)
+        flag.fold(checked)
+        if rate is not None:
+            flag.value.fill_(1.0)
+        if not self._is_bad(flag, window, optimizer):
+            return None
+        flag.reset()
+        own = None
+        if rate is not None:
+            own = Failure("learning_rate", window.step, name="lr", value=rate)
+        own = own or host.explain(window, [] if is_scaled else [optimizer])
+        return host.ranks.agree_on_bad(own, window.step)
+
+    def _is_bad(self, flag: FiniteFlag, window: Window, optimizer: Optimizer) -> bool:
+        """What the flags of all ranks say: asked, or known without."""
+        host, meetings = self._host, self._meetings[id(optimizer)]
+        if meetings.left and not self._is_own(window, optimizer):
+            meetings.left -= 1
+            host.ranks.summary.pass_by()
+            return flag.read() and self._is_seen_by_all(flag, window, meetings)
+        digest = None
+        if not meetings.num_parted and host.ranks.can_gather:
+            digest = self._digest(window, optimizer)
+        agreed = host.ranks.agree_on_flag(flag.value, host.wish(), digest)
+        meetings.note(agreed)
+        self.are_spaced = any(m.are_spaced for m in self._meetings.values())
+        self._is_deep_agreed = agreed.is_due
+        return agreed.is_bad
+
+    def _is_own(self, window: Window, optimizer: Optimizer) -> bool:
+        """Whether this step's gradients are this rank's own: not exchanged, or a shard without a norm of all."""
+        is_unsynced = bool(window.unsynced) and window.unsynced[-1] == window.step
+        if is_unsynced or self._host.ranks.is_adding_up():
+            return True
+        return window.norm is None and _has_shards(optimizer)
+
+    def _digest(self, window: Window, optimizer: Optimizer) -> float | None:
+        """One number of what this rank looks at; None where it cannot be what the others look at."""
+        if self._is_own(window, optimizer):
+            return None
+        if window.norm is not None:
+            return float(window.norm)
+        grads = [t for _, g in self._host.state.grads([optimizer]) for t in dense_parts(g)]
+        with torch.no_grad():
+            return digest_of([torch.linalg.vector_norm(g) for g in grads if g.numel()])
+
+    def _is_seen_by_all(self, flag: FiniteFlag, window: Window, meetings: Meetings) -> bool:
+        """Something is bad here, in a step on which nobody is asked because all should see the same."""
+        ranks = self._host.ranks
+        if ranks.is_seen_by_all(0.5 ** (1 + meetings.num_parted)):
+            meetings.left = 0  # after a bad step they meet in any case
+            return True
+        flag.reset()
+        if not meetings.num_parted:
+            say(
+                f"stayfinite (rank {ranks.rank}): step {window.step}: something is not finite here, and not every other rank "
+                "has seen it; a rank cannot leave out a step alone, so it is applied, and looked into when the ranks meet"
+            )
+        meetings.num_parted += 1
+        return False
+
+    def seed(self, loss: Tensor) -> Tensor | None:
+        """What the backward of this loss is to begin with instead of 1, so that a loss which is not finite shows in the
+        gradients of all ranks, whatever its own are like; None where it need not. For a finite one it is 1."""
+        ranks = self._host.ranks
+        is_heard = self.are_spaced and ranks.is_together and not ranks.is_joining()
+        if not is_heard or not loss.is_floating_point():
+            return None
+        if not loss.is_cpu:
+            return loss.detach() * 0 + 1  # nothing waits for the device
+        return None if math.isfinite(loss.item()) else torch.full_like(loss.detach(), math.nan)
+
+    def check_alike(self, window: Window, optimizer: Optimizer) -> Failure | None:
+        """Inside `with model.join():` by the gradients alone: they have been summed over the ranks, so all that
+        still train see the same, and nobody is asked. An optimizer that takes part in the join talks in
+        its step, which none may leave out then."""
+        config = getattr(optimizer, "_join_config", None)
+        grads = [local(g) for _, g in self._host.state.grads([optimizer])]
+        if not grads or (config is not None and config.enable):
+            return None
+        flag = self._host.checker.flag_on(grads[0].device)
+        flag.fold(grads)
+        found = self._host.explain(window, [])
+        if flag.read():
+            flag.reset()
+            return found or self._host.explain(window, [optimizer])
+        if found is not None and not self._has_said:
+            self._has_said = True
+            say(
+                f"stayfinite (rank {self._host.ranks.rank}): step {window.step}: the loss is {found.value} and the "
+                "gradients are finite; inside `with model.join():` only these can be judged alike on all ranks, "
+                "so the step is applied"
+            )
+        return None
+
+    def is_another_ranks(self, failure: Failure) -> bool:
+        """Whether it is not this rank's to leave a step out for this."""
+        ranks = self._host.ranks
+        if ranks.is_joining() and failure.symptom not in ("loss", "gradient"):
+            return True
+        return ranks.has_left and isinstance(failure, RankFailure) and failure.rank != ranks.rank
+
+    def note_agreed(self, is_due: bool) -> None:
+        self._is_deep_agreed = self._is_deep_agreed or is_due
+
+    def take_agreed_deep_check(self) -> bool:
+        """Whether all ranks wanted a deep check after this step."""
+        is_due, self._is_deep_agreed = self._is_deep_agreed, False
+        return is_due
+
+    def late_failure(self, window: Window) -> Failure | None:
+        """What a deferred step that went wrong is called; None where another rank reports it."""
+        host, ranks = self._host, self._host.ranks
+        failure = Failure("loss", window.step, value=float(window.losses[-1][1]))
+        if ranks.has_left:
+            return host.explain(window, []) or (failure if ranks.is_first else None)
+        if not ranks.is_together:
+            return failure
+        return ranks.agree_on_bad(host.explain(window, []), window.step) or RankFailure(
+            "gradient", window.step, rank=ranks.first
+        )
+
+
+def _has_shards(optimizer: Optimizer) -> bool:
+    return any(is_sharded(p) for group in optimizer.param_groups for p in group["params"])

@@ -1,0 +1,389 @@
+"""What is done about an incident: the policy's answer carried out, and the ledger of it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import BudgetExceededError, NonFiniteError
+from ...patches.firewall import Firewall
+from ...records import Action, Event, Incident
+from ...recover.ledger import Ledger, LedgerEntry
+from ...recover.policy import Decision, Outlook, Policy, Tally
+from ...recover.ramp import PrecisionRamp, RampMove
+from ...report.text import headline, short_path
+from ..host import Host
+from ..incident_facts import LastSave, facts
+from ..plan.run import PlanRun
+from ..samples import Sanitizer
+from ..saves.last_state import save_last_healthy
+from ..state import TrainState
+from ..undo import modes
+from ..warn.limits import everywhere
+from ..window import Verdict, Window
+from .healing import Healing
+from .left_out import LeftOut
+from .part_redo import PartRedo
+
+__all__ = ["DEEP", "Recovery"]
+
+DEEP = ("parameter", "buffer", "optimizer_state", "average")
+"""Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
+_NEARLY = 25
+"""So many batches before the end of an epoch, a run that is lost is let come to it."""
+_PATIENCE = 12
+"""Bad steps in a row after which a policy that thinks stops, where nothing is known of their state."""
+
+
+class Recovery:
+    """The acting half of the engine: it alone moves the training back."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.left_out = LeftOut()
+        self.tally = Tally()
+        self.bad_parts: Counter[str] = Counter()
+        """How often each part of a loss was left out by `finite_mean` or `finite_sum`."""
+        self.num_replays = 0
+        """Replays under way: what they compute counts for nothing."""
+        self._ramp: PrecisionRamp | None = None
+        self.plan: PlanRun | None = None
+        self._sanitizer = Sanitizer(host)
+        self._parts = PartRedo(host)
+        self.incidents_so_far: deque[Incident] = deque(maxlen=8)
+        self.position: Callable[[Window], tuple[int, int] | None] = lambda window: None
+        """(batches drawn, batches in all) of the epoch that a window is in; None where nobody knows."""
+        self.num_open: Callable[[], int] = lambda: 0
+        """Steps that were made and are not counted yet: a loop's window closes with its next batch."""
+        self._lost: Outlook | None = None
+        """The state has run away, and the end of the epoch is waited for."""
+        self._lost_epoch: int | None = None
+        self.healing = Healing()
+        self.folder: Path | None = None
+        """The run folder; None where there is none."""
+        self.last_healthy: Path | None = None
+        self.last_save = LastSave()
+        self._looks = Firewall("what else is known of a bad step")
+
+    @property
+    def policy(self) -> Policy:
+        return self._host.policy
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.left_out.ledger
+
+    @property
+    def state(self) -> TrainState:
+        return self._host.state
+
+    def conclude(self, verdict: Verdict) -> Incident:
+        """Count it, answer it by the policy, tell of it; raises where the run must not go on."""
+        assert verdict.incident is not None
+        incident, window = verdict.incident, verdict.window
+        self.tally.num_consecutive += 1
+        self.tally.num_total += 1
+        verdict.outlook = verdict.outlook or self._lost
+        decision = self._decide(incident, window, verdict.outlook)
+        is_own = window is not None and bool(window.own_update)
+        if is_own and decision.kind not in ("raise", "stop"):
+            decision = Decision("skip")  # the script applies it whatever we decide
+        if decision.kind == "sanitize":
+            assert window is not None
+            cut = self._sanitizer.cut(window, incident, self.ledger)
+            if cut is None:
+                decision = self.policy.decide(self.tally, leave_out=("sanitize",))
+            else:
+                verdict.redo.insert(0, cut)
+                action = self._sanitizer.action(incident, self.ledger)
+        if decision.kind == "parts":
+            assert window is not None
+            decision, action = self._by_parts(verdict, window, decision)
+        if decision.kind == "rollback":
+            action = self._roll_back(verdict, decision)
+        elif decision.kind == "heal":
+            action = self._heal(verdict, decision)
+        elif decision.kind == "stop" and verdict.outlook is not None:
+            action = self._stop_healthy(verdict, verdict.outlook)
+        elif decision.kind not in ("sanitize", "parts"):
+            action = self._plain_action(incident, decision)
+            is_out = not is_own or (window is not None and window.is_put_back)
+            if is_out and action.kind != "rebuilt":
+                self.left_out.note(window, "skipped", incident)
+        incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
+        self.incidents_so_far.append(incident)
+        if self._ramp is not None:
+            self._ramp.refresh()  # the scaler was put back to before the step
+            self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
+        if self.plan is not None:
+            self.plan.note_incident()
+        if decision.kind == "raise":
+            raise NonFiniteError(headline(incident), incident)
+        if decision.kind == "stop" and verdict.outlook is not None:
+            raise BudgetExceededError(self._farewell(incident, verdict.outlook), incident)
+        if decision.kind == "stop":
+            raise BudgetExceededError(
+                f"{decision.reason}; the training cannot go on by {_doing(self.policy)}\n"
+                f"  where: {headline(incident)}\n"
+                f"  try: {self._way_out()}",
+                incident,
+            )
+        return incident
+
+    def _with_facts(self, incident: Incident, window: Window | None) -> Incident:
+        """With what only the running training knows; said once for incidents that are alike."""
+        if incident.same_as is not None:
+            return incident
+        limits = [*self._host.lookout.limits, *everywhere]
+        cost = self.last_save.cost(self._host.num_applied)
+        is_loop = window is not None and window.batches[0].loss_fn is None
+        home = incident.location.module
+        found = self._looks.once(facts, home, self.state, limits, cost, is_loop) or []
+        diagnosis = incident.diagnosis
+        evidence = (*diagnosis.evidence, *found)
+        return replace(incident, diagnosis=replace(diagnosis, evidence=evidence))
+
+    def give_up(self, reason: str) -> None:
+        """Nothing that is done from here on can help: a policy that thinks ends the run."""
+        if self.policy.is_thoughtful and self.incidents_so_far:
+            last = self.incidents_so_far[-1]
+            raise BudgetExceededError(
+                f"{reason}\n  where: {headline(last)}\n  try: {self._way_out()}", last
+            )
+
+    def _way_out(self) -> str:
+        """What is left when no batch can be applied any more."""
+        if self.policy.name in ("auto", "skip"):
+            return (
+                "fix the cause, or let it go back and slow down: the policy rollback:6:lr=0.2 returns "
+                "to the last snapshot with a fifth of the learning rate"
+            )
+        return "fix the cause, or roll back to the last good checkpoint"
+
+    def _farewell(self, incident: Incident, outlook: Outlook) -> str:
+        lines = [f"stopped: {outlook.reason}, so leaving batches out cannot help"]
+        lines.append(f"  where: {headline(incident)}")
+        diff = next((f for f in incident.diagnosis.fixes if f.status == "proved" and f.diff), None)
+        if diff is not None and diff.experiment is None:
+            lines.append(f"  try: {diff.title} (the diff above)")
+        elif outlook.change:
+            again = (
+                "; --policy heal goes on with it by itself" if self.policy.name == "auto" else ""
+            )
+            lines.append(f"  try: {outlook.change} ({outlook.proof}){again}")
+        else:
+            lines.append("  try: fix the cause, then go on from the last healthy state")
+        if self.last_healthy is not None:
+            lines.append(f"  last healthy state: {short_path(str(self.last_healthy))}")
+        return "\n".join(lines)
+
+    def _by_parts(
+        self, verdict: Verdict, window: Window, decision: Decision
+    ) -> tuple[Decision, Action]:
+        """The step once more without the parts of its loss that are bad; else the next answer."""
+        if window.batches[0].loss_fn is not None:  # the guard makes it again by itself
+            verdict.redo.insert(0, self._parts.again(window))
+            return decision, self._parts.action()
+        if not self._parts.run(verdict, window):
+            return self.policy.decide(self.tally, leave_out=("parts",)), Action(kind="none")
+        self.bad_parts.update(self._parts.names())
+        self.tally.num_consecutive = 0
+        return decision, self._parts.action()
+
+    def _heal(self, verdict: Verdict, decision: Decision) -> Action:
+        """Back to the last healthy state, and on with what was seen to pass."""
+        outlook = verdict.outlook
+        assert outlook is not None and verdict.incident is not None
+        action = self._roll_back(verdict, decision)
+        self.healing.apply(outlook)
+        self._host.forget_known()
+        self.tally.num_consecutive = 0
+        text = f"healed: from here on {outlook.change} ({outlook.proof}), because {outlook.reason}"
+        self._note_change(verdict.incident, text)
+        return replace(action, detail=f"{action.detail}; {text}")
+
+    def _stop_healthy(self, verdict: Verdict, outlook: Outlook) -> Action:
+        """The run ends, with its last healthy state in place and on disk."""
+        state, window = self.state, verdict.window
+        detail = f"leaving batches out cannot help: {outlook.reason}"
+        is_own = window is not None and bool(window.own_update)
+        if state.snapshot.is_taken and not is_own:
+            tag = state.snapshot.tag
+            state.clear_grads()
+            state.snapshot.restore()
+            detail += f"; parameters, optimizer state and buffers are back to before step {tag}"
+            if self.folder is not None:
+                self.last_healthy = save_last_healthy(state, self.folder, tag)
+                detail += f", and saved in {short_path(str(self.last_healthy))}"
+        assert verdict.incident is not None
+        self._note_change(verdict.incident, f"stopped: {detail}", kind="stopped")
+        return Action(kind="stopped", detail=detail)
+
+    def _note_change(self, incident: Incident, text: str, kind: str = "healed") -> None:
+        event = incident.event
+        self.ledger.add(
+            LedgerEntry(
+                step=event.step, epoch=event.epoch, kind=kind, reason=text, incident=incident.id
+            )
+        )
+        if self._host.journal is not None:
+            self._host.journal.journal.event("change", step=event.step, about=kind, text=text)
+
+    def _decide(
+        self, incident: Incident, window: Window | None, outlook: Outlook | None
+    ) -> Decision:
+        cannot = []
+        wants_parts = any(r.kind == "parts" for r in self.policy.steps())
+        if wants_parts and not self._parts.can(window, incident.event.symptom):
+            cannot.append("parts")
+        if window is None or self._sanitizer.has_cut(window.epoch, window.step):
+            cannot.append("sanitize")
+        if not self.state.snapshot.is_taken:
+            cannot.append("rollback")
+        if self._host.ranks.is_apart:  # each for itself: only what all of them do alike
+            cannot += ["parts", "sanitize", "rollback"]
+        if incident.event.kind == "spike":
+            wanted = self.policy.on_spike
+            stop = self.policy.stop_reason(self.tally.num_consecutive, self.tally.num_total)
+            if stop and wanted != "raise":
+                return Decision("stop", stop)
+            return Decision("skip" if wanted in cannot else wanted, "spike")
+        is_dark = outlook is None and not incident.location.is_reproduced
+        is_new = is_dark and incident.event.phase != "data" and not self._host.ranks.is_apart
+        is_long = self.policy.is_thoughtful and self.tally.num_consecutive > _PATIENCE
+        if is_long and self._host.ranks.any(is_new):  # they may not have been able to share a look
+            count = self.tally.num_consecutive
+            return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
+        decision = self.policy.decide(self.tally, tuple(cannot), outlook)
+        if decision.kind == "heal" and window is not None and window.error is not None:
+            return Decision("stop", decision.reason)  # nobody is left to go on
+        if decision.kind == "stop" and outlook is not None and self._is_nearly_through(window):
+            self._lost = outlook
+            return Decision("skip")
+        return decision
+
+    def _is_nearly_through(self, window: Window | None) -> bool:
+        """Whether the epoch is about to end, and with it perhaps the script, as it would by itself: that
+        is waited for once. The few steps until then are left out."""
+        found = self.position(window) if window is not None else None
+        if window is None or found is None:
+            return False
+        done, length = found
+        if length - done > _NEARLY:
+            return False
+        self._lost_epoch = window.epoch if self._lost_epoch is None else self._lost_epoch
+        return window.epoch == self._lost_epoch
+
+    def _plain_action(self, incident: Incident, decision: Decision) -> Action:
+        if decision.kind == "raise":
+            detail = "policy 'raise': the step was not applied"
+            if incident.action.kind == "rebuilt":
+                detail = f"policy 'raise': {incident.action.detail}"
+            elif incident.action.kind in ("none", "put_back"):
+                detail = "policy 'raise': raised before the script could apply its update"
+            return Action(kind="raised", detail=detail)
+        if decision.kind == "stop":
+            return Action(kind="stopped", detail=decision.reason)
+        return incident.action
+
+    def note_applied(self) -> None:
+        self.tally.num_consecutive = 0
+        self._lost = self._lost_epoch = None
+        if self._ramp is not None:
+            self._ramp.note_applied()
+        if self.plan is not None:
+            self.plan.note_applied()
+
+    def note_scaler_skip(self) -> None:
+        """The loss scale was too large for a batch that is fine by itself: the row of bad ones is broken."""
+        self.tally.num_consecutive = 0
+        if self._ramp is not None:
+            self._ramp.note_skip()
+
+    def note_epoch(self) -> None:
+        if self._ramp is not None:
+            self._ramp.note_epoch()
+
+    def follow(self, ramp: PrecisionRamp) -> None:
+        """Let this ramp know how each step went; its moves are told and journaled."""
+        self._ramp = ramp
+        before = ramp.on_move
+
+        def moved(move: RampMove) -> None:
+            if before is not None:
+                before(move)
+            self._host.lookout.warn(
+                Event(
+                    step=move.step, phase="forward", kind="precision", symptom="precision",
+                    message=f"{move.before} -> {move.after}: {move.reason}",
+                )
+            )  # fmt: skip
+
+        ramp.on_move = moved
+
+    def on_bad_parts(self, names: tuple[str, ...], total: int) -> None:
+        """Parts of a loss were left out; each is told of once, and counted from then on."""
+        if self.num_replays:
+            return
+        new = [n for n in names if n not in self.bad_parts]
+        self.bad_parts.update(names)
+        if new:
+            self._host.lookout.warn(
+                Event(
+                    step=self._host.num_applied, phase="loss", kind="bad_part", name=new[0],
+                    message=f"{', '.join(new)}: not finite, left out of the loss "
+                    f"({len(names)} of {total} parts); counted from now on",
+                )
+            )  # fmt: skip
+
+    def _roll_back(self, verdict: Verdict, decision: Decision) -> Action:
+        """Everything as it was at the snapshot; the batches since then are left out."""
+        host, state = self._host, self.state
+        bad = [verdict.window] if verdict.window is not None else []
+        since = [*host.log, *(w for w in bad if w not in host.log), *verdict.redo]
+        tag = state.snapshot.tag
+        state.clear_grads()
+        put_modes = modes(state.roots.values())()
+        state.snapshot.restore()
+        put_modes()  # the loop goes on; what it has frozen since then stays so
+        first = since[0] if since else None
+        if first is not None and first.rng is not None and not verdict.keeps_random_state:
+            first.rng.restore()
+        if decision.lr_factor != 1.0:
+            # The snapshot learns the new rate too: a second rollback lowers it further.
+            state.scale_lrs(decision.lr_factor)
+            state.snapshot.retake_small(state.snapshot_captures())
+        host.log.clear()
+        host.forget_due()
+        self.tally.num_rollbacks += 1
+        host.lookout.forget_after(tag)
+        assert verdict.incident is not None
+        for window in since:
+            is_bad = window is verdict.window
+            self.left_out.note(window, "skipped" if is_bad else "rolled_back", verdict.incident)
+        verdict.redo.clear()
+        self.left_out.drop_next(verdict.window, decision.skip_next)
+        return Action(
+            kind="rolled_back",
+            restored_step=tag,
+            detail=_rollback_detail(tag, len(since), decision, state.lrs()),
+        )
+
+
+def _doing(policy: Policy) -> str:
+    kinds = {r.kind for r in policy.steps()}
+    return "rolling back" if "rollback" in kinds else "skipping"
+
+
+def _rollback_detail(tag: int, count: int, decision: Decision, lrs: tuple[float, ...]) -> str:
+    text = (
+        f"back to the state before step {tag}; the {count} "
+        f"step{'s' * (count != 1)} since then {'are' if count != 1 else 'is'} left out"
+    )
+    if decision.skip_next:
+        text += f", and the next {decision.skip_next}"
+    if decision.lr_factor != 1.0 and lrs:
+        text += f"; the learning rate is now {lrs[0]:.4g} (times {decision.lr_factor:g})"
+    return text

@@ -1,0 +1,74 @@
+"""Batches that were not trained on, by the ledger; and those that a rollback is still to leave out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ...records import Action, Incident
+from ...recover.ledger import Ledger, LedgerEntry
+from ...report.text import headline
+from ..samples import whole_numbers
+from ..window import BatchRef, Window
+
+__all__ = ["LeftOut"]
+
+
+class LeftOut:
+    """Each of them once, with the incident that it was left out for."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.drops: dict[int, int] = {}
+        """How many batches of each loader (by identity) are still to be left out; 0 is no loader."""
+
+    def note(self, window: Window | None, kind: str, incident: Incident) -> None:
+        if window is None:
+            return
+        self.ledger.add(
+            *(
+                LedgerEntry(
+                    step=ref.step, epoch=ref.epoch, kind=kind, indices=whole_numbers(ref.indices),
+                    reason=headline(replace(incident, action=Action(kind="none"))),
+                    incident=incident.id, first_bad=_first_bad(incident, ref),
+                )
+                for ref in window.batches
+            )
+        )  # fmt: skip
+
+    def drop_next(self, window: Window | None, count: int) -> None:
+        """So many more of the loaders that gave this window's batches."""
+        if not count:
+            return
+        owners = [o() for b in window.batches for o, _ in b.items] if window is not None else []
+        for key in {id(o) if o is not None else 0 for o in owners} or {0}:
+            self.drops[key] = self.drops.get(key, 0) + count
+
+    def drops_batch(
+        self, step: int, indices: object, loader: object | None, is_first: bool = True
+    ) -> bool:
+        """Whether this batch is one of those that a rollback leaves out as well."""
+        key = id(loader) if loader is not None else 0
+        if not self.drops.get(key):
+            return False
+        self.drops[key] -= 1
+        if is_first:
+            self.ledger.add(
+                LedgerEntry(
+                    step=step, epoch=0, kind="dropped", indices=whole_numbers(indices),
+                    reason="left out after a rollback (skip_next)",
+                )
+            )  # fmt: skip
+        return True
+
+
+def _first_bad(incident: Incident, ref: BatchRef) -> str:
+    """The value that went bad first, where this batch was looked into: by its place in the data."""
+    text = incident.location.first_bad
+    if incident.same_as is not None or ref.step != incident.event.step:
+        return ""
+    found = re.match(r"sample (\d+)", text)
+    known = whole_numbers(ref.indices)
+    if found is None or int(found[1]) >= len(known):
+        return text
+    return f"sample {known[int(found[1])]} of the data set{text[found.end() :]}"

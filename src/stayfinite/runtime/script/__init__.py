@@ -1,0 +1,1 @@
+"""A whole script or block of code, run and watched."""

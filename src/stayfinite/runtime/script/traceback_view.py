@@ -1,0 +1,45 @@
+"""The script's own traceback, as if nobody had been watching."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from types import TracebackType
+
+from ...saying import say
+
+__all__ = ["show"]
+
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def show(error: BaseException) -> None:
+    """Print it, by the script's own hook where it has set one."""
+    sys.stdout.flush()
+    if sys.excepthook is not sys.__excepthook__:
+        sys.excepthook(type(error), error, _first_of_script(error.__traceback__))
+        return
+    shown = traceback.TracebackException.from_exception(error)
+    seen: traceback.TracebackException | None = shown
+    while seen is not None:
+        seen.stack = _without_us(seen.stack)
+        seen = seen.__cause__ or seen.__context__
+    say("".join(shown.format()).rstrip("\n"))
+
+
+def _first_of_script(tb: TracebackType | None) -> TracebackType | None:
+    while tb is not None and _is_ours(tb.tb_frame.f_code.co_filename):
+        tb = tb.tb_next
+    return tb
+
+
+def _without_us(stack: traceback.StackSummary) -> traceback.StackSummary:
+    return traceback.StackSummary.from_list([f for f in stack if not _is_ours(f.filename)])
+
+
+def _is_ours(file: str) -> bool:
+    path = os.path.abspath(file)
+    is_demo = path.startswith(os.path.join(_OWN, "demo") + os.sep)
+    is_runner = file.startswith("<frozen") or os.path.basename(file) == "runpy.py"
+    return (path.startswith(_OWN + os.sep) and not is_demo) or is_runner

@@ -1,0 +1,1 @@
+"""A step that the guard makes: `guard.step(loss_fn, batch)`."""
