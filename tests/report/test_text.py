@@ -130,7 +130,7 @@ done: skipped; nothing moved
     )
     assert text.endswith(
         """\
-evidence
+also known
   - 3 zeros went in
   rows of the batch that are enough to fail: 4, 5
   their indices in the data set: 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, ... (16 in all)

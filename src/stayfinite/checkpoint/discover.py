@@ -52,6 +52,9 @@ _WEIGHT_FILES = (
 )
 _SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
 
+_INCIDENT, _CAPSULE = "incident.json", "capsule.pt"
+"""A folder of an incident keeps the failed step in a file of its own, which nobody resumes from."""
+
 
 @dataclass
 class Unit:
@@ -134,7 +137,8 @@ class _Walk:
         ]
         kind = _kind_of(folder, files)
         if kind is None:
-            units = [Unit(f, "file", [f]) for f in files if is_candidate(f)]
+            own = _CAPSULE if _INCIDENT in {f.name for f in files} else None
+            units = [Unit(f, "file", [f]) for f in files if f.name != own and is_candidate(f)]
             here = {u.path for u in units}
             self._found.skipped.extend(f for f in files if f not in here)
             for sub in folders:

@@ -67,7 +67,9 @@ def fix_command(
         if as_json:
             typer.echo(_json(chosen, written))
         else:
-            _show(incidents, chosen, written, path)
+            if not undo:
+                _show(incidents, chosen)
+            _tell(chosen, written, path)
         has_failed = written is not None and any(not t.is_done for t in written)
         raise typer.Exit(0 if proved and not has_failed else 1)
 
@@ -112,28 +114,39 @@ def _write(proved: list[tuple[Incident, Fix]], named: list[Path], is_undo: bool)
     return change_files([f for _, f in proved if f in first.values()], named, Path.cwd(), is_undo)
 
 
-def _show(
-    incidents: list[Incident],
-    chosen: list[tuple[Incident, Fix]],
-    written: list[Target] | None,
-    path: Path,
-) -> None:
+def _show(incidents: list[Incident], chosen: list[tuple[Incident, Fix]]) -> None:
+    """Each incident with its changes; incidents that need the same changes are counted behind the first."""
     from ..report.text import headline
 
-    shown: set[str | None] = set()
+    groups: dict[object, list[Incident]] = {}
     for incident in incidents:
+        diffs = tuple(f.diff for i, f in chosen if i is incident)
+        groups.setdefault(diffs or incident.id, []).append(incident)
+    for incident, *others in groups.values():
         mine = [f for i, f in chosen if i is incident]
         typer.echo(printable(headline(incident)))
-        if mine and all(f.diff in shown for f in mine):
-            typer.echo("  the same change as above\n")
-            continue
+        if others:
+            typer.echo(f"  the same change is for {_steps([i.event.step for i in others])}")
         for fix in mine:
             _show_one(incident, fix)
-        shown |= {f.diff for f in mine}
         if not any(f.status == "proved" for f in mine):
             typer.echo("  no diff was proved for it")
             _show_words(incident)
         typer.echo("")
+
+
+def _steps(steps: list[int], limit: int = 6) -> str:
+    """
+    >>> _steps([7]), _steps([7, 45, 76], limit=2)
+    ('step 7', 'steps 7, 45 and 1 more')
+    """
+    few = ", ".join(map(str, steps[:limit]))
+    more = f" and {len(steps) - limit} more" if len(steps) > limit else ""
+    return f"step{'s' * (len(steps) > 1)} {few}{more}"
+
+
+def _tell(chosen: list[tuple[Incident, Fix]], written: list[Target] | None, path: Path) -> None:
+    """What was written, or how to write it."""
     for target in written or []:
         typer.echo(printable(target.message))
     if written is None and any(f.status == "proved" for _, f in chosen):
@@ -153,6 +166,7 @@ def _show_one(incident: Incident, fix: Fix) -> None:
 def _show_words(incident: Incident) -> None:
     """A setting that was proved and whose line was not found, or what is worth a try."""
     from ..report.fixes import advice, first_fix, proof_words
+    from ..report.text import short_path
 
     first = first_fix(incident)
     if first is not None:
@@ -162,6 +176,8 @@ def _show_words(incident: Incident) -> None:
             typer.echo(printable(f"  proof: exactly this value was run; {seen}"))
         return
     others = [f for f in advice(incident) if not f.title.startswith("and ")]
+    if not others and incident.path:
+        typer.echo(printable(f"  what is known: {short_path(incident.path)}/incident.txt"))
     for fix in others[:3]:
         typer.echo(printable(f"  try: {fix.title.removeprefix('or ')}  [{fix.status}]"))
 

@@ -110,7 +110,7 @@ def _findings(
         return [_finding(i, seen, _saved(i, job, folder)) for i in new]
     steps = f"{seen['num_steps']} steps in epochs of at most {seen['most_batches']} batches"
     if incidents:
-        return [passed("stability", CHECK, f"{steps}: it breaks at what is named above")]
+        return [passed("stability", CHECK, f"{steps}: it breaks only where a check above says so")]
     if seen["how"] == "raised":
         return [skipped("stability", CHECK, f"after {steps} the shortened training raised")]
     if not seen["num_steps"]:

@@ -153,7 +153,7 @@ def _untrained(loose: dict[str, Tensor], reached: set[str], proper: set[int]) ->
                 failed(GROUP, "init/unregistered", seen, action, subject=name, why=why, weight=8)
             )
     idle = len(loose) - len(found) - len(foreign)
-    seen = "whatever gets a gradient is trained" + (f"; {idle} others get none" if idle else "")
+    seen = "every tensor with a gradient is trained" + (f"; {idle} others get none" if idle else "")
     return few(foreign) + few(found) or [passed(GROUP, "init/unregistered", seen)]
 
 
