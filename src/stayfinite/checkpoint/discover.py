@@ -1,4 +1,4 @@
-"""Which files belong together: checkpoints among the files and folders that were asked for."""
+"""Finds checkpoints in the given files and folders, and groups the files that belong together."""
 
 from __future__ import annotations
 

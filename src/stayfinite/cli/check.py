@@ -1,4 +1,4 @@
-"""`stayfinite check TARGET`: know before the GPU hours."""
+"""`stayfinite check TARGET`: checks a training before it runs."""
 
 from __future__ import annotations
 

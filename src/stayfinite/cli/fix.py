@@ -1,4 +1,4 @@
-"""`stayfinite fix`: the change of an incident as a diff with its proof; written only when asked."""
+"""`stayfinite fix`: shows an incident's change as a diff with its proof, and writes it on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stayfinite replay INCIDENT`: the failed step once more, in a new process."""
+"""`stayfinite replay INCIDENT`: runs the failed step again in a new process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stayfinite report RUN`: what happened in a run, as one page."""
+"""`stayfinite report RUN`: a run as one page."""
 
 from __future__ import annotations
 

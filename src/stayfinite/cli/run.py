@@ -1,4 +1,4 @@
-"""`stayfinite run train.py …`: the script runs as it would by itself, under the guard."""
+"""`stayfinite run train.py …`: runs a script unchanged, under the guard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `stayfinite scan` can be told, each option with its help."""
+"""The options of `stayfinite scan`, with their help."""
 
 from __future__ import annotations
 

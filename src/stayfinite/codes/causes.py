@@ -1,4 +1,4 @@
-"""The causes of an incident: what each one looks like, how it is proved, what to try."""
+"""The causes of an incident: what each looks like, how it is proved, what to try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `check` looks at before the training itself: environment, config, data.
+"""The checks of environment, config and data.
 
 The limits of the config checks are rules with sources in `preflight/config/rules.py`; their pages show them.
 """

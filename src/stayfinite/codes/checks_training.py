@@ -1,4 +1,4 @@
-"""What `check` looks at in the training itself: init, forward, edges, precision, stability,
+"""The checks of the training itself: init, forward, edges, precision, stability,
 resources, proof."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a scan finds in a checkpoint: the verdict it leads to, when it is found, what to do."""
+"""The findings of a scan: verdict, condition, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure that climbs towards the limit of its dtype: how many steps are left."""
+"""Detects a value that climbs towards its dtype's limit, and estimates the steps left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search for a setting has found, in words and as a fix."""
+"""Describes the result of a search for a setting, and makes a fix of it."""
 
 from __future__ import annotations
 

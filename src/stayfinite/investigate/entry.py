@@ -1,4 +1,4 @@
-"""Where the runtime hands a bad step over: known already, or to be investigated."""
+"""The entry point for a bad step: a known incident, or a new investigation."""
 
 from __future__ import annotations
 

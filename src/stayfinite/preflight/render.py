@@ -1,4 +1,4 @@
-"""A check report as text and as a page."""
+"""Renders a check report as text and HTML."""
 
 from __future__ import annotations
 

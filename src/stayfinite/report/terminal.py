@@ -1,4 +1,4 @@
-"""Incidents on the terminal: in full the first time, one line when they come again."""
+"""Prints incidents: in full the first time, one line when they repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An incident as text that a person reads once and knows what to do."""
+"""Renders an incident as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second look at the data set: was the sample stored like that, or did the pipeline do it?
+"""Fetches a bad sample again: was it stored bad, or did the pipeline make it so?
 
 The samples of the failing batch are fetched again under the operator trace, with what the data set
 stores as sources. Where NumPy or plain Python does the work, the first line after which a local

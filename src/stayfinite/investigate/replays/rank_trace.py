@@ -1,4 +1,4 @@
-"""The trace of one rank: it sees this rank's shards only, and what it sends to the others.
+"""The trace of one rank: its own shards, and what it sends to others.
 
 Values travel between ranks in collectives, which a trace cannot look through: behind one, a NaN has
 no producer. So each rank also notes the first bad value that it *sent*.

@@ -1,4 +1,4 @@
-"""The whole training in short, by its own loop, in a process of its own: what breaks later than the first steps."""
+"""Rehearses the whole training with short epochs, in its own process, to find late failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges group: which batch that may come breaks the training, where, why and how likely it is."""
+"""The edges group: which possible batch breaks the training, where, why and how likely it is."""
 
 from __future__ import annotations
 

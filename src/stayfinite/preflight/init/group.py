@@ -1,4 +1,4 @@
-"""The init group: are the weights that the training starts from fit to start from?"""
+"""The init group: are the initial weights sound?"""
 
 from __future__ import annotations
 

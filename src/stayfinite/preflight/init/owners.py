@@ -1,4 +1,4 @@
-"""Who trains what: leaves without an optimizer, optimizers without their model, one in two."""
+"""Finds parameters that no optimizer trains, that two train, or that are not in the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A staged plan that a training follows: judged step by step, its changes made on the live optimizer."""
+"""Runs a staged plan: judges every step, changes settings of the live optimizer."""
 
 from __future__ import annotations
 

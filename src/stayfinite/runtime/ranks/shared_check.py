@@ -1,4 +1,4 @@
-"""The check of a step that several ranks share: one tiny all-reduce before the read, or none where all see the same."""
+"""The check of a shared step: one tiny all-reduce, or none where all ranks see the same gradients."""
 
 from __future__ import annotations
 

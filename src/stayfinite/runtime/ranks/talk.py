@@ -1,4 +1,4 @@
-"""What the ranks say to each other after a failure: over groups of our own, within a time limit."""
+"""Messages between ranks after a failure, with a time limit."""
 
 from __future__ import annotations
 

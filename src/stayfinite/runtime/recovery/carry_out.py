@@ -1,4 +1,4 @@
-"""What is done about an incident: the policy's answer carried out, and the ledger of it."""
+"""Carries out the policy's response to an incident, and records it in the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy `parts`: a bad step is made again without the parts of its loss that are not finite."""
+"""Policy `parts`: repeats a bad step without the bad parts of its loss."""
 
 from __future__ import annotations
 

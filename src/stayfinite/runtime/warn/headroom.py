@@ -1,4 +1,4 @@
-"""The early warning: a figure climbs towards the limit of its dtype while everything is finite still.
+"""Warns of a value that climbs towards its dtype's limit.
 
 Loss and gradient norm are judged where they have been read anyway, and only when they leap; weights
 with the deep checks, inside their budget.
