@@ -45,7 +45,7 @@ PARTED_NOTE = (
     "this rank's state was left as it is; do not save a checkpoint from it"
 )
 
-JOINING_NOTE = "inside `with model.join():` a rank that has ended answers nobody, so no earlier step could be run again"
+JOINING_NOTE = "inside `with model.join():` a rank that has run out of batches cannot take part in a replay, so no earlier step was run again"
 FROM_ANOTHER = (
     "this rank's own values were finite: the bad gradient came from another rank, which tells more (inside "
     "`with model.join():` each rank looks into it by itself)"

@@ -94,5 +94,5 @@ class RankTalk:
             yield
         except SideGroupError as error:
             self.give_up()
-            self._say(f"the ranks cannot look into this step together: {error}")
+            self._say(f"the ranks cannot investigate this step together: {error}")
             raise

@@ -86,5 +86,5 @@ class PartRedo:
         return Action(
             kind="partial",
             detail=f"the step was made without the gradient of {', '.join(self.names())}; "
-            f"the rest of the {total} parts of the loss count as ever",
+            f"the other parts of the loss ({total} in all) count as usual",
         )

@@ -144,7 +144,7 @@ def _where(state: TrainState, parameter: str | None) -> str:
     path = parameter.rpartition(".")[0]
     line = _line_of(state, path)
     at = f" ({line})" if line else ""
-    return f"; it is steepest in {path or parameter}{at}. Lower the learning rate, or clip the norm"
+    return f"; the largest gradient is in {path or parameter}{at}. Lower the learning rate, or clip the gradients"
 
 
 def _line_of(state: TrainState, path: str) -> str:
