@@ -18,7 +18,7 @@ _HOME = Path(".demo")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo", short_help="A broken training: caught, explained, repaired.")(demo)
+    app.command("demo", short_help="Show a broken training, caught and repaired.")(demo)
 
 
 def demo(

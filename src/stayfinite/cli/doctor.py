@@ -21,7 +21,7 @@ _FRAMEWORKS = {"lightning": "lightning", "transformers": "transformers"}
 
 def register(app: typer.Typer) -> None:
     """Add `doctor` to the command line."""
-    app.command("doctor", short_help="Does all of it work on this machine?")(doctor)
+    app.command("doctor", short_help="Test that everything works on this machine.")(doctor)
 
 
 def doctor(

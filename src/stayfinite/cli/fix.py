@@ -19,7 +19,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add `fix` to the command line."""
-    app.command(name="fix", short_help="The change as a diff, proved by running it.")(fix_command)
+    app.command(name="fix", short_help="Show or apply a proved fix as a diff.")(fix_command)
 
 
 def fix_command(

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
         name="ladder",
         cls=ScriptCommand,
         context_settings=settings,
-        short_help="Which single change gets past the failure?",
+        short_help="Find the change that gets past a failure.",
     )(ladder_command)
 
 

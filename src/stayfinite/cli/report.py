@@ -17,7 +17,7 @@ _FORMATS = ("html", "md", "json")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("report", short_help="The run as one self-contained HTML page.")(report)
+    app.command("report", short_help="Write a run as one HTML page.")(report)
 
 
 def report(
