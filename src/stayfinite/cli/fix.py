@@ -28,29 +28,31 @@ def fix_command(
         typer.Argument(metavar="RUN|INCIDENT", help="A run's folder, or one incident's."),
     ],
     apply: Annotated[
-        bool, typer.Option("--apply", help="Write the proved change; the file is kept beside it.")
+        bool, typer.Option("--apply", help="Write the proved change; keeps a copy of the old file.")
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Put the file back as it was before --apply.")
+        bool, typer.Option("--undo", help="Restore the file from before --apply.")
     ] = False,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Also changes that were not proved; they are never written."),
+        typer.Option(
+            "--all", help="Also show changes that were not proved; they are never written."
+        ),
     ] = False,
     file: Annotated[
         list[Path] | None,
         typer.Option(
             "--file",
             metavar="FILE",
-            help="The file to change, where it is not below this folder. Can be given again.",
+            help="The file to change, if it is not below this folder. Can be repeated.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """The change as a diff of your own source, proved by running it.
+    """Show the fix of an incident as a diff of your own source, proved by running it.
 
-    Only files below this folder, or named with --file, are read or written: what an incident says is
-    data that somebody may have sent.
+    Reads and writes only files below this folder or named with --file, since an incident may come
+    from somebody else.
 
     Exit code: 0 a proved change is shown, written or undone, 1 there is none or it was not written,
     2 wrong usage.
