@@ -137,8 +137,8 @@ class _Walk:
         ]
         kind = _kind_of(folder, files)
         if kind is None:
-            own = _CAPSULE if _INCIDENT in {f.name for f in files} else None
-            units = [Unit(f, "file", [f]) for f in files if f.name != own and is_candidate(f)]
+            capsule = _CAPSULE if _INCIDENT in {f.name for f in files} else None
+            units = [Unit(f, "file", [f]) for f in files if f.name != capsule and is_candidate(f)]
             here = {u.path for u in units}
             self._found.skipped.extend(f for f in files if f not in here)
             for sub in folders:
