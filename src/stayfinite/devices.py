@@ -1,4 +1,4 @@
-"""Whatever the device: what every accelerator has under one name, and what some of them lack.
+"""One interface to every accelerator, and what some of them lack.
 
 Nothing else in the package names a kind of device, but for facts that only one kind has (cuDNN).
 """

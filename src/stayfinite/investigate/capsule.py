@@ -1,4 +1,4 @@
-"""All that is needed to run a failed step again in another process, in one file.
+"""Saves one failed step in a file, so that another process can run it again.
 
 The file holds tensors and plain values only, so that `torch.load(..., weights_only=True)` reads it.
 It says which command was run, without its secrets, and nobody runs that: a replay takes the script

@@ -1,4 +1,4 @@
-"""The course of an investigation: replay, trace, go back where the state itself is corrupted, diagnose."""
+"""The order of an investigation: replay, trace, time travel for corrupted state, diagnosis."""
 
 from __future__ import annotations
 

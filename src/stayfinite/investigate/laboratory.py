@@ -1,4 +1,4 @@
-"""Where experiments are made: the failing step once more with one thing changed. Nothing of it remains."""
+"""Runs experiments: the failing step again with one thing changed, with everything restored afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Back to the last snapshot, and forward step by step until the one that corrupted the state."""
+"""Goes back to the last snapshot and replays step by step to find the one that corrupted the state."""
 
 from __future__ import annotations
 

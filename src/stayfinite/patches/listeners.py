@@ -1,4 +1,4 @@
-"""Who listens to the calls of a training, as the patches know them."""
+"""The interface of those who listen to a training's calls."""
 
 from __future__ import annotations
 

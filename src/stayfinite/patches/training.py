@@ -1,4 +1,4 @@
-"""The calls that every PyTorch training makes, and who is listening to them.
+"""Patches the calls that every PyTorch training makes, and informs the listeners.
 
 Each wrapper asks the listeners of the calling thread; the calls of any other thread, and whatever is
 being compiled, go straight to the original. What a listener raises by mistake never reaches the

@@ -1,4 +1,4 @@
-"""Which incidents keep the state that a replay needs: one of each kind, and so much in all.
+"""Decides which incidents keep a saved step: one of each kind, within a total size.
 
 A capsule is about three times the model. A run that fails a thousand times in the same line must not
 fill the disk with a thousand of them.

@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON line a step, events inline, written in batches.
+"""Writes the journal: one JSON line per step, events inline, in batches.
 
 `append` only keeps what it is given; numbers are read and lines are written together, a few times a
 second, in whole lines. A process that is killed loses at most the last `flush_seconds`; a line cut in

@@ -1,4 +1,4 @@
-"""Where incidents go: a folder per run. A folder that cannot be written never stops a training."""
+"""Stores incidents in the run folder. An unwritable folder never stops a training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models' buffers: what they are called, and copies of them from the start of a step."""
+"""The models' buffers: names, and copies from the start of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run's journal as the engine keeps it: steps, incidents, and how the layers are."""
+"""The engine's side of the journal: steps, incidents, layer health."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The random state at the start of a step, cheaply: what the step does not use is not copied."""
+"""Saves the random state at the start of a step; copies only generators that move."""
 
 from __future__ import annotations
 

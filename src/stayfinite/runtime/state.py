@@ -1,4 +1,4 @@
-"""The training's own objects: who they are, what they are called, how to put them back."""
+"""The training's objects: their names, and how to restore them."""
 
 from __future__ import annotations
 

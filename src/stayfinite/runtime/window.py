@@ -1,4 +1,4 @@
-"""One optimizer step as the loop makes it: its batches, what was seen, how it ended.
+"""A window: one optimizer step with its batches, what was seen, and its end.
 
 What a replay is asked for and what it showed are here as well, since the runtime routes the calls of
 a replay (its backward, its optimizer step) to whoever runs it.

@@ -1,4 +1,4 @@
-"""Batches of real samples that all belong to one class, most of them, or none of a rare one."""
+"""Batches whose samples are all or mostly of one class, or none of a rare one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structured search: every batch worth trying, the likeliest to break a training first."""
+"""The structured search: every kind of batch worth trying, the most likely failures first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each tensor of a batch is, told by its dtype, its name and the values that were seen."""
+"""What each tensor of a batch is, by dtype, name and seen values."""
 
 from __future__ import annotations
 

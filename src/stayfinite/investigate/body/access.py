@@ -1,4 +1,4 @@
-"""What a statement reads and writes, and whether it reaches outside."""
+"""Which variables a statement reads and writes, and whether it has effects outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of the variables, so that whatever a replay writes lands in the copy.
+"""Copies of the variables, so that a replay writes only to copies.
 
 Containers, plain objects, modules and functions are copied in structure; tensors are the same, so the
 gradients find their parameters. What belongs to the training or reaches outside is shared, since the

@@ -1,4 +1,4 @@
-"""May this call be made again? Judged by the object that is called, not by its name.
+"""Decides whether a call may be repeated, from the object that is called and not its name.
 
 What only computes may. What reaches outside (files, iterators, queues, clocks, environments) may not: its
 result is taken from the variables. A function that the user wrote is judged by its source.

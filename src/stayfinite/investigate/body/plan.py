@@ -1,4 +1,4 @@
-"""Which statements of a body are run, compiled once, and one run of them."""
+"""The statements of a body to run, compiled once, and one run of them."""
 
 from __future__ import annotations
 

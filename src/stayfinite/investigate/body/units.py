@@ -1,4 +1,4 @@
-"""A body as a tree of statements, each with what it reads and writes."""
+"""A body as a tree of statements with what each reads and writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A change of the user's source, run: the failing step, healthy steps before it, and steps behind it."""
+"""Runs a source change: the failing step, healthy steps before it, steps after it."""
 
 from __future__ import annotations
 

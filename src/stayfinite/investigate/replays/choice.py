@@ -1,4 +1,4 @@
-"""Which vehicle can compute a step again: the safest one that shows the failure."""
+"""Chooses the vehicle for a replay: the safest one that shows the failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes a step again: the guard's own closure, a framework's step, the loop's statements.
+"""The vehicles that replay a step: the guard's closure, a framework's step, the loop's statements.
 
 A vehicle takes a `Replay` and gives a `ReplayResult`. Whatever it runs, it runs in the sandbox, with the
 gradients and random numbers of the training put back afterwards.

@@ -1,4 +1,4 @@
-"""What can be wrong with labels and with the numbers of words."""
+"""Checks of labels and word ids."""
 
 from __future__ import annotations
 

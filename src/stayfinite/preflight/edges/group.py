@@ -1,4 +1,4 @@
-"""The edges group: which batch that may come breaks the training, where, why and how likely it is."""
+"""The edges group: which possible batch breaks the training, where, why and how likely it is."""
 
 from __future__ import annotations
 
@@ -306,14 +306,10 @@ class Search:
             shown.append(passed(GROUP, "edges/ahead", text))
         if far:
             lines = ", ".join(dict.fromkeys(f.subject for f in far if f.subject))
-            text = (
-                f"{lines or len(far)} break with data that nobody would feed: --pedantic shows it"
-            )
+            text = f"{lines or len(far)}: only unrealistic data breaks it (--pedantic shows how)"
             shown.append(passed(GROUP, "edges/far", text))
         if self.num_left:
-            text = (
-                f"{self.num_left} more batches did not fit the time: a larger --budget tries them"
-            )
+            text = f"{self.num_left} more batches were not tried: raise --budget for those"
             shown.append(skipped(GROUP, "edges/budget", text))
         if not found and not self.tried:
             return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]

@@ -1,4 +1,4 @@
-"""From a step that was seen to break to a finding: where, why, how likely, and the batch itself."""
+"""Turns a step that broke into a finding: line, cause, likelihood, and the saved batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training given in parts: the runner itself calls loss, backward and step."""
+"""Runs a training given in parts (`build`): calls loss, backward and step itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loop's step that was left out: looked into at once, and undone when its iteration is over."""
+"""A bad step in a user's loop: investigated at once, undone when its iteration ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which batches a loop is training on: windows are opened and filled as batches are drawn.
+"""Tracks the batches of a loop: opens windows and fills them as batches are drawn.
 
 Nothing here asks what the loop looks like. A window holds the batches between two optimizer steps;
 whether a batch of another loader belongs to it shows when something is trained on it.

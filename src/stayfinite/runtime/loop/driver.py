@@ -1,4 +1,4 @@
-"""`for batch in guard(loader)` and `stayfinite run`: the loop is the user's own, and runs once.
+"""The driver of a user's own loop, which runs once.
 
 The driver is told of batches, losses and optimizer steps. Before a step is applied it is checked; one that is bad is
 left out, looked into at once, while the loop stands right there, and the loop goes on. It never gets a batch twice.

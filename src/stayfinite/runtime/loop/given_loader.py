@@ -1,4 +1,4 @@
-"""`for batch in guard(loader)`: the batches of any iterable, noted as they are handed out."""
+"""`for batch in guard(loader)`: notes the batches of any iterable."""
 
 from __future__ import annotations
 

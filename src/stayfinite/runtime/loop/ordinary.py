@@ -1,4 +1,4 @@
-"""The backward and the step of an ordinary iteration: what nearly every one consists of, in one call each.
+"""The fast path of an ordinary iteration: one call for the backward, one for the step.
 
 Between two steps PyTorch's kernels have emptied the processor's caches, so what a healthy step costs is
 the number of different functions that it goes through. Here the few conditions are looked at together

@@ -1,4 +1,4 @@
-"""Whether a training is shared by several ranks, and by which; what a launcher told this process."""
+"""Finds whether and with whom a training is shared; reads the launcher's variables."""
 
 from __future__ import annotations
 

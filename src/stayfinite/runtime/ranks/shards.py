@@ -1,4 +1,4 @@
-"""Parameters that are spread over the ranks: each looks at its own part, without a collective."""
+"""Sharded parameters: each rank checks its own part, without a collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An unmodified script under the guard: `stayfinite run`."""
+"""`stayfinite run`: an unmodified script under the guard."""
 
 from __future__ import annotations
 

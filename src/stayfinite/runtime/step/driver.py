@@ -1,4 +1,4 @@
-"""`guard.step(loss_fn, batch)`: the guard owns the step, so it can compute it again."""
+"""Drives `guard.step`: the guard owns the step and can repeat it."""
 
 from __future__ import annotations
 
