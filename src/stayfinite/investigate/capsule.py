@@ -21,9 +21,9 @@ from ..checkpoint import scan_file
 from ..errors import UsageError
 from ..patches.provenance import provenance
 from ..records import Incident
-from ..report.capsules import CAPSULE, MAX_BYTES, CapsuleStore
 from ..report.reading import printable
 from ..report.redact import redact_arguments
+from ..report.store import CAPSULE, MAX_BYTES, CapsuleStore
 from ..runtime.batches import batch_bytes
 from ..runtime.rows import map_tensors
 from ..runtime.saves.gate import ungated

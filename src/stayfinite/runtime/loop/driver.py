@@ -104,7 +104,7 @@ class LoopDriver:
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for a batch: its last iteration over this loader is over."""
-        if self.is_own_work or self.ordinary.is_over_by(loader):
+        if self.is_own_work:
             return
         window = self.tracker.over_by(loader)
         if window is not None:
@@ -137,7 +137,8 @@ class LoopDriver:
         """A loader is through: a last look at what it was trained on."""
         if self.is_own_work:
             return
-        self.before_batch(loader)
+        if not self.ordinary.is_over_by(loader):
+            self.before_batch(loader)
         self.tracker.forget(loader)
         if self.tracker.is_trained(loader):
             self._ends.after_epoch()
@@ -238,6 +239,7 @@ class LoopDriver:
 
     def leave_out(self, window: Window, failure: Failure) -> bool:
         """This step is not applied, unless the scaler does that by itself."""
+        self.engine.step_place.note()
         self.refuse(window, failure)
         self._bad.looks.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"
