@@ -179,7 +179,7 @@ class Engine:
             self.prime()
         if self._due is not None or provenance.has_averages:
             self._take_due_snapshot()
-        if self.state.buffers.homes != []:
+        if self.state.buffers.is_needed:
             self.state.buffers.copy(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
 

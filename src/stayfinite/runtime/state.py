@@ -250,7 +250,7 @@ class TrainState:
             ("optimizer_state", list(self.optimizer_state())),
             ("average", list(self.average_tensors())),
         )
-        tensors = [t for _, pairs in groups for _, t in pairs]
+        tensors = [t for _, pairs in groups for _, t in pairs if t.device.type != "meta"]
         if not tensors:
             return []
         flag = self._flag_on(tensors[0].device)

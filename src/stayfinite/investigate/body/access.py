@@ -48,6 +48,8 @@ class CallJudge(Protocol):
 
     def attribute(self, owner: Value, node: ast.Attribute | ast.Subscript) -> Verdict | None: ...
 
+    def context(self, manager: Value) -> list[Verdict]: ...
+
 
 @dataclass
 class Access:

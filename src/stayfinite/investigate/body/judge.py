@@ -102,6 +102,18 @@ class Judge:
             return None
         return self._summary(function, [owner], {}, False, can_protect=False)[1]
 
+    def context(self, manager: Value) -> list[Verdict]:
+        """What entering and leaving it does, where the user wrote that."""
+        kind = type(manager.obj) if manager.is_known else manager.made_by
+        if kind is None or self.summarize is None or self.depth >= _MAX_DEPTH:
+            return []
+        members = [class_member(kind, name) for name in ("__enter__", "__exit__")]
+        return [
+            self._summary(m, [manager], {}, False, can_protect=False)[1]
+            for m in members
+            if isinstance(m, types.FunctionType) and code_kind(m) == "user"
+        ]
+
     def is_training_object(self, obj: Any) -> bool:
         """An optimizer, a scaler, or what the caller says is one."""
         return is_training_object(obj) or self._is_training_object(obj)
