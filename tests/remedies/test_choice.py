@@ -36,6 +36,13 @@ def changes(body, operator, dtype="float32", line=None, **facts):
             "return torch.log_softmax(logits, dim=1)",
         ),
         ("return torch.log(torch.exp(x).sum(1))", "exp", "return torch.logsumexp(x, 1)"),
+        ("return torch.log(1 + torch.exp(x)) - s * x", "exp", "return F.softplus(x) - s * x"),
+        ("return x * torch.tanh(torch.log1p(x.exp()))", "exp", "return x * torch.tanh(F.softplus(x))"),
+        ("return torch.log(x.exp() + y.exp())", "exp", "return torch.logaddexp(x, y)"),
+        ("return 1 / (1 + torch.exp(-(x + y)))", "exp", "return torch.sigmoid(x + y)"),
+        ("e = torch.exp(x)\nreturn e / (1 + e)", "div", "e = torch.exp(x)\nreturn torch.sigmoid(x)"),
+        ("a, b = torch.exp(x), torch.exp(-x)\nreturn (x.exp() - (-x).exp()) / (x.exp() + (-x).exp())",
+         "div", "a, b = torch.exp(x), torch.exp(-x)\nreturn torch.tanh(x)"),
         (
             "e = torch.exp(x @ y.T)\nreturn -(e.diagonal() / e.sum(dim=1)).log().mean()",
             "div",

@@ -135,8 +135,9 @@ def _judged(fix: Fix, evidence: Evidence) -> Fix:
 
 _DIVERGING = ("lr_divergence", "exploding_gradient")
 _SAME = (
-    (("log_space", "normalized_in", "logsumexp", "log_of_share", "softmax", "with_logits", "log_cosh"),
-     ("log space", "logsumexp", "log_softmax", "with_logits")),
+    (("log_space", "normalized_in", "logsumexp", "log_of_share", "softmax", "with_logits", "log_cosh", "softplus",
+      "logaddexp", "sigmoid", "tanh"),
+     ("log space", "logsumexp", "log_softmax", "with_logits", "bound what goes in")),
     (("floor_", "norm", "bound_arc", "inside_unit", "above_minus", "log1p", "logit", "hypot", "nonzero",
       "eps_for", "atan2"),
      ("safe_", "clamp", "floor", "eps", "inside its domain", "away from zero")),

@@ -20,15 +20,16 @@ _MOST_SINGLE = 3
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
-                "normalize", "smooth_over_open", "floor_distribution", *_NORMALIZED}  # fmt: skip
+                "softplus", "logaddexp", "sigmoid", "tanh", "normalize", "smooth_over_open", "floor_distribution", *_NORMALIZED}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
-_LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
+_LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "logaddexp", "with_logits",
         "log_of_positive", "inside_support", "above_support", "floor_log_eps", "floor_log",
         "floor_distribution")  # fmt: skip
-_EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
+_BY_HAND = ("softplus", "logaddexp", "sigmoid", "tanh")
+_EXP = ("log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
         "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
-_DIVISION = ("log_of_share", "softmax", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
+_DIVISION = ("log_of_share", "sigmoid", "tanh", "softmax", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
              "floor_definition", "floor_reciprocal", "floor_distribution")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
