@@ -13,7 +13,9 @@ def changes(body, operator, dtype="float32", line=None, **facts):
     text = HEAD + "".join(f"    {row}\n" for row in body.splitlines())
     number = line or 5 + len(body.splitlines())
     found = candidates(
-        Source(text, dtype=dtype), number, Symptom(operator=operator, dtype=dtype, **facts)
+        Source(text, dtype=dtype, kernel=operator if facts.get("is_discarded") else ""),
+        number,
+        Symptom(operator=operator, dtype=dtype, **facts),
     )
     for candidate in found:
         ast.parse(candidate.text)
@@ -60,6 +62,22 @@ def changes(body, operator, dtype="float32", line=None, **facts):
             "return torch.hypot(x, y)",
             "hypot",
             "return torch.linalg.vector_norm(torch.stack([x, y]), dim=0)",
+        ),
+        (
+            "return x.var(dim=(2, 3))",
+            "var",
+            "return x.var(dim=(2, 3), correction=min(1, x.size(2) * x.size(3) - 1))",
+        ),
+        (
+            "scale = y.abs().max() / 127\nreturn torch.round(x / scale) * scale",
+            "div",
+            "scale = (y.abs().max() / 127).clamp(min=torch.finfo(y.dtype).eps)\n"
+            "return torch.round(x / scale) * scale",
+        ),
+        (
+            "return 1 / torch.max(1e-10 * torch.ones_like(x), x / y)",
+            "div",
+            "return 1 / torch.max(1e-10 * torch.ones_like(x), x / y.clamp(min=torch.finfo(y.dtype).eps))",
         ),
         ("return x.std(dim=0)", "std", "return x.std(dim=0, correction=min(1, x.size(0) - 1))"),
         (
@@ -160,3 +178,41 @@ def test_a_distribution_is_repaired_in_the_function_that_makes_it():
     assert found and not any(
         "raw.clamp" in c.text for c in candidates(Source(text), 9, Symptom(operator="log"))
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "operator", "line", "first"),
+    [
+        (
+            "return torch.exp(x).masked_fill(~m, 0)",
+            "exp",
+            None,
+            "return torch.exp(torch.where(m, x, 0)).masked_fill(~m, 0)",
+        ),
+        (
+            "return torch.where(x == 0, torch.zeros_like(x), x.sqrt())",
+            "sqrt",
+            None,
+            "return torch.where(x == 0, torch.zeros_like(x), torch.where(~(x == 0), x, 1).sqrt())",
+        ),
+        (
+            "r = x / (y - 1)\nreturn torch.where(m, r, 0.0)",
+            "div",
+            6,
+            "r = x / torch.where(m, y - 1, 1)\nreturn torch.where(m, r, 0.0)",
+        ),
+        (
+            "return (x ** 0.5 * m).sum()",
+            "pow",
+            None,
+            "return (torch.where(m != 0, x, 1) ** 0.5 * m).sum()",
+        ),
+    ],
+)
+def test_what_a_mask_discards_is_masked_before_the_operation(body, operator, line, first):
+    assert changes(body, operator, line=line, is_discarded=True)[0] == first
+
+
+def test_a_mask_that_is_made_later_cannot_stand_before_the_operation():
+    body = "r = x / y\nk = y > 0\nreturn torch.where(k, r, 0.0)"
+    assert "where(k, y" not in changes(body, "div", line=6, is_discarded=True)[0]

@@ -143,6 +143,7 @@ _SAME = (
      ("safe_", "clamp", "floor", "eps", "inside its domain", "away from zero")),
     (("bound_exp", "shift_exp"), ("safe_exp", "bound what goes in")),
     (("finite_mask", "open_"), ("mask", "finfo")),
+    (("mask_first",), ("mask before the operation",)),
     (("float32",), ("float32", "float()")),
     (("mean_or", "loss_or", "nan_to_zero", "spread_of_one"), ("masked_mean", "safe_std", "max(", "empty", "skip")),
     (("zero_infinity",), ("zero_infinity",)),

@@ -86,7 +86,9 @@ def logaddexp(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     a, b = _exponent(source, total.left), _exponent(source, total.right)
     if a is None or b is None or not (total is log[1] or (_is_cheap(a) and _is_cheap(b))):
         return None
-    return [Edit(*source.span(node), f"{torch}.logaddexp({source.text_of(a)}, {source.text_of(b)})")]
+    return [
+        Edit(*source.span(node), f"{torch}.logaddexp({source.text_of(a)}, {source.text_of(b)})")
+    ]
 
 
 @pattern(
