@@ -30,6 +30,10 @@ def changes(body, operator, dtype="float32", line=None, **facts):
         ("return -torch.log(torch.sigmoid(s)).mean()", "log", "return -F.logsigmoid(s).mean()"),
         ("return torch.log(1e-8 + s.sigmoid())", "log", "return F.logsigmoid(s)"),
         ("return torch.log(1 - torch.sigmoid(s) + 1e-8)", "log", "return F.logsigmoid(-s)"),
+        ("p = s.sigmoid()\nreturn torch.log(1 + eps - p)", "log",
+         "p = s.sigmoid()\nreturn F.logsigmoid(-s)"),
+        ("return torch.log(1 + eps - x)", "log",
+         "return torch.log((1 + eps - x).clamp(min=torch.finfo(x.dtype).eps))"),
         ("return x.softmax(1).clamp(min=1e-7).log()", "log", "return x.log_softmax(1)"),
         (
             "p = torch.softmax(self.net(x), dim=1)\nreturn torch.log(p)",
@@ -56,6 +60,12 @@ def changes(body, operator, dtype="float32", line=None, **facts):
             "return ((x - y) ** 2).sum(1).sqrt()",
             "sqrt",
             "return ((x - y) ** 2).sum(1).clamp(min=torch.finfo(x.dtype).tiny).sqrt()",
+        ),
+        (
+            "return torch.acosh(-x.sum(1))",
+            "acosh",
+            "argument = -x.sum(1)\n"
+            "return torch.where(argument > 1, torch.acosh(torch.where(argument > 1, argument, 2)), 0)",
         ),
         ("return x ** 0.5", "pow", "return x.clamp(min=torch.finfo(x.dtype).tiny) ** 0.5"),
         (

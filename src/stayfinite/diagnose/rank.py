@@ -139,7 +139,7 @@ _SAME = (
       "logaddexp", "sigmoid", "tanh"),
      ("log space", "logsumexp", "log_softmax", "with_logits", "bound what goes in")),
     (("floor_", "norm", "bound_arc", "inside_unit", "above_minus", "log1p", "logit", "hypot", "nonzero",
-      "eps_for", "atan2"),
+      "eps_for", "atan2", "acosh", "above_one"),
      ("safe_", "clamp", "floor", "eps", "inside its domain", "away from zero")),
     (("bound_exp", "shift_exp"), ("safe_exp", "bound what goes in")),
     (("finite_mask", "open_"), ("mask", "finfo")),
