@@ -2,6 +2,8 @@
 
 import inspect
 
+import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -60,3 +62,35 @@ def test_the_samples_are_those_of_this_epoch_where_the_workers_stay():
                 optimizer.step()
         (incident,) = guard.incidents
     assert incident.diagnosis.dataset_indices == (21,)
+
+
+class Prices(Dataset):
+    def __init__(self, prices):
+        self.x = torch.ones(len(prices), 4)
+        self.y = torch.as_tensor(np.log(prices)).float()  # MADE
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+
+
+@pytest.mark.parametrize(
+    ("price", "cause"), [(0.0, "bad_preprocessing"), (np.inf, "bad_input_data")]
+)
+def test_a_logarithm_that_a_data_set_takes_when_it_is_made_is_part_of_the_pipeline(price, cause):
+    prices = np.arange(1.0, 17.0)
+    prices[9] = price
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with np.errstate(divide="ignore"), Guard(model, optimizer) as guard:
+        for x, y in guard(DataLoader(Prices(prices), batch_size=4)):
+            optimizer.zero_grad()
+            (model(x).squeeze(1) - y).square().mean().backward()
+            optimizer.step()
+        (incident,) = guard.incidents
+    assert incident.diagnosis.cause == cause
+    lines, first = inspect.getsourcelines(Prices)
+    made = first + next(i for i, t in enumerate(lines) if "# MADE" in t)
+    assert (incident.location.culprit.line == made) == (cause == "bad_preprocessing")

@@ -13,7 +13,9 @@ def changes(body, operator, dtype="float32", line=None, **facts):
     text = HEAD + "".join(f"    {row}\n" for row in body.splitlines())
     number = line or 5 + len(body.splitlines())
     found = candidates(
-        Source(text, dtype=dtype), number, Symptom(operator=operator, dtype=dtype, **facts)
+        Source(text, dtype=dtype, kernel=operator if facts.get("is_discarded") else ""),
+        number,
+        Symptom(operator=operator, dtype=dtype, **facts),
     )
     for candidate in found:
         ast.parse(candidate.text)
@@ -28,6 +30,10 @@ def changes(body, operator, dtype="float32", line=None, **facts):
         ("return -torch.log(torch.sigmoid(s)).mean()", "log", "return -F.logsigmoid(s).mean()"),
         ("return torch.log(1e-8 + s.sigmoid())", "log", "return F.logsigmoid(s)"),
         ("return torch.log(1 - torch.sigmoid(s) + 1e-8)", "log", "return F.logsigmoid(-s)"),
+        ("p = s.sigmoid()\nreturn torch.log(1 + eps - p)", "log",
+         "p = s.sigmoid()\nreturn F.logsigmoid(-s)"),
+        ("return torch.log(1 + eps - x)", "log",
+         "return torch.log((1 + eps - x).clamp(min=torch.finfo(x.dtype).eps))"),
         ("return x.softmax(1).clamp(min=1e-7).log()", "log", "return x.log_softmax(1)"),
         (
             "p = torch.softmax(self.net(x), dim=1)\nreturn torch.log(p)",
@@ -36,6 +42,13 @@ def changes(body, operator, dtype="float32", line=None, **facts):
             "return torch.log_softmax(logits, dim=1)",
         ),
         ("return torch.log(torch.exp(x).sum(1))", "exp", "return torch.logsumexp(x, 1)"),
+        ("return torch.log(1 + torch.exp(x)) - s * x", "exp", "return F.softplus(x) - s * x"),
+        ("return x * torch.tanh(torch.log1p(x.exp()))", "exp", "return x * torch.tanh(F.softplus(x))"),
+        ("return torch.log(x.exp() + y.exp())", "exp", "return torch.logaddexp(x, y)"),
+        ("return 1 / (1 + torch.exp(-(x + y)))", "exp", "return torch.sigmoid(x + y)"),
+        ("e = torch.exp(x)\nreturn e / (1 + e)", "div", "e = torch.exp(x)\nreturn torch.sigmoid(x)"),
+        ("a, b = torch.exp(x), torch.exp(-x)\nreturn (x.exp() - (-x).exp()) / (x.exp() + (-x).exp())",
+         "div", "a, b = torch.exp(x), torch.exp(-x)\nreturn torch.tanh(x)"),
         (
             "e = torch.exp(x @ y.T)\nreturn -(e.diagonal() / e.sum(dim=1)).log().mean()",
             "div",
@@ -48,11 +61,33 @@ def changes(body, operator, dtype="float32", line=None, **facts):
             "sqrt",
             "return ((x - y) ** 2).sum(1).clamp(min=torch.finfo(x.dtype).tiny).sqrt()",
         ),
+        (
+            "return torch.acosh(-x.sum(1))",
+            "acosh",
+            "argument = -x.sum(1)\n"
+            "return torch.where(argument > 1, torch.acosh(torch.where(argument > 1, argument, 2)), 0)",
+        ),
         ("return x ** 0.5", "pow", "return x.clamp(min=torch.finfo(x.dtype).tiny) ** 0.5"),
         (
             "return torch.hypot(x, y)",
             "hypot",
             "return torch.linalg.vector_norm(torch.stack([x, y]), dim=0)",
+        ),
+        (
+            "return x.var(dim=(2, 3))",
+            "var",
+            "return x.var(dim=(2, 3), correction=min(1, x.size(2) * x.size(3) - 1))",
+        ),
+        (
+            "scale = y.abs().max() / 127\nreturn torch.round(x / scale) * scale",
+            "div",
+            "scale = (y.abs().max() / 127).clamp(min=torch.finfo(y.dtype).eps)\n"
+            "return torch.round(x / scale) * scale",
+        ),
+        (
+            "return 1 / torch.max(1e-10 * torch.ones_like(x), x / y)",
+            "div",
+            "return 1 / torch.max(1e-10 * torch.ones_like(x), x / y.clamp(min=torch.finfo(y.dtype).eps))",
         ),
         ("return x.std(dim=0)", "std", "return x.std(dim=0, correction=min(1, x.size(0) - 1))"),
         (
@@ -153,3 +188,41 @@ def test_a_distribution_is_repaired_in_the_function_that_makes_it():
     assert found and not any(
         "raw.clamp" in c.text for c in candidates(Source(text), 9, Symptom(operator="log"))
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "operator", "line", "first"),
+    [
+        (
+            "return torch.exp(x).masked_fill(~m, 0)",
+            "exp",
+            None,
+            "return torch.exp(torch.where(m, x, 0)).masked_fill(~m, 0)",
+        ),
+        (
+            "return torch.where(x == 0, torch.zeros_like(x), x.sqrt())",
+            "sqrt",
+            None,
+            "return torch.where(x == 0, torch.zeros_like(x), torch.where(~(x == 0), x, 1).sqrt())",
+        ),
+        (
+            "r = x / (y - 1)\nreturn torch.where(m, r, 0.0)",
+            "div",
+            6,
+            "r = x / torch.where(m, y - 1, 1)\nreturn torch.where(m, r, 0.0)",
+        ),
+        (
+            "return (x ** 0.5 * m).sum()",
+            "pow",
+            None,
+            "return (torch.where(m != 0, x, 1) ** 0.5 * m).sum()",
+        ),
+    ],
+)
+def test_what_a_mask_discards_is_masked_before_the_operation(body, operator, line, first):
+    assert changes(body, operator, line=line, is_discarded=True)[0] == first
+
+
+def test_a_mask_that_is_made_later_cannot_stand_before_the_operation():
+    body = "r = x / y\nk = y > 0\nreturn torch.where(k, r, 0.0)"
+    assert "where(k, y" not in changes(body, "div", line=6, is_discarded=True)[0]

@@ -80,6 +80,12 @@ def test_a_change_is_made_as_text(name, before, after):
         ("logsumexp", "y = x.exp().sum().log()"),  # without a dimension
         ("softmax", "y = x.exp() / x.exp().sum(1)"),  # another shape
         ("softmax", "y = x.exp() / z.exp().sum(1, keepdim=True)"),
+        ("softplus", "y = torch.log(2 + torch.exp(x))"),
+        ("softplus", "e = torch.exp(x)\nx.add_(1)\ny = torch.log(1 + e)"),  # x has changed
+        ("softplus", "e = torch.exp(net(x))\ny = torch.log(1 + e)"),  # net would be called twice
+        ("logaddexp", "t = net(x).exp() + z.exp()\ny = torch.log(t)"),
+        ("sigmoid", "y = x.exp() / (1 + z.exp())"),
+        ("tanh", "y = (x.exp() - z.exp()) / (x.exp() + z.exp())"),
         ("floor_root", "y = torch.sqrt(f(x))"),  # a dtype that is not known
         ("isfinite", "y = torch.isnan(x).sum()"),
     ],

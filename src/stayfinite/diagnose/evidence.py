@@ -101,6 +101,8 @@ class Data:
 
     origin: str = "unknown"
     """stored | pipeline | unknown"""
+    is_stored: bool = False
+    """The pipeline made it when the data set was made, and it is stored like that."""
     detail: str = ""
     file: str | None = None
     line: int | None = None

@@ -135,13 +135,15 @@ def _judged(fix: Fix, evidence: Evidence) -> Fix:
 
 _DIVERGING = ("lr_divergence", "exploding_gradient")
 _SAME = (
-    (("log_space", "normalized_in", "logsumexp", "log_of_share", "softmax", "with_logits", "log_cosh"),
-     ("log space", "logsumexp", "log_softmax", "with_logits")),
+    (("log_space", "normalized_in", "logsumexp", "log_of_share", "softmax", "with_logits", "log_cosh", "softplus",
+      "logaddexp", "sigmoid", "tanh"),
+     ("log space", "logsumexp", "log_softmax", "with_logits", "bound what goes in")),
     (("floor_", "norm", "bound_arc", "inside_unit", "above_minus", "log1p", "logit", "hypot", "nonzero",
-      "eps_for", "atan2"),
+      "eps_for", "atan2", "acosh", "above_one"),
      ("safe_", "clamp", "floor", "eps", "inside its domain", "away from zero")),
     (("bound_exp", "shift_exp"), ("safe_exp", "bound what goes in")),
     (("finite_mask", "open_"), ("mask", "finfo")),
+    (("mask_first",), ("mask before the operation",)),
     (("float32",), ("float32", "float()")),
     (("mean_or", "loss_or", "nan_to_zero", "spread_of_one"), ("masked_mean", "safe_std", "max(", "empty", "skip")),
     (("zero_infinity",), ("zero_infinity",)),

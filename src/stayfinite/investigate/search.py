@@ -24,13 +24,15 @@ __all__ = ["Search", "has_risen", "rates_below"]
 
 _TRIAL_STEPS = 5
 _PROOF_STEPS = 16
-_MOST_STEPS = 44
+_MOST_STEPS = 56
 _FEWEST = 3
 """Steps that a value has to pass to count at all."""
 _NEAR = 2
 _FEW_BATCHES = 4
 """With fewer, what passes on them says less: a larger distance is kept from what failed."""
 _REDRAWN = 4
+_BETTER = 0.9
+"""A smaller value is taken where it leaves at most this share of the loss."""
 _LEAP = 4
 """So many values further down after a failure: two decades."""
 _FAR = 10.0
@@ -92,6 +94,8 @@ class Search:
         """How many steps each value was seen to pass."""
         self._learned: set[float] = set()
         """Values with which the loss was lower when the batches came again, or with which none did."""
+        self._left: dict[float, float] = {}
+        """The mean loss of the last batches, each of which had come before, of values that were run longer."""
 
     def run(
         self, before: float | None, usual: float
@@ -110,6 +114,7 @@ class Search:
         while best is not None and self._has_time:
             value = self._values[best]
             if (yield from self._passes(value, _PROOF_STEPS)) and value in self._learned:
+                yield from self._passes_better(best)
                 break
             best = best + 2 if best + 2 < len(self._values) else None
         if not self._num_steps:
@@ -118,12 +123,26 @@ class Search:
         safe = {v: n for v, n in self._passed.items() if v < least}
         if not safe:
             return Searched(before=before, failed=self._failed)
-        # The one that was run longest, if possible one with which the loss fell.
-        value = max(safe, key=lambda v: (safe[v] > _TRIAL_STEPS, v in self._learned, safe[v], v))
+        value = self._best_of(safe)
         return Searched(
             before=before, passed=value, failed=self._failed, num_steps=safe[value],
             num_batches=min(safe[value], len(self._windows)),
         )  # fmt: skip
+
+    def _passes_better(self, at: int) -> Generator[Replay, ReplayResult, None]:
+        """The next smaller value as well: near the edge a loss stays finite and is tossed about."""
+        has_room = self._num_steps + _PROOF_STEPS <= _MOST_STEPS and not self._lab.is_late
+        if has_room and at + 1 < len(self._values) and self._values[at] in self._left:
+            yield from self._passes(self._values[at + 1], _PROOF_STEPS)
+
+    def _best_of(self, safe: dict[float, int]) -> float:
+        """The one that was run longest, if possible one with which the loss fell; of two like that, by the loss."""
+        value = max(safe, key=lambda v: (safe[v] > _TRIAL_STEPS, v in self._learned, safe[v], v))
+        mine = self._left.get(value)
+        lower = [v for v in safe if v < value and v in self._learned and v in self._left]
+        if mine is None or not lower or safe[lower[0]] < safe[value]:
+            return value
+        return lower[0] if self._left[lower[0]] < _BETTER * mine else value
 
     def _start(self, usual: float) -> int:
         """A value that is in use elsewhere, or the third below the one that failed."""
@@ -185,6 +204,8 @@ class Search:
                 self._passed[value] = max(i + 1, self._passed.get(value, 0))
         if not _is_higher(losses, self._cycle):
             self._learned.add(value)
+        if len(losses) >= max(length, 2 * self._cycle) and length > _TRIAL_STEPS:
+            self._left[value] = fmean(losses[-self._cycle :])
         return True
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..parsing import parsed
 from .catalogue import find
 from .edits import Remedy, apply
+from .floors import divisor_of
 from .source import Source
 
 __all__ = ["Candidate", "Symptom", "candidates", "is_equivalent", "is_flat", "is_shift", "room_of"]
@@ -20,16 +21,18 @@ _MOST_SINGLE = 3
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
-                "normalize", "smooth_over_open", "floor_distribution", *_NORMALIZED}  # fmt: skip
+                "softplus", "logaddexp", "sigmoid", "tanh", "normalize", "smooth_over_open", "floor_distribution", "floor_distribution_more", "mask_first",
+                *_NORMALIZED}  # fmt: skip
 """These are looked for in the whole function: the line that fails may be only a part of the pattern."""
 
-_LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "with_logits",
+_LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "logaddexp", "with_logits",
         "log_of_positive", "inside_support", "above_support", "floor_log_eps", "floor_log",
-        "floor_distribution")  # fmt: skip
-_EXP = ("log_of_share", "logsumexp", "log_cosh", "softmax", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
+        "floor_distribution", "floor_distribution_more")  # fmt: skip
+_BY_HAND = ("softplus", "logaddexp", "sigmoid", "tanh")
+_EXP = ("log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
         "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
-_DIVISION = ("log_of_share", "softmax", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
-             "floor_definition", "floor_reciprocal", "floor_distribution")  # fmt: skip
+_DIVISION = ("log_of_share", "sigmoid", "tanh", "softmax", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
+             "floor_definition", "floor_reciprocal", "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),
     "log1p": ("log1p_of_positive", "above_minus_one"),
@@ -42,7 +45,7 @@ _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     "pow": ("floor_power", "floor_power_eps", "floor_root", "norm_as_root"),
     **dict.fromkeys(("norm", "linalg_vector_norm", "vector_norm"), ("norm_as_root",)),
     **dict.fromkeys(("std", "var", "std_mean", "var_mean"), ("spread_of_one", "std_as_root", "nan_to_zero")),
-    **dict.fromkeys(("acosh", "arccosh"), ("above_one",)),
+    **dict.fromkeys(("acosh", "arccosh"), ("acosh_from_one", "above_one")),
     **dict.fromkeys(("lgamma", "digamma", "polygamma"), ("above_support", "floor_log", "floor_distribution")),
     **dict.fromkeys(("linalg_det", "linalg_slogdet", "linalg_inv_ex", "linalg_cholesky_ex", "linalg_solve_ex",
                      "linalg_inv", "linalg_cholesky", "linalg_solve", "inverse", "logdet", "linalg_qr"),
@@ -97,6 +100,8 @@ class Symptom:
     """The product of many derivatives is too large, not the one of this line."""
     is_infeasible: bool = False
     """A class that is masked out has a share of the target."""
+    is_discarded: bool = False
+    """A mask or where discards what it gave; the backward goes through it all the same."""
     is_distribution: bool = False
     """The code of a distribution failed, which may be made in another function than it is asked."""
 
@@ -112,9 +117,9 @@ class Candidate:
 def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
     """Every change that fits this line, or the function around it, the best first."""
     found: list[Candidate] = []
-    for name in _names(symptom):
+    for name in _ordered(source, line, _names(symptom)):
         remedies = _matches(source, line, name)
-        if not remedies and symptom.is_distribution and name == "floor_distribution":
+        if not remedies and symptom.is_distribution and name.startswith("floor_distribution"):
             remedies = _found(source, ast.walk(source.tree), name)
         if not remedies:
             continue
@@ -126,6 +131,27 @@ def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
     return found
 
 
+def _ordered(source: Source, line: int, names: list[str]) -> list[str]:
+    """What is divided by and multiplied with again gets its floor where it is computed."""
+    if "floor_definition" not in names or not _is_multiplied_again(source, line):
+        return names
+    rest = [n for n in names if n != "floor_definition"]
+    at = min((rest.index(n) for n in ("floor_norm", "nonzero_divisor") if n in rest), default=0)
+    return [*rest[:at], "floor_definition", *rest[at:]]
+
+
+def _is_multiplied_again(source: Source, line: int) -> bool:
+    divisors = [divisor_of(n) for n in _nodes(source, line, is_wide=False)]
+    names = {d.id for d in divisors if isinstance(d, ast.Name)}
+    products = [
+        n for n in ast.walk(source.function_at(line))
+        if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mult)
+    ]  # fmt: skip
+    return any(
+        isinstance(s, ast.Name) and s.id in names for p in products for s in (p.left, p.right)
+    )
+
+
 def _names(symptom: Symptom) -> list[str]:
     if symptom.is_exploding:
         return list(_EXPLODING)
@@ -134,6 +160,8 @@ def _names(symptom: Symptom) -> list[str]:
     names = list(_BY_OPERATOR.get(symptom.operator, ()))
     if symptom.operator in ("_softmax", "_log_softmax", "logsumexp") or symptom.is_masked:
         names = _MASKED + names
+    if symptom.is_discarded:
+        names = ["mask_first", *names]
     if symptom.is_empty:
         names = [*names, *_EMPTY]
     if symptom.is_plain_number:

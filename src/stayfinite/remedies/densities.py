@@ -34,9 +34,30 @@ _CHOICES = ("Categorical", "OneHotCategorical", "RelaxedOneHotCategorical", "Mul
     "its density divides by it or takes its logarithm; above the floor nothing changes",
 )
 def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    floor = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
+    return _floored(source, node, floor)
+
+
+@pattern(
+    "floor_distribution_more",
+    "give the scale of the distribution a floor of 0.01",
+    "a spread that shrinks to nothing makes every density infinite; above the floor nothing changes",
+)
+def floor_distribution_more(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    name = _name(node)
+    return _floored(source, node, "0.01") if name in _SCALED else None
+
+
+def _name(node: ast.AST) -> str:
+    if not isinstance(node, ast.Call):
+        return ""
+    return str(getattr(node.func, "attr", getattr(node.func, "id", "")))
+
+
+def _floored(source: Source, node: ast.AST, floor: str) -> list[Edit] | None:
     if not isinstance(node, ast.Call):
         return None
-    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    name = _name(node)
     given = [k.value for k in node.keywords if k.arg in ("scale", "rate", "concentration")]
     if name in _SCALED:
         given += node.args[1:2]
@@ -47,7 +68,6 @@ def floor_distribution(source: Source, node: ast.AST) -> Iterable[Edit] | None:
         given += node.args[:1] if name.endswith("Categorical") else []
     else:
         return None
-    floor = "1e-3" if source.dtype in ("float16", "bfloat16") else "1e-6"
     edits = [e for part in given if not isinstance(part, ast.Constant)
              for e in clamped(source, part, low=floor)]  # fmt: skip
     return edits or None

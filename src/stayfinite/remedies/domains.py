@@ -206,6 +206,22 @@ def std_as_root(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 @pattern(
+    "acosh_from_one",
+    "let acosh be 0, with a gradient of 0, at 1 and below",
+    "two equal points have the distance 0, and the derivative there is infinite; above 1 nothing changes",
+)
+def acosh_from_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    found, torch = call(node, "acosh", "arccosh"), name_of(source, "torch")
+    if found is None or torch is None or found[2] or found[3]:
+        return None
+    x, again, edits = twice(source, found[1], "argument")
+    if x != again:
+        return None
+    inner = f"{torch}.acosh({torch}.where({x} > 1, {x}, 2))"
+    return [*edits, Edit(*source.span(node), f"{torch}.where({x} > 1, {inner}, 0)")]
+
+
+@pattern(
     "above_one",
     "keep the argument of acosh above 1",
     "acosh is defined from 1 on, and its derivative is infinite there; elsewhere nothing changes",

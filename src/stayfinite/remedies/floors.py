@@ -20,6 +20,30 @@ def divisor_of(node: ast.AST) -> ast.expr | None:
     return found[2][0] if found and found[2] else None
 
 
+def has_floor(source: Source, node: ast.expr) -> bool:
+    """Whether a divisor is kept from zero already: `x.clamp(min=1e-6)`, `torch.max(tiny * ones, x)`."""
+    if source.dtype in ("float16", "bfloat16"):
+        return False  # what is written may round to 0 there
+    found = call(node, "clamp", "clamp_min", "clip", "max", "maximum")
+    if found is None:
+        return False
+    if found[0] in ("max", "maximum"):
+        limits = [found[1], *found[2]] if len(found[2]) == 1 else []
+    else:
+        limits = [*found[2][:1], *(k.value for k in found[3] if k.arg == "min")]
+    return any(_is_positive(a) for a in limits)
+
+
+def _is_positive(node: ast.expr) -> bool:
+    """A positive number, also one times a tensor of ones."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        sides = (node.left, node.right)
+        ones = any(call(s, "ones", "ones_like", "new_ones") for s in sides)
+        return ones and any(_is_positive(s) for s in sides)
+    value = getattr(node, "value", None)
+    return isinstance(node, ast.Constant) and isinstance(value, (int, float)) and value > 0
+
+
 @pattern(
     "floor_count",
     "count at least 1: .clamp(min=1)",
@@ -27,7 +51,7 @@ def divisor_of(node: ast.AST) -> ast.expr | None:
 )
 def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     divisor = divisor_of(node)
-    if divisor is None:
+    if divisor is None or has_floor(source, divisor):
         return None
     return clamped(source, divisor, low="1")
 
@@ -39,7 +63,9 @@ def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 )
 def floor_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     divisor = divisor_of(node)
-    return floored(source, divisor, "eps") if divisor is not None else None
+    if divisor is None or has_floor(source, divisor):
+        return None
+    return floored(source, divisor, "eps")
 
 
 @pattern(

@@ -155,7 +155,11 @@ def _log_softmax(source: Source, node: ast.expr, text: str, rest: str) -> str | 
 def _without_one_minus(node: ast.expr) -> tuple[ast.expr, bool]:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
         return node, False
-    is_one = isinstance(node.left, ast.Constant) and node.left.value == 1
+    one = node.left
+    if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Add):  # 1 + eps - p
+        sides = (one.left, one.right)
+        one = next((a for a, b in (sides, sides[::-1]) if _is_epsilon(b)), one)
+    is_one = isinstance(one, ast.Constant) and one.value == 1
     return (node.right, True) if is_one else (node, False)
 
 

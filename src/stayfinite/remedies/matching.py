@@ -97,9 +97,8 @@ def some_tensor(source: Source, node: ast.expr) -> str | None:
     if isinstance(node, ast.Attribute):
         return None
     if isinstance(node, ast.BinOp):
-        if isinstance(node.left, ast.Constant):
-            return some_tensor(source, node.right)
-        return some_tensor(source, node.left)
+        left = None if isinstance(node.left, ast.Constant) else some_tensor(source, node.left)
+        return some_tensor(source, node.right) if left is None or _is_number(left) else left
     if isinstance(node, ast.UnaryOp):
         return some_tensor(source, node.operand)
     if isinstance(node, ast.Subscript):
@@ -108,6 +107,11 @@ def some_tensor(source: Source, node: ast.expr) -> str | None:
     if found is None or found[0] in ("to", "float", "double", "half", "type"):
         return None
     return some_tensor(source, found[1])
+
+
+def _is_number(name: str) -> bool:
+    """Names that are hardly ever a tensor's."""
+    return any(word in name.lower() for word in ("eps", "tiny", "smooth"))
 
 
 def floored(source: Source, node: ast.expr, floor: str) -> list[Edit] | None:

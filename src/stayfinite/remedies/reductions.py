@@ -114,10 +114,11 @@ def spread_of_one(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     if set(given) - {"dim", "keepdim", "unbiased"} or len(found[2]) > 1:
         return None
     dim = given.get("dim") or (found[2][0] if found[2] else None)
-    if isinstance(dim, (ast.Tuple, ast.List)) or isinstance(given.get("unbiased"), ast.Name):
+    if isinstance(given.get("unbiased"), ast.Name):
         return None
     first, again, edits = twice(source, found[1], "values")
-    count = f"{again}.numel()" if dim is None else f"{again}.size({source.text_of(dim)})"
+    over = dim.elts if isinstance(dim, (ast.Tuple, ast.List)) else [dim] if dim is not None else []
+    count = " * ".join(f"{again}.size({source.text_of(d)})" for d in over) or f"{again}.numel()"
     rest = [source.text_of(a) for a in found[2]]
     rest += [source.text_of(k) for k in found[3] if k.arg != "unbiased"]
     rest.append(f"correction=min(1, {count} - 1)")

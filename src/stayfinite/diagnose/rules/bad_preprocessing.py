@@ -17,11 +17,13 @@ def made_by_the_pipeline(e: Evidence) -> Finding | None:
         return None
     label = part(e.source.label if e.source else None)
     place = f" at {os.path.basename(d.file)}:{d.line} ({d.source})" if d.file else ""
+    happened = f"The stored samples are finite; {label} became non-finite on the way into the batch"
+    if d.is_stored:
+        happened = f"{label} was made non-finite when the data set was made"
     short = (d.op or "").split(".")[-1].rstrip("_")
     return Finding(
-        confidence=0.95,
-        sentence=f"The stored samples are finite; {label} became non-finite on the way into the "
-        f"batch{place}. {d.detail}".strip(),
+        confidence=0.9 if d.is_stored else 0.95,
+        sentence=f"{happened}{place}. {d.detail}".strip(),
         fixes=(
             Fix(
                 title="keep the transform finite"

@@ -37,6 +37,7 @@ from ..body.effects import class_member
 from ..body.summary import Functions
 from ..body.values import UNKNOWN, known
 from ..budget import Budget
+from .prepared import made_by_logarithm
 
 __all__ = ["look_at_data", "other_batches", "worker_of"]
 
@@ -146,6 +147,14 @@ def _loader(owner: Any) -> _Source | None:
 
 def _again(loader: _Source, indices: Any, batch: Any, budget: Budget) -> Data:
     stored = list(itertools.islice(_stored(loader.dataset, "dataset", 0, set()), _MAX_STORED))
+    found = _looked_at(loader, stored, indices, batch, budget)
+    made = made_by_logarithm(loader.dataset, stored) if found.origin == "stored" else None
+    return made or found
+
+
+def _looked_at(
+    loader: _Source, stored: list[tuple[str, Any]], indices: Any, batch: Any, budget: Budget
+) -> Data:
     dirty = [name for name, value in stored if _is_bad_value(value)]
     is_lost = indices is None or isinstance(loader.dataset, IterableDataset)
     if is_lost or _is_felt(loader):

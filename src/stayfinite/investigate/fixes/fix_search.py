@@ -333,6 +333,7 @@ def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
         or symptom.operator.startswith("nll_loss"),
         is_exploding=cause == "exploding_gradient",
         is_infeasible=cause == "infeasible_target",
+        is_discarded=cause == "masked_branch_leak",
     )
 
 

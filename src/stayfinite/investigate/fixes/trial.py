@@ -134,7 +134,8 @@ class Trial:
         if is_compared:
             number, largest, note = yield from self._compared(change, dtype, limits_gradients)
         note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
-        if self.is_in_state and result.grad_norm == 0.0 and not note:
+        is_alone = not number and not self._windows and not self._unseen()
+        if (self.is_in_state or is_alone) and result.grad_norm == 0.0 and not note:
             note = (
                 "it leaves no gradient to learn from"  # in this step, and in all that fail like it
             )
