@@ -254,7 +254,9 @@ def test_amount_in_cents_may_be_zero_where_a_cent_was_seen(lowest, level):
 
 
 @pytest.mark.parametrize(
-    ("floor", "level"), [(0.0, "possible"), (0.3, "far"), (None, "far")], ids=["even", "above", "cut"]
+    ("floor", "level"),
+    [(0.0, "possible"), (0.3, "far"), (None, "far")],
+    ids=["even", "above", "cut"],
 )
 def test_amount_that_comes_down_to_next_to_nothing_may_be_zero(floor, level):
     waited = torch.linspace(0.004, 4.0, 240)[torch.randperm(240)].reshape(5, 48)
@@ -267,7 +269,9 @@ def test_batch_of_real_samples_may_have_no_value_above_a_threshold():
     batches = [(torch.randn(4, 3), torch.rand(4, 6)) for _ in range(8)]
     limit = torch.cat([y for _, y in batches]).max()
     real = {tuple(row.tolist()) for _, y in batches for row in y}
-    found = [(c, b) for c, b in made(batches)["one-sided"] if "without any large batch[1]" in c.what]
+    found = [
+        (c, b) for c, b in made(batches)["one-sided"] if "without any large batch[1]" in c.what
+    ]
     candidate, (x, y) = found[0]
     assert candidate.level == "possible" and candidate.probability > 1e-5
     assert float(y.max()) < limit and {tuple(row.tolist()) for row in y} <= real

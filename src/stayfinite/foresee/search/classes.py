@@ -52,9 +52,7 @@ def columns(seen: Seen) -> Iterator[Candidate]:
                 )  # fmt: skip
 
 
-def _gathered_where(
-    seen: Seen, p: Part, total: int, column: int, value: int
-) -> Callable[[], Any]:
+def _gathered_where(seen: Seen, p: Part, total: int, column: int, value: int) -> Callable[[], Any]:
     def make() -> Any:
         rows = _pool(seen, p, total, lambda t: t[:, column] == value)
         return _put_together(_enough(rows, total, len(rows), total), total)
