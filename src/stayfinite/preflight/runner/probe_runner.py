@@ -110,9 +110,6 @@ class Bench:
         self.state.clear_grads()
         for p in (p for _, p in self.state.parameters()):
             p.grad = None
-        for scaler in self.state.scalers:
-            if scaler.is_enabled():
-                scaler._per_optimizer_states.clear()  # unscaled, but its step was held back
 
     def _reset_to_mark(self, drift: float) -> None:
         """Back to the step that was marked; to the first one where none was."""
