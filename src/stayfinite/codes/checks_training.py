@@ -94,6 +94,7 @@ _CHECKS = {
     "edges/tiny": ("one sample that is nearly blank", "", ""),
     "edges/certain": ("a distribution with all its mass in one place", "", ""),
     "edges/one-class": ("a batch of one class", "", ""),
+    "edges/one-sided": ("a batch of real samples without large values, or without small ones", "", ""),
     "edges/absent": ("a batch without the rarest class", "", ""),
     "edges/skewed": ("a batch with one class in three samples of four", "", ""),
     "edges/one-label": ("a whole batch with one label", "", ""),

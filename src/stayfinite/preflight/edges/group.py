@@ -213,10 +213,13 @@ class Search:
         )  # fmt: skip
         if candidate.family in _SHRINKING and candidate.level != "far":
             probe.batch = yield from self._shrunk(probe, seen)
-        for inside in (None, unwritten_memory) if draw is None else (around,):
+        is_plain_first = draw is None or candidate.family == "memory"
+        for inside in (None, unwritten_memory) if is_plain_first else (around,):
             traced = yield replace(probe, around=inside)
             self.spent += traced.seconds
             if not traced.is_finite and traced.error is None:
+                if candidate.family == "memory" and inside is None:
+                    candidate = _own_later(candidate)
                 self.add(self._prediction(candidate, probe.batch, traced, name))
                 break
         else:
@@ -324,6 +327,12 @@ class Search:
 
 def _batches(number: int) -> str:
     return f"{number} batch{'es' if number != 1 else ''}"
+
+
+def _own_later(memory: Candidate) -> Candidate:
+    """No fault of the memory: its own batch breaks what the first steps have made."""
+    what = "a batch of its own, on the weights behind the first steps"
+    return replace(memory, family="ahead", what=what, why="these steps were taken, and it was seen")
 
 
 def _same(batch: Any) -> Any:
