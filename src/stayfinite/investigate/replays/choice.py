@@ -131,6 +131,11 @@ class FirstThatShows(Vehicle):
             return self._chosen.can_run(window)
         return any(c.can_run(window) for c in self._candidates())
 
+    def can_repeat(self, window: Window) -> bool:
+        if self._chosen is not None:
+            return self._chosen.can_repeat(window)
+        return any(c.can_repeat(window) for c in self._candidates())
+
     def run(self, wanted: Replay) -> ReplayResult:
         if self._chosen is not None:
             return self._chosen.run(wanted)
