@@ -220,14 +220,15 @@ def _is_fixed(p: Tensor | None) -> bool:
 
 def _first_values(found: list[tuple[nn.Module, str, str]]) -> list[float]:
     """The first number of each, in one read."""
-    numbers = []
+    numbers: list[Tensor] = []
     for module, key, _ in found:
         p = module._parameters[key]
         assert p is not None
         numbers.append(
             p.detach()[(0,) * p.dim()].to(numbers[0].device if numbers else p.device, torch.float32)
         )
-    return torch.stack(numbers).tolist() if numbers else []
+    values: list[float] = torch.stack(numbers).tolist() if numbers else []
+    return values
 
 
 def join(prefix: str, name: str) -> str:
