@@ -35,7 +35,7 @@ class Buffers:
         """(module, key, name) of each; None until they are looked for."""
         self._copies: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
         self._moving: list[tuple[nn.Module, str, str]] = []
-        """Parameters without gradients that a forward moves, as a momentum encoder's: kept like buffers."""
+        """Parameters without gradients that the forward itself updates (a momentum encoder): kept like buffers."""
         self._seen: dict[tuple[int, str], float] = {}
         self._num_looks = 0
 
@@ -190,7 +190,7 @@ class Buffers:
 
     def _put(self, module: nn.Module, key: str, live: Tensor, kept: Tensor, version: int) -> None:
         if version == _ALWAYS_MOVED and key in module._parameters:
-            live.data = kept.clone()
+            live.data.copy_(kept)  # into its own memory, which others may share
             return
         if module._buffers.get(key) is not live:
             module._buffers[key] = live
