@@ -38,6 +38,8 @@ class Buffers:
         """Parameters without gradients that the forward itself updates (a momentum encoder): kept like buffers."""
         self._seen: dict[tuple[int, str], float] = {}
         self._num_looks = 0
+        self.is_needed = True
+        """Whether there may be something to copy."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for module, key, name in self._found():
@@ -53,6 +55,7 @@ class Buffers:
         """There are other models now."""
         self.homes = None
         self._moving, self._seen, self._num_looks = [], {}, 0
+        self.is_needed = True
 
     def clear(self) -> None:
         """Let go of the copies; who was given them keeps them."""
@@ -69,13 +72,6 @@ class Buffers:
                 if value is not None
             ]
         return self.homes
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether there may be something to copy."""
-        return (
-            bool(self.homes is None or self.homes or self._moving) or self._num_looks < _MAX_LOOKS
-        )
 
     @property
     def copies(self) -> Any:
@@ -96,6 +92,7 @@ class Buffers:
             self._look_for_moving()
         if self.homes is None or self.homes or self._moving:
             self._copy(is_kept)
+        self.is_needed = self._num_looks < _MAX_LOOKS or bool(self.homes or self._moving)
 
     @unseen
     @torch.no_grad()
