@@ -1,7 +1,6 @@
 """The driver of a user's own loop, which runs once.
 
-The driver is told of batches, losses and optimizer steps. Before a step is applied it is checked; one that is bad is
-left out, looked into at once, while the loop stands right there, and the loop goes on. It never gets a batch twice.
+Each step is checked before it is applied; a bad one is skipped and investigated at once, and the loop goes on.
 """
 
 from __future__ import annotations
