@@ -304,7 +304,7 @@ CLASS_WEIGHTS = """
         (LATE_CLIP, "clip_first", "max_norm=limit)\n    optimizer.step()\n"),
         (OWN_INDEX, "drop_rows", "x, y = x[keep], y[keep]"),
         # The first batch fails already; what lies behind is another fault, in a batch that nobody has seen.
-        (SECOND_FAULT, "floor_log+floor_norm", "rate.clamp(min="),
+        (SECOND_FAULT, "mask_first+floor_norm", "torch.log(torch.where(count != 0, "),
         (EPISODES, "spread_of_one", "correction=min(1, returns.numel() - 1)"),
     ],
 )
