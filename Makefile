@@ -8,18 +8,20 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: demo test test-fast test-versions check docs bench clinic clean
 .venv/core.stamp: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) install -qq -c constraints.txt -e .
-	touch $@
+	@echo "setting up .venv: this downloads PyTorch and takes a few minutes, once"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(PIP) install -qq -c constraints.txt -e .
+	@touch $@
 .venv/test.stamp: .venv/core.stamp
-	$(PIP) install -qq -c constraints.txt -e ".[test,docs,peers,sinks,plots]"
-	touch $@
+	@echo "installing what the checks and tests need"
+	@$(PIP) install -qq -c constraints.txt -e ".[test,docs,peers,sinks,plots]"
+	@touch $@
 .venv/docs.stamp: .venv/core.stamp
 	$(PIP) install -qq -c constraints.txt -e ".[docs]"
 	touch $@
 
 demo: .venv/core.stamp
-	$(BIN)/stayfinite demo attention
+	@$(BIN)/stayfinite demo attention
 
 check: .venv/test.stamp
 	$(BIN)/ruff format --check src tests benchmarks clinic examples setup.py

@@ -35,6 +35,7 @@ from stayfinite.patches import gradients, loaders, training
 from stayfinite.patches.manager import _DISPATCH, Subscribers, _Layer, table
 from stayfinite.recover.policy import Policy
 from stayfinite.runtime.loop.driver import LoopDriver
+from stayfinite.runtime.script import run_script
 from stayfinite.runtime.script.run_script import ScriptRun
 
 OURS = str(pathlib.Path(stayfinite.__file__).parent) + os.sep
@@ -417,6 +418,9 @@ class Campaign:
                 wrong = f"left behind: {left}"
         except Exception as error:
             wrong = f"ended with {type(error).__name__}: {error}"
+        finally:
+            for run in list(run_script._listening):
+                run.leave()  # one that was left open must not meddle with the next training
         return wrong, thrown.count > 0
 
 

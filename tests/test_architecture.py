@@ -23,7 +23,7 @@ def test_the_list_of_who_imports_whom_is_read_from_the_source():
 
 
 def test_every_room_is_described():
-    table = DOC.partition("| room |")[2].partition("\n\n")[0]
+    table = DOC.partition("| folder or file |")[2].partition("\n\n")[0]
     missing = [
         room
         for room in rooms(graph())

@@ -430,7 +430,10 @@ def test_incidents_go_to_a_folder_named_after_the_script(nursery, tmp_path):
     (folder,) = (tmp_path / "stayfinite-runs").iterdir()
     assert re.fullmatch(r"zip_loaders-\d{8}-\d{6}", folder.name)
     assert len(incidents_in(folder)) == 1
-    assert f"stayfinite: details in stayfinite-runs/{folder.name}" in done.err.splitlines()
+    assert done.err.splitlines()[-2:] == [
+        f"stayfinite: details in stayfinite-runs/{folder.name}",
+        f"stayfinite: next: stayfinite report stayfinite-runs/{folder.name}",
+    ]
 
 
 def test_the_incident_is_told_once_in_full_and_then_in_one_line(both):

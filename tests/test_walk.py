@@ -56,7 +56,7 @@ def as_file(module):
 
 
 @pytest.mark.parametrize(
-    ("form", "most", "most_that_ran"), [("guard.step", 24, 113), ("stayfinite run", 25, 139)]
+    ("form", "most", "most_that_ran"), [("guard.step", 23, 112), ("stayfinite run", 24, 139)]
 )
 def test_the_walk_of_a_failing_step_is_the_one_in_the_docs_and_does_not_grow(
     form, most, most_that_ran, walks

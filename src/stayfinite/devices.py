@@ -1,4 +1,4 @@
-"""Whatever the device: what every accelerator has under one name, and what some of them lack.
+"""One interface to every accelerator, and what some of them lack.
 
 Nothing else in the package names a kind of device, but for facts that only one kind has (cuDNN).
 """
@@ -16,6 +16,7 @@ __all__ = [
     "accelerator",
     "autocast_devices",
     "copy_out",
+    "current",
     "device_memory",
     "device_name",
     "has_accelerator",
@@ -28,12 +29,13 @@ __all__ = [
 
 _unpinned: set[str] = set()
 _without_events: set[str] = set()
-_current = getattr(torch._C, "_accelerator_getAccelerator", torch.accelerator.current_accelerator)
+current = getattr(torch._C, "_accelerator_getAccelerator", torch.accelerator.current_accelerator)
+"""The accelerator of this process, or None, without another call of ours: it is asked in every healthy step."""
 
 
 def accelerator() -> str | None:
     """The kind of accelerator that this torch was built for or has registered; None without one."""
-    found = _current()
+    found = current()
     return None if found is None else found.type
 
 
@@ -48,7 +50,7 @@ def _module(kind: str) -> Any:
 
 def is_accelerator_started() -> bool:
     """Whether this process uses it; asking for its state would start a driver that nobody uses."""
-    found = _current()
+    found = current()
     if found is None:
         return False
     is_initialized = getattr(_module(found.type), "is_initialized", None)

@@ -1,4 +1,4 @@
-"""The one exception tree.
+"""The exception classes.
 
 StayfiniteError
 ├── UsageError            (also ValueError)  a wrong argument, setting or call; names the value and the way out

@@ -1,4 +1,4 @@
-"""The guard: one object round a model and its optimizer."""
+"""The guard: the public object that protects a model and its optimizer."""
 
 from __future__ import annotations
 

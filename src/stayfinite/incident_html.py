@@ -1,4 +1,4 @@
-"""An incident as a small piece of HTML, for notebooks: no script, no style sheet, nothing to load."""
+"""An incident as a small, self-contained piece of HTML, for notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading Python source in somebody else's process: their invalid escapes are not ours to report."""
+"""Parses Python source without showing the user's syntax warnings again."""
 
 from __future__ import annotations
 

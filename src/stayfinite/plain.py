@@ -1,4 +1,4 @@
-"""Records as dicts, lists and scalars that JSON can hold, and back.
+"""Converts records to JSON values and back.
 
 JSON has no NaN and no Infinity; here they travel as the strings "nan", "inf" and "-inf", so that
 every reader can parse an incident.

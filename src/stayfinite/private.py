@@ -1,4 +1,4 @@
-"""Folders and files for their owner only: a run folder holds batches, weights and source lines."""
+"""Creates folders and files that only their owner can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting things back as they were, whatever else goes wrong."""
+"""Restores things step by step, whatever else fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes between the stages: frozen records, JSON both ways, no torch.
+"""The records that pass between the stages: frozen, JSON both ways, without torch.
 
 StepRecord ──► Event ──► Location ──► Diagnosis ──► Action        all of it together: Incident
 """

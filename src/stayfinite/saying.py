@@ -1,4 +1,4 @@
-"""Words to standard error, whatever the script has put in its place.
+"""Prints to standard error, even if the script has replaced it.
 
 Not by `print`, which a script may have replaced, nor by methods that a stream of its own may lack; a
 stream that is gone is no reason for a training to end.

@@ -165,7 +165,7 @@ def test_an_interrupt_during_the_scan(tmp_path):
     process.stdout.readline()
     time.sleep(3)
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "interrupted" in out and ("not looked at" in out or "was finished" in out)

@@ -96,7 +96,7 @@ def test_the_command_on_a_cluster_of_its_own(tmp_path):
     torch.save({"w": torch.tensor([float("nan")])}, tmp_path / "bad.pt")
     torch.save({"w": torch.ones(3)}, tmp_path / "good.pt")
     command = [sys.executable, "-m", "stayfinite", "scan", "--ray", "local", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 1, done.stderr
     assert "2 checkpoints: 1 corrupt, 1 healthy" in done.stdout
 
@@ -104,5 +104,5 @@ def test_the_command_on_a_cluster_of_its_own(tmp_path):
 def test_no_cluster_is_wrong_usage(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "good.pt")
     command = [sys.executable, "-m", "stayfinite", "scan", "--ray", "nonsense://x", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 2 and "no Ray cluster at 'nonsense://x'" in done.stderr

@@ -116,7 +116,7 @@ def test_the_command_runs_what_it_was_told_to(tmp_path):
             assert running.poll() is None
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
-        out, _ = running.communicate(timeout=120)
+        out, _ = running.communicate(timeout=600)
     finally:
         running.kill()
     assert running.returncode == 1, out

@@ -20,7 +20,7 @@ def fuzz(count, seed):
         "--seed",
         str(seed),
     ]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
 
 
 def test_a_few_hundred_mutants():

@@ -117,7 +117,7 @@ def test_one_nan_in_a_published_file(package, tmp_path):
 def run_script(code, *args):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -244,7 +244,7 @@ def test_a_sharded_distributed_run(tmp_path):
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    errors = [worker.communicate(timeout=200)[1] for worker in workers]
+    errors = [worker.communicate(timeout=900)[1] for worker in workers]
     assert [w.returncode for w in workers] == [0, 0], "\n".join(e[-1500:] for e in errors)
     report = scan(tmp_path / "run")
     assert [(c.kind, c.step, c.verdict) for c in report.checkpoints] == [

@@ -267,6 +267,16 @@ def test_formats_are_told_by_content_not_by_name(tmp_path):
     assert sorted(os.path.basename(p) for p in report.skipped) == ["notes.txt", "train.bin"]
 
 
+def test_the_saved_step_of_an_incident_is_no_checkpoint_unless_it_is_named(tmp_path):
+    home = tmp_path / "run" / "incidents" / "step000007-1"
+    home.mkdir(parents=True)
+    torch.save(trainer_state(7), home / "capsule.pt")
+    torch.save(trainer_state(7), tmp_path / "capsule.pt")
+    (home / "incident.json").write_text("{}")
+    assert [c.path for c in scan([tmp_path]).checkpoints] == [str(tmp_path / "capsule.pt")]
+    assert len(scan([home / "capsule.pt"]).checkpoints) == 1
+
+
 def test_globs_and_paths_that_are_not_there(tmp_path):
     make_run(tmp_path / "run")
     report = scan([f"{tmp_path}/run/step_[12]00.pt"])

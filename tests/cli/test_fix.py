@@ -56,6 +56,15 @@ def test_it_shows_the_diff_and_its_proof(here):
     assert (here / "train.py").read_text() == BEFORE
 
 
+def test_incidents_with_the_same_change_are_counted_and_undo_says_only_what_it_did(here):
+    for name in ("one", "two", "three"):
+        saved(here, name=name)
+    shown = fix("run", "--apply").output
+    assert shown.count("+++ b/train.py") == 1
+    assert "the same change is for steps 3, 3" in shown
+    assert fix("run", "--undo").output.count("\n") == 1
+
+
 def test_it_writes_keeps_a_copy_and_puts_it_back(here):
     saved(here)
     assert fix("run", "--apply").exit_code == 0

@@ -32,8 +32,8 @@ def score(entry, how):
 @pytest.mark.slow
 @pytest.mark.parametrize(("split", "how"), list(zip(form.SPLITS, measure.FORMS)))
 def test_step_operator_line_cause_and_proved_fix(split, how):
-    """Each half in one form; `python -m clinic` runs both in both."""
-    scores = [score(e, how) for e in CASES if e.truth.split == split]
+    """Every second case of each half, in one form; `python -m clinic` runs all of them in both."""
+    scores = [score(e, how) for e in [e for e in CASES if e.truth.split == split][::2]]
     right = collections.Counter()
     for s in scores:
         assert not s.error, f"{s.entry.name}: {s.error}"

@@ -37,6 +37,6 @@ def test_half_precision_is_left_sooner():
 def test_text_names_the_figure_and_the_dtype():
     found = climb([1.0, 10.0, 100.0], 65504.0)
     assert found.describe("loss", "float16") == (
-        "the loss has grown from 1 to 100 in 2 steps: if it goes on like this it leaves float16 in "
+        "the loss has grown from 1 to 100 in 2 steps: at this pace it leaves the range of float16 in "
         "about 3 steps"
     )

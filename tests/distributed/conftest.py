@@ -13,7 +13,7 @@ from tests.launch import environment
 from stayfinite.records import Incident
 
 HERE = pathlib.Path(__file__).parent
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 600
 
 
 collect_ignore_glob = ["scripts/*"]
@@ -47,7 +47,7 @@ def server():
     )  # fmt: skip
     yield process
     process.stdin.close()
-    process.wait(timeout=30)
+    process.wait(timeout=300)
     process.stdout.close()
 
 

@@ -104,8 +104,8 @@ def test_a_step_that_is_bad_on_one_rank_alone_is_left_out_by_nobody_alone(crew):
     others, and when they see what came of it, all of them go back."""
     settings = {"max_batches": 8, "rank_seconds": 2.0}
     run = crew("guarded", kind="ddp", form="loop", spoils_at=training.AT, settings=settings)
-    assert f"step {training.AT}: something is not finite here" in run.errors[1]
-    assert "something is not finite here" not in run.errors[0]
+    assert f"step {training.AT}: a value is not finite on this rank" in run.errors[1]
+    assert "a value is not finite on this rank" not in run.errors[0]
     (incident,) = run.incidents
     assert (incident.event.step, incident.action.kind) == (training.AT + 1, "rebuilt")
     assert run.state == crew("plain", kind="ddp").state

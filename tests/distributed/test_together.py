@@ -40,6 +40,21 @@ def test_a_rank_that_breaks_off_ends_the_replay_for_all_and_the_training_goes_on
     assert run.state == crew("plain", kind="fsdp", without=[training.AT]).state
 
 
+def test_a_replay_that_ends_in_a_backward_leaves_nothing_in_the_wrapper(crew):
+    run = crew("broken_backward", module="troubles")
+    (incident,) = run.incidents
+    assert incident.action.kind == "skipped"
+    assert run.state == crew("plain", kind="ddp", without=[training.AT]).state
+
+
+def test_a_layer_that_only_replays_have_used_stays_unused(crew):
+    """The reducer notes which parameters had a gradient, also of a replay that goes nowhere."""
+    run = crew("unused", module="troubles", fault="loss")
+    (incident,) = run.incidents
+    assert incident.location.op == "aten.log"
+    assert run.state == crew("unused", module="troubles", without=[training.AT]).state
+
+
 def test_a_rank_that_does_not_answer_is_not_waited_for_longer_than_is_set(crew):
     run = crew("disturbed", module="troubles", kind="fsdp", late_at=2, rank_seconds=1.0)
     told = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]

@@ -101,3 +101,64 @@ def _missing(number: int | None, error: Exception):
     finally:
         for name, original in originals.items():
             setattr(SideGroup, name, original)
+
+
+class Branches(torch.nn.Module):
+    """Of its layers one is used in each step; the others have no gradient then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 3) for _ in range(3))
+
+    def forward(self, x, number):
+        return self.layers[number](x)
+
+
+def unused(rank: int, job: dict) -> dict:
+    """A step that uses one layer is bad; the next uses another."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(Branches(), find_unused_parameters=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.RATE)
+    fault = job.get("fault")
+    guard = Guard(model, optimizer) if fault else None
+    data = list(enumerate(training.batches(rank, fault)))
+    data = [(i, b) for i, b in data if i not in job.get("without", ())]
+    for i, batch in guard(data) if guard else data:
+        optimizer.zero_grad()
+        training.loss_of(lambda x, i=i: model(x, i % 3), batch).backward()
+        optimizer.step()
+    told = [i.to_json() for i in guard.incidents] if guard else []
+    if guard:
+        guard.close()
+    return {"incidents": told, "state": training.state_of(model, optimizer)}
+
+
+class _RaisesOnce(torch.autograd.Function):
+    """In one of its backwards on rank 0, when the others are in theirs."""
+
+    at = count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        _RaisesOnce.count += 1
+        if _RaisesOnce.count == _RaisesOnce.at and torch.distributed.get_rank() == 0:
+            raise RuntimeError("only now and only here")
+        return grad
+
+
+def broken_backward(rank: int, job: dict) -> dict:
+    """The first replay's backward raises on rank 0, before all its gradients are there."""
+    model = training.make("ddp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.RATE)
+    guard = Guard(model, optimizer, settings={"budget": 1e-6})
+    _RaisesOnce.at = training.AT + 2
+    model.module.first.register_forward_hook(lambda module, args, out: _RaisesOnce.apply(out))
+    for batch in training.batches(rank, "loss"):
+        guard.step(training.loss_of, batch)
+    guard.close()
+    told = [i.to_json() for i in guard.incidents]
+    return {"incidents": told, "state": training.state_of(model, optimizer)}

@@ -45,7 +45,7 @@ def test_related_codes_exist_and_lead_back():
 
 def names_in(folder, function=None):
     """Constants that look like checks; with `function`, its first arguments."""
-    for path in sorted((SRC / folder).glob("*.py")):
+    for path in sorted((SRC / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if function and isinstance(node, ast.Call) and node.args:
                 called = getattr(node.func, "id", "")

@@ -194,7 +194,7 @@ def test_hardly_varying_quantity_is_not_three_times_as_large():
 
 def test_rare_label_does_not_fill_a_batch():
     common = torch.randint(0, 4, (6, 50))
-    rare = torch.randint(1, 40, (6, 50))
+    rare = (torch.arange(300) % 40 + 1).reshape(6, 50)
     rare[0, 0] = 0
     assert "possible" in levels([(X, common)], "one-label")
     assert set(levels([(X, rare)], "one-label")) == {"far"}
@@ -251,3 +251,36 @@ def test_amount_in_cents_may_be_zero_where_a_cent_was_seen(lowest, level):
     prices[2, 3] = lowest
     found = made([{"prices": prices, "next": torch.randn(6, 1)}])["zero"]
     assert [c.level for c, _ in found if "exactly 0" in c.what] == [level]
+
+
+@pytest.mark.parametrize(
+    ("floor", "level"),
+    [(0.0, "possible"), (0.3, "far"), (None, "far")],
+    ids=["even", "above", "cut"],
+)
+def test_amount_that_comes_down_to_next_to_nothing_may_be_zero(floor, level):
+    waited = torch.linspace(0.004, 4.0, 240)[torch.randperm(240)].reshape(5, 48)
+    waited = waited.clamp(min=0.05) if floor is None else waited + floor
+    found = made([{"waited": row[:, None], "next": torch.randn(48, 1)} for row in waited])["zero"]
+    assert [c.level for c, _ in found if "exactly 0" in c.what] == [level]
+
+
+def test_batch_of_real_samples_may_have_no_value_above_a_threshold():
+    batches = [(torch.randn(4, 3), torch.rand(4, 6)) for _ in range(8)]
+    limit = torch.cat([y for _, y in batches]).max()
+    real = {tuple(row.tolist()) for _, y in batches for row in y}
+    found = [
+        (c, b) for c, b in made(batches)["one-sided"] if "without any large batch[1]" in c.what
+    ]
+    candidate, (x, y) = found[0]
+    assert candidate.level == "possible" and candidate.probability > 1e-5
+    assert float(y.max()) < limit and {tuple(row.tolist()) for row in y} <= real
+    assert len({tuple(row.tolist()) for row in x}) == 4
+
+
+def test_batch_of_several_labels_may_lack_one_of_them():
+    labels = [(torch.arange(6)[:, None] < torch.tensor([2, 3, 5])).float() for _ in range(9)]
+    found = made([(torch.randn(6, 4), y) for y in labels])["absent"]
+    without = next(b for c, b in found if c.what == "a batch with batch[1][:, 0] 0 only")
+    assert not without[1][:, 0].any() and without[1].any()
+    assert any(c.what == "a batch with batch[1][:, 2] 1 only" for c, _ in found)

@@ -48,7 +48,7 @@ def cells():
     for name, source in MORE.items():
         names.append(name)
         book.cells.append(nbformat.v4.new_code_cell(source, id=f"more-{len(names)}"))
-    client = nbclient.NotebookClient(book, timeout=120, kernel_name="python3", allow_errors=True)
+    client = nbclient.NotebookClient(book, timeout=900, kernel_name="python3", allow_errors=True)
     client.execute()
     return {name: cell.get("outputs", []) for name, cell in zip(names, book.cells)}
 

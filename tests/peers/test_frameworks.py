@@ -24,7 +24,7 @@ def run(script: Path, tmp_path: Path, *args: str) -> tuple[subprocess.CompletedP
         [sys.executable, "-m", "stayfinite", "run", "--run-dir", str(folder), str(script), *args],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )

@@ -113,6 +113,8 @@ def test_very_conservative_is_never_bolder(file):
     strong = {c.entry.key: c.value for c in changes_of(config, "very-conservative")}
     assert strong["optimizer.lr"] < mild["optimizer.lr"] < 1e-3
     assert strong["train.use_amp"] is mild["train.use_amp"] is False
+    norm = "train.clip_grad_norm.max_norm"
+    assert (mild[norm], strong[norm]) == (1.0, 0.5)
 
 
 @given(st.floats(1e-6, 1e6), st.sampled_from(sorted(SAFER)))

@@ -1,6 +1,7 @@
 """The edges group: planted defects, how hard a break is judged, and what a finding says."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from tests.preflight.healthy import loader
 from tests.preflight.planted_probes import assert_found, of_group
 from torch import nn
 
+from stayfinite.foresee.search.candidates import Candidate
 from stayfinite.preflight import CheckReport, check
-from stayfinite.preflight.edges.draws import unwritten_memory
-from stayfinite.preflight.edges.group import edges
+from stayfinite.preflight.edges.ahead import Ahead
+from stayfinite.preflight.edges.draws import Draw, unwritten_memory
+from stayfinite.preflight.edges.group import Search, edges
 from stayfinite.preflight.edges.unlucky import UnluckyRandom
 from stayfinite.preflight.probes import Seen, Subject
 from stayfinite.records import Location
@@ -180,3 +183,16 @@ def test_memory_that_nobody_wrote_is_full_of_nan_and_only_inside():
     with UnluckyRandom(0.0) as mode:
         torch.rand(4, 2)
     assert mode.chance == 8 * 2.0**-24
+
+
+def test_own_batch_that_breaks_on_later_weights_is_no_fault_of_the_memory():
+    subject = Subject(models={}, batches=[torch.ones(2)])
+    search = Search(subject, subject.batches, is_later=True)
+    memory = Candidate("memory", "memory that was never written", list, "likely")
+    steps = search.try_one(memory, subject.batches[0], Draw(memory, unwritten_memory))
+    assert next(steps).around is unwritten_memory
+    broken = Seen("", loss=math.nan, is_finite=False)
+    assert steps.send(broken).around is None
+    with pytest.raises(StopIteration):
+        steps.send(broken)
+    assert [f.check for f in search.findings(Ahead())] == ["edges/ahead"]

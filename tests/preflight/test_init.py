@@ -70,7 +70,9 @@ def test_target_that_builds_only_once_is_judged_by_its_values():
         raise RuntimeError("the port is taken")
 
     found = findings(nn.Linear(4, 4), rebuild=rebuild)
-    assert [f.value for f in found if f.check == "init/unwritten"] == ["by the look of the values"]
+    assert [f.value for f in found if f.check == "init/unwritten"] == [
+        "no parameter looks like unwritten memory"
+    ]
 
 
 def test_many_findings_of_one_check_are_cut_short():

@@ -48,7 +48,12 @@ def rehearsed(tmp_path, monkeypatch):
     started = []
 
     def start(module, output):
-        command = [sys.executable, "-m", f"stayfinite.preflight.{module}", str(tmp_path / "work")]
+        command = [
+            sys.executable,
+            "-m",
+            f"stayfinite.preflight.capture.{module}",
+            str(tmp_path / "work"),
+        ]
         with open(output, "wb") as f:
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             process = subprocess.Popen(command, stdout=f, stderr=f, env=env)

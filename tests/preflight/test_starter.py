@@ -21,7 +21,7 @@ def test_module_is_run_as_python_would_run_it(tmp_path, is_forked):
         for name in ("good", "bad"):
             output = tmp_path / f"{name}.txt"
             process = starter.start("json.tool", tmp_path / f"{name}.json", output, environ)
-            codes[name] = process.wait(timeout=100)
+            codes[name] = process.wait(timeout=600)
             assert process.poll() == process.returncode == codes[name]
         forker = starter._forker
     assert codes == {"good": 0, "bad": 1}
@@ -36,5 +36,5 @@ def test_forking_process_that_dies_is_done_without(tmp_path, monkeypatch):
     starter = Starter()
     with contextlib.closing(starter):
         process = starter.start("json.tool", tmp_path, tmp_path / "out.txt", os.environ)
-        assert process.wait(timeout=100) == 1
+        assert process.wait(timeout=600) == 1
     assert starter._is_useless

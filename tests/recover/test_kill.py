@@ -17,7 +17,7 @@ def killed(kind, count, folder):
     """(deaths, after how many the file was broken, how many were in the middle of a write)."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.recover.kill", kind, str(count), "0", str(folder)]
-    out = subprocess.run(command, capture_output=True, text=True, env=env, timeout=110)
+    out = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
     assert out.returncode == 0, out.stderr
     return tuple(map(int, out.stdout.split()))
 

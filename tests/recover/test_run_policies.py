@@ -205,6 +205,12 @@ def test_a_script_may_read_back_what_was_held_back(how, run):
     assert (out.returncode, out.stdout) == (0, "read 1\nrestored\n")
 
 
+def test_raise_ends_the_script_at_the_bad_step_and_names_it(run):
+    out = run(TRAIN, "22", options=["--policy", "raise"])
+    assert (out.returncode, out.stdout) == (1, "")
+    assert "step 5 (epoch 0; in the script step = 5): the loss is nan" in out.stderr
+
+
 def test_parts_are_refused_under_a_launcher_of_several_ranks(tmp_path, monkeypatch, capsys):
     """Each rank would leave out parts of its own, and their weights would part."""
     (tmp_path / "train.py").write_text("print('trained')")

@@ -1,6 +1,6 @@
 """On the terminal an incident is told in full once; its repetitions are counted, not shouted."""
 
-from stayfinite.records import Event, Incident, Location
+from stayfinite.records import Diagnosis, Event, Fix, Incident, Location
 from stayfinite.report import terminal
 
 
@@ -29,3 +29,13 @@ def test_the_same_warning_again_and_again_is_no_flood(capsys):
     assert [int(t.split()[2].rstrip(":")) for t in lines] == [1, 2, 3, 4, 8, 16, 32]
     assert lines[0] == "stayfinite: step 1: warning: the loss is 7"
     assert lines[-1] == "stayfinite: step 32: warning: the loss is 7 (32 such warnings by now)"
+
+
+def test_the_summary_names_the_next_command(capsys, tmp_path):
+    event = Event(step=3, phase="loss", message="the loss is nan")
+    plain = Incident(id="a", event=event)
+    fix = Fix(title="a floor", why="", status="proved", diff="--- a/t.py")
+    proved = Incident(id="b", event=event, diagnosis=Diagnosis(fixes=(fix,)))
+    for incidents, command in (([plain], "report"), ([plain, proved], "fix")):
+        terminal.say_summary(incidents, "9 steps", tmp_path)
+        assert f"next: stayfinite {command} {tmp_path}" in capsys.readouterr().err

@@ -93,6 +93,15 @@ DIFF = """\
 PROOF = Proof(is_step_finite=True, num_healthy=3, largest_change=1e-7, num_after=6)
 
 
+def test_a_search_without_a_result_does_not_call_the_step_non_finite():
+    tried = Experiment(
+        name="smaller_lr", changed="smaller learning rates", outcome="nonfinite",
+        detail="the lowest tried was 3e-07",
+    )  # fmt: skip
+    text = render(Incident(id="i", event=EVENT, diagnosis=Diagnosis(experiments=(tried,))))
+    assert "smaller learning rates  -> no value passed: the lowest tried was 3e-07" in text
+
+
 def test_where_why_the_diff_and_its_proof_come_first():
     diagnosis = Diagnosis(
         cause="log_of_zero", confidence=0.9, summary="a probability is zero",
@@ -130,7 +139,7 @@ done: skipped; nothing moved
     )
     assert text.endswith(
         """\
-evidence
+also known
   - 3 zeros went in
   rows of the batch that are enough to fail: 4, 5
   their indices in the data set: 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, ... (16 in all)

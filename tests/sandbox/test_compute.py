@@ -102,7 +102,7 @@ def test_nested_replays_share_files_and_report(users, capfd):
 def test_two_threads_each_in_a_replay_of_their_own(users):
     before, errors = contents(users), []
     original = os.remove
-    meet = threading.Barrier(2, timeout=60)
+    meet = threading.Barrier(2, timeout=300)
 
     def replay(name):
         try:

@@ -39,7 +39,7 @@ def run(code, cwd, temp):
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(temp)}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], cwd=cwd, env=env, capture_output=True,
-        text=True, timeout=60, check=False,
+        text=True, timeout=300, check=False,
     )  # fmt: skip
     return done
 

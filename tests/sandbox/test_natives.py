@@ -68,7 +68,7 @@ def test_native_writers_are_redirected(tmp_path):
     (tmp_path / "redirected").mkdir()
     done = subprocess.run(
         [sys.executable, "-c", NATIVES, str(tmp_path / "redirected")], cwd=users, env=environment(),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert tree(users) == before

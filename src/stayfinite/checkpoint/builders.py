@@ -1,4 +1,4 @@
-"""What the known rebuilders of torch, numpy and the standard library would make, as placeholders.
+"""Placeholders for what the known rebuild functions of torch, numpy and the standard library return.
 
 Each function here takes the arguments that a file gives and returns plain data. Wrong arguments
 raise ValueError, TypeError or IndexError, which the pickle machine turns into a finding.

@@ -1,4 +1,4 @@
-"""How bad each thing is that a scan can find; what the codes mean is in `codes/scan.py`."""
+"""The severity of each scan finding; `codes/scan.py` says what the codes mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two tensors in two files, block by block, without loading either."""
+"""Compares two tensors in two files block by block, without loading either."""
 
 from __future__ import annotations
 

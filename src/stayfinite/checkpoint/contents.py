@@ -1,4 +1,4 @@
-"""From what a reader found to named tensors and their statistics: the heart of a scan."""
+"""Turns what a reader found into named tensors with statistics: the core of a scan."""
 
 from __future__ import annotations
 

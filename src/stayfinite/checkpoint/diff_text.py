@@ -1,4 +1,4 @@
-"""A comparison of two checkpoints as lines of plain text, for people."""
+"""Renders a comparison of two checkpoints as plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files belong together: checkpoints among the files and folders that were asked for."""
+"""Finds checkpoints in the given files and folders, and groups the files that belong together."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ _WEIGHT_FILES = (
     "adapter_model.bin",
 )
 _SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
+
+_INCIDENT, _CAPSULE = "incident.json", "capsule.pt"
+"""A folder of an incident keeps the failed step in a file of its own, which nobody resumes from."""
 
 
 @dataclass
@@ -134,7 +137,8 @@ class _Walk:
         ]
         kind = _kind_of(folder, files)
         if kind is None:
-            units = [Unit(f, "file", [f]) for f in files if is_candidate(f)]
+            capsule = _CAPSULE if _INCIDENT in {f.name for f in files} else None
+            units = [Unit(f, "file", [f]) for f in files if f.name != capsule and is_candidate(f)]
             here = {u.path for u in units}
             self._found.skipped.extend(f for f in files if f not in here)
             for sub in folders:

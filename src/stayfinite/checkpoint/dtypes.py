@@ -1,4 +1,4 @@
-"""How the elements of each dtype are looked at."""
+"""How the values of each dtype are read from bytes."""
 
 from __future__ import annotations
 

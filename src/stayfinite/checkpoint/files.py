@@ -1,4 +1,4 @@
-"""Bytes of a file without reading them: mapped, bounded, never written."""
+"""Memory-mapped access to a file: bounded, read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same scan, spread over the workers of a Ray cluster.
+"""Runs a scan on the workers of a Ray cluster.
 
 One task is one file (or one shard). A worker that dies costs the file it was at, which goes to another
 one; the reports come back to one place, where they are put together as after a local scan.

@@ -1,4 +1,4 @@
-"""What only a folder tells: shards and their index, distributed checkpoints, a trainer's record."""
+"""What only a whole folder shows: shards and their index, distributed checkpoints, a trainer's state file."""
 
 from __future__ import annotations
 

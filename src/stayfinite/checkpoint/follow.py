@@ -1,4 +1,4 @@
-"""A training's checkpoint folder, followed: each new checkpoint is judged once it is written.
+"""Follows a training's checkpoint folder and judges each new checkpoint once it is written.
 
 A file counts as written when it is the same in two looks in a row. One that then still seems cut short
 gets some more looks, for a writer may pause.

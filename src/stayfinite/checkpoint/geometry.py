@@ -1,4 +1,4 @@
-"""Which elements of a storage a tensor reaches, and in which pieces to read them."""
+"""Which elements of a storage a tensor covers, and the pieces to read them in."""
 
 from __future__ import annotations
 

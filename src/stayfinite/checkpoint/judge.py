@@ -1,4 +1,4 @@
-"""What a tensor's figures mean for the part of training that it is."""
+"""Judges a tensor's statistics by its role (weights, buffers, optimizer state, …)."""
 
 from __future__ import annotations
 

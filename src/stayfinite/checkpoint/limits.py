@@ -1,4 +1,4 @@
-"""How much a file may ask of the scanner: all that its author controls has a bound."""
+"""Upper bounds for everything that a file's author controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health of tensors in mapped bytes: one pass at memory speed, a second look at what is bad."""
+"""Measures the health of mapped tensors: one fast pass, and a second look at bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One file, one verdict."""
+"""Scans one file and gives its verdict."""
 
 from __future__ import annotations
 

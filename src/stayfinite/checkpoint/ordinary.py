@@ -1,4 +1,4 @@
-"""A first look at the speed of the memory: is every value of a block ordinary?
+"""A fast first pass: is every value of a block finite and of ordinary size?
 
 The sum of squares says at once that nothing is NaN or Inf and how large a value can be at most, and takes
 as long as the bytes take to arrive. The smallest and the largest value take half as long again (1 GB of

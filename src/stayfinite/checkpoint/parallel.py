@@ -1,4 +1,4 @@
-"""Many tensors of one file, measured side by side while the rest of the file is still being read."""
+"""Measures the tensors of one file in parallel while the rest is still being read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instructions of a pickle, for the machine that cannot run anything.
+"""Decodes the instructions of a pickle for `machine.py`, which cannot run code.
 
 >>> import pickle
 >>> from stayfinite.checkpoint.limits import Limits

@@ -1,4 +1,4 @@
-"""Paths on this machine and in stores, asked the same questions."""
+"""One interface for local paths and remote stores."""
 
 from __future__ import annotations
 

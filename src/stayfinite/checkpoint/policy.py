@@ -1,4 +1,4 @@
-"""Which names in a pickle are harmless, which could run code, and which nobody can tell.
+"""Classifies names in a pickle: harmless, able to run code, or unknown.
 
 The rule, in words (docs/SCAN.md has the table): naming something from a module that starts
 processes, opens files or connections, imports or evaluates code is hostile even if it is never

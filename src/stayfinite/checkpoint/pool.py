@@ -1,4 +1,4 @@
-"""Threads that each run torch on one core.
+"""A pool of threads that each run torch on one core.
 
 A full memory pass split by torch itself over all cores waits at a barrier after every block, and on
 a machine that is busy (a training runs next to the scan) every barrier waits for the slowest core.

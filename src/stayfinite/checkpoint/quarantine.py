@@ -1,4 +1,4 @@
-"""Moves bad checkpoints out of the way, and back. Nothing is ever deleted or overwritten."""
+"""Moves bad checkpoints away and back. Nothing is deleted or overwritten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rates: those in a checkpoint, the one in a config, and which will really be used."""
+"""Compares the learning rates in a checkpoint and a config, and says which will be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that lie elsewhere: any store that fsspec knows, read in ranges, several at once.
+"""Files in any store that fsspec knows, read in ranges, several at once.
 
 A remote file has the face of a mapped one. Its bytes have addresses in a mapping that is empty at
 first; a range comes when it is needed and goes when it is done with, so a file of any size passes

@@ -1,4 +1,4 @@
-"""What part of a training a tensor is, from where it lies in the checkpoint and from its name."""
+"""Derives a tensor's role (weights, optimizer, buffer, …) from its place and name in the checkpoint."""
 
 from __future__ import annotations
 

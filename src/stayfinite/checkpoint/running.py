@@ -1,4 +1,4 @@
-"""Files looked at side by side, with an eye on how far it is, and an interrupt that costs little."""
+"""Scans files in parallel with progress, and ends cleanly on Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many files at once: folders, several files side by side, checkpoints judged as a whole."""
+"""Scans many files: folders, parallel files, and checkpoints judged as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small tensors, many in one pass: neighbors of one dtype are read as one stretch of the file.
+"""Measures many small tensors in one pass: neighbors of one dtype are read together.
 
 A tensor by itself costs some microseconds besides its bytes. A checkpoint has thousands of biases and
 norms, and a hostile file has a hundred thousand tensors of four elements.

@@ -1,4 +1,4 @@
-"""Reports as lines of plain text. The command adds color; nothing here knows a terminal."""
+"""Renders scan reports as plain text; the command adds color."""
 
 from __future__ import annotations
 

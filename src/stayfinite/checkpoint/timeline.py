@@ -1,4 +1,4 @@
-"""The story of a run: its checkpoints in order, the last good one, and what broke first."""
+"""The checkpoints of a run in order: the last good one, and what broke first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks what a reader found: tensors with their names, and the plain numbers worth a look."""
+"""Walks the tree that a reader found and collects tensors with names, and plain numbers."""
 
 from __future__ import annotations
 

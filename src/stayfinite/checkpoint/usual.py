@@ -1,4 +1,4 @@
-"""What a change means: by layer, in which direction, and against what is usual in this run."""
+"""Describes a change by layer and direction, compared with the usual change in this run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pickle is turned into here: plain containers, and placeholders for all that could run.
+"""The values that a pickle is decoded into: plain containers, and placeholders for anything that could run.
 
 No class or function that a file names is ever imported.
 """

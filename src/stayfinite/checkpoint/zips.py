@@ -1,4 +1,4 @@
-"""A zip directory read with suspicion: every offset checked, no two entries on the same bytes."""
+"""Reads a zip directory defensively: every offset is checked, and no two entries may overlap."""
 
 from __future__ import annotations
 

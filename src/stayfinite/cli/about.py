@@ -1,4 +1,4 @@
-"""What a bug report needs: `stayfinite --version --verbose`."""
+"""`stayfinite --version --verbose`: the versions that a bug report needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stayfinite check TARGET`: know before the GPU hours."""
+"""`stayfinite check TARGET`: checks a training before it runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
         "check",
         cls=ScriptCommand,
         context_settings=settings,
-        short_help="Look for trouble before a training runs.",
+        short_help="Find problems before a training runs.",
     )(check)
 
 
@@ -60,7 +60,7 @@ def check(
     budget: options.Budget = None,
     pedantic: Annotated[
         bool,
-        typer.Option("--pedantic", help="Also what breaks only with data that nobody would feed."),
+        typer.Option("--pedantic", help="Also report failures that need unrealistic data."),
     ] = False,
     save: options.Save = Path("stayfinite-check"),
     seed: options.Seed = 0,

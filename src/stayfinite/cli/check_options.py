@@ -51,27 +51,27 @@ Config = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="The training's config (.yaml, .json, .toml, .py): checked, and compared with what is "
-        "really used. Python is parsed, never run.",
+        help="The training's config (.yaml, .json, .toml, .py): checked, and compared with the "
+        "values in use. Python is parsed, never run.",
     ),
 ]
 Preset = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Write a safer config beside the one of --config: conservative or very-conservative.",
+        help="Write a safer config next to the one of --config: conservative or very-conservative.",
     ),
 ]
 Data = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Also look at this data file: npy, npz, safetensors, pt or csv."
+        metavar="FILE", help="Also check this data file: npy, npz, safetensors, pt or csv."
     ),
 ]
 DataSamples = Annotated[
     str | None,
     typer.Option(
-        metavar="N|all", help="How many samples to look at. Default: what fits 20 seconds."
+        metavar="N|all", help="How many samples to check. Default: as many as fit 20 seconds."
     ),
 ]
 Steps = Annotated[int, typer.Option(help="How many real steps the stability group takes.")]
@@ -79,24 +79,24 @@ Budget = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="How long the search for batches that break it and the steps ahead may take. Default: about "
-        "two seconds of computing, or 40 steps' time.",
+        help="Time for the search for breaking batches and the steps ahead. Default: about two seconds of "
+        "computing, or the time of 40 steps.",
     ),
 ]
 Save = Annotated[
     Path,
     typer.Option(
         metavar="DIR",
-        help="Where batches that break the training are kept, for `stayfinite replay`.",
+        help="Folder for batches that break the training, for `stayfinite replay`.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="The random seed that the target is started with.")]
+Seed = Annotated[int, typer.Option(help="Random seed for the target.")]
 Prove = Annotated[
     bool,
     typer.Option(
         "--prove",
-        help="Also say of every line whether it can give NaN or Inf for any input in a box: safe, can "
-        "fail (and when), or unknown. Only this: --only proof.",
+        help="Also say for every line whether it can give NaN or Inf for any input in a box: safe, can "
+        "fail (and when), or unknown. --only proof runs only this.",
     ),
 ]
 BoxFile = Annotated[
@@ -104,8 +104,8 @@ BoxFile = Annotated[
     typer.Option(
         "--box",
         metavar="FILE",
-        help="The box to prove it for, as JSON: data ranges, weights, batch_sizes. Without it: what was "
-        "seen in the first batches.",
+        help="The box as JSON: data ranges, weights, batch_sizes. Default: the ranges seen in the first "
+        "batches.",
     ),
 ]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the report as a page.")]

@@ -18,7 +18,7 @@ _HOME = Path(".demo")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("demo", short_help="A broken training: caught, explained, repaired.")(demo)
+    app.command("demo", short_help="Show a broken training, caught and repaired.")(demo)
 
 
 def demo(
@@ -115,4 +115,4 @@ def _close(show: Show, page: Path | None, seconds: float) -> None:
         typer.echo(f"  report    {page}  (open it in a browser)")
     typer.echo(f"  time      {seconds:.0f} s")
     for text in show.disappointments:
-        typer.echo(f"stayfinite demo: not as it should be: {text}", err=True)
+        typer.echo(f"stayfinite demo: unexpected: {text}", err=True)

@@ -21,15 +21,15 @@ _FRAMEWORKS = {"lightning": "lightning", "transformers": "transformers"}
 
 def register(app: typer.Typer) -> None:
     """Add `doctor` to the command line."""
-    app.command("doctor", short_help="Does all of it work on this machine?")(doctor)
+    app.command("doctor", short_help="Test that everything works on this machine.")(doctor)
 
 
 def doctor(
     frameworks: bool = typer.Option(
-        True, help="Also try the frameworks that are installed; to import one takes seconds."
+        True, help="Also test installed frameworks; importing one takes seconds."
     ),
 ) -> None:
-    """Try on this machine what a protected training relies on, and say what works.
+    """Test on this machine everything that a protected training relies on.
 
     Tiny trainings with one bad batch each are run in this process. Exit code 1 if something does not work.
     """

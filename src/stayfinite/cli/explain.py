@@ -15,7 +15,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add `explain` to the command line."""
-    app.command("explain", short_help="What a code means and what to do about it.")(explain)
+    app.command("explain", short_help="Explain a code and what to do about it.")(explain)
 
 
 def explain(

@@ -1,4 +1,4 @@
-"""`stayfinite fix`: the change of an incident as a diff with its proof; written only when asked."""
+"""`stayfinite fix`: shows an incident's change as a diff with its proof, and writes it on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add `fix` to the command line."""
-    app.command(name="fix", short_help="The change as a diff, proved by running it.")(fix_command)
+    app.command(name="fix", short_help="Show or apply a proved fix as a diff.")(fix_command)
 
 
 def fix_command(
@@ -28,29 +28,31 @@ def fix_command(
         typer.Argument(metavar="RUN|INCIDENT", help="A run's folder, or one incident's."),
     ],
     apply: Annotated[
-        bool, typer.Option("--apply", help="Write the proved change; the file is kept beside it.")
+        bool, typer.Option("--apply", help="Write the proved change; keeps a copy of the old file.")
     ] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Put the file back as it was before --apply.")
+        bool, typer.Option("--undo", help="Restore the file from before --apply.")
     ] = False,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Also changes that were not proved; they are never written."),
+        typer.Option(
+            "--all", help="Also show changes that were not proved; they are never written."
+        ),
     ] = False,
     file: Annotated[
         list[Path] | None,
         typer.Option(
             "--file",
             metavar="FILE",
-            help="The file to change, where it is not below this folder. Can be given again.",
+            help="The file to change, if it is not below this folder. Can be repeated.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
-    """The change as a diff of your own source, proved by running it.
+    """Show the fix of an incident as a diff of your own source, proved by running it.
 
-    Only files below this folder, or named with --file, are read or written: what an incident says is
-    data that somebody may have sent.
+    Reads and writes only files below this folder or named with --file, since an incident may come
+    from somebody else.
 
     Exit code: 0 a proved change is shown, written or undone, 1 there is none or it was not written,
     2 wrong usage.
@@ -67,7 +69,9 @@ def fix_command(
         if as_json:
             typer.echo(_json(chosen, written))
         else:
-            _show(incidents, chosen, written, path)
+            if not undo:
+                _show(incidents, chosen)
+            _tell(chosen, written, path)
         has_failed = written is not None and any(not t.is_done for t in written)
         raise typer.Exit(0 if proved and not has_failed else 1)
 
@@ -112,28 +116,39 @@ def _write(proved: list[tuple[Incident, Fix]], named: list[Path], is_undo: bool)
     return change_files([f for _, f in proved if f in first.values()], named, Path.cwd(), is_undo)
 
 
-def _show(
-    incidents: list[Incident],
-    chosen: list[tuple[Incident, Fix]],
-    written: list[Target] | None,
-    path: Path,
-) -> None:
+def _show(incidents: list[Incident], chosen: list[tuple[Incident, Fix]]) -> None:
+    """Each incident with its changes; incidents that need the same changes are counted behind the first."""
     from ..report.text import headline
 
-    shown: set[str | None] = set()
+    groups: dict[object, list[Incident]] = {}
     for incident in incidents:
+        diffs = tuple(f.diff for i, f in chosen if i is incident)
+        groups.setdefault(diffs or incident.id, []).append(incident)
+    for incident, *others in groups.values():
         mine = [f for i, f in chosen if i is incident]
         typer.echo(printable(headline(incident)))
-        if mine and all(f.diff in shown for f in mine):
-            typer.echo("  the same change as above\n")
-            continue
+        if others:
+            typer.echo(f"  the same change is for {_steps([i.event.step for i in others])}")
         for fix in mine:
             _show_one(incident, fix)
-        shown |= {f.diff for f in mine}
         if not any(f.status == "proved" for f in mine):
             typer.echo("  no diff was proved for it")
             _show_words(incident)
         typer.echo("")
+
+
+def _steps(steps: list[int], limit: int = 6) -> str:
+    """
+    >>> _steps([7]), _steps([7, 45, 76], limit=2)
+    ('step 7', 'steps 7, 45 and 1 more')
+    """
+    few = ", ".join(map(str, steps[:limit]))
+    more = f" and {len(steps) - limit} more" if len(steps) > limit else ""
+    return f"step{'s' * (len(steps) > 1)} {few}{more}"
+
+
+def _tell(chosen: list[tuple[Incident, Fix]], written: list[Target] | None, path: Path) -> None:
+    """What was written, or how to write it."""
     for target in written or []:
         typer.echo(printable(target.message))
     if written is None and any(f.status == "proved" for _, f in chosen):
@@ -153,6 +168,7 @@ def _show_one(incident: Incident, fix: Fix) -> None:
 def _show_words(incident: Incident) -> None:
     """A setting that was proved and whose line was not found, or what is worth a try."""
     from ..report.fixes import advice, first_fix, proof_words
+    from ..report.text import short_path
 
     first = first_fix(incident)
     if first is not None:
@@ -162,6 +178,8 @@ def _show_words(incident: Incident) -> None:
             typer.echo(printable(f"  proof: exactly this value was run; {seen}"))
         return
     others = [f for f in advice(incident) if not f.title.startswith("and ")]
+    if not others and incident.path:
+        typer.echo(printable(f"  what is known: {short_path(incident.path)}/incident.txt"))
     for fix in others[:3]:
         typer.echo(printable(f"  try: {fix.title.removeprefix('or ')}  [{fix.status}]"))
 

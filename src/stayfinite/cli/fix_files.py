@@ -1,4 +1,4 @@
-"""Files that `fix` writes: below the working folder or named, as they were when they failed, with a copy kept."""
+"""Writes the files of `fix`: checks that they are allowed and unchanged, and keeps a copy."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
         name="ladder",
         cls=ScriptCommand,
         context_settings=settings,
-        short_help="Which single change gets past the failure?",
+        short_help="Find the change that gets past a failure.",
     )(ladder_command)
 
 
@@ -46,8 +46,8 @@ Tries = Annotated[
         "--try",
         metavar="KEY=VALUE",
         help="A change: a flag or config key of the script (lr=1e-4, lr=0.1x, use_amp=false), "
-        "env:NAME=VALUE, or a knob of ours (stayfinite:autocast=off). Give it once for each "
-        "change; without any, the usual ladder is made from what the script has.",
+        "env:NAME=VALUE, or one of our own knobs (stayfinite:autocast=off). Repeat it for more "
+        "changes. Default: the usual changes that the script allows.",
     ),
 ]
 UntilStep = Annotated[
@@ -58,8 +58,8 @@ AfterIncident = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="An incident of `stayfinite run`: its step is the one to get past. The script is the "
-        "one that you give.",
+        help="An incident of `stayfinite run` with the failing step. Only the script that you name is "
+        "run.",
     ),
 ]
 Margin = Annotated[
@@ -75,12 +75,10 @@ Config = Annotated[
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        "--jobs", "-j", help="Runs side by side. Default: one a core, up to 4; 1 on a GPU."
-    ),
+    typer.Option("--jobs", "-j", help="Parallel runs. Default: one per core, up to 4; 1 on a GPU."),
 ]
 RunDir = Annotated[
-    Path | None, typer.Option(help="Keep what every run said and wrote in this new folder.")
+    Path | None, typer.Option(help="Keep the output and files of every run in this new folder.")
 ]
 
 

@@ -26,13 +26,13 @@ def lint_command(
         typer.Argument(metavar="PATH", help="Files or folders.", show_default=False),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Repair what has an equivalent safe form.")
+        bool, typer.Option("--fix", help="Repair code that has an equivalent safe form.")
     ] = False,
     diff: Annotated[
         bool, typer.Option("--diff", help="Show the repairs as a patch and write nothing.")
     ] = False,
     pedantic: Annotated[
-        bool, typer.Option("--pedantic", help="Also what is right to write in many places.")
+        bool, typer.Option("--pedantic", help="Also report findings that are often harmless.")
     ] = False,
     select: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""How a command ends when something goes wrong: in words on stderr, never with a traceback."""
+"""Ends a command with a plain message on stderr instead of a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stayfinite replay INCIDENT`: the failed step once more, in a new process."""
+"""`stayfinite replay INCIDENT`: runs the failed step again in a new process."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def replay_command(
         list[str] | None,
         typer.Argument(
             metavar="[-- SCRIPT [ARGS]...]",
-            help="Your training script and its arguments. What an incident says was run is shown, "
-            "never run: it may have been sent by somebody.",
+            help="Your training script and its arguments. The command stored in an incident is shown but "
+            "never run, since the file may come from somebody else.",
             show_default=False,
         ),
     ] = None,
@@ -49,7 +49,7 @@ def replay_command(
         str | None,
         typer.Option(
             metavar="MODULE:FUNCTION",
-            help="For a Guard of your own: builds model, loss_fn, optimizer [, scheduler, scaler]; a file works too: train.py:build.",
+            help="For a Guard in your own code: a function that returns model, loss_fn, optimizer [, scheduler, scaler]; also as train.py:build.",
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time limit for the experiments.")] = 60.0,

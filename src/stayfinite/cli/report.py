@@ -1,4 +1,4 @@
-"""`stayfinite report RUN`: what happened in a run, as one page."""
+"""`stayfinite report RUN`: a run as one page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMATS = ("html", "md", "json")
 
 
 def register(app: typer.Typer) -> None:
-    app.command("report", short_help="The run as one self-contained HTML page.")(report)
+    app.command("report", short_help="Write a run as one HTML page.")(report)
 
 
 def report(
@@ -25,7 +25,7 @@ def report(
         ..., metavar="RUN", help="A run folder, a .jsonl log, or one incident's folder."
     ),
     output: Optional[Path] = typer.Option(  # noqa: UP045 - typer reads it
-        None, "-o", "--output", help="Where it goes; '-' prints it. Default: beside the run."
+        None, "-o", "--output", help="Output file; '-' prints it. Default: in the run folder."
     ),
     format: str = typer.Option("html", "--format", help="html, md or json."),
     png: Optional[Path] = typer.Option(  # noqa: UP045
@@ -35,7 +35,7 @@ def report(
         None,
         "--map",
         metavar="FIELD=KEY",
-        help="Which key of a foreign log is which: loss=total, step=n, ...",
+        help="Names of the keys in another tool's log: loss=total, step=n, ...",
     ),
     session: Optional[int] = typer.Option(  # noqa: UP045
         None, help="Which session of a folder that was used several times. Default: the last."
@@ -47,13 +47,13 @@ def report(
         None,
         "--to",
         metavar="SINK",
-        help="Also into tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging.",
+        help="Also send to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging.",
     ),
 ) -> None:
-    """One self-contained HTML page: the curves, the story of each incident, the layers.
+    """Write a run as one self-contained HTML page with its curves, incidents and layers.
 
-    Reads the journal of a run, or any JSONL training log. Exit code: 0 done, 1 not all could be read
-    within --max-seconds, 2 wrong usage.
+    Reads the journal of a run, or any JSONL training log. Exit code: 0 done, 1 the log could not be
+    read completely within --max-seconds, 2 wrong usage.
     """
     from ..errors import StayfiniteError
     from ..report.foreign import KeyMap

@@ -1,4 +1,4 @@
-"""`stayfinite run train.py …`: the script runs as it would by itself, under the guard."""
+"""`stayfinite run train.py …`: runs a script unchanged, under the guard."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def run(
     policy: str = typer.Option(
         RunOptions.policy,
         metavar="POLICY",
-        help="What to do about a bad step: auto (leave a bad batch out; stop where the state itself has "
-        "run away), heal (go on from the last healthy state with what was proved to pass), skip, "
-        "rollback, sanitize (leave out bad samples), parts (leave out the bad part of a loss that is a "
-        "sum; for one rank), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
+        help="What to do about a bad step: auto (skip bad batches; stop if the weights have diverged), "
+        "heal (if they have diverged, continue from the last healthy state with a proved setting), skip, "
+        "rollback, sanitize (drop bad samples), parts (drop the bad part of a summed loss; one rank "
+        "only), raise, or a ladder such as skip:3,rollback:2:lr=0.5:next=4.",
     ),
     on_spike: str = typer.Option(
         RunOptions.on_spike,
@@ -61,24 +61,25 @@ def run(
         RunOptions.budget, help="Share of step time for deep checks and snapshots."
     ),
     deferred: bool = typer.Option(
-        False, "--deferred", help="Never sync with the device; read the flag one step late."
+        False,
+        "--deferred",
+        help="Never wait for the device; read the result of a check one step later.",
     ),
     resume_check: bool = typer.Option(
-        True, help="Refuse to restore a checkpoint that is not finite; compare its learning rate."
+        True, help="Refuse to restore a corrupt checkpoint; compare its learning rate."
     ),
     diagnose: bool = typer.Option(True, help="Look for the cause and try fixes."),
     replay: str = typer.Option(
         RunOptions.replay,
         metavar="HOW",
-        help="How a bad step is computed again: auto (only statements without side effects), full (also "
-        "statements that have some, in the sandbox), off.",
+        help="How a bad step is replayed: auto (only statements without side effects), full (also "
+        "statements with side effects, in a sandbox), off.",
     ),
     plan: Optional[Path] = typer.Option(  # noqa: UP045
         None,
         metavar="FILE",
-        help="A YAML file of stages: what each has to show (loss, a figure that the script prints, "
-        "incidents), and what changes when it begins. A run folder that is used again goes on in "
-        "its stage.",
+        help="A YAML file of stages: the criteria of each (loss, a figure that the script prints, "
+        "incidents) and the settings it changes. A run folder that is used again continues in its stage.",
     ),
     without: Optional[list[str]] = typer.Option(  # noqa: UP045
         None,
@@ -91,8 +92,8 @@ def run(
     store_args: bool = typer.Option(
         False,
         "--store-args",
-        help="Keep the script's arguments beside an incident as they are. Default: without what "
-        "looks like a password, key or token.",
+        help="Store the script's arguments unchanged. Default: without anything that looks like a "
+        "password, key or token.",
     ),
     sink: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Also write to tensorboard[:DIR], wandb[:DIR], mlflow[:DIR] or logging."
@@ -105,8 +106,8 @@ def run(
 ) -> None:
     """Train under protection, with nothing changed in the script.
 
-    Everything after SCRIPT (or after -m MODULE) is the script's own. The exit code is the
-    script's own, too.
+    Everything after SCRIPT (or after -m MODULE) is passed to the script. The exit code is the
+    script's own.
     """
     from ..errors import UsageError
 

@@ -1,4 +1,4 @@
-"""What `stayfinite run` is told, and how it starts; without the library that reads command lines.
+"""The options of `stayfinite run`, parsed without typer so that it starts fast.
 
 That library takes as long to import as all of ours. So the usual words are read here, and it is asked
 only for what is not usual: help, and what is wrong.

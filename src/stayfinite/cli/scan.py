@@ -33,10 +33,10 @@ _COLORS = (
 
 def register(app: typer.Typer) -> None:
     """Add `scan` and `diff` to the command line."""
-    app.command(name="scan", short_help="Which checkpoints are corrupt? Which is good?")(
+    app.command(name="scan", short_help="Find corrupt checkpoints and the last good one.")(
         scan_command
     )
-    app.command(name="diff", short_help="What changed between two checkpoints.")(diff_command)
+    app.command(name="diff", short_help="Show what changed between two checkpoints.")(diff_command)
 
 
 def scan_command(

@@ -1,4 +1,4 @@
-"""What `stayfinite scan` can be told, each option with its help."""
+"""The options of `stayfinite scan`, with their help."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Config = Annotated[
 Rate = Annotated[float | None, typer.Option(help="Compare the saved learning rates with this one.")]
 Quarantine = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Move what is corrupt, hostile or unreadable into DIR."),
+    typer.Option(metavar="DIR", help="Move corrupt, hostile and unreadable checkpoints into DIR."),
 ]
 Undo = Annotated[
     Path | None,
-    typer.Option(metavar="LOG", help="Move back what the quarantine with this log has moved."),
+    typer.Option(metavar="LOG", help="Undo the quarantine with this log."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Move without asking.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Exit with 1 for suspicious files too.")]
@@ -34,15 +34,15 @@ Checksums = Annotated[
     bool, typer.Option("--checksums", help="Also verify the checksums of archives (slower).")
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="Files side by side (default: up to 4).")
+    int | None, typer.Option("--jobs", "-j", help="Files to scan in parallel (default: up to 4).")
 ]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="List every tensor and every finding.")
 ]
 MaxSeconds = Annotated[
-    float, typer.Option(help="Processor time for each part of a file but its tensors' bytes.")
+    float, typer.Option(help="Processor time for each part of a file except tensor data.")
 ]
-MaxMemory = Annotated[int, typer.Option(help="MB of memory for one file, besides what is mapped.")]
+MaxMemory = Annotated[int, typer.Option(help="MB of memory for one file, except mapped data.")]
 Watch = Annotated[
     bool,
     typer.Option("--watch", help="Follow a folder: judge each checkpoint once it is written."),
@@ -51,7 +51,7 @@ OnBad = Annotated[
     str | None,
     typer.Option(
         metavar="CMD",
-        help="With --watch: run this for each bad checkpoint; its JSON comes on standard input, "
+        help="With --watch: run this for each bad checkpoint, with its JSON on standard input and "
         "its path in STAYFINITE_PATH.",
     ),
 ]
@@ -61,7 +61,7 @@ LastGood = Annotated[
         metavar="FILE", help="With --watch: keep the last good checkpoint's path in this file."
     ),
 ]
-Interval = Annotated[float, typer.Option(min=0.05, help="With --watch: seconds between two looks.")]
+Interval = Annotated[float, typer.Option(min=0.05, help="With --watch: seconds between two polls.")]
 RayAddress = Annotated[
     str | None,
     typer.Option(

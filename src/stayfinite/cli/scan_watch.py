@@ -1,4 +1,4 @@
-"""`stayfinite scan --watch DIR`: each checkpoint of a training judged as it appears."""
+"""`stayfinite scan --watch DIR`: judges each checkpoint of a training as it appears."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which words of a command line are ours, and which the script's own."""
+"""Splits a command line into our own options and those of the script."""
 
 from __future__ import annotations
 

@@ -21,23 +21,23 @@ def watch(
     run: Path = typer.Argument(
         ..., metavar="RUN", help="A run folder or a .jsonl log, growing or finished."
     ),
-    interval: float = typer.Option(0.5, min=0.05, help="Seconds between two looks."),
+    interval: float = typer.Option(0.5, min=0.05, help="Seconds between two updates."),
     once: bool = typer.Option(False, "--once", help="Print one picture and exit."),
     web: bool = typer.Option(
-        False, "--web", help="In a browser instead: prints an address of this machine's loopback."
+        False, "--web", help="Watch in a browser instead; prints a local address."
     ),
     port: int = typer.Option(0, min=0, max=65535, help="With --web: the port; 0 takes a free one."),
-    max_seconds: float = typer.Option(10.0, help="Processor time for one look at the log."),
+    max_seconds: float = typer.Option(10.0, help="Processor time for reading the log once."),
     map_: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads it
         None,
         "--map",
         metavar="FIELD=KEY",
-        help="Which key of a foreign log is which: loss=total, step=n, ...",
+        help="Names of the keys in another tool's log: loss=total, step=n, ...",
     ),
 ) -> None:
-    """Loss, gradient norm, learning rate, scale, layers and incidents as they come; q quits.
+    """Show loss, gradient norm, learning rate, scale, layers and incidents live; q quits.
 
-    With --web the page of `stayfinite report` in a browser, and it follows the run.
+    With --web, serve the page of `stayfinite report` to a browser and keep it up to date.
     """
     from ..errors import StayfiniteError
     from ..report.foreign import KeyMap

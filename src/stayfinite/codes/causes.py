@@ -1,4 +1,4 @@
-"""The causes of an incident: what each one looks like, how it is proved, what to try."""
+"""The causes of an incident: what each looks like, how it is proved, what to try."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ register(
     "the logarithm of a probability or density that has saturated or underflowed to exactly zero",
     {
         "Looks like": "-inf out of `log`, `log1p`, `logit` or `xlogy` at an argument that is exactly zero (or saturated to one).",
-        "Proof": "this line kept finite makes the step finite (`patched_operator`).",
+        "Proof": "the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "`log_softmax`, `logsigmoid`, `logsumexp`; `safe_log`, `log_mixture`, `log1mexp`.",
     },
     related=("SF101", "SF102", "SF103", "SF107", "SF126", "SF136"),
@@ -46,7 +46,7 @@ register(
     "a function outside its domain (log or sqrt of a negative number)",
     {
         "Looks like": "NaN out of `log`, `sqrt`, `pow`, `acos`, `atanh`, ... whose finite argument is outside of the domain.",
-        "Proof": "`patched_operator`.",
+        "Proof": "the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "`safe_sqrt`, `safe_log`, `safe_pow`, `safe_acos`; softplus for what must be positive; the centered variance instead of E[x^2] - E[x]^2.",
     },
     related=("SF107", "SF122", "SF123", "SF125", "SF126"),
@@ -58,7 +58,7 @@ register(
     "a division by exactly zero (degree, norm, count, weight sum)",
     {
         "Looks like": "NaN or Inf out of a division whose denominator is exactly zero, a normalization with eps=0, or class weights that sum to zero.",
-        "Proof": "`patched_operator`.",
+        "Proof": "the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "`safe_div`, `.clamp(min=1)` for counts, `safe_normalize`, `safe_std`.",
     },
     related=("SF111", "SF112", "SF113", "SF114", "SF164", "edges/blank"),
@@ -70,7 +70,7 @@ register(
     "a mean, variance or averaged loss over no element, or a sample variance over one",
     {
         "Looks like": "NaN out of `mean`, `var`, `std` or a loss, over an empty selection, ignored targets only, or a single row.",
-        "Proof": "`patched_operator`.",
+        "Proof": "the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "`masked_mean`, `masked_cross_entropy`, `safe_std`, `drop_last=True`.",
     },
     related=("SF132", "SF133", "SF134", "edges/no-label", "edges/size"),
@@ -82,7 +82,7 @@ register(
     "the forward value is finite, the derivative there is infinite or undefined (sqrt'(0), pow, acos'(1))",
     {
         "Looks like": "a finite forward and an Inf or NaN in `SqrtBackward0`, `PowBackward0`, `AcosBackward0`, `StdBackward0`, ... at a pole of the derivative.",
-        "Proof": "`patched_operator`; no mask has zeroed the gradient that comes in (else: `masked_branch_leak`).",
+        "Proof": "the step is finite when this line's result is kept finite (experiment `patched_operator`), and no mask zeroed the incoming gradient (otherwise the cause is `masked_branch_leak`).",
         "Try": "`safe_sqrt`, `safe_norm`, `safe_acos`, `safe_pow`; the squared form.",
     },
     related=("SF121", "SF122", "SF123"),
@@ -94,7 +94,7 @@ register(
     "a non-finite value or derivative that a mask or `where` discards comes back in the backward as 0 * inf",
     {
         "Looks like": "a finite loss and a NaN gradient; the gradient at the bad places is exactly zero because `where`, a mask, a clamp or a selection discarded the value.",
-        "Proof": "the operator that put the zero there is named in the report; `patched_operator`.",
+        "Proof": "the report names the operator that put the zero there; the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "mask before the operation: the double `where`.",
     },
     related=("SF124",),
@@ -105,8 +105,8 @@ register(
     "cause",
     "softmax or logsumexp over a row whose entries are all -inf",
     {
-        "Looks like": "NaN out of softmax, log_softmax, logsumexp or attention in rows that are -inf from end to end.",
-        "Proof": "the rows are counted; `patched_operator`.",
+        "Looks like": "NaN out of softmax, log_softmax, logsumexp or attention, in rows in which every entry is -inf.",
+        "Proof": "the fully masked rows are counted; the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "`masked_softmax`, `masked_log_softmax`, `stable_attention`, or a finite mask.",
     },
     related=("SF131", "edges/mask"),
@@ -118,7 +118,7 @@ register(
     "an unbounded exponential (log-variance, temperature, Sinkhorn, softmax without max subtraction) overflows fp32",
     {
         "Looks like": "an Inf out of `exp`, `expm1`, `cosh`, ... in `float32` while the weights are ordinary.",
-        "Proof": "the largest argument is shown beside the largest that the dtype can take; `patched_operator`.",
+        "Proof": "the report shows the largest argument and the largest that the dtype allows; the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "log space, `safe_exp`, `bound`, `BoundedTemperature`, `log_sinkhorn`, `info_nce`.",
     },
     related=("SF104", "SF105", "SF106", "edges/outlier"),
@@ -142,7 +142,7 @@ register(
     "the backward of a matrix decomposition at repeated or zero eigen/singular values",
     {
         "Looks like": "NaN or Inf in the backward of `eigh`, `svd`, `qr`, `cholesky`, `inv`, ....",
-        "Proof": "`patched_operator`.",
+        "Proof": "the step is finite when this line's result is kept finite (experiment `patched_operator`).",
         "Try": "a small growing diagonal, eigenvalues instead of eigenvectors, `float64`.",
     },
     related=("SF141", "edges/repeated"),
@@ -153,8 +153,8 @@ register(
     "cause",
     "the stored sample is itself NaN, Inf or absurdly large",
     {
-        "Looks like": "the slice ends in the batch, and the data set stores it like that; or the values are finite but a hundred million times the usual.",
-        "Proof": "the samples are fetched again under the trace; `without_rows`.",
+        "Looks like": "the NaN came in with the batch, and the data set stores it; or the values are finite but a hundred million times larger than usual.",
+        "Proof": "the samples are fetched again from the data set and are bad there; the step is finite without those rows (experiment `without_rows`).",
         "Try": "clean, mask or drop the samples (the report has their indices).",
     },
     related=("data/finite", "data/range", "data/outliers"),
@@ -165,9 +165,9 @@ register(
     "cause",
     "the sample was finite; the data pipeline made it non-finite",
     {
-        "Looks like": "the slice ends in the batch, what the data set stores is finite.",
-        "Proof": "the samples are fetched again and the line of the transform or collate function is named; `without_rows`.",
-        "Try": "guard that line.",
+        "Looks like": "the NaN came in with the batch, but what the data set stores is finite.",
+        "Proof": "the samples are fetched again, and the line of the transform or collate function that makes them bad is named; the step is finite without those rows (experiment `without_rows`).",
+        "Try": "make that line safe for such a sample.",
     },
     related=("data/finite", "data/constant"),
 )
@@ -178,7 +178,7 @@ register(
     "memory allocated but never written is used as a parameter, activation or gradient",
     {
         "Looks like": "values that come from `torch.empty` and relatives: in an operator trace directly, for parameters by reading the source of the module.",
-        "Proof": "`patched_operator` with zeros for fresh memory, `filled_state`.",
+        "Proof": "the step is finite when fresh memory is filled with zeros (experiments `patched_operator` and `filled_state`).",
         "Try": "`torch.zeros`, or fill it.",
     },
     related=("SF161", "SF162", "SF163", "init/unwritten", "edges/memory"),
@@ -190,7 +190,7 @@ register(
     "a parameter or buffer is non-finite from construction",
     {
         "Looks like": "a parameter or buffer that is not finite before the first step and was not restored.",
-        "Proof": "`filled_state`.",
+        "Proof": "the step is finite when the bad values in the state are replaced (experiment `filled_state`).",
         "Try": "look at how it is computed when the model is made.",
     },
     related=("init/finite", "init/scale"),
@@ -202,7 +202,7 @@ register(
     "the learning rate, or the schedule that sets it, makes the updates grow until something overflows",
     {
         "Looks like": "loss and weights have grown by orders of magnitude before the overflow.",
-        "Proof": "a smaller learning rate is searched with which the training stays finite from the last snapshot on (`smaller_lr`), or a norm to clip to (`clipped`).",
+        "Proof": "from the last snapshot on, the training stays finite with a smaller learning rate (experiment `smaller_lr`) or with clipped gradients (`clipped`).",
         "Try": "a lower learning rate, clipping, warmup.",
     },
     related=("stability/lr", "config/lr", "config/warmup", "edges/growth"),
@@ -214,7 +214,7 @@ register(
     "the product of Jacobians over depth or time overflows although weights, activations and LR are ordinary",
     {
         "Looks like": "an Inf out of a product in the backward; weights, activations, loss and learning rate are ordinary.",
-        "Proof": "the growth over the backward is shown; `limited_gradient`.",
+        "Proof": "the report shows how the gradient grows over the backward; the step is finite when the gradient is limited on its way (experiment `limited_gradient`).",
         "Try": "hooks that limit the gradient, truncated backpropagation, another initialization, normalization.",
     },
     related=("gradients/norm", "gradients/by-depth", "config/clip"),
@@ -268,8 +268,8 @@ register(
     "cause",
     "restored weights, buffers or optimizer state already contain NaN or Inf",
     {
-        "Looks like": "the slice ends in a parameter, buffer or optimizer entry that was restored and was bad before the first step.",
-        "Proof": "`filled_state`, `fresh_optimizer`.",
+        "Looks like": "the NaN comes from a restored parameter, buffer or optimizer entry that was bad before the first step.",
+        "Proof": "the step is finite when the bad values are replaced (experiment `filled_state`), or with a new optimizer state (`fresh_optimizer`).",
         "Try": "`stayfinite scan` names the last good checkpoint.",
     },
     related=("nonfinite_tensor", "nonfinite_setting", "SF209"),
@@ -281,7 +281,7 @@ register(
     "a resume restores only part of the run (LR, scheduler), and the finite restored state then diverges",
     {
         "Looks like": "a divergence in a resumed run whose learning rate, scheduler or optimizer does not belong to the restored weights.",
-        "Proof": "the learning rates of the file, of the configuration and of the first step are compared; `smaller_lr`.",
+        "Proof": "the learning rates of the file, the configuration and the first step are compared; the training stays finite with the right one (experiment `smaller_lr`).",
         "Try": "restore all of it, set the learning rate again after `load_state_dict`.",
     },
     related=("lr_mismatch", "SF210"),
@@ -293,7 +293,7 @@ register(
     "the same step, replayed, is finite",
     {
         "Looks like": "the step is run again from the same weights, batch and random numbers, and is finite.",
-        "Proof": "the replay itself.",
+        "Proof": "two complete replays of the step were finite.",
         "Try": "deterministic algorithms for a while; check memory, streams and shared buffers.",
     },
     related=("environment/determinism", "environment/known-bad"),

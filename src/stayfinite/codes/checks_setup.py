@@ -1,4 +1,4 @@
-"""What `check` looks at before the training itself: environment, config, data.
+"""The checks of environment, config and data.
 
 The limits of the config checks are rules with sources in `preflight/config/rules.py`; their pages show them.
 """
@@ -19,38 +19,38 @@ _CHECKS = {
         "another version, or `torch.backends.cuda.enable_cudnn_sdp(False)`",
     ),
     "environment/device": (
-        "a GPU that is there is used",
-        "a GPU is there and the model is on the CPU",
+        "an available GPU is used",
+        "there is a GPU, but the model is on the CPU",
         "`model.to('cuda')` before the optimizer is made",
     ),
     "environment/dtype": (
         "the default dtype, and autocast",
         "the default dtype is half precision (fail) or float64; bfloat16 autocast on a GPU that only emulates it; autocast left on outside of any `with` block",
-        "`torch.set_default_dtype(torch.float32)`, and autocast round forward and loss only",
+        "`torch.set_default_dtype(torch.float32)`, and autocast around forward and loss only",
     ),
     "environment/anomaly": (
         "anomaly mode is off",
-        "`torch.autograd.set_detect_anomaly(True)` was left on: every step pays for it",
+        "`torch.autograd.set_detect_anomaly(True)` was left on and slows every step down",
         "remove it; `stayfinite run` finds the operator without it",
     ),
     "environment/grad-mode": (
         "gradients are recorded",
         "inference mode is on, or gradients are switched off globally: nothing would be learned",
-        "remove `torch.set_grad_enabled(False)`; `with torch.no_grad():` round evaluation only",
+        "remove `torch.set_grad_enabled(False)`; `with torch.no_grad():` around evaluation only",
     ),
     "environment/determinism": (
-        "deterministic algorithms, where they are asked for, will not raise or be undone",
-        "they are asked for on a GPU without CUBLAS_WORKSPACE_CONFIG (fail), or together with `cudnn.benchmark`",
+        "deterministic algorithms, if enabled, neither raise nor are overridden",
+        "they are enabled on a GPU without CUBLAS_WORKSPACE_CONFIG (fail), or together with `cudnn.benchmark`",
         "`export CUBLAS_WORKSPACE_CONFIG=:4096:8` before Python starts; `torch.backends.cudnn.benchmark = False`",
     ),
     "environment/tf32": (
-        "how precisely float32 products are computed",
+        "the precision of float32 products",
         "they may be computed in bfloat16 (`medium`), or float16 products are summed in float16",
         '`torch.set_float32_matmul_precision("high")`',
     ),
     "environment/benchmark": (
-        "cuDNN's benchmark fits the batches",
-        "it is on, on a GPU, and the batches differ in shape: every new shape is measured again",
+        "`cudnn.benchmark` suits the batches",
+        "it is on and the batches differ in shape: every new shape is measured again",
         "`torch.backends.cudnn.benchmark = False`",
     ),
     "environment/debug-switches": (
@@ -78,16 +78,16 @@ _CHECKS = {
         "less is free than two checkpoints (three times the weights each) and 1 GB",
         "free space, or save elsewhere: a checkpoint that is cut off may replace the last good one",
     ),
-    "config/figures": ("there are figures to judge", "skipped where there is neither a config file nor an optimizer", "name the file with `--config`"),
+    "config/figures": ("there are settings to check", "skipped if there is neither a config file nor an optimizer", "name the file with `--config`"),
     "config/differs": (
-        "the config file says what the training really uses",
-        "a figure in the file is not the one that optimizer, clipping or loader holds. A whole multiple of the batch size may be that of all devices together, and passes",
-        "find out which one is meant: an argument, a default or a restored checkpoint may override the file",
+        "the values of the config file are the ones in use",
+        "a value in the file differs from the optimizer's, the clipping's or the loader's. A multiple of the batch size may be the total of all devices and passes",
+        "find out which one you want: an argument, a default or a restored checkpoint may override the file",
     ),
     "config/schedule": (
-        "the schedule, followed 2000 steps ahead and put back",
+        "the schedule, followed 2000 steps ahead (and restored)",
         "a rate that is NaN, infinite, or negative in the first epoch; a formula that raises; a rate that stays 0",
-        "repair the formula: its first bad step is named",
+        "repair the formula; the finding names its first bad step",
     ),
     "config/grad-scaler": (
         "the GradScaler fits the precision",
@@ -95,18 +95,18 @@ _CHECKS = {
         "`torch.amp.GradScaler()` for float16, none for bfloat16",
     ),
     "config/clip-reached": (
-        "the clipping limit is one that ordinary steps stay below",
+        "ordinary steps stay below the clipping limit",
         "every gradient norm of the first steps is more than 1000 times the limit: every step has the same length",
         "find out why gradients are so large (see the groups forward and init) before clipping them away",
     ),
     "config/save-every": (
         "what a failure would cost: the steps between two checkpoints",
-        "half of the run or more lies between two saves, or the figure is no interval",
+        "half of the run or more lies between two saves, or the value is not an interval",
         "save every 1,000 steps, or ten times in a run",
     ),
     "config/eval-every": (
         "how late a model that gets worse is seen: the steps between two evaluations",
-        "half of the run or more lies between two evaluations, or the figure is no interval",
+        "half of the run or more lies between two evaluations, or the value is not an interval",
         "evaluate every 1,000 steps, or ten times in a run",
     ),
     "config/lr": ("the learning rate for this optimizer and model", "", ""),
@@ -135,15 +135,15 @@ _CHECKS = {
     "config/mixup": ("the parameter of mixup or cutmix", "", ""),
     "config/batch-size": ("the size of a batch", "", ""),
     "config/accumulation": ("how many batches make one step", "", ""),
-    "data/coverage": ("how many samples were looked at", "skipped where no data set was found. All are looked at where the time allows it, else evenly spread ones", "`--budget` gives more time"),
+    "data/coverage": ("how many samples were checked", "skipped if no data set was found. All samples are checked if time allows, otherwise evenly spread ones", "`--budget` gives more time"),
     "data/finite": (
         "every sample is finite",
-        "a NaN or Inf: part, feature and samples are named. Only a warning where the first steps met NaNs and stayed finite: then they are masked or filled",
+        "a NaN or Inf; the finding names part, feature and samples. Only a warning if the first steps met NaNs and stayed finite, since they are then masked or filled",
         "clean, fill or drop the samples; their indices are in the report",
     ),
     "data/range": (
         "values are of an ordinary size",
-        "a magnitude above 1e18 (its square overflows float32), above 65504 under float16 autocast where a batch with it is not finite, above 1e6; images from 0 to 255",
+        "a magnitude above 1e18 (its square overflows float32), above 65504 under float16 autocast if a batch with it is not finite, above 1e6; images from 0 to 255",
         "scale or standardize that feature",
     ),
     "data/outliers": (
@@ -153,27 +153,27 @@ _CHECKS = {
     ),
     "data/constant": (
         "every feature varies",
-        "a feature that never does: its deviation is 0, and standardizing divides by it. Columns of zeros in data of 64 and more features are taken for padding",
+        "a constant feature: its deviation is 0, and standardizing divides by it. Columns of zeros in data of 64 and more features are taken for padding",
         "drop the feature, or keep its deviation above 0",
     ),
     "data/labels": (
-        "labels are those that the loss can take",
-        "negative (but for -100 and -1), beyond the model's classes, outside of 0 to 1 for a binary cross entropy",
+        "labels are valid for the loss",
+        "negative (except -100 and -1), beyond the model's classes, outside of 0 to 1 for a binary cross entropy",
         "repair the labels, or the number of classes",
     ),
     "data/balance": (
         "no class is all of the data or none of it",
         "one class only, one class above 95 %, a class that never comes among 50 samples for each class",
-        "look at how the data was split and sampled",
+        "check how the data was split and sampled",
     ),
     "data/ids": ("every id has a row in its table", "a word number beyond the largest embedding", "a larger table, or the unknown-word id"),
     "data/shapes": ("samples can be stacked", "samples of different shapes under the default collate function", "pad or crop them, or give the loader a `collate_fn`"),
-    "data/empty": ("every sample has something in it", "a sample without an element", "drop it"),
+    "data/empty": ("no sample is empty", "a sample without an element", "drop it"),
     "data/last-batch": ("the last batch of an epoch is large enough", "a last batch of one sample and a batch norm", "`drop_last=True`"),
-    "data/order": ("the data is shuffled", "sorted labels that nobody shuffles", "`shuffle=True`"),
-    "data/duplicates": ("samples are different ones", "30 % of the samples are copies", "look at how the data was put together"),
+    "data/order": ("the data is shuffled", "sorted labels without shuffling", "`shuffle=True`"),
+    "data/duplicates": ("samples differ", "30 % of the samples are copies", "check how the data was assembled"),
     "data/readable": ("every sample can be fetched", "a sample that raises", "the index and the error are in the finding: repair or drop it"),
-    "data/loader": ("the loader gives batches", "a batch that raises", "repair the data set or the `collate_fn` at the line that is named"),
+    "data/loader": ("the loader gives batches", "a batch that raises", "repair the data set or the `collate_fn` at the named line"),
     "data/dtype": ("samples have the model's dtype", "float64 samples for a float32 model", "`.float()` in the data set"),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What lint finds: what it is, when it fails, what to write instead; the examples are in `examples/`."""
+"""The lint rules: what each finds, when the code fails, what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scan finds in a checkpoint: the verdict it leads to, when it is found, what to do."""
+"""The findings of a scan: verdict, condition, and what to do."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ _CODES = {
     "nonfinite_tensor": (
         "corrupt",
         "a tensor in the file contains NaN or Inf",
-        "One element is enough. The report counts NaN, +Inf and -Inf, names the first index, the range of the rest and the role (weights, moments, EMA, statistics). An Inf that is meant (a mask, a min/max observer) is none.",
-        "Resume from the last good checkpoint, which `scan` names. Where only the moments are bad, the weights can be used with a fresh optimizer.",
+        "One element is enough. The report counts NaN, +Inf and -Inf, names the first index, the range of the rest and the role (weights, moments, EMA, statistics). An intended Inf (a mask, a min/max observer) does not count.",
+        "Resume from the last good checkpoint, which `scan` names. If only the moments are bad, use the weights with a new optimizer.",
     ),
     "nonfinite_setting": (
         "corrupt",
         "a number that training resumes with (learning rate, loss scale, eps) is NaN or Inf",
-        "It stands in the optimizer's, the scheduler's or the scaler's state.",
-        "Set it anew after loading, or go back to an earlier checkpoint.",
+        "It is in the state of the optimizer, the scheduler or the scaler.",
+        "Set it again after loading, or go back to an earlier checkpoint.",
     ),
     "nonfinite_metric": (
         "suspicious",
         "a saved metric or other plain number is NaN or Inf",
-        "A loss, a best score or a running average in the file. The first `best` of many scripts is Inf, and that is none.",
-        "The weights may be sound: look at the step at which it was saved.",
+        "A loss, a best score or a running average in the file. The initial `best` of many scripts is Inf; that does not count.",
+        "The weights may be sound: check the step at which it was saved.",
     ),
     "absurd_magnitude": (
         "suspicious",
-        "finite, but far larger than trained values are",
+        "finite, but far larger than trained values usually are",
         "Weights or EMA beyond 1e6, running statistics beyond 1e12, moments beyond 1e15.",
         "The run was diverging when this was saved: go back to an earlier checkpoint.",
     ),
@@ -38,19 +38,19 @@ _CODES = {
     "all_zero": (
         "suspicious",
         "a weight matrix is zero everywhere",
-        "Not for those that start so: LoRA's B, biases, norms, position tables.",
+        "Not for tensors that start at zero: LoRA's B, biases, norms, position tables.",
         "Check that this layer was initialized, and that it was written completely.",
     ),
     "constant": (
         "suspicious",
         "a weight matrix holds one single value",
-        "Not for those that start so: biases, norms, position tables.",
+        "Not for tensors that start constant: biases, norms, position tables.",
         "Check that this layer was initialized, and that it was written completely.",
     ),
     "dead_variance": (
         "suspicious",
         "a BatchNorm running variance is zero or negative",
-        "A channel that has seen constant input; a negative one was never a variance.",
+        "Zero: the channel saw constant input. Negative: the value was never a variance.",
         "Reset the statistics or drop the channel.",
     ),
     "negative_second_moment": (
@@ -68,18 +68,18 @@ _CODES = {
     "scaler_collapsed": (
         "suspicious",
         "the saved loss scale is below 1",
-        "The scaler has halved its scale after overflow upon overflow.",
+        "The scaler halved its scale after many overflows.",
         "Go back to a checkpoint from before the scale fell, or reset the scaler.",
     ),
     "lr_mismatch": (
         "suspicious",
         "the learning rate in the file is not the one in the config",
         "With `--config FILE` or `--lr X`: a loaded optimizer or scheduler overrides the config.",
-        "After `load_state_dict`, set `lr` (and `initial_lr`) in every parameter group anew.",
+        "After `load_state_dict`, set `lr` (and `initial_lr`) in every parameter group again.",
     ),
     "unknown_call": (
         "suspicious",
-        "loading the file calls a function that is not known; it was not called here",
+        "loading the file would call an unknown function; `scan` did not call it",
         "A pickle names a function that no known kind of checkpoint needs.",
         "Load it only if you know where that function comes from.",
     ),
@@ -87,18 +87,18 @@ _CODES = {
         "suspicious",
         "the bytes of an archive entry do not match its checksum",
         "With `--checksums`. Files written with crc32 turned off show this too.",
-        "It was changed after it was written: copy it again, or take the checkpoint before it.",
+        "The file was changed after it was written: copy it again, or take the previous checkpoint.",
     ),
     "missing_tensor": (
         "corrupt",
         "an index names a tensor that its file does not hold",
-        "A shard of another save, or one that was written in part.",
-        "Fetch the shard again, or take the checkpoint before it.",
+        "A shard of another save, or an incomplete one.",
+        "Fetch the shard again, or take the previous checkpoint.",
     ),
     "hostile_pickle": (
         "hostile",
-        "loading the file the usual way could run code of its own",
-        "A pickle that calls what could start a process, open a file or a connection, or evaluate text. It was read, and nothing of it was run.",
+        "loading the file in the usual way could run foreign code",
+        "A pickle that calls something able to start a process, open a file or a connection, or evaluate text. `scan` read it without running it.",
         "Do not load it with pickle or `torch.load(weights_only=False)`; ask for safetensors instead.",
     ),
     "zip_bomb": (
@@ -115,38 +115,38 @@ _CODES = {
     ),
     "truncated": (
         "unreadable",
-        "the file ends before what it announces",
-        "The header names more bytes than there are.",
-        "The write was cut short or the copy is incomplete: take the checkpoint before it.",
+        "the file ends too early",
+        "The header announces more bytes than there are.",
+        "The write was cut short or the copy is incomplete: take the previous checkpoint.",
     ),
     "unreadable": (
         "unreadable",
-        "not a known format, or it contradicts itself",
-        "Neither the name nor the first bytes are those of a format that `scan` reads, or its parts do not fit together.",
+        "the format is not known, or the file is inconsistent",
+        "Neither name nor first bytes match a format that `scan` reads, or the parts of the file do not fit together.",
         "Is it a checkpoint at all? Was it written completely?",
     ),
     "limit_exceeded": (
         "unreadable",
         "reading on would cost more memory or time than a scan may take",
-        "A file made to exhaust its reader, or an honest one of unusual size.",
+        "The file was made to exhaust its reader, or is unusually large.",
         "Raise `--max-seconds` or `--max-memory` if you trust it.",
     ),
     "missing_file": (
         "unreadable",
-        "a file that the checkpoint consists of is not there",
+        "a file of the checkpoint is missing",
         "The index of a sharded checkpoint names it.",
         "Fetch the missing shards again.",
     ),
     "not_scanned": (
         "suspicious",
-        "a tensor whose values cannot be looked at; the others were",
-        "Its dtype is not known to this torch.",
+        "a tensor could not be checked; the others were",
+        "This torch does not know its dtype.",
         "Scan it with the torch that wrote it.",
     ),
     "internal_error": (
         "unreadable",
         "a fault in stayfinite itself; please report it",
-        "The other files were scanned all the same.",
+        "The other files were still scanned.",
         "`stayfinite --version --verbose` says what a report needs.",
     ),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The broken trainings that `stayfinite demo` knows: one built in, the others from `examples/`."""
+"""The broken trainings of `stayfinite demo`: one built in, the others from `examples/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny trainings with one bad batch each, one for each way in which a step is computed again.
+"""Tiny trainings with one bad batch, one for each way to replay a step; used by `stayfinite doctor`.
 
 `stayfinite doctor` runs them: what is found shows which of the ways work on this machine. Each takes what
 protects it, so that nothing here knows the guard.

@@ -1,4 +1,4 @@
-"""Runs one case three times, in processes and folders of their own, and holds it to its word."""
+"""Runs one case three times (plain, guarded, repaired) and checks that each run does what the case claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure detectors: numbers in, a verdict out. No tensor, no model, no side effect."""
+"""Pure detectors: numbers in, a verdict out. They touch no model and have no side effects."""
 
 from .climb import Climb, climb
 from .scale import ScaleWatch

@@ -1,4 +1,4 @@
-"""May this step be applied? One fused look at loss and gradients, and one read, or none at all.
+"""The check before each optimizer step: one fused pass over loss and gradients, and at most one read.
 
 Pure: tensors in, a verdict out. Nothing here knows a model, and nothing that is looked at is changed:
 the kernel multiplies by 1, and the gradients' version counters stay what they were, so that a graph

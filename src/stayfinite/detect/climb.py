@@ -1,4 +1,4 @@
-"""A figure that climbs towards the limit of its dtype: how many steps are left."""
+"""Detects a value that climbs towards its dtype's limit, and estimates the steps left."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Climb:
         """One line for a person.
 
         >>> Climb(2.0, 3e5, 4, 11.2, 3.4e38).describe("loss", "float32")
-        'the loss has grown from 2 to 3e+05 in 4 steps: if it goes on like this it leaves float32 in about 12 steps'
+        'the loss has grown from 2 to 3e+05 in 4 steps: at this pace it leaves the range of float32 in about 12 steps'
         """
         left = max(1, math.ceil(self.steps_left))
         return (
             f"the {name} has grown from {self.first:.4g} to {self.last:.4g} in {self.num_steps} "
-            f"steps: if it goes on like this it leaves {dtype} in about {left} "
+            f"steps: at this pace it leaves the range of {dtype} in about {left} "
             f"step{'s' if left != 1 else ''}"
         )
 

@@ -1,4 +1,4 @@
-"""Steps whose verdict is read later, so that the host never waits for the device.
+"""Checks whose result is read a step later, so that the host never waits for the device.
 
 The flag stays on the device and sticks: the step that set it, and every step after it, is skipped by
 the fused optimizer itself (`found_inf`) until somebody has looked. Weights and moments are then still

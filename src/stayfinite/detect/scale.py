@@ -1,4 +1,4 @@
-"""A GradScaler that skips now and then is doing its work; one whose scale keeps falling is not."""
+"""Tells a GradScaler's normal skips from a loss scale that keeps falling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spikes of the loss and of the gradient norm: a robust baseline that nothing non-finite enters."""
+"""Detects spikes of loss and gradient norm against a robust baseline of finite values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From *where* to *why* and *what to change*: evidence, rules, and the ranking of causes.
+"""From *where* to *why* and *what to change*: evidence, rules, ranked causes.
 
 from stayfinite.diagnose import register_rule, Evidence, Finding
 """

@@ -1,4 +1,4 @@
-"""Everything that is known of a failure, as plain values: what the rules look at, and all they see.
+"""The evidence record: everything known about a failure, as plain values, and all that rules may read.
 
 The investigation gathers what needs the live model, the data set or the optimizer; nothing here can
 touch them, so a rule can be tested with a few lines and can never disturb a training.

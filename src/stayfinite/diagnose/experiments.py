@@ -1,4 +1,4 @@
-"""The one registry of experiments: a name, the question that it answers, and who runs it.
+"""The registry of experiments: name, question, and the function that runs it.
 
 Rules ask for experiments by name. Each is a file in `investigate/experiments/` that registers itself when it is
 imported; an unknown name is rejected when a rule asks for it.

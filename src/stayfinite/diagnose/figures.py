@@ -1,4 +1,4 @@
-"""The figures behind the rules' sentences, for the record: a reader can check each one."""
+"""Collects the numbers that the rules' sentences mention, so that a reader can check them."""
 
 from __future__ import annotations
 

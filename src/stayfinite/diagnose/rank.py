@@ -1,4 +1,4 @@
-"""From findings to one diagnosis: what an experiment has verified outranks what looks likely."""
+"""Turns findings into one diagnosis; causes verified by an experiment come first."""
 
 from __future__ import annotations
 

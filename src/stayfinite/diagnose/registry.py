@@ -1,4 +1,4 @@
-"""Rules: small pure functions from evidence to a cause. A bad one is rejected when it is added."""
+"""The registry of rules, which are pure functions from evidence to a finding. Invalid rules are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search for a setting has found, in words and as a fix."""
+"""Describes the result of a search for a setting, and makes a fix of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def describe_search(found: Searched | None) -> str:
     if found is None:
         return ""
     if found.passed is None:
-        return f"{num(found.failed)} does not pass either" if found.failed is not None else ""
+        return f"the lowest tried was {num(found.failed)}" if found.failed is not None else ""
     over = f" over {found.num_batches} batch{'es' * (found.num_batches != 1)}"
     text = f"{num(found.passed)} passes {found.num_steps} steps{over}"
     return f"{text}, {num(found.failed)} does not" if found.failed is not None else text

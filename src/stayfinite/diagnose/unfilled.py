@@ -1,4 +1,4 @@
-"""Does the source ever fill this memory? A reading of the file in which a module is defined.
+"""Reads a module's source to see whether allocated memory is ever filled.
 
 `torch.empty` hands out memory as it is. Whether somebody writes to it afterwards cannot be seen in
 the values, but it can be read: what is made fresh, what is filled, what is filled in part.

@@ -1,4 +1,4 @@
-"""Small phrases that the rules share."""
+"""Phrases shared by the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A code's page as a record: what `codes/` says of it, and what lint and the config rules add."""
+"""A code's page as a record: the text in `codes/`, plus examples from lint and limits from the config rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page as text for the terminal, as JSON, and as Markdown for the documentation."""
+"""Renders a page as terminal text, JSON or Markdown."""
 
 from __future__ import annotations
 

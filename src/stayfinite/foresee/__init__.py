@@ -1,1 +1,1 @@
-"""What can go wrong before it does: the operators of healthy steps, and what they can give."""
+"""Predicts failures: captures healthy steps operator by operator and computes what each could give."""

@@ -1,4 +1,4 @@
-"""Which memory a tensor is in: storages by number, told apart when memory is used again."""
+"""Identifies the memory of each tensor: numbered storages, told apart when memory is reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What foresight says: records without torch."""
+"""The records of a prediction, without torch."""
 
 from __future__ import annotations
 

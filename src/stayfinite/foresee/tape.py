@@ -1,4 +1,4 @@
-"""The tape of a captured step: every operator with what it was given, by memory and shape."""
+"""The tape of a captured step: every operator with its inputs, by memory and shape."""
 
 from __future__ import annotations
 

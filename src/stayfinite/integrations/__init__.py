@@ -1,4 +1,4 @@
-"""One thin file for each framework, loaded only by who asks for it.
+"""One thin file per framework, imported only on request.
 
 - `stayfinite.integrations.lightning`: `StayfiniteCallback` for the Trainer, `protect` for Fabric
 - `stayfinite.integrations.transformers`: `StayfiniteCallback` for the Trainer

@@ -1,4 +1,4 @@
-"""Protection from one line of a program on, for loops that a user has written."""
+"""Protects a program's own loop from a given line on."""
 
 from __future__ import annotations
 

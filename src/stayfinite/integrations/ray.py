@@ -1,4 +1,4 @@
-"""Ray Train: one word round the training function.
+"""Ray Train: wraps the training function.
 
 from stayfinite.integrations.ray import protected
 

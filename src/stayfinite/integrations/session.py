@@ -1,4 +1,4 @@
-"""What all integrations share: protection from one moment of a program to another."""
+"""The session that all integrations open and close around a training."""
 
 from __future__ import annotations
 

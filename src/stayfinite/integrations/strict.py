@@ -1,4 +1,4 @@
-"""For tests: every backward is looked at, also where no optimizer follows.
+"""For tests: checks every backward, even without an optimizer step.
 
 A training does not want this, since it waits for the device each time. A test does: `loss.backward()` and
 `assert` are often all that it has.

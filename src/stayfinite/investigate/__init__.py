@@ -1,0 +1,1 @@
+"""Everything after a failure: replay, trace, time travel, diagnosis, fixes."""

@@ -1,4 +1,4 @@
-"""How long an investigation may compute.
+"""The time budget of an investigation.
 
 Measured in this thread's own computing time: on a machine that others keep busy the same step gets the same answer.
 """

@@ -1,4 +1,4 @@
-"""All that is needed to run a failed step again in another process, in one file.
+"""Saves one failed step in a file, so that another process can run it again.
 
 The file holds tensors and plain values only, so that `torch.load(..., weights_only=True)` reads it.
 It says which command was run, without its secrets, and nobody runs that: a replay takes the script
@@ -21,9 +21,9 @@ from ..checkpoint import scan_file
 from ..errors import UsageError
 from ..patches.provenance import provenance
 from ..records import Incident
-from ..report.capsules import CAPSULE, MAX_BYTES, CapsuleStore
 from ..report.reading import printable
 from ..report.redact import redact_arguments
+from ..report.store import CAPSULE, MAX_BYTES, CapsuleStore
 from ..runtime.batches import batch_bytes
 from ..runtime.rows import map_tensors
 from ..runtime.saves.gate import ungated

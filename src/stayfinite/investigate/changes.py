@@ -1,4 +1,4 @@
-"""One thing changed for the length of a pass, and put back bit for bit afterwards."""
+"""Context managers that change one thing for a replay and restore it bit for bit."""
 
 from __future__ import annotations
 

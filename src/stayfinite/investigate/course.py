@@ -1,4 +1,4 @@
-"""The course of an investigation: replay, trace, go back where the state itself is corrupted, diagnose."""
+"""The order of an investigation: replay, trace, time travel for corrupted state, diagnosis."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _undo_other_steps(about: Investigation) -> Replays:
     engine, state = about.engine, about.state
     if engine.ranks.is_joining() or not state.snapshot.is_taken:
         return
-    if not all(about.vehicle.can_run(w) for w in engine.log):
+    if not all(about.vehicle.can_repeat(w) for w in engine.log):
         return
     moved = Before()
     moved.take(state, about.window)

@@ -1,4 +1,4 @@
-"""What an incident says about its step: the event, the phase, what was done."""
+"""Describes the failed step for its incident: event, phase, action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why it happened: gather evidence, ask the rules, try what would decide, ask again."""
+"""Finds the cause: gathers evidence, applies the rules, runs experiments, applies the rules again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the runtime hands a bad step over: known already, or to be investigated."""
+"""The entry point for a bad step: a known incident, or a new investigation."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _broke_off(about: Investigation, error: Exception, window: Window, has_moved
         about.rewind()
     note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"
     if isinstance(error, SideGroupError):
-        note = f"the ranks could not look into it together: {error}"
+        note = f"the ranks could not investigate it together: {error}"
     location = Location(is_reproduced=False, method="none", note=note)
     incident: Incident | None = about.known
     if incident is not None:

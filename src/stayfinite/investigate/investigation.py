@@ -144,7 +144,7 @@ class Investigation:
         return Location(
             is_reproduced=True,
             method="none",
-            note="the failure was reproduced, but its origin lies outside of what was replayed",
+            note="the failure was reproduced, but its origin is outside of the replayed code",
         )
 
     def _why_not(self, result: ReplayResult) -> str:

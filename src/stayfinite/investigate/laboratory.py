@@ -1,4 +1,4 @@
-"""Where experiments are made: the failing step once more with one thing changed. Nothing of it remains."""
+"""Runs experiments: the failing step again with one thing changed, with everything restored afterwards."""
 
 from __future__ import annotations
 
@@ -274,6 +274,15 @@ class Laboratory:
         birth = self.origin.birth if self.origin is not None else None
         is_late = birth is not None and birth.direction == "optimizer"
         return is_late or self.window.is_moved
+
+    @property
+    def had_no_gradient(self) -> bool:
+        """Whether the backward that failed was given nothing but zeros: no change can make more of them."""
+        birth = self.origin.birth if self.origin is not None else None
+        if birth is None or birth.direction != "backward" or not birth.inputs:
+            return False
+        given = birth.inputs[0].stats
+        return given is not None and given.num_zero == given.num_elements
 
     def at_hand(self) -> tuple[Vehicle, list[Window]]:
         """What training can be gone on with, and by whom: the steps since the snapshot and this one, as far

@@ -1,4 +1,4 @@
-"""Can leaving this batch out help? Not where the state itself has run away; then, what would.
+"""Can skipping help, or has the state itself diverged? If so, what would help?
 
 A policy that thinks asks for this. The batch is to blame unless other batches fail on the same weights, or
 the weights are beyond anything that they began with.

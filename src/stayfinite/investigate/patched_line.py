@@ -1,4 +1,4 @@
-"""One line kept finite: an emulation of the repaired source, to prove that it is the only culprit.
+"""Keeps one line's results finite in a replay, to prove that it is the only culprit.
 
 Whatever goes bad at that line is replaced by what a safe operator would give there: zero for a NaN,
 a bounded number for an infinity, in the forward and in the backward of the same line.

@@ -1,4 +1,4 @@
-"""A step that fails because of the random numbers it drew, not because of its batch.
+"""Finds steps that fail because of the random numbers they drew.
 
 After a skipped step the random state goes back, as if the batch had never been. If the numbers
 themselves are the cause (a diffusion model drew the time 1), the next batch would meet the same

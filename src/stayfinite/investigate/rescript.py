@@ -1,4 +1,4 @@
-"""A script once more, straight to its failed step: its own loop is handed the saved batch.
+"""Runs a script again straight to its failed step with the saved batch.
 
 The script builds its model, optimizer and loaders as always. When it asks for the first batch, the
 saved state is put in place and the saved batch is handed out instead; when it asks for the next one,

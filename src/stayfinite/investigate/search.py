@@ -1,4 +1,4 @@
-"""A value of a setting with which the training survives: tried from the last healthy snapshot on.
+"""Searches for a value of a setting that keeps the training stable from the last healthy snapshot on.
 
 What passes stays finite over the batches at hand, and neither the loss nor the weights run away. Values are
 bisected by short trials; the one that is offered is run once more, longer. All of it is some dozens of steps.

@@ -1,4 +1,4 @@
-"""The incident of a spike that the policy acts on."""
+"""Makes the incident of a spike that the policy acts on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Back to the last snapshot, and forward step by step until the one that corrupted the state."""
+"""Goes back to the last snapshot and replays step by step to find the one that corrupted the state."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def travel(about: Investigation, failure: Failure) -> Generator[Replay, ReplayRe
     windows = [*engine.log, *([about.window] if is_mid_window else [])]
     if not state.snapshot.is_taken or not windows:
         return _without_snapshot(about, failure)
-    if not all(about.vehicle.can_run(w) for w in windows):
+    if not all(about.vehicle.can_repeat(w) for w in windows):
         return _given_up(about, failure)
     about.method = "time_travel"
     final = about.window

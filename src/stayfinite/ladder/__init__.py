@@ -1,4 +1,4 @@
-"""The troubleshooting ladder run for real: which single change gets past the failing step.
+"""The troubleshooting ladder: runs the script with one change each to see which survives the failing step.
 
     survey ──► resolve ──► unchanged run ──► one rung a change ──► sets ──► LadderReport
 

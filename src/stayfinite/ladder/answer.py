@@ -1,4 +1,4 @@
-"""What a process of the ladder does before the script runs, and the answer that it leaves.
+"""Sets up a process of the ladder before the script runs, and stores its result.
 
 Whatever happens, one JSON file with the answer is left in the folder of this run; a process that
 leaves none has crashed.

@@ -1,4 +1,4 @@
-"""Our own knobs, turned: for as long as this process lives."""
+"""Applies our own knobs in a process of the ladder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder itself: the unchanged run, one rung a change, and sets where no single one does it."""
+"""Climbs the ladder: the unchanged run, single changes, then sets of changes."""
 
 from __future__ import annotations
 

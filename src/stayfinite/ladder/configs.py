@@ -1,4 +1,4 @@
-"""Config files: which keys they have, and their text with one value replaced.
+"""Config files: their keys, and their text with one value replaced.
 
 Only the value's own characters are replaced, so that comments, order and line numbers stay; where
 that cannot be done the whole file is written anew. Either way the result is parsed and compared

@@ -1,4 +1,4 @@
-"""The ladder when none is given: the usual order, made from what the script really has.
+"""The default ladder: the usual order of changes, limited to what the script has.
 
 Precision first, then the data, a simpler loss, warmer temperatures and a smaller exponent, a smaller
 learning rate, no augmentation, a smaller batch, and at last the forward itself in float32 and the

@@ -1,4 +1,4 @@
-"""Our own knobs: changes that need nothing of the script."""
+"""Our own knobs: changes that work without the script's help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ladder says about runs that give no answer."""
+"""Messages about runs that gave no result."""
 
 from __future__ import annotations
 

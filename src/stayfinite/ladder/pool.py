@@ -1,4 +1,4 @@
-"""Runs of the script side by side, each in a process of its own."""
+"""Runs the script several times in parallel processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ladder goes, on standard error: bars in a terminal, one line for each run elsewhere."""
+"""Progress of the ladder on stderr: bars in a terminal, lines elsewhere."""
 
 from __future__ import annotations
 

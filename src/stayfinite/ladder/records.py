@@ -1,4 +1,4 @@
-"""What the ladder tells: the changes, how each rung ended, and what follows from it."""
+"""The ladder's records: changes, the result of each rung, conclusions."""
 
 from __future__ import annotations
 

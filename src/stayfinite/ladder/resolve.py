@@ -1,4 +1,4 @@
-"""From what the user wants to try to what has to be changed where."""
+"""Resolves what the user wants to try into concrete changes."""
 
 from __future__ import annotations
 

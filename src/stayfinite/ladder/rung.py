@@ -1,4 +1,4 @@
-"""One run of the script, watched until it has failed or is past the failing step."""
+"""One run of the script, watched until it fails or passes the failing step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script has that could be changed, found without training.
+"""Lists what could be changed in a script, without training.
 
 The script runs until it asks for its first batch, calls a model, or is at its end: by then it has
 parsed its arguments and read its config.

@@ -1,4 +1,4 @@
-"""`KEY=VALUE` as it is typed, and values that are meant relative to what is there: `0.1x`."""
+"""Parses `KEY=VALUE`, with relative values such as `0.1x`."""
 
 from __future__ import annotations
 

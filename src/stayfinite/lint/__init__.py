@@ -1,4 +1,4 @@
-"""Numerically unsafe source, found before any run: nothing is executed, torch is not imported.
+"""Finds numerically unsafe source without running it or importing torch.
 
 >>> from stayfinite import lint
 >>> [f.code for f in lint.check_source("import torch\\nloss = -torch.log(torch.sigmoid(score)).mean()\\n")]

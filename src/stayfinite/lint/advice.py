@@ -1,4 +1,4 @@
-"""What to write instead, one line for each code."""
+"""One line of advice for each code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sums, differences, products, quotients, powers and exponentials make of facts."""
+"""Derives facts about the results of arithmetic from facts about the operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls: of torch, of a tensor's methods, of layers, of the functions of the same file."""
+"""Evaluates calls of torch, tensor methods, layers and functions of the same file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One text: parsed, read, suppressed where its author says so, turned into findings."""
+"""Lints one text: parse, analyze, apply suppressions, report findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rule may ask about the place it looks at, and where it reports."""
+"""What a rule can ask about the code it looks at, and how it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions: each gives a value with its facts, and each operation is shown to the rules."""
+"""Evaluates expressions to facts, and shows each operation to the rules."""
 
 from __future__ import annotations
 

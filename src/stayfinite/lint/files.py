@@ -1,4 +1,4 @@
-"""Files: which ones, read as Python reads them, in parallel, and written back when they are repaired."""
+"""Selects, reads and writes the files to lint, in parallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a function from top to bottom and carries along what is known of its values."""
+"""Reads a function from top to bottom, tracking what is known about its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of `torch.nn` as the operations that calling them is."""
+"""Treats layers of `torch.nn` as the operations they perform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file as a whole: what its imports stand for, its functions and classes."""
+"""A file's imports, functions and classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What names say: which module a name stands for, and which names mean a mask, an epsilon, a loss."""
+"""What names suggest: a module, a mask, an epsilon, a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One operation of a source, whichever way it is written: `torch.log(x)`, `x.log()`, `a / b`."""
+"""One operation, however it is written: `torch.log(x)`, `x.log()`, `a / b`."""
 
 from __future__ import annotations
 

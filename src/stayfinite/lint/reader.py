@@ -1,4 +1,4 @@
-"""One file: its functions are read in turn, each with what the others hand over or return."""
+"""Reads a file's functions in turn, each with what the others pass or return."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operation makes of the facts of its operands."""
+"""Derives facts about an operation's result from facts about its operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a value without running anything: facts as bits, and how two of them meet."""
+"""Facts about a value as bits, and how two sets of facts merge."""
 
 from __future__ import annotations
 

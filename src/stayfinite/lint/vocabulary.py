@@ -1,4 +1,4 @@
-"""Names of operations that are treated alike."""
+"""Groups of operation names that are treated alike."""
 
 from __future__ import annotations
 

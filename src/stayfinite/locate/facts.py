@@ -1,4 +1,4 @@
-"""What can only be measured at the moment of a birth: the inputs, and where they were bad."""
+"""Measures what is only available when a bad value is born: the inputs, and where they were bad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a Python stack to the two lines that matter: the user's, and the library's under it."""
+"""Finds the user's line and the library's line in a Python stack."""
 
 from __future__ import annotations
 

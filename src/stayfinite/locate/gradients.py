@@ -1,4 +1,4 @@
-"""The gradients of one backward: where their exact zeros come from, and how large they grow.
+"""Observes the gradients of one backward: the source of exact zeros, and their growth.
 
 A NaN that is 0 * inf needs both halves of the story. The infinity is a bad value and has a note;
 the zero is a perfectly good value, so its maker has to be remembered here, place by place: a mask

@@ -1,4 +1,4 @@
-"""Which module is running: forward by hooks, backward by the sequence numbers of autograd nodes."""
+"""Tracks the running module: by hooks in forward, by sequence numbers in backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trace remembers: the operators with a bad result, and what was there before them."""
+"""The trace's memory: operators with a bad result, and earlier writers."""
 
 from __future__ import annotations
 

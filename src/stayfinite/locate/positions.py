@@ -1,4 +1,4 @@
-"""Places in tensors and in the memory under them: the same element under different views."""
+"""Maps elements between views and the memory under them."""
 
 from __future__ import annotations
 

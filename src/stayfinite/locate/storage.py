@@ -1,4 +1,4 @@
-"""Who wrote this memory last? Tensors are known by their storage, because autograd hands saved
+"""Tracks who last wrote each storage. Tensors are known by their storage, because autograd hands saved
 values to the backward as new tensor objects over the same memory."""
 
 from __future__ import annotations

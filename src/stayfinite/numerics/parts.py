@@ -1,4 +1,4 @@
-"""A loss of several parts goes on with those that are finite."""
+"""A loss of several parts that continues with the finite ones."""
 
 from __future__ import annotations
 

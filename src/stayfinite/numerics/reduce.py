@@ -1,4 +1,4 @@
-"""Norms, directions, distances and spreads: functions of a whole vector."""
+"""Norms, directions, distances and spreads of whole vectors."""
 
 from __future__ import annotations
 

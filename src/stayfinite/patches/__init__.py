@@ -1,4 +1,4 @@
-"""Everything of somebody else's that stayfinite patches, in one table."""
+"""Everything outside of stayfinite that it patches, in one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An attribute of a module, a class or an object: how it is found, replaced and put back."""
+"""Finds, replaces and restores an attribute of a module, class or object."""
 
 from __future__ import annotations
 

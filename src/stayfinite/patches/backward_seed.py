@@ -1,4 +1,4 @@
-"""What `torch.autograd.backward` is called with, where it is to begin with another gradient than 1."""
+"""Sets the arguments of `torch.autograd.backward` for a start gradient other than 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of ours that runs between compiled functions is not compiled itself."""
+"""Keeps our own code out of compilation when it runs between compiled functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What our own code raises inside a user's call never reaches the training."""
+"""Keeps exceptions of our own code away from the training."""
 
 from __future__ import annotations
 

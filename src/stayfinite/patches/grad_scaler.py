@@ -1,4 +1,4 @@
-"""What a loop's GradScaler is asked for: the loss before and after it is scaled, and whether a step was made."""
+"""Observes a loop's GradScaler: the loss before and after scaling, and whether a step was made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that are asked for as values: `torch.autograd.grad`, `torch.func.grad`, `grad_and_value`.
+"""Observes gradients that are returned as values: `torch.autograd.grad`, `torch.func.grad`, `grad_and_value`.
 
 Only a training without a torch optimizer is looked at here; every other one computes such gradients on
 its way to a loss (a penalty, a physical equation), and that loss is looked at when its backward begins.

@@ -1,4 +1,4 @@
-"""A patch of something that may not have been imported yet."""
+"""Patches something that may not be imported yet."""
 
 from __future__ import annotations
 

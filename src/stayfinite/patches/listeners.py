@@ -1,4 +1,4 @@
-"""Who listens to the calls of a training, as the patches know them."""
+"""The interface of those who listen to a training's calls."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ __all__ = ["Ordinary", "TrainingListener"]
 
 
 class Ordinary(Protocol):
-    """The short way of a listener."""
+    """The short way of a listener: where it answers False or None, nothing was noted, and the listener's own
+    function of the same purpose has to look."""
+
+    def is_over_by(self, loader: Any) -> bool:
+        """Instead of `before_batch`."""
+
+    def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool: ...
 
     def takes_backward(self, loss: Any) -> bool:
-        """False: nothing was noted, and `before_backward` has to look."""
+        """Instead of `before_backward`."""
 
-    def may_step(self, optimizer: Any) -> bool | None:
-        """As of the listener; None: nothing was noted, and that one has to decide."""
+    def may_step(self, optimizer: Any) -> bool | None: ...
 
 
 class TrainingListener(Protocol):

@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from ..errors import StayfiniteError
 from .firewall import Firewall
+from .listeners import Ordinary
 from .manager import Subscribers, Subscription, Target, close_all, subscribe
 
 __all__ = ["Indices", "LoaderListener", "LoaderPatches", "note_samples", "samples"]
@@ -104,6 +105,10 @@ class LoaderListener(Protocol):
 
     @property
     def firewall(self) -> Firewall: ...
+
+    @property
+    def ordinary(self) -> Ordinary | None:
+        """Who takes what is in nearly every healthy step, in one call each; None: nobody."""
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for the next batch: what it did with the last one is over."""
@@ -195,15 +200,15 @@ def _process_data(original: Any, subscribers: Subscribers) -> Any:
     return _process_data
 
 
-def _known(iterator: Any) -> _Iteration | None:
-    return _notes.once(samples.known, iterator) or samples.iterations.get(iterator)
-
-
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
         listener, last = None, samples.last
         # In nearly every healthy step it is the iterator that it was in the one before.
-        known = last[1] if last[0]() is iterator else _known(iterator)
+        known = (
+            last[1]
+            if last[0]() is iterator
+            else _notes.once(samples.known, iterator) or samples.iterations.get(iterator)
+        )
         if not _inside.count:
             me = _ident()
             for each in subscribers.now:
@@ -239,10 +244,11 @@ def _read(original: Any, iterator: Any, known: _Iteration | None) -> Any:
 
 
 def _noted(listener: LoaderListener, loader: Any, read: Callable[[], Any], iterator: Any) -> Any:
-    firewall = listener.firewall
+    firewall, ordinary = listener.firewall, listener.ordinary
     try:  # not by way of `firewall.call`: this is in every healthy step
         if not firewall.is_down:
-            listener.before_batch(loader)
+            if ordinary is None or not ordinary.is_over_by(loader):
+                listener.before_batch(loader)
             if getattr(iterator, "_num_yielded", 1) == 0:
                 listener.on_loader_start(loader)
     except StayfiniteError:
@@ -262,7 +268,12 @@ def _noted(listener: LoaderListener, loader: Any, read: Callable[[], Any], itera
         finally:
             _inside.count -= 1
         try:
-            if firewall.is_down or listener.takes_batch(loader, batch, samples.of_batch):
+            if firewall.is_down:
+                return batch
+            indices = samples.of_batch
+            if ordinary is not None and ordinary.takes_batch(loader, batch, indices):
+                return batch
+            if listener.takes_batch(loader, batch, indices):
                 return batch
         except StayfiniteError:
             raise

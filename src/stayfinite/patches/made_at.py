@@ -1,4 +1,4 @@
-"""Where optimizers, schedules and scalers were made: one note for each, once in its life.
+"""Notes where each optimizer, schedule and scaler was made.
 
 The file and the line of the callers are kept, never a frame, so nothing of the script is held.
 """

@@ -1,4 +1,4 @@
-"""The one place where something of torch's, Python's or a framework's is replaced and put back.
+"""The one place where functions of torch, Python or a framework are replaced and restored.
 
 A patch is one function in the place of the original, whatever the number of subscribers. They come
 and go in any order, from any thread; when the last one has left, the very original object is back. If

@@ -1,4 +1,4 @@
-"""Figures that a script prints or logs: "val accuracy 0.83", `val_loss=0.21`.
+"""Reads figures that a script prints or logs: "val accuracy 0.83", `val_loss=0.21`.
 
 Only where somebody has asked for a figure by its name is anything patched here.
 """

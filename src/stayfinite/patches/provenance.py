@@ -1,4 +1,4 @@
-"""Where things came from: passive notes, taken before anything goes wrong.
+"""Notes where things came from (loads, samples) before anything fails.
 
 Was this model restored from a checkpoint, which file was read? Nobody can tell afterwards, so the
 calls that matter leave a note (of which samples a batch is made, `loaders` knows). A note changes

@@ -1,4 +1,4 @@
-"""The calls that every PyTorch training makes, and who is listening to them.
+"""Patches the calls that every PyTorch training makes, and informs the listeners.
 
 Each wrapper asks the listeners of the calling thread; the calls of any other thread, and whatever is
 being compiled, go straight to the original. What a listener raises by mistake never reaches the
@@ -262,7 +262,15 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
         may_step: bool | None = None
         if len(subscribers.now) == 1 and not args and not kwargs:
             mine = subscribers.now[0].listener
-            may_step = _short(mine, optimizer)
+            ordinary, firewall = mine.ordinary, mine.firewall
+            if ordinary is not None and not firewall.is_down and mine.thread_id == _ident():
+                try:  # not by way of `firewall.call`: this is in every healthy step
+                    may_step = ordinary.may_step(optimizer)
+                except StayfiniteError:
+                    raise
+                except Exception as error:
+                    firewall.fail(error)
+                    may_step = True  # as if nobody listened
         if may_step is None:
             mine = _whose(subscribers, optimizer)
             if mine is None:
@@ -291,20 +299,6 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
                 firewall.fail(error)
 
     return step
-
-
-def _short(listener: TrainingListener, optimizer: Any) -> bool | None:
-    """Whether a step may be made that nobody but this listener can have a say in; None: it is asked at length."""
-    ordinary, firewall = listener.ordinary, listener.firewall
-    if ordinary is None or firewall.is_down or listener.thread_id != _ident():
-        return None
-    try:
-        return ordinary.may_step(optimizer)
-    except StayfiniteError:
-        raise
-    except Exception as error:
-        firewall.fail(error)
-    return True  # as if nobody listened
 
 
 def _whose(subscribers: Subscribers, optimizer: Any) -> TrainingListener | None:

@@ -1,4 +1,4 @@
-"""`stayfinite check`: know before the GPU hours.
+"""`stayfinite check`: checks a training before it runs.
 
 from stayfinite.preflight import check
 

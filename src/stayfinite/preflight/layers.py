@@ -1,4 +1,4 @@
-"""What each parameter is for: a matrix with its fan-in, an embedding, a norm's scale, a bias."""
+"""Classifies parameters: a matrix with its fan-in, an embedding, a norm's scale, a bias."""
 
 from __future__ import annotations
 

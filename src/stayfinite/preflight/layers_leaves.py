@@ -1,4 +1,4 @@
-"""Tensors that want to be trained, wherever the training keeps them: attributes, lists, closures."""
+"""Finds trainable tensors anywhere: attributes, lists, closures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two protocols between the groups and whoever runs the training.
+"""The two protocols between the check groups and the runner of the training.
 
 A group is a generator: it is given the Subject, yields Probes (things to try), is sent what each of
 them showed (Seen), and returns its findings. Who runs a probe is not its business: a `build` target

@@ -1,4 +1,4 @@
-"""The proof group (`--prove`): one step captured, and what each of its operators can give in a box."""
+"""The proof group (`--prove`): bounds on what each operator of one captured step can give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `stayfinite check` finds: records without torch, JSON both ways."""
+"""The records of `stayfinite check`, without torch."""
 
 from __future__ import annotations
 

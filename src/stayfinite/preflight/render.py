@@ -1,4 +1,4 @@
-"""A check report as text and as a page."""
+"""Renders a check report as text and HTML."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _heading(report: CheckReport, group: str, findings: tuple[Finding, ...]) -> 
 def _counts(findings: tuple[Finding, ...]) -> str:
     parts = [(s, sum(f.status == s for f in findings)) for s in ("fail", "warn", "pass", "skip")]
     said = [f"{n} {s}" for s, n in parts if n]
-    return ", ".join(said) or "nothing to say"
+    return ", ".join(said) or "no result"
 
 
 def _name(f: Finding) -> str:
@@ -116,7 +116,7 @@ def _verdict(report: CheckReport) -> Iterator[str]:
 
 def _said(report: CheckReport) -> str:
     if report.verdict == "look first" and not report.count("warn"):
-        return "look first: nothing is wrong so far, but not everything could be looked at"
+        return "look first: no problem was found, but not everything could be checked"
     return _VERDICTS[report.verdict]
 
 

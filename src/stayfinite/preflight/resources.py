@@ -1,4 +1,4 @@
-"""The resources group: what a step takes in memory and time, by precision and batch, and what fits.
+"""The resources group: memory and time of a step by precision and batch size.
 
 Nothing is estimated that can be measured: the bytes that autograd keeps are counted during a real
 step, and the optimizer's state is looked at after one. Only batches that were not run are computed,

@@ -1,4 +1,4 @@
-"""What the user points `stayfinite check` at: a script, a module, or `pkg.module:build`."""
+"""Resolves the target of `stayfinite check`: a script, a module, or `pkg.module:build`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name that leads nowhere: what the user may have meant. No torch."""
+"""Suggests what the user may have meant by a name that leads nowhere."""
 
 from __future__ import annotations
 

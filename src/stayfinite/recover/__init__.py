@@ -1,0 +1,1 @@
+"""Policies, the ledger, snapshots, and files written completely or not at all."""

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: a temporary folder beside them, fsync, rename."""
+"""Writes files completely or not at all: temporary file, fsync, rename."""
 
 from __future__ import annotations
 

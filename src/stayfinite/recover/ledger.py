@@ -1,4 +1,4 @@
-"""Every batch that the training did not learn from, and why."""
+"""The ledger of batches that were not trained on, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training in stages, as data: validate, go on, scale up; each passes or fails."""
+"""A training in stages as data; each stage passes or fails."""
 
 from __future__ import annotations
 

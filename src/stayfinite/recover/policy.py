@@ -1,4 +1,4 @@
-"""What to do about a bad step, as data: a ladder of answers, each for so many times."""
+"""Policies as data: a ladder of responses to bad steps, each for a number of times."""
 
 from __future__ import annotations
 

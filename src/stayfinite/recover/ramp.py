@@ -1,4 +1,4 @@
-"""Back to mixed precision, carefully: fp32 until it is stable, then AMP with a scale that rises."""
+"""The way back to mixed precision: fp32 until stable, then AMP with a rising scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy of everything that a step moves: in memory that is allocated once, or in one file."""
+"""A copy of everything that a step changes, in preallocated memory or in a file."""
 
 from __future__ import annotations
 

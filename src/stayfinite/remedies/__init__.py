@@ -1,4 +1,4 @@
-"""Concrete changes of source: found in its tree, made as edits of its text, shown as a diff.
+"""Source changes: found in the syntax tree, made as text edits, shown as a diff.
 
 One catalogue for `lint --fix`, for the fixes of a diagnosis and for `stayfinite fix`. Nothing is executed,
 and what is not changed stays as its author has written it, comments and formatting included.

@@ -1,4 +1,4 @@
-"""The one catalogue of source changes: each finds its pattern in a tree and says how to edit the text."""
+"""The catalogue of source changes: each finds its pattern and edits the text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which changes to try for a failure: by the operator that failed, the best first."""
+"""Chooses the changes to try for a failed operator, best first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distributions: parameters that keep off zero, observations that keep inside of the support."""
+"""Distributions: parameters kept away from zero, observations kept inside the support."""
 
 from __future__ import annotations
 

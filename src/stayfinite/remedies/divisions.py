@@ -1,4 +1,4 @@
-"""Divisors that are never zero, and change nothing where they are not."""
+"""Divisors that are never zero, and unchanged otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments kept inside of the domain of a function, and away from where its derivative is infinite."""
+"""Arguments kept inside a function's domain and away from infinite derivatives."""
 
 from __future__ import annotations
 

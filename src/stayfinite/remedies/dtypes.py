@@ -1,4 +1,4 @@
-"""A whole training in another precision: every place of a file that asks for float16."""
+"""Moves a file's training to another precision: every use of float16."""
 
 from __future__ import annotations
 

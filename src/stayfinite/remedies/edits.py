@@ -1,4 +1,4 @@
-"""A change of source: which characters become which, and why."""
+"""A source change as text edits with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits that keep an operand inside of its domain and change nothing elsewhere."""
+"""Limits that keep an operand inside its domain, and change nothing elsewhere."""
 
 from __future__ import annotations
 

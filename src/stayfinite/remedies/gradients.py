@@ -1,4 +1,4 @@
-"""Gradients kept in bounds on their way back, where the product of many derivatives overflows."""
+"""Limits gradients in the backward where a product of derivatives overflows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logarithms that are computed in log space from the start."""
+"""Logarithms computed in log space."""
 
 from __future__ import annotations
 

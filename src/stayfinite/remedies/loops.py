@@ -1,4 +1,4 @@
-"""Training loops: the order of their calls, and the calls that are missing."""
+"""Training loops: wrong order of calls, and missing calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the patterns share: calls whichever way they are written, and names that are safe to repeat."""
+"""Helpers of the patterns: calls in any spelling, and names that are safe to repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exponentials that are divided by their own sums, once or in turn (Sinkhorn), kept as logarithms."""
+"""Exponentials divided by their own sums (softmax, Sinkhorn) rewritten in log space."""
 
 from __future__ import annotations
 

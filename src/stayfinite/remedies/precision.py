@@ -1,4 +1,4 @@
-"""A part of a computation in float32, where half precision has rounded away what it needs."""
+"""Computes a part in float32 where half precision loses what it needs."""
 
 from __future__ import annotations
 

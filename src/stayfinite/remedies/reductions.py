@@ -1,4 +1,4 @@
-"""Means over what may be empty, deviations over what may be one, and rows without an entry."""
+"""Means over possibly empty sets, deviations of possibly one value, and empty rows."""
 
 from __future__ import annotations
 

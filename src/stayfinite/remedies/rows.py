@@ -1,4 +1,4 @@
-"""Rows of a batch that are bad as they come: left out before anything is computed with them."""
+"""Drops bad rows of a batch before anything is computed with them."""
 
 from __future__ import annotations
 

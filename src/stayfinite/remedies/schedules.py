@@ -1,4 +1,4 @@
-"""Formulas of schedules, which compute with plain numbers: divisors, logarithms, powers and bounds."""
+"""Formulas of schedules: divisors, logarithms, powers and bounds in plain numbers."""
 
 from __future__ import annotations
 

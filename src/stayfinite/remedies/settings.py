@@ -1,4 +1,4 @@
-"""Settings that a call is given: a keyword with another value."""
+"""Changes a keyword argument of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source text with its tree: where each node stands in the text, and what a name was defined as."""
+"""A source text with its syntax tree: positions of nodes, definitions of names."""
 
 from __future__ import annotations
 

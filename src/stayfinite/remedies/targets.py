@@ -1,4 +1,4 @@
-"""Targets that give a share to classes which are masked out."""
+"""Targets that put probability on masked classes."""
 
 from __future__ import annotations
 

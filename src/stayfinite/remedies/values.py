@@ -1,4 +1,4 @@
-"""What a line sets, with a limit or another value: rates, formulas of schedules, first values of parameters."""
+"""Changes or limits the value that a line sets: rates, schedule formulas, first values."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Shows incidents and runs: terminal, files, journal, page, sinks. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Curves in a terminal: eight dots to a character, a log scale where the values allow it."""
+"""Curves in a terminal with braille dots, on a log scale where possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Millions of steps as a few thousand points: least, mean, most, and how many were not finite."""
+"""Reduces millions of steps to a few thousand points: min, mean, max, non-finite count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of `stayfinite diff`: a picture of what moved, layer by layer. Takes plain data."""
+"""The HTML page of `stayfinite diff`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The changes of an incident in words: which was proved, by what, which was refuted, and the diff itself."""
+"""An incident's changes in words: proved, refuted, and their diffs."""
 
 from __future__ import annotations
 

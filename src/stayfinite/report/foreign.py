@@ -1,4 +1,4 @@
-"""Other people's JSONL logs: which of their keys is the loss, the step, the gradient norm."""
+"""Recognizes loss, step and gradient norm in other tools' JSONL logs."""
 
 from __future__ import annotations
 

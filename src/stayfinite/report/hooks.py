@@ -1,4 +1,4 @@
-"""What a user wants to happen on an incident: a command, or a request to a web address."""
+"""Runs the user's command or web request on an incident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file that needs nothing else. The looks are in `templates/`."""
+"""The HTML page of a run, in one file. Its templates are in `templates/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `guard.report()` returns: text where it is printed, HTML where it is shown."""
+"""The result of `guard.report()`: text when printed, HTML in a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON line a step, events inline, written in batches.
+"""Writes the journal: one JSON line per step, events inline, in batches.
 
 `append` only keeps what it is given; numbers are read and lines are written together, a few times a
 second, in whole lines. A process that is killed loses at most the last `flush_seconds`; a line cut in
@@ -86,6 +86,8 @@ class Journal:
     ) -> None:
         self.path = Path(path)
         self.listeners = list(listeners)
+        self.parts: dict[str, Any] = {}
+        """Go with the next step's line."""
         self._about = dict(about or {})
         self._flush_seconds = flush_seconds
         self._flush_lines = flush_lines
@@ -108,6 +110,8 @@ class Journal:
     def append(self, row: Row) -> None:
         """Keep one step; 0-dim tensors by reference."""
         now = _clock()
+        if self.parts:
+            row, self.parts = (*row, {"parts": self.parts}), {}
         self._rows.append(row)
         self._times.append(now)
         if now - self._flushed >= self._flush_seconds or len(self._rows) >= self._flush_lines:

@@ -1,4 +1,4 @@
-"""Reading journals: whole or while they grow, ours or somebody else's."""
+"""Reads journals, finished or growing, ours or another tool's."""
 
 from __future__ import annotations
 

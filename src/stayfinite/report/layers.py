@@ -1,4 +1,4 @@
-"""Layer health over time: how far each layer's largest weight is from overflowing its dtype."""
+"""Layer health over time: the distance of each layer's largest weight to its dtype's limit."""
 
 from __future__ import annotations
 

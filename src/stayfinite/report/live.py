@@ -1,4 +1,4 @@
-"""The page of a run, live in a browser: a small server on the loopback that only ever reads.
+"""Serves the page of a run live to a browser: loopback only, read-only.
 
 Whoever has the address has the page, so the address has a token; what asks without it, or under another
 host's name (a page elsewhere that points its name at this machine), is refused. No path of a request is

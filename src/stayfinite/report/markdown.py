@@ -1,4 +1,4 @@
-"""The report as Markdown, for pasting into an issue."""
+"""The report as Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run as the page, the Markdown, the JSON and the plots all show it."""
+"""The data of a run that HTML, Markdown, JSON and plots all show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of a run side by side: who began, who followed, for whom the others waited."""
+"""The ranks of a run side by side: where it began, who waited for whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading what somebody may have sent: regular files only, so much of them, and never a traceback."""
+"""Reads files that may be hostile: regular files only, bounded, without tracebacks."""
 
 from __future__ import annotations
 

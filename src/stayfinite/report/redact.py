@@ -1,4 +1,4 @@
-"""Secrets out of what is stored about a run: by the name they go by, and by how they look."""
+"""Removes secrets from stored command lines, by name and by shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines round a source line, kept when the incident is saved.
+"""Saves the source lines around an incident when it happens.
 
 A page is made from an incident folder that may have been sent by somebody: no path in it is opened. So
 the process in which the incident happened, whose own code it is, stores the lines beside it.

@@ -1,4 +1,8 @@
-"""Where incidents go: a folder per run. A folder that cannot be written never stops a training."""
+"""Stores incidents in the run folder. An unwritable folder never stops a training.
+
+The state that a replay needs (a capsule, about three times the model's size) is kept for one incident of each kind, up
+to a total cap: a run that fails a thousand times at the same line must not fill the disk.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,15 @@ from .fixes import advice, first_fix
 from .sources import SOURCES, collect_sources, dump_sources
 from .text import headline, render
 
-__all__ = ["RunFolder"]
+__all__ = ["CAPSULE", "MAX_BYTES", "MAX_TOTAL_BYTES", "CapsuleStore", "RunFolder", "kind_of"]
+
+CAPSULE = "capsule.pt"
+MAX_BYTES = 1 << 29
+"""For one incident: larger trainings are not saved beside their incidents; the report says so."""
+MAX_TOTAL_BYTES = 1 << 30
+"""For all incidents of one run folder."""
+
+Kind = tuple[object, ...]
 
 
 class RunFolder:
@@ -75,3 +87,62 @@ def _one_line(incident: Incident) -> None:
     else:
         more = f"\n  try: {others[0].title} [{others[0].status}]" if others else ""
     say(f"stayfinite: {headline(incident)}{where}{more}")
+
+
+def kind_of(incident: Incident) -> Kind:
+    """Equal for incidents that are the same thing again: the line and what was seen there."""
+    at, event = incident.location, incident.event
+    return (at.op, at.file, at.line, event.phase, event.symptom)
+
+
+class CapsuleStore:
+    """The capsules of one run folder.
+
+    `refuses` is asked before anything is copied, `write` puts the file in place: for the owner only,
+    whole or not at all.
+    """
+
+    def __init__(self, run: str | Path, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
+        self._folder = Path(run) / "incidents"
+        self._max_total_bytes = max_total_bytes
+        self._kept: dict[Kind, str] = {}
+
+    def refuses(self, incident: Incident, num_bytes: int) -> str:
+        """Why this incident gets no capsule, "" when it does."""
+        known = self._kept.get(kind_of(incident))
+        if known is not None and known != incident.id:
+            return f"no capsule of its own: the same as {known}, whose state is saved"
+        if num_bytes > MAX_BYTES:
+            return f"no capsule: about {num_bytes >> 20} MB, the limit is {MAX_BYTES >> 20} MB"
+        used = self.num_bytes
+        if used + num_bytes > self._max_total_bytes:
+            limit = self._max_total_bytes >> 20
+            return f"no capsule: this run has {used >> 20} MB of them, the limit is {limit} MB"
+        return ""
+
+    @property
+    def num_bytes(self) -> int:
+        """What all capsules of the folder take, those of earlier sessions too."""
+        total = 0
+        for path in self._folder.glob(f"*/{CAPSULE}"):
+            try:
+                total += path.stat().st_size
+            except OSError:
+                continue
+        return total
+
+    def write(self, incident: Incident, save: Callable[[Path], object]) -> str:
+        """Let `save` write it; "" when it is there, else why it is not."""
+        home = self._folder / incident.id
+        temporary = home / f".{CAPSULE}.{os.getpid()}"
+        try:
+            make_folder(home)
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+            save(temporary)
+            os.chmod(temporary, 0o600)
+            os.replace(temporary, home / CAPSULE)
+        except OSError as e:
+            temporary.unlink(missing_ok=True)
+            return f"no capsule: {e.strerror or e}"
+        self._kept[kind_of(incident)] = incident.id
+        return ""

@@ -1,4 +1,4 @@
-"""Incidents on the terminal: in full the first time, one line when they come again."""
+"""Prints incidents: in full the first time, one line when they repeat."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _HEADINGS = (
     "why",
     "proof",
     "try",
+    "also known",
+    "experiments",
     "done",
     "saved",
     "more",
@@ -95,10 +97,14 @@ def _style(line: str) -> str:
 
 
 def say_summary(incidents: list[Incident], how_many: str, folder: Path) -> None:
-    """One line at the end of a run that had incidents; `how_many` steps or batches it had."""
+    """The end of a run with incidents, and what to do next; `how_many` steps or batches it had."""
     first = incidents[0]
     count = f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}"
+    where = short_path(str(folder.absolute()))
+    diffs = (f.diff for i in incidents for f in i.diagnosis.fixes if f.status == "proved")
+    command = "fix" if any(diffs) else "report"
     say(
         f"stayfinite: {count} in {how_many}; first: {headline(first)}\n"
-        f"stayfinite: details in {short_path(str(folder.absolute()))}"
+        f"stayfinite: details in {where}\n"
+        f"stayfinite: next: stayfinite {command} {where}"
     )

@@ -1,4 +1,4 @@
-"""An incident as text that a person reads once and knows what to do."""
+"""Renders an incident as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import textwrap
 
 from ..codes import CAUSES
-from ..records import Incident, Link, Location, Operand, TensorStats
+from ..records import Experiment, Incident, Link, Location, Operand, TensorStats
 from .fixes import advice, first_fix, proof_words, refuted
 from .rank_rows import part_lines
 
@@ -281,7 +281,7 @@ def _evidence(incident: Incident) -> str:
         lines.append(f"  their indices in the data set: {_few(d.dataset_indices)}")
     if d.worker is not None:
         lines.append(f"  the batch was read by worker {d.worker} of the DataLoader")
-    return "\n".join(["evidence", *lines]) if lines else ""
+    return "\n".join(["also known", *lines]) if lines else ""
 
 
 def _few(numbers: tuple[int, ...], limit: int = 12) -> str:
@@ -298,6 +298,8 @@ def _set_at(location: Location) -> list[str]:
     return [place, f"           {c.source}"] if c.source else [place]
 
 
+_SEARCHES = ("smaller_lr", "clipped")
+"""Experiments that try many values. One fails where the loss or the weights run away, finite or not."""
 _OUTCOME = {"finite": "the step is finite", "nonfinite": "still not finite", "not_run": "not tried"}
 
 
@@ -310,12 +312,17 @@ def _experiments(incident: Incident) -> str:
         [
             "experiments: the same step again with one thing changed; they prove the cause, not a fix",
             *(
-                f"  {e.changed:<{width}}  -> {_OUTCOME.get(e.outcome, e.outcome)}"
-                f"{f': {e.detail}' if e.detail else ''}"
+                f"  {e.changed:<{width}}  -> {_outcome(e)}{f': {e.detail}' if e.detail else ''}"
                 for e in tried
             ),
         ]
     )
+
+
+def _outcome(tried: Experiment) -> str:
+    if tried.outcome == "nonfinite" and tried.name in _SEARCHES:
+        return "no value passed"
+    return _OUTCOME.get(tried.outcome, tried.outcome)
 
 
 def _advice(incident: Incident) -> str:

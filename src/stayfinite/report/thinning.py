@@ -1,4 +1,4 @@
-"""A journal's files: the one being written, the full ones beside it, and how they stay small."""
+"""Keeps a journal's files small: rotates and thins them."""
 
 from __future__ import annotations
 

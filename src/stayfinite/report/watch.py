@@ -1,4 +1,4 @@
-"""The live view in a terminal: what the run is doing, at 80 columns and at 160."""
+"""The live view in a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking into a batch, whatever it is made of: tensors, dicts, dataclasses, nested."""
+"""Walks through a batch of any structure: tensors, dicts, dataclasses, nested."""
 
 from __future__ import annotations
 

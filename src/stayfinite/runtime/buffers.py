@@ -1,4 +1,4 @@
-"""The models' buffers: what they are called, and copies of them from the start of a step."""
+"""The models' buffers: names, and copies from the start of a step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from ..numerics.health import is_finite
 from .unseen import unseen
@@ -18,6 +19,7 @@ __all__ = ["Buffers", "join"]
 
 _ALWAYS_MOVED = -1
 """A version that no tensor has."""
+_MAX_LOOKS = 4
 
 
 class Buffers:
@@ -32,6 +34,12 @@ class Buffers:
         self.homes: list[tuple[nn.Module, str, str]] | None = None
         """(module, key, name) of each; None until they are looked for."""
         self._copies: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
+        self._moving: list[tuple[nn.Module, str, str]] = []
+        """Parameters without gradients that the forward itself updates (a momentum encoder): kept like buffers."""
+        self._seen: dict[tuple[int, str], float] = {}
+        self._num_looks = 0
+        self.is_needed = True
+        """Whether there may be something to copy."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for module, key, name in self._found():
@@ -46,6 +54,8 @@ class Buffers:
     def look_again(self) -> None:
         """There are other models now."""
         self.homes = None
+        self._moving, self._seen, self._num_looks = [], {}, 0
+        self.is_needed = True
 
     def clear(self) -> None:
         """Let go of the copies; who was given them keeps them."""
@@ -78,23 +88,51 @@ class Buffers:
         Batch norm writes its running statistics without counting, so those are always copied.
         `is_kept`: the copies before these are still wanted by somebody (see `copies`).
         """
-        if self.homes is None or self.homes:
+        if self._num_looks < _MAX_LOOKS:
+            self._look_for_moving()
+        if self.homes is None or self.homes or self._moving:
             self._copy(is_kept)
+        self.is_needed = self._num_looks < _MAX_LOOKS or bool(self.homes or self._moving)
+
+    @unseen
+    @torch.no_grad()
+    def _look_for_moving(self) -> None:
+        """At the first steps: a training moves its momentum encoder in each of them, or in none."""
+        self._num_looks += 1
+        found = list(self._without_gradients())
+        for (module, key, name), value in zip(found, _first_values(found)):
+            if value == value and self._seen.setdefault((id(module), key), value) != value:
+                self._moving.append((module, key, name))
+                self._num_looks = 1  # the rest of it may show later
+
+    def _without_gradients(self) -> Iterator[tuple[nn.Module, str, str]]:
+        known = {(id(m), k) for m, k, _ in self._moving}
+        for prefix, ref in self._roots.items():
+            root = ref()
+            for path, module in root.named_modules() if root is not None else ():
+                for key, p in module._parameters.items():
+                    if (id(module), key) not in known and _is_fixed(p):
+                        yield module, key, join(prefix, join(path, key))
 
     @unseen
     @torch.no_grad()
     def _copy(self, is_kept: bool) -> None:
         if is_kept:
             self._copies = dict(self._copies)
-        for module, key, _ in self._found():
-            live = module._buffers.get(key)
+        for module, key, _ in (*self._found(), *self._moving):
+            live = _live(module, key)
             if live is None or live.device.type == "meta":
                 continue
             known = self._copies.get((id(module), key))
-            version = live._version
+            version = live._version if key in module._buffers else _ALWAYS_MOVED
             if known is None or known[1].shape != live.shape or known[1].dtype != live.dtype:
                 self._copies[id(module), key] = (live, live.detach().clone(), version)
-            elif known[0] is not live or known[2] != version or isinstance(module, _NormBase):
+            elif (
+                known[0] is not live
+                or version == _ALWAYS_MOVED
+                or known[2] != version
+                or isinstance(module, _NormBase)
+            ):
                 room = torch.empty_like(known[1]) if is_kept else known[1]
                 self._copies[id(module), key] = (live, room.copy_(live), version)
 
@@ -103,10 +141,10 @@ class Buffers:
         copies = self._copies
         return any(
             (known := copies.get((id(module), key))) is None
-            or known[0] is not module._buffers.get(key)
+            or known[0] is not _live(module, key)
             or known[2] != known[0]._version
             or isinstance(module, _NormBase)
-            for module, key, _ in self._found()
+            for module, key, _ in (*self._found(), *self._moving)
         )
 
     def forget_later_versions(self) -> None:
@@ -118,17 +156,17 @@ class Buffers:
     @torch.no_grad()
     def restore(self) -> None:
         """Put them back to the start of the step."""
-        self._restore(self._found())
+        self._restore([*self._found(), *self._moving])
 
     @torch.no_grad()
     def restore_bad(self) -> None:
         """The same for modules of which a buffer is not finite."""
         bad = {
             id(module)
-            for module, key, _ in self._found()
-            if (live := module._buffers.get(key)) is not None and not is_finite(live)
+            for module, key, _ in (*self._found(), *self._moving)
+            if (live := _live(module, key)) is not None and not is_finite(live)
         }
-        self._restore([found for found in self._found() if id(found[0]) in bad])
+        self._restore([f for f in (*self._found(), *self._moving) if id(f[0]) in bad])
 
     def _restore(self, homes: list[tuple[nn.Module, str, str]]) -> None:
         """Each by itself: one that cannot be put back keeps no other from it, and is named."""
@@ -148,6 +186,9 @@ class Buffers:
             )
 
     def _put(self, module: nn.Module, key: str, live: Tensor, kept: Tensor, version: int) -> None:
+        if version == _ALWAYS_MOVED and key in module._parameters:
+            live.data.copy_(kept)  # into its own memory, which others may share
+            return
         if module._buffers.get(key) is not live:
             module._buffers[key] = live
         if live._version == version and not isinstance(module, _NormBase):
@@ -160,6 +201,31 @@ class Buffers:
         ):  # expanded, or made in inference mode: it cannot be written to any more
             live = module._buffers[key] = kept.clone()
         self._copies[id(module), key] = (live, kept, live._version)
+
+
+def _live(module: nn.Module, key: str) -> Tensor | None:
+    return module._buffers.get(key, module._parameters.get(key))
+
+
+def _is_fixed(p: Tensor | None) -> bool:
+    """A plain parameter with numbers in it that no optimizer moves."""
+    if type(p) is not nn.Parameter or p.requires_grad or is_lazy(p) or p.is_inference():
+        return False
+    is_here = p.layout == torch.strided and p.device.type != "meta"
+    return is_here and p.is_floating_point() and p.numel() > 0
+
+
+def _first_values(found: list[tuple[nn.Module, str, str]]) -> list[float]:
+    """The first number of each, in one read."""
+    numbers: list[Tensor] = []
+    for module, key, _ in found:
+        p = module._parameters[key]
+        assert p is not None
+        numbers.append(
+            p.detach()[(0,) * p.dim()].to(numbers[0].device if numbers else p.device, torch.float32)
+        )
+    values: list[float] = torch.stack(numbers).tolist() if numbers else []
+    return values
 
 
 def join(prefix: str, name: str) -> str:

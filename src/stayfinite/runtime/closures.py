@@ -1,4 +1,4 @@
-"""Optimizers that evaluate their closure by themselves: once (Lightning), or many times (LBFGS, SAM).
+"""Optimizers that call their closure: once (Lightning) or many times (LBFGS, SAM).
 
 The closure belongs to the optimizer, which calls it when and how it likes, at whatever weights. A look
 at what it has computed follows each evaluation; a bad one ends the step, and what the optimizer has

@@ -1,4 +1,4 @@
-"""What moves with a training, though no optimizer of torch's moves it.
+"""State that follows a training without a torch optimizer: averages, counters, copies of the model.
 
 *Holders* are objects of the script's own that hold an optimizer: a wrapper that counts steps and sets the rate, a
 schedule written by hand. *Twins* are modules that nothing trains: a running average of the weights, a target

@@ -1,4 +1,4 @@
-"""Steps whose verdict is read later, so that the host never waits for the device."""
+"""Steps whose check is read later, so that the host never waits for the device."""
 
 from __future__ import annotations
 

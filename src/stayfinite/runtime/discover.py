@@ -1,4 +1,4 @@
-"""Which models does an optimizer move? Found from the variables of the functions that are running.
+"""Finds the models of an optimizer in the variables of running functions.
 
 Only what the script itself can reach from there is looked at, a few thousand objects at the most;
 the objects of the rest of the process are nobody's business.

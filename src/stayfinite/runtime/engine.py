@@ -1,4 +1,4 @@
-"""The engine under all three forms: may this step be applied, what is remembered, what is handed over.
+"""The engine of all forms: checks each step, remembers what a replay needs, hands bad steps over.
 
 It is small on purpose. While a training is healthy it checks and remembers; when a step has gone bad
 it hands the window to the investigation that was given to it, and does what the policy says.
@@ -179,7 +179,7 @@ class Engine:
             self.prime()
         if self._due is not None or provenance.has_averages:
             self._take_due_snapshot()
-        if self.state.buffers.homes != []:
+        if self.state.buffers.is_needed:
             self.state.buffers.copy(is_kept=self.deferral.is_waiting)
         return self.rng.capture()
 

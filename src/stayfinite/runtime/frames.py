@@ -1,4 +1,4 @@
-"""The variables of running functions, looked at without leaving anything behind."""
+"""Reads the variables of running functions without leaving references."""
 
 from __future__ import annotations
 

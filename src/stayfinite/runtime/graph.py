@@ -1,4 +1,4 @@
-"""Which tensors a loss gives gradients to, read from its graph."""
+"""Finds the tensors that receive gradients from a loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line for each of the last steps; tensors by reference, so that nothing waits for the device."""
+"""A short history of recent steps; tensors are kept by reference, without waiting for the device."""
 
 from __future__ import annotations
 

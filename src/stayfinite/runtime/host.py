@@ -1,4 +1,4 @@
-"""What the parts of the engine may ask of it, so that they need not know the engine itself."""
+"""The interface of the engine that its parts use."""
 
 from __future__ import annotations
 

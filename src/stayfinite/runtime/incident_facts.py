@@ -1,4 +1,4 @@
-"""What else belongs into an incident and only the running training knows, in sentences.
+"""Facts for an incident that only the running training knows.
 
 Read once for each incident that is looked into, when the host waits anyway.
 """

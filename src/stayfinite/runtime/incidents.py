@@ -1,4 +1,4 @@
-"""Every incident is made here: its number, its time, its surroundings."""
+"""Creates incidents: id, time, environment."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The run's journal as the engine keeps it: steps, incidents, and how the layers are."""
+"""The engine's side of the journal: steps, incidents, layer health."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +37,25 @@ class RunJournal:
         self.journal = Journal(
             Path(folder) / journal_name(0), about=about, listeners=listeners, stage=Stage()
         )
-        self.parts: dict[str, Any] = {}
+        self.step: Callable[[Row], None] = self.journal.append
+        """One step as the history has it."""
         self._layers = LayerSampler(state)
 
     def note_parts(self, parts: Mapping[str, Any]) -> None:
         """Go with the next step's line; detached, so that no graph is kept alive."""
-        self.parts.update(
+        self.journal.parts.update(
             (name, value.detach().clone() if isinstance(value, Tensor) else value)
             for name, value in parts.items()
         )
 
-    def step(self, row: Row) -> None:
-        """One step as the history has it."""
-        if self.parts:
-            row = (*row, {"parts": self.parts})
-            self.parts = {}
-        self.journal.append(row)
-
     def skipped(self, row: Row, flag: str) -> None:
         """A step that was not applied though nothing is wrong: the scaler's own skip."""
-        self.parts = {}
+        self.journal.parts = {}
         self.journal.append((*row[:6], False, {"flags": [flag]}))
 
     def incident(self, incident: Incident) -> None:
         """The failed step, and the incident beside it."""
-        event, self.parts = incident.event, {}
+        event, self.journal.parts = incident.event, {}
         self.journal.append(
             (
                 event.step,

@@ -1,4 +1,4 @@
-"""The same incident again is counted, not investigated again.
+"""Recognizes repeated incidents, which are counted and not investigated again.
 
 Whether a failure is one that is known must be told at the price of a look: by its symptom, by
 whether the batch itself is bad, by the operators that made the loss, and by the line that was about to

@@ -1,4 +1,4 @@
-"""Named places inside a model: free while nothing is wrong, named in the incident."""
+"""Named probes inside a model; free while healthy, named in the incident."""
 
 from __future__ import annotations
 

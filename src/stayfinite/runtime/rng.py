@@ -1,4 +1,4 @@
-"""The random state at the start of a step, cheaply: what the step does not use is not copied."""
+"""Saves the random state at the start of a step; copies only generators that move."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..devices import is_accelerator_started, random_states, set_random_states
+from ..devices import current, is_accelerator_started, random_states, set_random_states
 
 __all__ = ["RngMemory", "RngState", "is_kind_of_generator"]
 
@@ -171,7 +171,7 @@ class RngMemory:
         if (
             self._areas is not None
             and self._numpy_home._bit_generator is self._numpy_generator
-            and not is_accelerator_started()
+            and (current() is None or not is_accelerator_started())
         ):
             for area, was in zip(self._areas, self._at):
                 if area.raw != was:

@@ -1,4 +1,4 @@
-"""Batches cut by rows, whatever they are made of."""
+"""Cuts batches by rows, whatever their structure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training writes into its run folder: one journal for all ranks, the rest each for itself."""
+"""The files of a run folder: one journal for all ranks, the rest per rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples of a batch are not finite, and the batch without them or their bad values."""
+"""Finds the bad samples of a batch, and the batch without them or their bad values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of the training's state, to be put back after something was tried."""
+"""Copies of the training's state that restore it after an experiment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training's own objects: who they are, what they are called, how to put them back."""
+"""The training's objects: their names, and how to restore them."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class TrainState:
             ("optimizer_state", list(self.optimizer_state())),
             ("average", list(self.average_tensors())),
         )
-        tensors = [t for _, pairs in groups for _, t in pairs]
+        tensors = [t for _, pairs in groups for _, t in pairs if t.device.type != "meta"]
         if not tensors:
             return []
         flag = self._flag_on(tensors[0].device)

@@ -1,4 +1,4 @@
-"""A setting changed for the length of each optimizer step, and put back behind it.
+"""Changes a setting during each optimizer step and restores it afterwards.
 
 The script's own settings stay what they are, however it sets them; what is changed is what a step uses.
 """

@@ -1,4 +1,4 @@
-"""Undo for the small state of a training: rates, schedulers, scalers, modes.
+"""Undoes changes of small state: rates, schedulers, scalers, modes.
 
 A *capture* is called to note how something is now, and returns the function that puts it back.
 Objects stay who they are: values are written back into the same dicts and lists, and a scheduler

@@ -1,4 +1,4 @@
-"""Our own arithmetic is not seen by the modes that a script has entered: it may count or record calls."""
+"""Hides our own arithmetic from modes that a script has entered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holding things without keeping them alive."""
+"""Weak references to objects that may not support them."""
 
 from __future__ import annotations
 

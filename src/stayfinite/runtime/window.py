@@ -1,4 +1,4 @@
-"""One optimizer step as the loop makes it: its batches, what was seen, how it ended.
+"""A window: one optimizer step with its batches, what was seen, and its end.
 
 What a replay is asked for and what it showed are here as well, since the runtime routes the calls of
 a replay (its backward, its optimizer step) to whoever runs it.
@@ -36,6 +36,8 @@ __all__ = [
     "RunningReplay",
     "Verdict",
     "Window",
+    "is_same",
+    "joined",
 ]
 
 
@@ -88,6 +90,21 @@ class BatchRef:
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
         ref.loss_fn, ref.indices = self.loss_fn, self.indices
         return ref
+
+
+def joined(refs: list[BatchRef]) -> BatchRef:
+    """All batches of a window, for a body that draws them by itself in a loop of its own."""
+    items = [item for ref in refs for item in ref.items]
+    return BatchRef(refs[-1].step, refs[-1].epoch, items, refs[0].rng)
+
+
+def is_same(one: list[BatchRef], other: list[BatchRef]) -> bool:
+    """Whether they hold the same items, in the same order."""
+
+    def ids(refs: list[BatchRef]) -> list[int]:
+        return [id(item) for ref in refs for _, item in ref.items]
+
+    return one is other or ids(one) == ids(other)
 
 
 class Phase(enum.Enum):
@@ -186,6 +203,10 @@ class Window:
     @property
     def step(self) -> int:
         return self.batches[-1].step if self.batches else 0
+
+    def is_of(self, optimizer: Any) -> bool:
+        """Whether it ends with a step of this optimizer."""
+        return self.optimizer_id in (0, id(optimizer))
 
     @property
     def is_added_up(self) -> bool:

@@ -1,4 +1,4 @@
-"""The windows that were applied since the snapshot: what going back computes again."""
+"""The windows applied since the last snapshot, for time travel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that is only tried out changes nothing of the user's.
+"""Runs code on trial without changing anything of the user's.
 
 `check` and `ladder` run unmodified scripts, and these write checkpoints, logs and folders. In the
 process that is there for one such run, `redirect_for_good` redirects whatever is written to a folder of

@@ -1,4 +1,4 @@
-"""What a replay may do, thread by thread: everything that is patched asks `here` first."""
+"""What a replay may do, per thread; every sandbox patch asks `here` first."""
 
 from __future__ import annotations
 

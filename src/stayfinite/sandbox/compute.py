@@ -1,4 +1,4 @@
-"""A replay in the user's live process computes, and does nothing else."""
+"""Runs a replay in the live process so that it computes and does nothing else."""
 
 from __future__ import annotations
 

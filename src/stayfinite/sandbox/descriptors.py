@@ -1,4 +1,4 @@
-"""What a replay does with descriptors that were open before it: nothing.
+"""Keeps a replay from using file descriptors that were open before it.
 
 `os.write` on stdout and stderr is muted, on any other such descriptor refused. A file object that was
 opened before the replay writes without any function that Python lets us see; `streams` of

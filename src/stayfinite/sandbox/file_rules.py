@@ -1,4 +1,4 @@
-"""What a replay opens, reads, writes and removes goes through its own files."""
+"""Redirects the file operations of a replay to its own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script writes, redirected: it sees its own files, the user's stay as they are.
+"""Redirects what a script writes; it reads its own version back.
 
 Inside a process that is only there to run the script once, every path that is written to is redirected to
 a folder of our own, and read from there afterwards; the rest is read where it is. What cannot be

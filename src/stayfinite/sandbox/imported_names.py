@@ -1,4 +1,4 @@
-"""`from os import remove` keeps the function; a patch of `os` alone would pass such a name by.
+"""Patches names such as `from os import remove` that a patch of `os` would miss.
 
 The user's own modules are few, so their names are looked through. A package that is installed is
 left out: there are thousands, and replays run the user's step.

@@ -1,4 +1,4 @@
-"""What the user's code does in the middle of a replay without being asked: it is no replay's.
+"""User code that runs in the middle of a replay uninvited is kept out of it.
 
 A signal handler runs in the main thread whenever it likes; one that saves a checkpoint before the job is
 taken away must really save it. A finalizer runs when the garbage collector finds an old cycle; what it

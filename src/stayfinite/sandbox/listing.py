@@ -1,4 +1,4 @@
-"""What `os.scandir` gives, for a folder that lies in two places."""
+"""`os.scandir` for a folder that exists in two places."""
 
 from __future__ import annotations
 

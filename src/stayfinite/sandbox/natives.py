@@ -1,4 +1,4 @@
-"""Writers that pass Python's own `open` by, redirected as well."""
+"""Redirects writers that do not use Python's `open`."""
 
 from __future__ import annotations
 

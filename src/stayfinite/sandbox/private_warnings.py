@@ -1,4 +1,4 @@
-"""The filters of a replay: `catch_warnings` in it must not change those of other threads."""
+"""Keeps `catch_warnings` of a replay from changing other threads' filters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replay says is not heard: streams, logging, progress bars, trackers.
+"""Mutes a replay: streams, logging, progress bars, trackers.
 
 A stream is not replaced: its own `write` is covered while a replay runs, so that `sys.stdout` is the
 same object for every thread at every moment, and whoever keeps a reference to it is served as well.

@@ -1,4 +1,4 @@
-"""What a replay is refused: whatever would be felt outside this process or after this step."""
+"""Refuses a replay anything with effects outside the process or after the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a replay: written to a temporary folder, read back from there, gone at the end.
+"""Files of a replay: in a temporary folder, deleted at the end.
 
 The files are redirected as for a script that is tried out, with three differences, since here a live
 training goes on around it: only the replaying thread is concerned, the working directory of the process

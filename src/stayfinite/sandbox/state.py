@@ -1,4 +1,4 @@
-"""Switches that a replay may turn are turned back; random states are the caller's to restore."""
+"""Restores global switches that a replay changes; random states are the caller's job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings of a replay: filtered as ever, never shown, and none is used up.
+"""Warnings of a replay: filtered as usual, never shown, none used up.
 
 A warning that is shown once for a line must be shown later as if no replay had been. So a replay has
 filters of its own, and what C code notes in a module's registry is taken out again. Out of reach: what

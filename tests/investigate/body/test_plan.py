@@ -122,3 +122,60 @@ def test_a_loss_that_was_made_elsewhere_is_no_body(setting):
     scene = found[0]
     late = dataclasses.replace(scene, line=scene.line + 1, column=None)
     assert Body.of(late) is None
+
+
+def _drawn_anew(model, optimizer, generator, count):
+    for _ in range(1):
+        x = torch.randn(6, 4)
+        loss = model(x).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        return sys._getframe()
+
+
+def _drawn_from_a_generator(model, optimizer, generator, count):
+    for _ in range(1):
+        x = torch.randn(6, 4, generator=generator)
+        loss = model(x).mean()
+        loss.backward()
+        return sys._getframe()
+
+
+def _by_the_loops_own_variable(model, optimizer, generator, count):
+    for i in range(1, 2):
+        loss = model(torch.randn(6, 4)).mean() / i
+        loss.backward()
+        return sys._getframe()
+
+
+def _from_a_list(model, optimizer, generator, count):
+    for x in [torch.ones(6, 4)]:
+        loss = model(x).mean()
+        loss.backward()
+        return sys._getframe()
+
+
+def _counted(model, optimizer, generator, count):
+    while True:
+        count += 1
+        loss = model(torch.randn(6, 4)).mean() / count
+        loss.backward()
+        return sys._getframe()
+
+
+@pytest.mark.parametrize(
+    ("training", "is_of_one"),
+    [
+        (_drawn_anew, False),
+        (_drawn_from_a_generator, True),
+        (_by_the_loops_own_variable, True),
+        (_from_a_list, True),
+        (_counted, True),
+    ],
+)
+def test_what_only_one_iteration_has_is_told(model, training, is_of_one):
+    """Without a loader the batches of earlier steps are gone: only what draws the same again is the same."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scene = scenes_of_frame(training(model, optimizer, torch.Generator(), 0))[0]
+    body = Body.of(scene, (), lambda obj: obj is optimizer)
+    assert body.is_of_one_iteration == is_of_one

@@ -1,4 +1,4 @@
-"""One file for each format. A reader turns a mapped file into a tree; it runs nothing of it."""
+"""One file per format. A reader turns a mapped file into a tree and runs none of its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader is, and the list of those that are known."""
+"""The reader interface and the list of known readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch files from before 1.6: five pickles, then the storages one after another."""
+"""Torch files from before 1.6: five pickles followed by the storages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole checkpoint inside a pickle: what `pickle.dump(tensor)` writes, as bytes."""
+"""A checkpoint stored as bytes inside a pickle, as `pickle.dump(tensor)` writes it."""
 
 from __future__ import annotations
 

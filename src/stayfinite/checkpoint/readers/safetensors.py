@@ -1,4 +1,4 @@
-"""safetensors: a JSON header that is believed in nothing, then the bytes."""
+"""safetensors: a JSON header, none of which is trusted, followed by the bytes."""
 
 from __future__ import annotations
 

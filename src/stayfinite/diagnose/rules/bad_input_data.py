@@ -1,4 +1,4 @@
-"""The sample was bad as it is stored: NaN, Inf, or absurdly large."""
+"""The stored sample is itself NaN, Inf or absurdly large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stored sample was finite; the data pipeline made it otherwise."""
+"""The stored sample was finite; the data pipeline made it non-finite."""
 
 from __future__ import annotations
 

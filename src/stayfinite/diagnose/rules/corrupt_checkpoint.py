@@ -1,4 +1,4 @@
-"""What was restored was bad already."""
+"""The restored state was already corrupt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exponential that nothing bounds."""
+"""An unbounded exponential overflows."""
 
 from __future__ import annotations
 

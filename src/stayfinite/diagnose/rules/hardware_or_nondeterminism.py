@@ -1,4 +1,4 @@
-"""The same step, from the same state, batch and random numbers, is finite the second and the third time."""
+"""Two replays from the same state, batch and random numbers were finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An epsilon or a small quantity is zero in half precision, and then divided by or logged."""
+"""An epsilon or small value rounds to zero in half precision and is then divided by or logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask or `where` has thrown away comes back in the backward as 0 * inf."""
+"""A bad value that a mask or `where` discards returns in the backward as 0 * inf."""
 
 from __future__ import annotations
 

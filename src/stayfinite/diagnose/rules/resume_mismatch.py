@@ -1,4 +1,4 @@
-"""A resume brought back only a part of the run, and the finite rest then diverges."""
+"""A resume restored only part of the run, and the restored state diverges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fresh memory that nobody has written is read."""
+"""Memory that was never written is read."""
 
 from __future__ import annotations
 

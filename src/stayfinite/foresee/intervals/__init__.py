@@ -1,1 +1,1 @@
-"""What every captured operator can give for all inputs in a box."""
+"""Bounds what every captured operator can give for all inputs in a box."""

@@ -1,4 +1,4 @@
-"""Shadow intervals: what every captured operator can give, for all inputs in a box.
+"""Interval analysis of a captured step: lower and upper bounds of every operator's result in a box.
 
 Each operator is computed again on ranges: the smallest and largest value of every element, rounded
 as its dtype rounds. An operator without a model makes its results unknown, and unknown is never

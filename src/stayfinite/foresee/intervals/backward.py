@@ -1,4 +1,4 @@
-"""Models of the operators that only a backward calls. Most others of a backward are ordinary ones."""
+"""Models of operators that only a backward calls."""
 
 from __future__ import annotations
 

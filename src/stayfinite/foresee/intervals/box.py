@@ -1,4 +1,4 @@
-"""The box: all inputs and weights that a verdict holds for."""
+"""The box: the ranges of inputs and weights that a verdict holds for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model of an operator stands: what it is given, and how it says that something can fail."""
+"""What a model of an operator gets, and how it reports that the operator can fail."""
 
 from __future__ import annotations
 

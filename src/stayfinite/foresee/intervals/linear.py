@@ -1,4 +1,4 @@
-"""Models of what is linear in each of two operands: matrix products, convolutions, attention."""
+"""Models of bilinear operators: matrix products, convolutions, attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts by source line: what a reader wants to know of each."""
+"""Groups verdicts by source line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All models, with the files that register them imported."""
+"""The table of all models; importing it registers them."""
 
 from __future__ import annotations
 

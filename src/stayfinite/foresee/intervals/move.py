@@ -1,4 +1,4 @@
-"""Models of what moves, copies, selects or creates elements and computes nothing."""
+"""Models of operators that move, copy, select or create elements without computing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators by what matters to the judge, whatever their models are."""
+"""Sets of operator names with special treatment in the analysis."""
 
 from __future__ import annotations
 

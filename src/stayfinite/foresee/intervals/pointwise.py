@@ -1,4 +1,4 @@
-"""Models of functions of one number: their range is that of their ends, or has a known bottom."""
+"""Models of functions of one number: monotone ones, and those with a known minimum."""
 
 from __future__ import annotations
 

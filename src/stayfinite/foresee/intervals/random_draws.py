@@ -1,4 +1,4 @@
-"""Models of what is drawn at random: all that can be drawn."""
+"""Models of random operators: the range of what they can draw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dtype can hold: limits, rounding, and the error of a long sum."""
+"""Limits and rounding of each dtype, and the error of a long sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shadows hold before the first operator: the box."""
+"""Fills the shadow memory with the box before the first operator."""
 
 from __future__ import annotations
 

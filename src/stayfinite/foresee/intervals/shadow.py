@@ -1,4 +1,4 @@
-"""Shadow memory: for each storage of the capture the smallest and largest value of every element.
+"""Shadow memory: the smallest and largest possible value of every element of every storage.
 
 Views and writes in place need no model: a tensor is a view of its storage's shadows, as it is of
 the storage itself.

@@ -1,4 +1,4 @@
-"""Small things that the judge needs to take calls apart."""
+"""Helpers that take operator calls apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of each operator, once its ranges are known."""
+"""Gives each operator its verdict (safe, can fail, unknown) once its range is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of whole layers in one operator: recurrent layers, bags, CTC; and of the loss scale."""
+"""Models of layers that are one operator (recurrent layers, bags, CTC), and of the loss scale."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batches that real data will bring one day, made from real ones."""
+"""Builds batches that real data may bring one day, starting from real ones."""

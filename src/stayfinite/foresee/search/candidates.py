@@ -1,4 +1,4 @@
-"""A batch to try, made from a real one, with what is known of how likely it is."""
+"""A batch to try, with what is known of its likelihood."""
 
 from __future__ import annotations
 

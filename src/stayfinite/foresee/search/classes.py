@@ -1,4 +1,4 @@
-"""Batches of real samples that all belong to one class, most of them, or none of a rare one."""
+"""Batches of real samples that are alike: of one class, most of one, none of a rare one, all small or all large."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ from torch import Tensor
 
 from ...runtime.batches import named_tensors
 from ...runtime.rows import map_tensors
-from .candidates import Candidate, Seen
+from .candidates import Candidate, Seen, all_rows
 from .parts import Part
 
-__all__ = ["float_classes", "one_class"]
+__all__ = ["columns", "float_classes", "one_class", "one_sided"]
 
 _ARRANGED = 3.0
 """So many of the batches seen should have lacked a class by chance, and none did."""
+_MOST_PARTS = 4
+_RARE = 1e-4
+"""One batch in 10,000 is like that, if its samples are drawn by chance."""
+_FEWEST_BATCHES = 3
 
 
 def float_classes(seen: Seen) -> Iterator[Candidate]:
@@ -24,6 +28,68 @@ def float_classes(seen: Seen) -> Iterator[Candidate]:
     for p in seen.of_kind("input", "target"):
         if p.is_float and p.is_whole and p.num_values <= 8:
             yield from one_class(seen, p, "value")
+
+
+def columns(seen: Seen) -> Iterator[Candidate]:
+    """Several labels a sample: a batch of real samples of which none has the rarest one, or all the most usual."""
+    total = seen.num_rows
+    if total is None or not seen.can_change_rows:
+        return
+    for p in seen.of_kind("mask")[:_MOST_PARTS]:
+        if p.tensor.dim() != 2 or not p.has_rows or p.tensor.shape[1] < 2:
+            continue
+        for _, rows in all_rows([p], seen.batches):
+            shares = rows.double().mean(0)
+            for value, share in ((0, 1 - shares.min()), (1, shares.max())):
+                column = int(shares.argmin() if value == 0 else shares.argmax())
+                chance = float(share) ** total
+                is_arranged = chance * len(seen.batches) > _ARRANGED
+                yield Candidate(
+                    "absent", f"a batch with {p.name}[:, {column}] {value} only",
+                    _gathered_where(seen, p, total, column, value),
+                    "possible" if chance > 1e-5 and not is_arranged else "far",
+                    f"{float(share):.0%} of the samples seen have it", probability=chance,
+                )  # fmt: skip
+
+
+def _gathered_where(seen: Seen, p: Part, total: int, column: int, value: int) -> Callable[[], Any]:
+    def make() -> Any:
+        rows = _pool(seen, p, total, lambda t: t[:, column] == value)
+        return _put_together(_enough(rows, total, len(rows), total), total)
+
+    return make
+
+
+def one_sided(seen: Seen) -> Iterator[Candidate]:
+    """Real samples without any large value, or without any small one: nothing is above a threshold."""
+    total = seen.num_rows
+    if total is None or not seen.can_change_rows or len(seen.batches) < _FEWEST_BATCHES:
+        return
+    floats = [p for p in seen.of_kind("target", "input") if p.is_float and p.has_rows]
+    share = max(1 / len(seen.batches), _RARE ** (1 / total))
+    for p in [p for p in floats if not (p.is_code or p.is_unit)][:_MOST_PARTS]:
+        for word, is_low in (("large", True), ("small", False)):
+            yield Candidate(
+                "one-sided", f"a batch of real samples without any {word} {p.name}",
+                _extreme(seen, p, total, share, is_low), "possible",
+                f"{share:.0%} of the samples seen are so, by chance {share**total:.0e} of the batches",
+                probability=share**total,
+            )  # fmt: skip
+
+
+def _extreme(seen: Seen, p: Part, total: int, share: float, is_low: bool) -> Callable[[], Any]:
+    """Real samples of this share of them, by the largest value of each (or the smallest)."""
+
+    def make() -> Any:
+        rows = _pool(seen, p, total, lambda t: torch.ones(len(t), dtype=torch.bool))
+        named = [dict(named_tensors(b))[p.name][i].detach() for b, i in rows]
+        ends = torch.stack([t.max() if is_low else -t.min() for t in named])
+        number = max(total, int(share * len(rows)))
+        order = ends.argsort()[:number].tolist()
+        picked = [rows[order[i * len(order) // total]] for i in range(total)]
+        return _put_together(_enough(picked, total, len(rows), total), total)
+
+    return make
 
 
 def one_class(seen: Seen, p: Part, word: str) -> Iterator[Candidate]:
@@ -107,7 +173,7 @@ def _pool(
     found = []
     for batch in seen.batches:
         t = dict(named_tensors(batch)).get(p.name)
-        if t is not None and t.dim() == 1 and t.shape[0] == total:
+        if t is not None and t.dim() > 0 and t.shape[0] == total:
             found += [(batch, int(i)) for i in is_wanted(t).nonzero().flatten()]
     return found
 

@@ -1,4 +1,4 @@
-"""What may hold nothing: boxes, edges and events of a sample, a text, a list of numbers."""
+"""Parts of a sample that may be empty: boxes, edges, events, texts, lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structured search: every batch worth trying, the likeliest to break a training first."""
+"""The structured search: every kind of batch worth trying, the most likely failures first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...runtime.rows import num_rows
 from .candidates import Candidate, Seen
-from .classes import float_classes
+from .classes import columns, float_classes, one_sided
 from .empty import empties, plain_empties
 from .ids import bands, ids, tokens, unseen_padding
 from .joint import both, corners, halves, swapped
@@ -23,7 +23,7 @@ __all__ = ["FAMILIES", "candidates"]
 
 FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
     masks, labels, tokens, ids, unseen_padding, doubled, bands, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
-    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, lengths, packed, empties, shorter, growing, plain_empties, flags,
+    outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, columns, one_sided, lengths, packed, empties, shorter, growing, plain_empties, flags,
     numbers, widths, sizes,
 )  # fmt: skip
 """Those that code may refuse come last: a script that raises has to be started again."""

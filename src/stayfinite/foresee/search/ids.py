@@ -1,4 +1,4 @@
-"""Ids and tokens: padding, one id all over, ids that agree, ids that were not seen."""
+"""Ids and tokens: only padding, one id everywhere, equal ids, unseen ids."""
 
 from __future__ import annotations
 

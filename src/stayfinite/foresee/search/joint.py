@@ -1,4 +1,4 @@
-"""One sample that is unusual in more than one way: extreme features, and a target without extent."""
+"""Samples that are unusual in two ways: extreme features and a target without extent."""
 
 from __future__ import annotations
 

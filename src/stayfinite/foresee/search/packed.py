@@ -1,4 +1,4 @@
-"""Packed sequences: one of a single step among the others."""
+"""Packed sequences: one with a single step among the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The empty document: a sequence that is nothing but padding."""
+"""Sequences that consist of padding only."""
 
 from __future__ import annotations
 

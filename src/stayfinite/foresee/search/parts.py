@@ -1,4 +1,4 @@
-"""What each tensor of a batch is, told by its dtype, its name and the values that were seen."""
+"""What each tensor of a batch is, by dtype, name and seen values."""
 
 from __future__ import annotations
 
@@ -25,8 +25,14 @@ _MOST_VALUES = 200_000
 _SPREADS = 10.0
 """Distances from the median to the largest value seen: nothing comes from further away."""
 _FEW = 2.0
-_NEAR = 0.1
+_NEAR = 0.25
 """A count of so many, or of this share of the usual one, is next to 0."""
+_DOWN_TO_ZERO = 0.02
+"""Of the usual amount; what comes as near to 0 as this may reach it."""
+_LOWER = 0.1
+"""Of the usual amount; and so do others: it does not lie apart."""
+_LONG_TAIL = 20.0
+"""Times the usual amount: a product of many things, which may be as small as it is large, but never 0."""
 _STEPS = (0.1, 0.01)
 _FEWEST_ON_GRID = 3
 _LARGEST_ON_GRID = 2000.0
@@ -64,6 +70,8 @@ class Part:
 
     grid: float = 0.0
     """What all values are multiples of: a cent, a tenth of a degree; 0 for none."""
+    nears_zero: bool = False
+    """Positive, and spread evenly down to next to nothing: a share, a waiting time."""
 
     @property
     def is_float(self) -> bool:
@@ -127,7 +135,7 @@ class Part:
         """
         is_count = self.is_whole and self.low <= max(_FEW, _NEAR * self.middle)
         is_amount = self.low <= _FEW * self.grid
-        return self.low <= 0 or is_count or is_amount or self.is_bounded
+        return self.low <= 0 or is_count or is_amount or self.is_bounded or self.nears_zero
 
     @property
     def may_rest(self) -> bool:
@@ -178,6 +186,7 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
                 _is_distribution(t), float(values.median()) if values.numel() else 0.0,
                 float((values == 0).double().mean()) if values.numel() else 0.0,
                 _grid(values) if t.is_floating_point() and low > 0 and not is_whole else 0.0,
+                t.is_floating_point() and low > 0 and _nears_zero(values),
             )
         )  # fmt: skip
     return found
@@ -211,6 +220,21 @@ def _grid(values: Tensor) -> float:
         if bool((off < step / 1000 + 1.2e-7 * values).all()):
             return step
     return 0.0
+
+
+def _nears_zero(values: Tensor) -> bool:
+    """Whether these positive values come down to next to nothing, without a floor that some of them share.
+
+    >>> x = torch.linspace(0.01, 3, 200, dtype=torch.float64)
+    >>> _nears_zero(x), _nears_zero(x.clamp(min=0.03)), _nears_zero(x.pow(5)), _nears_zero(x + 1)
+    (True, False, False, False)
+    """
+    if values.numel() < _FEWEST_ON_GRID:
+        return False
+    usual = float(values.median())
+    low, second, third = (float(values.kthvalue(k).values) for k in (1, 2, 3))
+    is_near = low < _DOWN_TO_ZERO * usual and third < _LOWER * usual
+    return is_near and second > low and float(values.max()) < _LONG_TAIL * usual
 
 
 def _is_distribution(t: Tensor) -> bool:

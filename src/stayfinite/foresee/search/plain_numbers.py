@@ -1,4 +1,4 @@
-"""Plain numbers in a batch, and tensors of one: a horizon, a temperature, a number of steps."""
+"""Plain numbers in a batch, and one-element tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a batch is from real ones, in figures and in words; and the way between the two."""
+"""How far a batch is from real ones, in numbers and words, and batches in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets and sequences in lists, which may differ in size; sizes that grow from batch to batch."""
+"""Lists of sets or sequences of different sizes, also sizes that grow."""
 
 from __future__ import annotations
 

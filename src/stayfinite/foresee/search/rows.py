@@ -1,4 +1,4 @@
-"""Samples that are blank, constant, repeated, at rest: real data brings them one day."""
+"""Samples that are blank, constant, repeated or unchanging over time."""
 
 from __future__ import annotations
 

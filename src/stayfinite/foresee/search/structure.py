@@ -1,4 +1,4 @@
-"""Masks, labels, lengths, tokens and sizes at their ends."""
+"""Extreme masks, labels, lengths, tokens and sizes."""
 
 from __future__ import annotations
 

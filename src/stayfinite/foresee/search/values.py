@@ -1,4 +1,4 @@
-"""Values beyond those that were seen: outliers, ends of the range, exact zeros, vanishing ones."""
+"""Values outside the seen range: outliers, range ends, exact zeros, tiny values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the statements of a loop's body again, on copies, so that nobody outside can feel it."""
+"""Runs the statements of a loop's body again, on copies, without side effects."""
 
 from .body import NOT_GIVEN, Body
 from .scene import Scene, scenes_of_frame, scenes_of_traceback

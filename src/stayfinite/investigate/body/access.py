@@ -1,4 +1,4 @@
-"""What a statement reads and writes, and whether it reaches outside."""
+"""Which variables a statement reads and writes, and whether it has effects outside."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class CallJudge(Protocol):
     def iteration(self, value: Value) -> str | None: ...
 
     def attribute(self, owner: Value, node: ast.Attribute | ast.Subscript) -> Verdict | None: ...
+
+    def context(self, manager: Value) -> list[Verdict]: ...
 
 
 @dataclass

@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...runtime.batches import named_tensors
+from .access import GRADIENTS, RANDOM
 from .caller import ARGUMENT, argument_expressions, assignments, plain_values
 from .compiled import compile_block, compile_module
-from .cut import Cut, Rules, rebuild
+from .cut import Cut, Rules, rebuild, touches
 from .feeds import feeds_of
 from .home import Home, homes_of
 from .plan import Plan, home_environment, is_scalar
@@ -165,6 +166,25 @@ class Body:
         }
         roots = {root.partition("@")[0] for root in changed & read} - fed
         return any(not self._is_part_of_training(root) for root in roots)
+
+    @functools.cached_property
+    def is_of_one_iteration(self) -> bool:
+        """Whether it computes with something that another iteration, of which no batch is kept, had otherwise: what
+        was drawn from elsewhere, a loop's own variable, what is carried from one iteration to the next."""
+        plan = self.plan()
+        if plan.is_taking:
+            return True
+        environment = home_environment(self.scene)
+        following = build_units(self.home.following, environment, self.functions.judge)
+        written = {p for u in (*flat(self.units), *flat(following)) for p in u.access.writes}
+        loops = [
+            h.node for h in homes_of(self.scene) if isinstance(h.node, (ast.For, ast.AsyncFor))
+        ]
+        targets = [n for loop in loops for n in ast.walk(loop.target) if isinstance(n, ast.Name)]
+        written |= {(environment.root(n.id),) for n in targets}
+        written -= {GRADIENTS, RANDOM}
+        read = {r for r in plan.at_entry() if any(touches(w, r) for w in written)}
+        return any(not self._is_part_of_training(path[0].partition("@")[0]) for path in read)
 
     def _is_part_of_training(self, root: str) -> bool:
         value = self.scene.variables.get(root)

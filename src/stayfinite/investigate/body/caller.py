@@ -1,4 +1,4 @@
-"""The call that led into a function: what it gave the function's arguments."""
+"""Finds the call of a function and the arguments it was given."""
 
 from __future__ import annotations
 

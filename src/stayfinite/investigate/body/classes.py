@@ -1,4 +1,4 @@
-"""Classes of the user's own that torch calls by itself: in a replay they write into copies.
+"""User classes that torch calls by itself; in a replay they write to copies.
 
 No statement of a loop calls a `__torch_function__` or a `backward`, so none can be left out for what it does.
 """

@@ -1,4 +1,4 @@
-"""Compiling statements so that every traceback still shows the user's own file, line and function."""
+"""Compiles statements so that tracebacks still show the user's file, line and function."""
 
 from __future__ import annotations
 import __future__

@@ -1,4 +1,4 @@
-"""Copies of the variables, so that whatever a replay writes lands in the copy.
+"""Copies of the variables, so that a replay writes only to copies.
 
 Containers, plain objects, modules and functions are copied in structure; tensors are the same, so the
 gradients find their parameters. What belongs to the training or reaches outside is shared, since the
@@ -14,7 +14,7 @@ import functools
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from .classes import of_copied_class, own_members
+from .hooks import hooks_of, hooks_of_every_module, replaced
 from .sharing import is_shared
 from .source import current_code, file_kind
 
@@ -92,17 +93,10 @@ class Copier:
             space[name] = self.copy(original[name])
         return space
 
-    @contextlib.contextmanager
-    def with_hooks(self) -> Iterator[None]:
-        """While it is entered, parameters call the copies of the hooks on them."""
-        found = [(hooks, dict(hooks)) for p in self._hooked for hooks in _hooks_of(p)]
-        try:
-            for hooks, kept in found:
-                hooks.update({k: self.copy(hook) for k, hook in kept.items()})
-            yield
-        finally:
-            for hooks, kept in found:
-                hooks.update(kept)
+    def with_hooks(self) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, the copies of hooks are called: on parameters, and those for every module."""
+        on_parameters = [hooks for p in self._hooked for hooks in hooks_of(p)]
+        return replaced([*on_parameters, *hooks_of_every_module()], self.copy)
 
     def _keep(self, value: Any, new: Any) -> Any:
         self._memo[id(value)] = new
@@ -247,7 +241,7 @@ class Copier:
             return self._keep(value, self.copy(original))
         new = self._keep(value, _bare(value))
         clones[id(new)] = id(value)
-        self._hooked += [p for p in value.__dict__.get("_parameters", {}).values() if _hooks_of(p)]
+        self._hooked += [p for p in value.__dict__.get("_parameters", {}).values() if hooks_of(p)]
         for name, part in list(value.__dict__.items()):
             new.__dict__[name] = self.copy(part)
         self._protect_methods(value, new)
@@ -340,11 +334,6 @@ class Copier:
             if name in space and isinstance(value, (int, float, str, Tensor)):
                 return True
         return method.__closure__ is not None
-
-
-def _hooks_of(parameter: Any) -> list[dict[Any, Any]]:
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return [hooks for n in names if (hooks := getattr(parameter, n, None))]
 
 
 def _global_generators() -> list[Any]:

@@ -1,4 +1,4 @@
-"""Which statements of a body are run again: those that the training's own calls depend on.
+"""Selects the statements to run again: those that the training's calls depend on.
 
 A statement that reaches outside is not run; what it produced is taken from the variables as it stands. Where
 that value has been overwritten since, it is lost, and what needs it cannot be run either.

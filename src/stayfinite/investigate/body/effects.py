@@ -1,4 +1,4 @@
-"""Small answers that judging a call needs: who wrote a function, what a method changes."""
+"""Facts for judging a call: who wrote a function, what a method changes."""
 
 from __future__ import annotations
 

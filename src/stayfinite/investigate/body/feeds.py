@@ -1,4 +1,4 @@
-"""Where a body gets its batch from, so that another batch can be put in its place."""
+"""Finds where a loop's body gets its batch, so that another batch can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body around the current line: the innermost loop, else the function, up to where it stands."""
+"""Finds the body to run again: the innermost loop around the current line, or the function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""May this call be made again? Judged by the object that is called, not by its name.
+"""Decides whether a call may be repeated, from the object that is called and not its name.
 
 What only computes may. What reaches outside (files, iterators, queues, clocks, environments) may not: its
 result is taken from the variables. A function that the user wrote is judged by its source.
@@ -101,6 +101,18 @@ class Judge:
         if code_kind(function) != "user":
             return None
         return self._summary(function, [owner], {}, False, can_protect=False)[1]
+
+    def context(self, manager: Value) -> list[Verdict]:
+        """What entering and leaving it does, where the user wrote that."""
+        kind = type(manager.obj) if manager.is_known else manager.made_by
+        if kind is None or self.summarize is None or self.depth >= _MAX_DEPTH:
+            return []
+        members = [class_member(kind, name) for name in ("__enter__", "__exit__")]
+        return [
+            self._summary(m, [manager], {}, False, can_protect=False)[1]
+            for m in members
+            if isinstance(m, types.FunctionType) and code_kind(m) == "user"
+        ]
 
     def is_training_object(self, obj: Any) -> bool:
         """An optimizer, a scaler, or what the caller says is one."""

@@ -1,4 +1,4 @@
-"""What is known about the functions of torch, numpy and Python itself: which compute and no more."""
+"""Functions of torch, numpy and Python that are known to have no side effects."""
 
 from __future__ import annotations
 

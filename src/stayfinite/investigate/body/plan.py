@@ -1,4 +1,4 @@
-"""Which statements of a body are run, compiled once, and one run of them."""
+"""The statements of a body to run, compiled once, and one run of them."""
 
 from __future__ import annotations
 
@@ -193,6 +193,17 @@ class Plan:
         """Variables that are used as they stand."""
         paths = {p for u in self._cut.needed for p in u.access.writes if "<" not in p[0]}
         return tuple(sorted({show(p) for p in paths}))
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether something that this iteration has made is used as it stands."""
+        return bool(self._cut.needed)
+
+    def at_entry(self) -> set[Path]:
+        """What the statements may read of before the body."""
+        cut = self._cut
+        read = ((path, u) for u in cut.kept for path in u.access.reads)
+        return {path for path, u in read if cut.reaching(path, u)[1]}
 
     @functools.cached_property
     def is_stale(self) -> bool:

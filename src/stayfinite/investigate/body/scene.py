@@ -1,4 +1,4 @@
-"""A function that is running, as it stands: its place in the source and its variables."""
+"""A running function at its current line: its source position and variables."""
 
 from __future__ import annotations
 

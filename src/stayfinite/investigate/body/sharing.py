@@ -1,4 +1,4 @@
-"""What a replay uses as it is, without a copy: the training's own objects and what reaches outside."""
+"""The objects that a replay uses without a copy: the training's own, and those with outside effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a code object back to the syntax tree that it was compiled from."""
+"""Finds the syntax tree of a code object."""
 
 from __future__ import annotations
 

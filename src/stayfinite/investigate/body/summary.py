@@ -1,4 +1,4 @@
-"""What a call of a Python function does, found from its source; and the function without its effects.
+"""What a call of a Python function does, read from its source; and the function without its side effects.
 
 A helper that counts, logs or appends beside computing the loss can be called again without that: the
 statements that reach outside are left out of it, unless its result depends on them.

@@ -1,4 +1,4 @@
-"""The training's own calls: these are what a replay is run for."""
+"""The calls that a replay must run: backward, optimizer steps and the like."""
 
 from __future__ import annotations
 

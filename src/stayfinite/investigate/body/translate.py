@@ -1,4 +1,4 @@
-"""From the names of a function's arguments to what stands there in a call of it."""
+"""Maps the names of a function's arguments to the expressions of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A body as a tree of statements, each with what it reads and writes."""
+"""A body as a tree of statements with what each reads and writes."""
 
 from __future__ import annotations
 
@@ -218,6 +218,8 @@ class _Builder:
     def _With(self, node: ast.With | ast.AsyncWith, reader: Reader, unit: Unit) -> None:
         for item in node.items:
             reader.read(item.context_expr)
+            for verdict in self.judge.context(reader.value(item.context_expr)):
+                reader.access.outside = reader.access.outside or verdict.outside
             if item.optional_vars is not None:
                 reader.store(item.optional_vars, reader.value(item.context_expr))
 

@@ -1,4 +1,4 @@
-"""What an expression stands for, found without running any code of the user's."""
+"""Finds what an expression refers to without running user code."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the rules are told: read from the live training, its source and its data."""
+"""Gathers the evidence for the rules from the live training, its source and its data."""

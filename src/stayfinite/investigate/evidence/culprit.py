@@ -1,4 +1,4 @@
-"""The line that set what is to blame: an optimizer, a schedule, a scaler, a load, a pipeline.
+"""Finds the line that set the setting to blame: optimizer, schedule, scaler, load, pipeline.
 
 Notes that were taken when things were made (`patches/made_at`, `patches/provenance`) say most of it.
 Where there is none, the source of the files that the training runs in is read.

@@ -1,4 +1,4 @@
-"""A second look at the data set: was the sample stored like that, or did the pipeline do it?
+"""Fetches a bad sample again: was it stored bad, or did the pipeline make it so?
 
 The samples of the failing batch are fetched again under the operator trace, with what the data set
 stores as sources. Where NumPy or plain Python does the work, the first line after which a local
@@ -58,7 +58,7 @@ def look_at_data(window: Window, seconds: float) -> Data:
         return Data()
     owner = ref.loader
     if isinstance(owner, (list, tuple)):
-        return Data(origin="stored", detail="It is in the list of batches as it was handed over.")
+        return Data(origin="stored", detail="The list of batches already holds it.")
     loader = _loader(owner)
     if loader is None:
         return Data()
@@ -174,7 +174,7 @@ def _looked_at(
             return Data()
         return Data(
             origin="pipeline",
-            detail="Fetched again they came out finite: the pipeline does not give the same twice.",
+            detail="Fetched again, the samples were finite: the pipeline does not return the same values twice.",
         )
     found = _from_trace(origin)
     is_late = budget.is_over

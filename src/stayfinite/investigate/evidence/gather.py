@@ -1,4 +1,4 @@
-"""What the rules need to know and only the live training can tell, as plain values."""
+"""Collects evidence that only the live training has, as plain values."""
 
 from __future__ import annotations
 

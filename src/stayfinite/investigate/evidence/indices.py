@@ -1,4 +1,4 @@
-"""What the index of the first bad value means, where the shape tells."""
+"""Names the index of the first bad value (sample, feature, token, …) where the shape allows it."""
 
 from __future__ import annotations
 

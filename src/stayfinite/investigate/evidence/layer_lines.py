@@ -1,4 +1,4 @@
-"""Which line made a layer so that an ordinary input fails in it: an epsilon of 0, weights of 0."""
+"""Finds the line that made a layer with an epsilon or weights of 0."""
 
 from __future__ import annotations
 

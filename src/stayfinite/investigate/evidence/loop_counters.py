@@ -1,4 +1,4 @@
-"""The numbers by which a script counts its own steps, read from the variables of its loops."""
+"""Reads the script's own step counters from its loop variables."""
 
 from __future__ import annotations
 

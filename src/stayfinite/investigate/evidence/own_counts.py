@@ -1,4 +1,4 @@
-"""Numbers that the training's own code keeps in its modules: do they change when a step is replayed?
+"""Finds counters in the user's modules that change with every replay.
 
 A replay computes with what the model holds now. Code that counts its calls computes something else the
 second time, and a finite replay then says nothing of the hardware.

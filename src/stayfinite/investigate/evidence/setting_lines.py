@@ -1,4 +1,4 @@
-"""Where a source sets something: read from the file, for what nobody could note while it ran."""
+"""Finds in the source where a setting was made, if no note was taken at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer that steps by itself in a loop whose every loss is multiplied by a GradScaler."""
+"""Finds an optimizer that steps without the GradScaler that scales its loss."""
 
 from __future__ import annotations
 

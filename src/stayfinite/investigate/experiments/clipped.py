@@ -1,4 +1,4 @@
-"""Does clipping survive, and at which norm?"""
+"""Does gradient clipping help, and at which norm?"""
 
 from __future__ import annotations
 

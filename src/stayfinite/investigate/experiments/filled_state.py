@@ -1,4 +1,4 @@
-"""Is it the values that are not finite in the state?"""
+"""Are the non-finite values in the state to blame?"""
 
 from __future__ import annotations
 

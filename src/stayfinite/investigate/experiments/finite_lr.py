@@ -1,4 +1,4 @@
-"""Is it the learning rate that is not finite?"""
+"""Is a non-finite learning rate to blame?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it a number that was divided by, and that was almost nothing?"""
+"""Is a division by almost nothing to blame?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it the optimizer's own state?"""
+"""Is the optimizer's state to blame?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Would it survive in float32?"""
+"""Is the step finite in float32?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it the optimizer's epsilon?"""
+"""Is the optimizer's epsilon to blame?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it the product of Jacobians that explodes?"""
+"""Is an exploding product of Jacobians to blame?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is this line the only culprit?"""
+"""Is this line the only one to blame?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it this batch, or would the one before fail as well?"""
+"""Is this batch to blame, or does the previous one fail as well?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which smaller learning rate survives?"""
+"""Which smaller learning rate stays finite?"""
 
 from __future__ import annotations
 

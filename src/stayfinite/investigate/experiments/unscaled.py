@@ -1,4 +1,4 @@
-"""Is it the loss scale that overflows?"""
+"""Is the loss scale to blame?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Was it a batch some steps before?"""
+"""Is an unusual batch of an earlier step to blame?"""
 
 from __future__ import annotations
 

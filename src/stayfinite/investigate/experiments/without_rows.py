@@ -1,4 +1,4 @@
-"""Is it some rows of the batch?"""
+"""Are some rows of the batch to blame?"""
 
 from __future__ import annotations
 

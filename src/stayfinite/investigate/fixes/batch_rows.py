@@ -1,4 +1,4 @@
-"""Where a batch comes into the user's source, so that its bad rows can be left out there."""
+"""A fix that drops bad rows where the batch enters the user's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that are clipped when the step has used them already: the same clipping, in front of the step."""
+"""A fix that moves gradient clipping before the optimizer step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A parameter or buffer that was computed to a NaN or Inf when the model was made: 0 in place of those."""
+"""A fix for parameters or buffers that are non-finite from construction: 0 in place of those values."""
 
 from __future__ import annotations
 

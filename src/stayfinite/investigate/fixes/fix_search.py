@@ -1,4 +1,4 @@
-"""From a located failure to a diff that was run: which changes fit, which of them holds."""
+"""Searches for a source change that repairs a located failure, and runs each candidate."""
 
 from __future__ import annotations
 

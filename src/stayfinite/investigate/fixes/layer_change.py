@@ -1,4 +1,4 @@
-"""A layer made so that an ordinary input fails in it: the epsilon or the first weights where they are given."""
+"""A fix for a layer made with a bad epsilon or bad first weights."""
 
 from __future__ import annotations
 

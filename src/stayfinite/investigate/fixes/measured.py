@@ -1,4 +1,4 @@
-"""What is measured while a change is run: weights, and how near values come to a dtype's limit."""
+"""Measures a run with a change: the weights, and the distance of values to their dtype's limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where no line alone helps in float16: the whole training in a precision with a larger range."""
+"""A fix that moves the whole training to a precision with a larger range."""
 
 from __future__ import annotations
 

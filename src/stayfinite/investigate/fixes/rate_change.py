@@ -1,4 +1,4 @@
-"""A learning rate or a clip norm that was proved, as a diff of the place where it is set."""
+"""Writes a proved learning rate or clip norm as a diff of the line that sets it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resume that brought back only a part: the lines that bring the rest back, and the rates that they give, run."""
+"""A fix for a partial resume: restores the missing parts, and runs the resulting rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A resume that left the optimizer out: the line that brings it back, and its moments and rates, run."""
+"""A fix for a resume without the optimizer: restores it, and runs the resulting moments and rates."""
 
 from __future__ import annotations
 

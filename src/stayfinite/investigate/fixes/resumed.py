@@ -1,4 +1,4 @@
-"""What a resume has read, and how the lines that bring more of it back are written and run."""
+"""What a resume has read, and how lines that restore more are written and run."""
 
 from __future__ import annotations
 

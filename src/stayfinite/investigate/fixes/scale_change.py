@@ -1,4 +1,4 @@
-"""A loss scale that does not fit: a scaler that nobody takes out again, or a constant that is too large."""
+"""A fix for a wrong loss scale: a scaler that is never stepped, or a constant that is too large."""
 
 from __future__ import annotations
 

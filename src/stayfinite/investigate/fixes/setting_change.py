@@ -1,4 +1,4 @@
-"""A setting changed where it is made: the line that builds the optimizer, or that allocates a parameter.
+"""A fix of a setting where it is made: the optimizer's constructor, a parameter's allocation.
 
 That line has run long ago. What it sets is run instead: the optimizer steps with the new setting, the parameter
 holds what the new line would have given it.

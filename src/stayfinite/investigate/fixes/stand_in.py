@@ -1,4 +1,4 @@
-"""What a copied schedule moves in place of an optimizer."""
+"""A stand-in for an optimizer that a copied schedule can update."""
 
 from __future__ import annotations
 

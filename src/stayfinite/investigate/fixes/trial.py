@@ -1,4 +1,4 @@
-"""A change of the user's source, run: the failing step, healthy steps before it, and steps behind it."""
+"""Runs a source change: the failing step, healthy steps before it, steps after it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Trial:
         if is_compared:
             number, largest, note = yield from self._compared(change, dtype, limits_gradients)
         note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
-        is_alone = not number and not self._windows and not self._unseen()
+        is_alone = not (number or self._windows or self._unseen() or lab.had_no_gradient)
         if (self.is_in_state or is_alone) and result.grad_norm == 0.0 and not note:
             note = (
                 "it leaves no gradient to learn from"  # in this step, and in all that fail like it

@@ -1,4 +1,4 @@
-"""Weights that nobody trains, made parameters: a change beside the one that repairs the failing line.
+"""A fix that turns untrained weights into parameters, next to the fix of the failing line.
 
 The line that makes such a tensor has run long ago. Its effect is run: for some steps behind the failing one the
 optimizer holds the tensors, from their own values on and from a usual start, and the loss is compared with

@@ -1,5 +1,5 @@
-"""Which number in the source, or in a config file, gives a setting its value: names are followed to where they
-are written, through the callers where they are arguments."""
+"""Finds the number in the source or a config file that sets a value. Names are followed
+to where they are written, through the callers where they are arguments."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One investigation by several ranks."""
+"""One investigation on several ranks."""

@@ -1,4 +1,4 @@
-"""One investigation by several ranks: the same replays on each, and one story in the end.
+"""Runs one investigation on several ranks: the same replays on each, one result.
 
 The rank where the story begins is the one that can name an operator, a batch or a parameter of its
 own; the others only received it.

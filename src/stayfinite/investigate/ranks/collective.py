@@ -1,4 +1,4 @@
-"""Experiments on a model that is spread over the ranks: one decides, all compute.
+"""Experiments on a model that is spread over ranks: one rank decides, all compute.
 
 The rank where the failure began runs the diagnosis. Each replay that it wants is told to the others, every rank
 computes its part at the same time, and what any of them has seen counts. A rank that cannot go on ends the replay

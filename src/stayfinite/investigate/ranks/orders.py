@@ -1,4 +1,4 @@
-"""A replay as it is told to another rank: what each rank has of its own goes by its name.
+"""A replay request sent to another rank; each rank's own objects go by name.
 
 The rank where a failure began decides what is tried. The others have the same model, optimizer and steps, each its
 own part of them, so of all that only the name travels; a change of the source or of a setting travels itself.

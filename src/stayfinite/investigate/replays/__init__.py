@@ -1,1 +1,1 @@
-"""Who computes a failed step again, and what is traced meanwhile."""
+"""Replays a failed step, and traces it."""

@@ -1,4 +1,4 @@
-"""A changed file of the user's, compiled into replays: the live training goes on with the file as it is.
+"""Uses a changed source file in replays only; the live training keeps the original.
 
 The changed text gets a name of its own, so that the code of a replay finds its own lines. For the length of a replay
 each function of that file whose code differs is led to a twin with the new code, in the thread that replays;

@@ -1,4 +1,4 @@
-"""Which vehicle can compute a step again: the safest one that shows the failure."""
+"""Chooses the vehicle for a replay: the safest one that shows the failure."""
 
 from __future__ import annotations
 
@@ -130,6 +130,11 @@ class FirstThatShows(Vehicle):
         if self._chosen is not None:
             return self._chosen.can_run(window)
         return any(c.can_run(window) for c in self._candidates())
+
+    def can_repeat(self, window: Window) -> bool:
+        if self._chosen is not None:
+            return self._chosen.can_repeat(window)
+        return any(c.can_repeat(window) for c in self._candidates())
 
     def run(self, wanted: Replay) -> ReplayResult:
         if self._chosen is not None:

@@ -1,4 +1,4 @@
-"""What a replay says to the other ranks goes over copies of the training's groups.
+"""Sends a replay's collectives over copies of the training's process groups.
 
 Where a rank breaks off in the middle of a replay, the others are let go by closing the copies; the training's own
 groups have not heard of any of it.

@@ -1,4 +1,4 @@
-"""A framework's own step: the function that computes its loss, and what it does besides, kept still."""
+"""Replays through a framework's own step, with its other effects kept out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of one rank: it sees this rank's shards only, and what it sends to the others.
+"""The trace of one rank: its own shards, and what it sends to others.
 
 Values travel between ranks in collectives, which a trace cannot look through: behind one, a NaN has
 no producer. So each rank also notes the first bad value that it *sent*.
@@ -45,7 +45,7 @@ PARTED_NOTE = (
     "this rank's state was left as it is; do not save a checkpoint from it"
 )
 
-JOINING_NOTE = "inside `with model.join():` a rank that has ended answers nobody, so no earlier step could be run again"
+JOINING_NOTE = "inside `with model.join():` a rank that has run out of batches cannot take part in a replay, so no earlier step was run again"
 FROM_ANOTHER = (
     "this rank's own values were finite: the bad gradient came from another rank, which tells more (inside "
     "`with model.join():` each rank looks into it by itself)"

@@ -1,4 +1,4 @@
-"""One replay under way: where the trace looks, and what an optimizer step does meanwhile."""
+"""One replay in progress: what the trace watches, and how an optimizer step behaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every traced replay shares: the slice from its symptom, and eager models."""
+"""Shared parts of traced replays: the slice from a symptom, and eager models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code that calls another function with its own arguments, and has the signature of the code it stands for."""
+"""Makes code that calls another function with the same arguments and signature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes a step again: the guard's own closure, a framework's step, the loop's statements.
+"""The vehicles that replay a step: the guard's closure, a framework's step, the loop's statements.
 
 A vehicle takes a `Replay` and gives a `ReplayResult`. Whatever it runs, it runs in the sandbox, with the
 gradients and random numbers of the training put back afterwards.
@@ -20,11 +20,11 @@ from ...numerics.health import badness
 from ...putting_back import put_back
 from ...runtime.engine import Engine
 from ...runtime.frames import bad_tensors
-from ...runtime.ranks.groups import hushed, unsynced
+from ...runtime.ranks.groups import has_memory, hushed, unsynced, wrappers_over
 from ...runtime.ranks.shards import begin_anew
 from ...runtime.ranks.talk import OthersBrokeOff
 from ...runtime.step.parts import StepParts
-from ...runtime.window import BatchRef, Replay, ReplayResult, Window
+from ...runtime.window import BatchRef, Replay, ReplayResult, Window, is_same, joined
 from ...sandbox.compute import computing_only
 from ..body.body import Body
 from ..body.scene import Scene
@@ -59,8 +59,12 @@ class Vehicle:
         """What the code that was replayed wanted to do, and was not let."""
 
     def can_run(self, window: Window) -> bool:
-        """Whether this window can be computed again."""
+        """Whether this window can be computed again; one without a loader perhaps with other data."""
         return True
+
+    def can_repeat(self, window: Window) -> bool:
+        """Whether it can be, with the very same data and gradients."""
+        return not any(map(has_memory, self.engine.ranks.wrappers)) and self.can_run(window)
 
     @property
     def has_effects(self) -> bool:
@@ -88,20 +92,20 @@ class Vehicle:
     def run(self, wanted: Replay) -> ReplayResult:
         active = ActiveReplay(self.engine, wanted)
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
-        has_parted = self.engine.ranks.has_parted
         state, ranks = self.engine.state, self.engine.ranks
-        if (has_parted and not is_quiet) or not self.can_run(wanted.window):
+        if (ranks.has_parted and not is_quiet) or not self.can_run(wanted.window):
             active.result.is_complete = False
             ranks.begin_replay()
             ranks.end_replay(is_broken=True)
             return active.result
         is_alone = is_quiet or ranks.is_apart
+        stepped = wrappers_over(ranks.wrappers, filter(wanted.window.is_of, state.optimizers))
         ranks.begin_replay()
         put_grads = state.take_grads()
         self.engine.replay = active
         try:
             with (
-                hushed(ranks.wrappers) if is_alone else contextlib.nullcontext(),
+                hushed(ranks.wrappers, stepped) if is_alone else contextlib.nullcontext(),
                 Silence() if ranks.is_apart else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
                 Detour(ranks.talk.copies) if ranks.is_on else contextlib.nullcontext(),
                 computing_only() as report,
@@ -131,7 +135,7 @@ class Vehicle:
             put_back(active.end, put_grads)
         if ranks.is_on and ranks.end_replay(active.is_broken):
             active.result.is_complete = False
-            begin_anew(state.roots.values())
+            begin_anew(state.roots.values(), stepped)
         return active.result
 
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:
@@ -145,8 +149,9 @@ class Vehicle:
         self, active: ActiveReplay, ref: BatchRef
     ) -> contextlib.AbstractContextManager[None]:
         """Whether this batch's gradients went to the other ranks by themselves decides how they are rounded."""
-        is_part = ref.step in active.wanted.window.unsynced
-        return unsynced(self.engine.ranks.wrappers) if is_part else contextlib.nullcontext()
+        wrappers = self.engine.ranks.wrappers
+        is_part = ref.step in active.wanted.window.unsynced or any(map(has_memory, wrappers))
+        return unsynced(wrappers) if is_part else contextlib.nullcontext()
 
     def _broke_off(self, active: ActiveReplay, error: BaseException) -> None:
         """The code raised: because of a value that is not finite, as a rule."""
@@ -322,8 +327,12 @@ class BodyVehicle(Vehicle):
         return self.body.given_tensors() if self._own.is_loaderless else ()
 
     def can_run(self, window: Window) -> bool:
-        is_own = _same_batches(window.batches, self._own.batches)
+        is_own = is_same(window.batches, self._own.batches)
         return is_own or self._can_bind(window.batches)
+
+    def can_repeat(self, window: Window) -> bool:
+        is_gone = window.is_loaderless and window is not self._own and self.body.is_of_one_iteration
+        return not is_gone and super().can_repeat(window)
 
     def _can_bind(self, refs: list[BatchRef]) -> bool:
         if self.body.takes_several:
@@ -348,7 +357,7 @@ class BodyVehicle(Vehicle):
         is_whole = len(refs) > 1 and not self._can_bind(refs)
         if len(refs) > 1 and (is_whole or body.takes_several):
             active.steps = [ref.step for ref in refs]
-            refs = [_joined(refs)]
+            refs = [joined(refs)]
         for i, ref in enumerate(refs):
             active.step = ref.step
             if i and ref.rng is not None and not wanted.is_applied:
@@ -385,16 +394,3 @@ class BodyVehicle(Vehicle):
         grads = torch.autograd.grad(last, moved, allow_unused=True)
         bad = [g for g in grads if g is not None and badness(g)]
         active.result.origin = symptom_origin(trace, bad)
-
-
-def _joined(refs: list[BatchRef]) -> BatchRef:
-    """All batches of a window, for a body that draws them by itself in a loop of its own."""
-    items = [item for ref in refs for item in ref.items]
-    return BatchRef(refs[-1].step, refs[-1].epoch, items, refs[0].rng)
-
-
-def _same_batches(one: list[BatchRef], other: list[BatchRef]) -> bool:
-    def ids(refs: list[BatchRef]) -> list[int]:
-        return [id(item) for ref in refs for _, item in ref.items]
-
-    return one is other or ids(one) == ids(other)

@@ -1,4 +1,4 @@
-"""`where` discards a value, not its derivative."""
+"""`where` discards a value but not its derivative."""
 
 from __future__ import annotations
 

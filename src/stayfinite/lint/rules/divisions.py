@@ -1,4 +1,4 @@
-"""Divisions by what can be exactly 0."""
+"""Divisions by values that can be exactly 0."""
 
 from __future__ import annotations
 

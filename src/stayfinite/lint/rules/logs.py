@@ -1,4 +1,4 @@
-"""Logarithms of what can be 0, and losses that take them."""
+"""Logarithms of values that can be 0, and losses that take them."""
 
 from __future__ import annotations
 

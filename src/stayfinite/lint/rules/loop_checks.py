@@ -1,4 +1,4 @@
-"""Checks that miss what they are for, and repairs that repair nothing."""
+"""NaN checks that miss cases, and repairs that do not repair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order and the completeness of a training loop."""
+"""Order and completeness of a training loop."""
 
 from __future__ import annotations
 

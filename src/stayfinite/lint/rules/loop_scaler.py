@@ -1,4 +1,4 @@
-"""A GradScaler that is used halfway."""
+"""A GradScaler that is used incompletely."""
 
 from __future__ import annotations
 

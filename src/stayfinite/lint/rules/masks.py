@@ -1,4 +1,4 @@
-"""Masks: rows of nothing but -inf, and fill values beyond the dtype."""
+"""Masks: fully masked rows, and fill values beyond the dtype."""
 
 from __future__ import annotations
 

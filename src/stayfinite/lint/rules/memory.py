@@ -1,4 +1,4 @@
-"""Memory that nothing was written to, and memory that is written while the backward needs it."""
+"""Unwritten memory, and in-place writes to memory that the backward needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that half precision cannot hold, and epsilons that do nothing."""
+"""Numbers beyond half precision, and epsilons without effect."""
 
 from __future__ import annotations
 

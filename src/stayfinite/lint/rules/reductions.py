@@ -1,4 +1,4 @@
-"""Means over nothing, deviations of one element, targets that cannot be reached."""
+"""Means over nothing, deviations of one element, unreachable targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rules sign in: for operations, for a function as a whole, for a file as a whole."""
+"""The registry of rules: per operation, per function, per file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""An unmodified script, checked in a process of its own."""
+"""Checks an unmodified script in its own process."""

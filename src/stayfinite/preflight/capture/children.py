@@ -1,4 +1,4 @@
-"""A script that trains in processes of its own: one is run here, more end it."""
+"""Scripts that start training processes: one runs in place, several end the check."""
 
 from __future__ import annotations
 

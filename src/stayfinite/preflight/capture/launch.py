@@ -1,4 +1,4 @@
-"""A training for several processes, checked as one: what a launcher would have set, for one rank."""
+"""Checks a distributed training as one rank, with the launcher's variables set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process that runs the user's script leaves in its folder, for the command and for the next start."""
+"""The files that a checked script's process leaves for the command and the next start."""
 
 from __future__ import annotations
 

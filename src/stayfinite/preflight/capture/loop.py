@@ -1,4 +1,4 @@
-"""An unmodified script's own loop as the vehicle of probes.
+"""Uses an unmodified script's own loop to run probes.
 
 The first steps are watched as they are. Then everything is put back to before the first one, and
 whenever the loop asks for a batch it is handed the batch of a probe.

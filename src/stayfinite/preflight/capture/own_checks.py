@@ -1,4 +1,4 @@
-"""A loop that looks at its loss by itself, and goes on to the next batch when it is not finite."""
+"""Detects a loop that checks its own loss and skips non-finite batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script that is checked calls, and who answers.
+"""The patches of a checked script, and who answers them.
 
 The calls that the runtime listens to reach `check` by the same patches (`patches.training`,
 `patches.loaders`); the few below are needed only where a loop is handed probes.

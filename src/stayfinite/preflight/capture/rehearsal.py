@@ -1,4 +1,4 @@
-"""The whole training in short, by its own loop, in a process of its own: what breaks later than the first steps."""
+"""Rehearses the whole training with short epochs, in its own process, to find late failures."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _findings(
         return [_finding(i, seen, _saved(i, job, folder)) for i in new]
     steps = f"{seen['num_steps']} steps in epochs of at most {seen['most_batches']} batches"
     if incidents:
-        return [passed("stability", CHECK, f"{steps}: it breaks at what is named above")]
+        return [passed("stability", CHECK, f"{steps}: it breaks only where a check above says so")]
     if seen["how"] == "raised":
         return [skipped("stability", CHECK, f"after {steps} the shortened training raised")]
     if not seen["num_steps"]:

@@ -1,4 +1,4 @@
-"""A check of an unmodified script: it runs in a process of its own until everything is known."""
+"""Checks an unmodified script: runs it in its own process until everything is known."""
 
 from __future__ import annotations
 

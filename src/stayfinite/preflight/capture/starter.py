@@ -1,4 +1,4 @@
-"""Processes that run the user's script, each a fork of one that has imported torch already.
+"""Starts processes that run the user's script, each a fork of one that has imported torch.
 
 A script is started more than once (a probe that it refuses ends it, the training in short is a run of its
 own), and importing torch costs more than most of what is then done. Where there is no safe fork, and

@@ -1,4 +1,4 @@
-"""The process that has imported what every run of a script needs, and forks for each of them."""
+"""The process that imports what every run needs, and forks for each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first steps of a script's loop, watched: from which loaders does it draw, how many batches a step?"""
+"""Watches the first steps of a script's loop: its loaders, and the batches per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of a training: those that its objects hold, and those in a config file."""
+"""Gathers settings from the training's objects and from a config file."""
 
 from __future__ import annotations
 

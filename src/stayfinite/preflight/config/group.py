@@ -1,4 +1,4 @@
-"""The config group: the figures that the training holds, those in its config file, and both."""
+"""The config group: checks the settings in use, those in the config file, and their differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failure would cost: the intervals at which a training saves and evaluates."""
+"""Computes what a failure would cost with the training's save and evaluation intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as people write them in configs: `1e-4`, `2.**16`, `8/255`. Computed, never run."""
+"""Parses numbers as people write them in configs (`1e-4`, `2.**16`, `8/255`) without running code."""
 
 from __future__ import annotations
 

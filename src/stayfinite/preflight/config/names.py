@@ -1,4 +1,4 @@
-"""What a key of a config file means: many names, one quantity."""
+"""Maps config keys to quantities: many names, one meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a preset does to each quantity of a config, and why."""
+"""What a preset changes for each quantity, and why."""
 
 from __future__ import annotations
 

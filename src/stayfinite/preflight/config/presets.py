@@ -1,4 +1,4 @@
-"""`--preset`: the same config with safer figures, written beside the old one, with the reasons."""
+"""`--preset`: writes a safer config next to the old one, with reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Config files as flat entries with their place in the text; nothing in them is ever run."""
+"""Reads config files as flat entries with text positions; runs nothing in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules followed ahead of the training: rates that are no rates, and when they come."""
+"""Follows schedules ahead of the training to find invalid rates."""
 
 from __future__ import annotations
 

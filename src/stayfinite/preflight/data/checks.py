@@ -1,4 +1,4 @@
-"""What can be wrong with the numbers of a data set."""
+"""Checks of a data set's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data files: arrays and tables, read in pieces; nothing in them is run."""
+"""Reads data files (arrays and tables) in pieces; runs nothing in them."""
 
 from __future__ import annotations
 

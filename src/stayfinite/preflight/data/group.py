@@ -1,4 +1,4 @@
-"""The data group: every sample that the time allows, and what is wrong with which of them."""
+"""The data group: checks as many samples as time allows."""
 
 from __future__ import annotations
 

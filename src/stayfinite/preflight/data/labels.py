@@ -1,11 +1,13 @@
-"""What can be wrong with labels and with the numbers of words."""
+"""Checks of labels and word ids."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from torch import nn
 
+from ...runtime.batches import named_tensors
 from ..probes import Seen, Subject
 from ..records import Finding, failed, passed, warned
 from .source import Scan
@@ -27,6 +29,8 @@ def label_checks(scan: Scan, subject: Subject | None, seen: Seen | None) -> list
     found: list[Finding] = []
     if label is not None:
         num_classes = _num_classes(label, subject, seen)
+        if num_classes is not None and _highest_met(label, subject) >= num_classes:
+            num_classes = None  # the loss has taken it: it leaves it out, or counts something else
         problems = _label_range(label, num_classes)
         of = f" of {num_classes}" if num_classes else ""
         span = f"{label.name} from {label.low_int} to {label.high_int}{of}"
@@ -72,6 +76,16 @@ def _num_classes(label: PartStats, subject: Subject | None, seen: Seen | None) -
     if is_dense and label.sample_shape == tuple(shape[2:]):
         return shape[1]  # (batch, class, places …), as for images
     return shape[-1]
+
+
+def _highest_met(label: PartStats, subject: Subject | None) -> float:
+    """The highest label among those that the first real steps have taken."""
+    if subject is None:
+        return -math.inf
+    name = label.name.replace("sample", "batch", 1)
+    taken = subject.batches[: sum(s.num_batches for s in subject.steps)]
+    met = [t for batch in taken for n, t in named_tensors(batch) if n == name and t.numel()]
+    return max((float(t.max()) for t in met), default=-math.inf)
 
 
 def _last_width(subject: Subject) -> int | None:

@@ -1,4 +1,4 @@
-"""What can be wrong with how samples become batches."""
+"""Checks of how samples become batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the samples come from: a loader's dataset, or its stream of batches."""
+"""Finds the samples: a loader's dataset, or its stream of batches."""
 
 from __future__ import annotations
 

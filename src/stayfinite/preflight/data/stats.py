@@ -1,4 +1,4 @@
-"""Streaming statistics of one part of the samples: bounded memory, however many samples."""
+"""Streaming statistics of the samples in bounded memory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The edges group: which batch that may come breaks the training."""
+"""The edges group: which possible batch breaks the training."""

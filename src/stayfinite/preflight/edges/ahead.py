@@ -1,4 +1,4 @@
-"""The training run on from a copy: real steps on its own batches, at its own rates."""
+"""Runs a copy of the training ahead on its own batches and rates."""
 
 from __future__ import annotations
 

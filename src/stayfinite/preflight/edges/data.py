@@ -1,4 +1,4 @@
-"""More of the training's own batches than its first steps have shown."""
+"""Draws more of the training's own batches."""
 
 from __future__ import annotations
 

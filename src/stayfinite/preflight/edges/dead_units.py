@@ -1,4 +1,4 @@
-"""Units that a ReLU has switched off: a channel of a sample, some of a whole batch, all of them at one place."""
+"""Tries dead ReLU units: a channel of a sample, units of a whole batch, a whole layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step does with other random numbers, and with memory that nobody has written."""
+"""Tries a step with other random numbers and with unwritten memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The edges group: which batch that may come breaks the training, where, why and how likely it is."""
+"""The edges group: which possible batch breaks the training, where, why and how likely it is."""
 
 from __future__ import annotations
 
@@ -213,10 +213,13 @@ class Search:
         )  # fmt: skip
         if candidate.family in _SHRINKING and candidate.level != "far":
             probe.batch = yield from self._shrunk(probe, seen)
-        for inside in (None, unwritten_memory) if draw is None else (around,):
+        is_plain_first = draw is None or candidate.family == "memory"
+        for inside in (None, unwritten_memory) if is_plain_first else (around,):
             traced = yield replace(probe, around=inside)
             self.spent += traced.seconds
             if not traced.is_finite and traced.error is None:
+                if candidate.family == "memory" and inside is None:
+                    candidate = _own_later(candidate)
                 self.add(self._prediction(candidate, probe.batch, traced, name))
                 break
         else:
@@ -306,14 +309,10 @@ class Search:
             shown.append(passed(GROUP, "edges/ahead", text))
         if far:
             lines = ", ".join(dict.fromkeys(f.subject for f in far if f.subject))
-            text = (
-                f"{lines or len(far)} break with data that nobody would feed: --pedantic shows it"
-            )
+            text = f"{lines or len(far)}: only unrealistic data breaks it (--pedantic shows how)"
             shown.append(passed(GROUP, "edges/far", text))
         if self.num_left:
-            text = (
-                f"{self.num_left} more batches did not fit the time: a larger --budget tries them"
-            )
+            text = f"{self.num_left} more batches were not tried: raise --budget for those"
             shown.append(skipped(GROUP, "edges/budget", text))
         if not found and not self.tried:
             return [skipped(GROUP, "edges/any", "the batch holds no tensor that could be changed")]
@@ -328,6 +327,12 @@ class Search:
 
 def _batches(number: int) -> str:
     return f"{number} batch{'es' if number != 1 else ''}"
+
+
+def _own_later(memory: Candidate) -> Candidate:
+    """No fault of the memory: its own batch breaks what the first steps have made."""
+    what = "a batch of its own, on the weights behind the first steps"
+    return replace(memory, family="ahead", what=what, why="these steps were taken, and it was seen")
 
 
 def _same(batch: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What grows while a copy of the training runs on, and when it would leave its dtype."""
+"""Finds values that grow while a copy of the training runs, and when they would overflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a step that was seen to break to a finding: where, why, how likely, and the batch itself."""
+"""Turns a step that broke into a finding: line, cause, likelihood, and the saved batch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from ...diagnose.evidence import BatchPart, Evidence, Weights
 from ...diagnose.rank import conclude, consider
 from ...numerics.health import stats
 from ...records import Action, Diagnosis, Event, Incident, Location, StepRecord
-from ...report.capsules import CAPSULE
-from ...report.store import RunFolder
+from ...report.store import CAPSULE, RunFolder
 from ...runtime.batches import named_tensors
 from ..probes import Seen, Subject
 from ..records import Finding, failed, passed, warned

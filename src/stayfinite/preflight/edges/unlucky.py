@@ -1,4 +1,4 @@
-"""Random numbers at the ends of what can be drawn: each mode says how often a step draws such a one."""
+"""Tries extreme random draws, with the probability of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that the environment group judges, read once into a plain record."""
+"""Gathers the facts that the environment group judges."""
 
 from __future__ import annotations
 

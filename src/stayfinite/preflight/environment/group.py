@@ -1,4 +1,4 @@
-"""The environment group: versions, devices, and switches that somebody left on."""
+"""The environment group: versions, devices and global switches."""
 
 from __future__ import annotations
 

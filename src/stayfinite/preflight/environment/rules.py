@@ -1,4 +1,4 @@
-"""The rules of the environment group: each looks at the facts and finds one thing, or nothing."""
+"""The rules of the environment group, each from the facts to at most one finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients by depth, parameters that get none, and how far one step moves the weights."""
+"""Checks gradients by depth, parameters without gradient, and the size of updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward group: a few real steps, watched layer by layer, and what the loss starts at."""
+"""The forward group: a few real steps watched layer by layer, and the first loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which loss functions a step calls, on what: watched without touching the training."""
+"""Watches which loss functions a step calls, and on what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations by depth: do they explode, fade, die or saturate on the way to the loss?"""
+"""Checks activations by depth: exploding, vanishing, dead or saturated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loss at the start against what a guess would give, and loss functions on the wrong input."""
+"""Compares the first loss with that of guessing, and finds loss functions on the wrong input."""
 
 from __future__ import annotations
 

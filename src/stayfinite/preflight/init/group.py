@@ -1,4 +1,4 @@
-"""The init group: are the weights that the training starts from fit to start from?"""
+"""The init group: are the initial weights sound?"""
 
 from __future__ import annotations
 
@@ -88,7 +88,11 @@ def _unwritten(subject: Subject, trained: list[Role]) -> list[Finding]:
     check = "init/unwritten"
     action = "fill it: nn.init.xavier_uniform_(w), or torch.zeros / torch.randn instead of empty"
     names = _by_rebuilding(subject)
-    how = "rebuilt on marked memory" if names is not None else "by the look of the values"
+    how = (
+        "rebuilt on marked memory"
+        if names is not None
+        else "no parameter looks like unwritten memory"
+    )
     found = [
         failed(GROUP, check, "still holds the mark after a rebuild", action, subject=n, weight=10)
         for n in sorted(names or ())

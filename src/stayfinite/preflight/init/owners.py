@@ -1,4 +1,4 @@
-"""Who trains what: leaves without an optimizer, optimizers without their model, one in two."""
+"""Finds parameters that no optimizer trains, that two train, or that are not in the model."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _untrained(loose: dict[str, Tensor], reached: set[str], proper: set[int]) ->
                 failed(GROUP, "init/unregistered", seen, action, subject=name, why=why, weight=8)
             )
     idle = len(loose) - len(found) - len(foreign)
-    seen = "whatever gets a gradient is trained" + (f"; {idle} others get none" if idle else "")
+    seen = "every tensor with a gradient is trained" + (f"; {idle} others get none" if idle else "")
     return few(foreign) + few(found) or [passed(GROUP, "init/unregistered", seen)]
 
 

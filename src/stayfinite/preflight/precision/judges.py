@@ -1,4 +1,4 @@
-"""What float32's own figures say about half precision."""
+"""Judges half precision from the values seen in float32."""
 
 from __future__ import annotations
 

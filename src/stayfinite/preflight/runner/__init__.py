@@ -1,1 +1,1 @@
-"""Runs probes: one step of the training each, put back afterwards."""
+"""Runs probes: one training step each, undone afterwards."""

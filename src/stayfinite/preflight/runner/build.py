@@ -1,4 +1,4 @@
-"""A training given in parts: the runner itself calls loss, backward and step."""
+"""Runs a training given in parts (`build`): calls loss, backward and step itself."""
 
 from __future__ import annotations
 
@@ -145,6 +145,8 @@ class BuildRunner:
             )
             raise UsageError(f"loss_fn must return a tensor with one number, got {shape}")
         scaler = built.scaler if built.scaler is not None and built.scaler.is_enabled() else None
+        if scaler is not None:
+            scaler._per_optimizer_states.clear()  # unscaled already, where a step was held back
         scaled = scaler.scale(loss) if scaler is not None else loss
         scale = float(scaler.get_scale()) if scaler is not None else attempt.probe.scale or 1.0
         attempt.saw_loss(loss, scale)

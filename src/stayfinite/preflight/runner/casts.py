@@ -1,4 +1,4 @@
-"""A training's step in another precision, without a change in its code."""
+"""Runs a training's step in another precision without changing its code."""
 
 from __future__ import annotations
 

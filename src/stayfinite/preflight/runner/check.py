@@ -1,4 +1,4 @@
-"""The whole of a check on a training that is at hand."""
+"""A complete check of a training that is given as objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The groups one after another, whoever runs their probes."""
+"""Runs the check groups one after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training's own code keeps in Python: counters, lists, caches, buffers put in place of others.
+"""Restores what a training's own code keeps in Python: counters, lists, caches, replaced buffers.
 
 A step that counts itself in an attribute, in a closure or in a global is another step the next time. Probes run a
 step hundreds of times, so what it keeps is noted and put back with the tensors.

@@ -1,4 +1,4 @@
-"""Runs probes: one step of the training each, measured, and everything put back afterwards."""
+"""Runs probes: one measured step each, undone afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that breaks the training, kept for `stayfinite replay`."""
+"""Saves a step that breaks the training for `stayfinite replay`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large weights and moments are, as numbers and as bytes.
+"""Sizes of weights and moments, as values and as bytes.
 
 What grows without end is seen long before it overflows; what is kept for the backward is what a batch
 costs.

@@ -1,4 +1,4 @@
-"""What every layer gives and gets in one step."""
+"""Records the inputs and outputs of every layer in one step."""
 
 from __future__ import annotations
 

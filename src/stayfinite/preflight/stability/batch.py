@@ -1,4 +1,4 @@
-"""A few steps broke: is it the learning rate, or a batch that breaks whatever the rate is?"""
+"""Decides whether a broken step is due to the learning rate or to the batch."""
 
 from __future__ import annotations
 

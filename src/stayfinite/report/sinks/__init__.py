@@ -1,4 +1,4 @@
-"""The tools people already use: the same figures and incidents there. A NaN is shown, not dropped."""
+"""Sends figures and incidents to other tools. NaN values are shown, not dropped."""
 
 from __future__ import annotations
 

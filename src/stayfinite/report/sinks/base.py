@@ -1,4 +1,4 @@
-"""What all sinks share: from journal lines to scalars, from an event to the incident's page."""
+"""Shared parts of all sinks: journal lines to scalars, events to pages."""
 
 from __future__ import annotations
 

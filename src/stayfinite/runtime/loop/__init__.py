@@ -1,1 +1,1 @@
-"""A loop that is the user's own: `for batch in guard(loader)`, and the loop of a script."""
+"""Drives a user's own loop: `for batch in guard(loader)`, and the loop of a script."""

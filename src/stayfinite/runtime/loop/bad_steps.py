@@ -1,10 +1,10 @@
-"""A loop's step that was left out: looked into at once, and undone when its iteration is over."""
+"""A bad step in a user's loop: investigated at once, undone when its iteration ends."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from types import FrameType
 
 from ...patches.firewall import Firewall
@@ -125,7 +125,8 @@ class BadSteps:
         """The iteration of a step that was left out is over."""
         undo, self.undo, self._beside = self.undo, [], []
         if undo:
-            with self._versions_kept():
+            with ExitStack() as stack:  # where the versions cannot be kept, the values are put back
+                self.looks.once(lambda: stack.enter_context(self._versions_kept()))
                 put_back(*undo)
 
     def handle_late(

@@ -1,4 +1,4 @@
-"""Which batches a loop is training on: windows are opened and filled as batches are drawn.
+"""Tracks the batches of a loop: opens windows and fills them as batches are drawn.
 
 Nothing here asks what the loop looks like. A window holds the batches between two optimizer steps;
 whether a batch of another loader belongs to it shows when something is trained on it.
@@ -21,7 +21,7 @@ from ..engine import Engine
 from ..weak import reference
 from ..window import BatchRef, Window
 
-__all__ = ["BatchTracker"]
+__all__ = ["BatchTracker", "whole"]
 
 _MAX_AHEAD = 64
 _MAX_BATCHES = 64
@@ -46,9 +46,9 @@ class BatchTracker:
         """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
         self._is_copied = False
         """Whether the buffers were copied when it was drawn."""
-        self._epoch_of: Any = None
-        self._epoch_now = 0
-        """Of the loader that gave the last batch."""
+        self.epoch_of: Any = None
+        self.epoch_now = 0
+        """Of the loader that gave the last batch, which a weak reference gives; None before the first of an epoch."""
 
     @property
     def num_epochs(self) -> int:
@@ -84,12 +84,12 @@ class BatchTracker:
         except TypeError:
             source = reference(loader)
         is_plain = type(batch) is Tensor or type(batch) is tuple
-        window, item = self.window, (source, batch if is_plain else _whole(batch))
+        window, item = self.window, (source, batch if is_plain else whole(batch))
         if window is None:
             rng = self._engine.open()
-            if source is not self._epoch_of:  # one loader has one weak reference
-                self._epoch_of, self._epoch_now = source, self._epoch(loader)
-            ref = BatchRef(self.num_batches, self._epoch_now, [item], rng)
+            if source is not self.epoch_of:  # one loader has one weak reference
+                self.epoch_of, self.epoch_now = source, self._epoch(loader)
+            ref = BatchRef(self.num_batches, self.epoch_now, [item], rng)
             ref.indices = indices
             self.window = self._opened([ref], rng)
             return
@@ -274,7 +274,7 @@ class BatchTracker:
 
     def end_epoch(self, loader: Any) -> None:
         self.trained.discard(id(loader))
-        self._epoch_of = None
+        self.epoch_of = None
         self._engine.recovery.note_epoch()
         if self.counts_every_batch:
             self._num_epochs += 1
@@ -285,7 +285,7 @@ class BatchTracker:
             return
 
 
-def _whole(batch: Any) -> Any:
+def whole(batch: Any) -> Any:
     """A batch that a loop takes apart (`batch.pop("labels")`) is whole when it is looked into."""
     kind = type(batch)
     if kind is dict or kind is list:

@@ -1,7 +1,6 @@
-"""`for batch in guard(loader)` and `stayfinite run`: the loop is the user's own, and runs once.
+"""The driver of a user's own loop, which runs once.
 
-The driver is told of batches, losses and optimizer steps. Before a step is applied it is checked; one that is bad is
-left out, looked into at once, while the loop stands right there, and the loop goes on. It never gets a batch twice.
+Each step is checked before it is applied; a bad one is skipped and investigated at once, and the loop goes on.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class LoopDriver:
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for a batch: its last iteration over this loader is over."""
-        if self.is_own_work or self.ordinary.is_over_by(loader):
+        if self.is_own_work:
             return
         window = self.tracker.over_by(loader)
         if window is not None:
@@ -137,7 +136,8 @@ class LoopDriver:
         """A loader is through: a last look at what it was trained on."""
         if self.is_own_work:
             return
-        self.before_batch(loader)
+        if not self.ordinary.is_over_by(loader):
+            self.before_batch(loader)
         self.tracker.forget(loader)
         if self.tracker.is_trained(loader):
             self._ends.after_epoch()
@@ -238,6 +238,7 @@ class LoopDriver:
 
     def leave_out(self, window: Window, failure: Failure) -> bool:
         """This step is not applied, unless the scaler does that by itself."""
+        self.engine.step_place.note()
         self.refuse(window, failure)
         self._bad.looks.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"

@@ -1,4 +1,4 @@
-"""`for batch in guard(loader)`: the batches of any iterable, noted as they are handed out."""
+"""`for batch in guard(loader)`: notes the batches of any iterable."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class GivenBatches:
 
     def __next__(self) -> Any:
         driver, call = self._driver, self._driver.firewall.call
+        ordinary, loader = driver.ordinary, self._loader
         if self._inner is None:
             driver.thread_id = threading.get_ident()
             self._inner = iter(self._loader)
-        call(driver.before_batch, self._loader)
+        if not call(ordinary.is_over_by, loader):
+            call(driver.before_batch, loader)
         while True:
             samples.of_batch = None
             try:
@@ -44,7 +46,9 @@ class GivenBatches:
                 call(self._end)
                 raise
             indices = samples.of_batch
-            if call(driver.takes_batch, self._loader, batch, indices, fallback=True):
+            if call(ordinary.takes_batch, loader, batch, indices) or call(
+                driver.takes_batch, loader, batch, indices, fallback=True
+            ):
                 self._num_given += 1
                 return batch
 

@@ -1,4 +1,4 @@
-"""Iterations of a loop that draws from no loader.
+"""Iterations of a loop without a loader.
 
 Nothing tells where such an iteration begins: it is over when one of its optimizers steps again, and its
 random numbers are those from the end of the step before.

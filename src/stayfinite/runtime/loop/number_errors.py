@@ -1,4 +1,4 @@
-"""Whether an exception was raised because of values that are not finite."""
+"""Tells whether an exception was caused by non-finite values."""
 
 from __future__ import annotations
 

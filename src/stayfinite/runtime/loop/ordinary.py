@@ -1,4 +1,4 @@
-"""The backward and the step of an ordinary iteration: what nearly every one consists of, in one call each.
+"""The fast path of an ordinary iteration: one call each for the batch, the backward and the step.
 
 Between two steps PyTorch's kernels have emptied the processor's caches, so what a healthy step costs is
 the number of different functions that it goes through. Here the few conditions are looked at together
@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from ..engine import Engine
-from ..window import Failure, Phase, Window
-from .batch_tracker import BatchTracker
+from ..window import BatchRef, Failure, Phase, Window
+from .batch_tracker import BatchTracker, whole
 from .scaling import Scaling
 
 __all__ = ["OrdinaryIteration"]
 
 _INF = float("inf")
+_PLACE_EVERY = 8
+"""A deep check, which asks where the last step was made, comes after as many steps at the soonest."""
 _num_function_modes = torch._C._len_torch_function_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
@@ -39,6 +41,8 @@ class _Driver(Protocol):
     stepped_here: set[int]
     own_updates: Any
 
+    def before_window(self) -> None: ...
+
     def leave_out(self, window: Window, failure: Failure) -> bool: ...
 
 
@@ -48,10 +52,12 @@ class OrdinaryIteration:
     def __init__(self, driver: _Driver, look_into: Callable[[Window, Failure], object]) -> None:
         engine = driver.engine
         self._driver, self._engine, self._tracker = driver, engine, driver.tracker
-        self._scaling = driver.scaling
+        self._state, self._scaling = engine.state, driver.scaling
         self._scalers = engine.state.scalers
         self._optimizers = engine.state.optimizers
         self._note_place, self._see = engine.step_place.note, engine.lookout.see
+        self._steps_to_place = 0
+        """After so many steps it is noted where the loop makes them."""
         self._look_here = engine.checker.look_here
         self._look_into = look_into
         self._is_deferred = engine.settings.deferred
@@ -67,6 +73,7 @@ class OrdinaryIteration:
             or window.failure is not None
             or window.is_moved
             or len(window.batches) != 1
+            or self._driver.is_own_work
             or tracker.other is not None
             or self._scalers.refs
         ):
@@ -82,6 +89,33 @@ class OrdinaryIteration:
         failure = self._engine.close_healthy(window)
         if failure is not None:
             self._look_into(window, failure)
+        return True
+
+    def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
+        """Opens a window with the next batch of the loader that gave the last one; False where the general
+        way has to look."""
+        tracker, driver, engine = self._tracker, self._driver, self._engine
+        source = tracker.epoch_of
+        if (
+            source is None
+            or source() is not loader
+            or tracker.window is not None
+            or driver.is_own_work
+            or engine.replay is not None
+            or engine.recovery.left_out.drops
+        ):
+            self._steps_to_place = 0
+            return False
+        driver.before_window()
+        driver.phase = Phase.FORWARD
+        rng = engine.open()
+        is_plain = type(batch) is Tensor or type(batch) is tuple
+        item = (source, batch if is_plain else whole(batch))
+        ref = BatchRef(tracker.num_batches, tracker.epoch_now, [item], rng)
+        ref.indices = indices
+        if self._state.companions.holders:
+            self._state.companions.note()
+        tracker.window = Window([ref], rng, self._state.lrs())
         return True
 
     def takes_backward(self, loss: Any) -> bool:
@@ -106,7 +140,8 @@ class OrdinaryIteration:
             return False
         last = window.batches[-1]
         last.is_used = True
-        window.losses.append((last.step, loss.detach()))
+        # As `detach` gives it, and no operator is called.
+        window.losses.append((last.step, loss.data))
         window.live_loss = weakref.ref(loss)
         window.num_backward = 1
         return True
@@ -147,7 +182,11 @@ class OrdinaryIteration:
         driver.was_stepped = True
         driver.stepped_here.add(id(optimizer))
         window.num_attempted = 1
-        self._note_place()
+        if self._steps_to_place:
+            self._steps_to_place -= 1
+        else:
+            self._note_place()
+            self._steps_to_place = _PLACE_EVERY - 1
         window.is_seen = True
         window.loss = figures[0]
         window.losses = []  # with the graph that hangs on it

@@ -1,4 +1,4 @@
-"""A training without a torch optimizer: the script applies its gradients by itself.
+"""Trainings without a torch optimizer: the script applies its gradients itself.
 
 Its updates cannot be held back. Loss and gradients are looked at where they are computed, and what was
 trained in place is put back before the next step begins; what else the script did, it did.

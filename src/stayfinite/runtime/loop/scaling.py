@@ -1,4 +1,4 @@
-"""A loop's GradScaler: the loss before it was scaled, and steps that the scaler leaves out."""
+"""A loop's GradScaler: the loss before scaling, and steps that the scaler skips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver of an unmodified script: it also has to find the models."""
+"""The driver of an unmodified script, which also finds the models."""
 
 from __future__ import annotations
 

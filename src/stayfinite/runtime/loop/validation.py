@@ -1,4 +1,4 @@
-"""A loop over data that nothing is trained on ended: are the numbers that it made finite?
+"""Checks the results of a validation loop when it ends.
 
 One look at the variables of that loop when its loader is through, once for each validation: nothing is
 computed, nothing on a device is read. What was NaN before the loop, or starts as infinity (`best =

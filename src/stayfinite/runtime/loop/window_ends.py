@@ -1,4 +1,4 @@
-"""What becomes of a window when the loop has left its iteration."""
+"""Closes a window when the loop leaves its iteration."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A training in stages, followed."""
+"""Follows a training in stages."""

@@ -1,4 +1,4 @@
-"""A plan set to work: its run folder, the figures that it asks for, and what is told of it."""
+"""Connects a plan to a training: run folder, figures, messages."""
 
 from __future__ import annotations
 

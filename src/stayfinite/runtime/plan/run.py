@@ -1,4 +1,4 @@
-"""A staged plan that a training follows: judged step by step, its changes made on the live optimizer."""
+"""Runs a staged plan: judges every step, changes settings of the live optimizer."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PlanRun:
             ) from None
         stage = self.plan.current
         if stage is not None:
-            self._say(f"the plan goes on in stage {stage.name!r}")
+            self._say(f"the plan continues in stage {stage.name!r}")
 
     def note_applied(self) -> None:
         """A step was made. Its loss is not in the history yet; the one before it is."""
@@ -131,7 +131,7 @@ class PlanRun:
         if stage is not None:
             self._begin(stage)
         else:
-            self._say("the plan is through: every stage has passed")
+            self._say("the plan is complete: every stage has passed")
         self._save()
 
     def _tell(self, report: StageReport) -> None:

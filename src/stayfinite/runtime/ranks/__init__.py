@@ -1,1 +1,1 @@
-"""The ranks of one training: who they are, and how they agree about a step."""
+"""The ranks of a training, and how they agree about a step."""

@@ -1,4 +1,4 @@
-"""Agreement between the ranks of one training: every rank skips a step, or none does.
+"""Makes the ranks agree: every rank skips a step, or none does.
 
 A rank that decides alone leaves the others waiting in their next collective for ever. So the
 sentinel's flag is reduced over the ranks before anybody reads it, and whatever an investigation

@@ -1,4 +1,4 @@
-"""Whether a training is shared by several ranks, and by which; what a launcher told this process."""
+"""Finds whether and with whom a training is shared; reads the launcher's variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 __all__ = [
     "group_of",
     "groups_in_use",
+    "has_memory",
     "has_world",
     "hushed",
     "is_sharded",
@@ -32,6 +33,7 @@ __all__ = [
     "unsynced",
     "world_of_all",
     "wrappers_of",
+    "wrappers_over",
     "wrappers_there_are",
 ]
 
@@ -102,8 +104,13 @@ def groups_in_use(whole: Any, wrappers: list[Any], optimizers: list[Optimizer]) 
 
 
 def wrappers_of(optimizer: Optimizer) -> list[Any]:
-    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return [m for m in wrappers_there_are() if any(id(p) in ids for p in m.parameters())]
+    return wrappers_over(wrappers_there_are(), [optimizer])
+
+
+def wrappers_over(wrappers: list[Any], optimizers: Iterable[Optimizer]) -> list[Any]:
+    """Of these, the ones whose parameters such an optimizer moves."""
+    ids = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    return [m for m in wrappers if any(id(p) in ids for p in m.parameters())]
 
 
 def is_whole(optimizer: Optimizer) -> bool:
@@ -136,6 +143,13 @@ def is_sharded(parameter: Tensor) -> bool:
     return getattr(parameter, "device_mesh", None) is not None
 
 
+def has_memory(module: Any) -> bool:
+    """Whether a hook that keeps something from step to step exchanges its gradients (PowerSGD's errors). What such a
+    hook says in a callback of its own cannot be led to other groups."""
+    states = [state for _, state in getattr(module, "_comm_hooks", ())]
+    return any(s is not None and not isinstance(s, dist.ProcessGroup) for s in states)
+
+
 @contextlib.contextmanager
 def unsynced(wrappers: list[Any]) -> Iterator[None]:
     """As under `no_sync`: gradients stay on this rank and are added up."""
@@ -146,8 +160,9 @@ def unsynced(wrappers: list[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hushed(wrappers: list[Any]) -> Iterator[None]:
-    """Models in DistributedDataParallel called without a word to the other ranks."""
+def hushed(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
+    """Models in DistributedDataParallel called without a word to the other ranks; `stepped`: those in which the
+    training's own backward is over."""
     instead = {
         "require_forward_param_sync": False,
         "require_backward_grad_sync": False,
@@ -165,3 +180,12 @@ def hushed(wrappers: list[Any]) -> Iterator[None]:
         for module, values in kept:
             for name, value in values.items():
                 setattr(module, name, value)
+        for module in stepped:
+            _forget_used(module)
+
+
+def _forget_used(module: Any) -> None:
+    """With `find_unused_parameters` a gradient that stays on this rank marks its parameter as used, and the next
+    backward of the training would go by that mark. The buckets are never made again then, so they stay as they are."""
+    if module.find_unused_parameters and not module.static_graph:
+        module.reducer._reset_state()

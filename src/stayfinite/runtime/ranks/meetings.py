@@ -1,4 +1,4 @@
-"""When the ranks ask each other about a step, and when each can judge it alone, as all others do.
+"""Decides when ranks must ask each other about a step, and when each can judge alone.
 
 After a gradient exchange every rank has the same gradients (DistributedDataParallel, a loop that averages them by
 hand), or the same norm of all of them (`clip_grad_norm_` over shards). Then all see the same, and nobody has to be asked.

@@ -1,4 +1,4 @@
-"""What the ranks of a training know alike."""
+"""What all ranks of a training know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that are spread over the ranks: each looks at its own part, without a collective."""
+"""Sharded parameters: each rank checks its own part, without a collective."""
 
 from __future__ import annotations
 
@@ -57,8 +57,11 @@ def note_initial(state: TrainState) -> None:
     state.first_lrs = state.lrs()
 
 
-def begin_anew(models: Iterable[nn.Module]) -> None:
-    """A pass through these models ended half-way: where FSDP2 keeps track of it, it forgets it."""
+def begin_anew(models: Iterable[nn.Module], wrappers: Iterable[Any]) -> None:
+    """A pass through these models ended half-way, on all ranks: what FSDP2, and DistributedDataParallel in `wrappers`,
+    have noted of it is forgotten."""
+    for wrapper in wrappers:
+        wrapper.reducer._reset_state()
     for model in models:
         for module in model.modules():
             ask = getattr(module, "_get_fsdp_state", None)

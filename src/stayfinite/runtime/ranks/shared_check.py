@@ -1,4 +1,4 @@
-"""The check of a step that several ranks share: one tiny all-reduce before the read, or none where all see the same."""
+"""The check of a shared step: one tiny all-reduce, or none where all ranks see the same gradients."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class SharedCheck:
         flag.reset()
         if not meetings.num_parted:
             say(
-                f"stayfinite (rank {ranks.rank}): step {window.step}: something is not finite here, and not every other rank "
-                "has seen it; a rank cannot leave out a step alone, so it is applied, and looked into when the ranks meet"
+                f"stayfinite (rank {ranks.rank}): step {window.step}: a value is not finite on this rank, but not on every rank; "
+                "a rank cannot skip a step alone, so the step is applied and investigated when the ranks next meet"
             )
         meetings.num_parted += 1
         return False
@@ -147,7 +147,7 @@ class SharedCheck:
             self._has_said = True
             say(
                 f"stayfinite (rank {self._host.ranks.rank}): step {window.step}: the loss is {found.value} and the "
-                "gradients are finite; inside `with model.join():` only these can be judged alike on all ranks, "
+                "gradients are finite; inside `with model.join():` the ranks can only agree about gradients, "
                 "so the step is applied"
             )
         return None

@@ -1,4 +1,4 @@
-"""Process groups of our own: what is said and computed after a failure never touches the training's.
+"""Our own process groups, so that our messages never use the training's.
 
 A collective that breaks off half-way leaves its group useless. So an investigation talks over copies of the
 training's groups, which have a time limit of their own and can be thrown away: whoever leaves one closes its

@@ -1,4 +1,4 @@
-"""What each rank leaves in the run folder of itself: the report shows the ranks side by side."""
+"""Writes each rank's summary into the run folder for the report."""
 
 from __future__ import annotations
 

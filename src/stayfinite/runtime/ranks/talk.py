@@ -1,4 +1,4 @@
-"""What the ranks say to each other after a failure: over groups of our own, within a time limit."""
+"""Messages between ranks after a failure, with a time limit."""
 
 from __future__ import annotations
 
@@ -94,5 +94,5 @@ class RankTalk:
             yield
         except SideGroupError as error:
             self.give_up()
-            self._say(f"the ranks cannot look into this step together: {error}")
+            self._say(f"the ranks cannot investigate this step together: {error}")
             raise

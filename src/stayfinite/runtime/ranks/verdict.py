@@ -1,4 +1,4 @@
-"""Has every rank seen the same bad step? Asked over the processes' store, where nobody waits in a collective.
+"""Asks over the store whether every rank saw the same bad step, without a collective.
 
 A rank that alone sees something bad must not begin to talk: the others go on training and would not answer, or take
 it for what they wait for. So each that sees something puts its mark into the store. The last of them to come says

@@ -1,1 +1,1 @@
-"""What is done about an incident."""
+"""Carries out the response to an incident."""

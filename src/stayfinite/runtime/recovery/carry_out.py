@@ -1,4 +1,4 @@
-"""What is done about an incident: the policy's answer carried out, and the ledger of it."""
+"""Carries out the policy's response to an incident, and records it in the ledger."""
 
 from __future__ import annotations
 
@@ -174,7 +174,9 @@ class Recovery:
             )
             lines.append(f"  try: {outlook.change} ({outlook.proof}){again}")
         else:
-            lines.append("  try: fix the cause, then go on from the last healthy state")
+            cause = incident.diagnosis.cause
+            page = f" (stayfinite explain {cause})" if cause else ""
+            lines.append(f"  try: fix the cause{page}, then resume from the last healthy state")
         if self.last_healthy is not None:
             lines.append(f"  last healthy state: {short_path(str(self.last_healthy))}")
         return "\n".join(lines)

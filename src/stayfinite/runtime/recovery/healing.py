@@ -1,4 +1,4 @@
-"""A training that has run away goes on from its last healthy state, with what was proved to pass."""
+"""Continues a diverged training from its last healthy state with a proved setting."""
 
 from __future__ import annotations
 

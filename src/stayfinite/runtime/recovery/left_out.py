@@ -1,4 +1,4 @@
-"""Batches that were not trained on, by the ledger; and those that a rollback is still to leave out."""
+"""Batches that were not trained on, and those that a rollback still has to skip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A loss that is a sum or mean of parts, with the gradient of only those parts that are finite.
+"""Splits a summed loss into parts and keeps the gradients of the finite ones.
 
 The parts are found in the graph of the loss: from its root through operators that only add, scale or
 reshape, down to the addends, or to the elements of a short vector (one loss a head). The gradient of

@@ -1,4 +1,4 @@
-"""Policy `parts`: a bad step is made again without the parts of its loss that are not finite."""
+"""Policy `parts`: repeats a bad step without the bad parts of its loss."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ class PartRedo:
         return Action(
             kind="partial",
             detail=f"the step was made without the gradient of {', '.join(self.names())}; "
-            f"the rest of the {total} parts of the loss count as ever",
+            f"the other parts of the loss ({total} in all) count as usual",
         )

@@ -1,1 +1,1 @@
-"""What is written to disk and read back: the save gate, resumes, the last healthy state."""
+"""Writing and reading checkpoints: the save gate, resumes, the last healthy state."""

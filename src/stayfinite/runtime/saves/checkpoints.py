@@ -1,4 +1,4 @@
-"""A training's checkpoints: every save goes through the gate, every restore through the check."""
+"""Sends every save through the gate and every restore through the resume check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The save gate: nothing non-finite overwrites a good checkpoint, whatever writes it.
+"""The save gate: no corrupt state overwrites a good checkpoint.
 
 With a gate open, a good state is written in one step (temporary file, fsync, rename), and a bad one
 goes beside it under a name that says so. A script that reads a bad one back from a place where

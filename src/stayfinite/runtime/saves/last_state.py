@@ -1,4 +1,4 @@
-"""The last healthy state of a training as a file that `torch.load(weights_only=True)` reads."""
+"""Writes the last healthy state to a file that `torch.load(weights_only=True)` reads."""
 
 from __future__ import annotations
 

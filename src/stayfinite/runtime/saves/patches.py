@@ -1,4 +1,4 @@
-"""What writes checkpoints, patched while a save gate is open."""
+"""Patches of the functions that write checkpoints, while a save gate is open."""
 
 from __future__ import annotations
 

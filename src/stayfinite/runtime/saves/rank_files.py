@@ -1,4 +1,4 @@
-"""Checkpoints of which every rank writes its own file: `step_5/rank0.pt`, `model_rank_1_step_5.pt`.
+"""Checkpoints with one file per rank: `step_5/rank0.pt`, `model_rank_1_step_5.pt`.
 
 One of them alone is no state to go on from. A set counts only where every rank's file is there and good.
 """

@@ -1,4 +1,4 @@
-"""A launcher has started the training again after a failure (torchrun `--max-restarts`): what it goes on from."""
+"""Names the checkpoint to resume from after a launcher restart (torchrun `--max-restarts`)."""
 
 from __future__ import annotations
 

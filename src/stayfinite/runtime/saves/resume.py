@@ -1,4 +1,4 @@
-"""Before a state is restored: is it finite, and does it bring the learning rate that is wanted?"""
+"""Checks a state before it is restored: is it finite, and is its learning rate the wanted one?"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A whole script or block of code, run and watched."""
+"""Runs and watches a whole script or block of code."""

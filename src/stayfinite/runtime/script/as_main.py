@@ -1,4 +1,4 @@
-"""A script or module run as Python itself would run it, in this process."""
+"""Runs a script or module in this process as Python itself would."""
 
 from __future__ import annotations
 

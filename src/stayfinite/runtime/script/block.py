@@ -1,4 +1,4 @@
-"""A part of a program that runs already, watched as `stayfinite run` watches a whole script."""
+"""Watches a part of a running program as `stayfinite run` watches a script."""
 
 from __future__ import annotations
 

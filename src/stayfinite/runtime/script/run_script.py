@@ -1,4 +1,4 @@
-"""An unmodified script under the guard: `stayfinite run`."""
+"""`stayfinite run`: an unmodified script under the guard."""
 
 from __future__ import annotations
 
@@ -127,7 +127,10 @@ class ScriptRun:
         try:
             return call()
         finally:
-            self._close(folder, sys.exc_info()[1])
+            end = Firewall("the end of the run")
+            end.once(self._end, folder, sys.exc_info()[1])
+            if self in _listening:
+                end.once(self.leave)
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
         """How the process that the script starts as number `index` makes its own run."""
@@ -239,18 +242,15 @@ class ScriptRun:
             show(e)
             code = 1
         finally:
-            self._close(Path(folder))
+            end = Firewall("the end of the run")
+            end.once(self._end, Path(folder), None)
+            if self in _listening:
+                end.once(self.leave)
         return code
 
-    def _close(self, folder: Path, error: BaseException | None = None) -> None:
-        """The end, whatever of ours fails in it: the patches come out."""
-        end = Firewall("the end of the run")
-        end.once(self._end, folder, error)
-        if self in _listening:
-            end.once(self.leave)
-
-    def _end(self, folder: Path, error: BaseException | None = None) -> None:
-        """A last look, then everything comes out, then the sum of it."""
+    def _end(self, folder: Path, error: BaseException | None) -> None:
+        """A last look, then everything comes out, then the sum of it. Should this fail, the patches come
+        out all the same: whoever calls it sees to that."""
         end = Firewall("the end of the run")
         end.once(self._finish, error)
         end.once(put_back, self.leave)

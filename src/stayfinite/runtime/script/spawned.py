@@ -1,4 +1,4 @@
-"""Processes that a watched script starts by itself (`mp.spawn`, `mp.Process`), watched as well.
+"""Watches processes that a script starts itself (`mp.spawn`, `mp.Process`).
 
 A spawned process is a new interpreter that knows nothing of the watching; so what it is to run is
 handed to it inside a `Spawned`, which watches first. DataLoader workers and other processes that are

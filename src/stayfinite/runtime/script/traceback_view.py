@@ -1,4 +1,4 @@
-"""The script's own traceback, as if nobody had been watching."""
+"""Removes our own frames from the script's traceback."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A step that the guard makes: `guard.step(loss_fn, batch)`."""
+"""`guard.step(loss_fn, batch)`: a step that the guard makes."""

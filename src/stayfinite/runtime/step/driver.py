@@ -1,4 +1,4 @@
-"""`guard.step(loss_fn, batch)`: the guard owns the step, so it can compute it again."""
+"""Drives `guard.step`: the guard owns the step and can repeat it."""
 
 from __future__ import annotations
 
@@ -75,18 +75,20 @@ class StepDriver:
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
         """One whole step: forward, backward, check, apply or not.
 
-        What raises in our own code does not end it: the rest is done as plain Python would.
+        What raises in our own code does not end it: the rest is done as plain Python would, and so are all
+        steps that follow.
         """
         plain = self._plain = PlainStep(self.parts, loss_fn, batch)
         number = self.num_batches
-        try:
-            return self._step(loss_fn, batch)
-        except StayfiniteError:
-            raise
-        except Exception as error:
-            if plain.is_theirs:
+        if not self.firewall.is_down:
+            try:
+                return self._step(loss_fn, batch)
+            except StayfiniteError:
                 raise
-            self.firewall.fail(error)
+            except Exception as error:
+                if plain.is_theirs:
+                    raise
+                self.firewall.fail(error)
         self.num_batches = number + 1
         if plain.refused is None:
             plain.finish()
@@ -113,7 +115,7 @@ class StepDriver:
         engine, parts = self.engine, self.parts
         if parts.schedule.is_waiting:
             parts.schedule.before_step()
-        late = self.firewall.call(self._collect) if engine.deferral.is_under_way else None
+        late = self._collect() if engine.deferral.is_under_way else None
         ref = BatchRef(self.num_batches, self.epoch, [(_no_loader, batch)])
         ref.loss_fn = loss_fn
         ref.indices = samples.of_batch
@@ -121,8 +123,7 @@ class StepDriver:
         if left_out.drops and left_out.drops_batch(ref.step, ref.indices, None):
             self.num_batches += 1
             return Outcome(ref.step, None, self, None, False, late)
-        rng = self.firewall.call(engine.open)
-        window = Window([ref], rng, self.firewall.call(engine.state.lrs, fallback=()))
+        window = Window([ref], engine.open(), engine.state.lrs())
         self.num_batches += 1
         failure = self._attempt(window)
         outcome = self._finish(window, failure)
@@ -142,13 +143,10 @@ class StepDriver:
                 return self._outcome(window, applied, None)  # its verdict comes later
             if applied and self.parts.scaler is not None:
                 engine.scale_watch.note_applied()
-            failure = self.firewall.call(engine.close_healthy, window)
+            failure = engine.close_healthy(window)
             if failure is None:
                 return self._outcome(window, applied, None)
-            again: Outcome | None
-            incident, again = self.firewall.call(
-                self._handle, window, failure, fallback=(None, None)
-            )
+            incident, again = self._handle(window, failure)
             return again or self._outcome(window, window in engine.log, incident)
         self._plain.refused = window
         is_dull = failure.symptom == "scaler_skip" and engine.scale_watch.passes_by(
@@ -220,7 +218,7 @@ class StepDriver:
         window.live_loss = weakref.ref(loss)
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
-        seed = self.firewall.call(engine.shared.seed, loss)
+        seed = engine.shared.seed(loss) if engine.has_world else None
         plain.is_theirs = True
         loss.backward(seed)
         plain.is_theirs = False
@@ -228,12 +226,12 @@ class StepDriver:
         if parts.clip_norm is not None:
             self._clip(window)
         window.num_attempted = 1
-        if self.firewall.call(engine.deferral.serves, parts.optimizer):
+        if engine.settings.deferred and engine.deferral.serves(parts.optimizer):
             engine.deferral.arm(window, parts.optimizer)
             plain.apply()
             engine.deferral.submit(window, parts.optimizer)
             return None
-        failure: Failure | None = self.firewall.call(engine.check, window, parts.optimizer)
+        failure = engine.check(window, parts.optimizer)
         if failure is not None:
             window.small_state = engine.state.capture_small()
             return failure
@@ -243,7 +241,7 @@ class StepDriver:
 
     def _scaled_attempt(self, window: Window, loss: Tensor) -> Failure | None:
         plain = self._plain
-        seed = self.firewall.call(self.engine.shared.seed, loss)
+        seed = self.engine.shared.seed(loss)
         plain.is_theirs = True
         self.parts.scaler.scale(loss).backward(seed)
         plain.is_theirs = False
@@ -259,6 +257,7 @@ class StepDriver:
         bad = self.firewall.call(engine.state.bad_state, fallback=[])
         if not bad:
             raise error
+        self._plain.is_theirs = False
         window.error = error
         window.small_state = engine.state.capture_small()
         return Failure("loss", window.step, name=bad[0][1])
@@ -271,8 +270,7 @@ class StepDriver:
     def _scaler_step(self, window: Window) -> Failure | None:
         """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
         parts, engine = self.parts, self.engine
-        failure: Failure | None = self.firewall.call(self._bad_loss, window)
-        failure = failure or self.firewall.call(engine.see, window)
+        failure = self._bad_loss(window) or engine.see(window)
         if failure is not None:
             window.small_state = engine.state.capture_small()
             parts.scaler._per_optimizer_states.clear()

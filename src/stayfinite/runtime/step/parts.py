@@ -1,4 +1,4 @@
-"""What a step of `guard.step` is made of."""
+"""The parts of a `guard.step`."""
 
 from __future__ import annotations
 

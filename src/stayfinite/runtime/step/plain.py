@@ -1,4 +1,4 @@
-"""One `guard.step` as plain Python would make it, from wherever it stands."""
+"""One `guard.step` as plain code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who moves the scheduler under `guard.step`."""
+"""Finds who advances the scheduler under `guard.step`."""
 
 from __future__ import annotations
 

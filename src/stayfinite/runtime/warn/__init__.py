@@ -1,1 +1,1 @@
-"""What is worth a warning while nothing is wrong yet."""
+"""Warnings while everything is still finite."""

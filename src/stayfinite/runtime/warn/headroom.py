@@ -1,4 +1,4 @@
-"""The early warning: a figure climbs towards the limit of its dtype while everything is finite still.
+"""Warns of a value that climbs towards its dtype's limit.
 
 Loss and gradient norm are judged where they have been read anyway, and only when they leap; weights
 with the deep checks, inside their budget.
@@ -144,7 +144,7 @@ def _where(state: TrainState, parameter: str | None) -> str:
     path = parameter.rpartition(".")[0]
     line = _line_of(state, path)
     at = f" ({line})" if line else ""
-    return f"; it is steepest in {path or parameter}{at}. Lower the learning rate, or clip the norm"
+    return f"; the largest gradient is in {path or parameter}{at}. Lower the learning rate, or clip the gradients"
 
 
 def _line_of(state: TrainState, path: str) -> str:

@@ -1,4 +1,4 @@
-"""What is worth a warning while nothing is wrong yet: spikes, climbs, limits, whatever is told."""
+"""Issues the warnings: spikes, climbs, limits, untrained tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that nobody trains: tensors of a module that are used like parameters and are none.
+"""Finds tensors that a module uses as weights and that no optimizer trains.
 
 Looked for once, with the first deep check: by then a backward has left its gradient on those that want one,
 since no optimizer ever clears it.

@@ -1,0 +1,38 @@
+"""Hooks that hang on what a replay does not copy: in a replay their copies are called."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.nn.modules import module as modules
+
+__all__ = ["hooks_of", "hooks_of_every_module", "replaced"]
+
+Hooks = dict[Any, Any]
+
+
+def hooks_of(parameter: Any) -> list[Hooks]:
+    """The user's hooks on a parameter."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return [hooks for n in names if (hooks := getattr(parameter, n, None))]
+
+
+def hooks_of_every_module() -> list[Hooks]:
+    """Those that `register_module_forward_hook` and its like have set."""
+    kinds = ("forward", "forward_pre", "backward", "backward_pre")
+    return [hooks for k in kinds if (hooks := getattr(modules, f"_global_{k}_hooks", None))]
+
+
+@contextlib.contextmanager
+def replaced(found: list[Hooks], copy: Callable[[Any], Any]) -> Iterator[None]:
+    """While it is entered, these hold the copies of their hooks."""
+    kept = [(hooks, dict(hooks)) for hooks in found]
+    try:
+        for hooks, own in kept:
+            hooks.update({k: copy(hook) for k, hook in own.items()})
+        yield
+    finally:
+        for hooks, own in kept:
+            hooks.update(own)
