@@ -1,5 +1,7 @@
 """`location.culprit`: the line that set what is to blame."""
 
+import warnings
+
 import pytest
 import torch
 from clinic.culprits import CULPRITS
@@ -146,3 +148,23 @@ def test_a_sample_of_the_clinic_has_the_line_that_set_it(name):
     entry = next(e for e in form.all_cases() if e.name == name)
     culprit = measure.run(entry, "step").incident.location.culprit
     assert culprit.source in CULPRITS[name]
+
+
+def test_a_rate_that_the_loop_sets_by_a_name_is_named_where_it_is_computed(watch):
+    script = """
+    import numpy as np
+    def adjust(optimizer, it, most):
+        rate = 0.05 * np.power(1 - it / most, 0.9)  # CULPRIT
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+    net = nn.Linear(4, 1)
+    opt = torch.optim.SGD(net.parameters(), lr=0.05)
+    x = torch.randn(64, 4)
+    for i in range(12):
+        adjust(opt, i, 8)
+        loss = net(x).square().mean()
+        opt.zero_grad(); loss.backward(); opt.step()
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(watch(script), "bad_schedule")

@@ -25,7 +25,14 @@ from ...sandbox.compute import computing_only
 from ..investigation import Investigation
 from .gather import owner_of, source_files
 from .layer_lines import layer_line
-from .setting_lines import assigned_key, called, given_keyword, made_attribute, returned_by
+from .setting_lines import (
+    assigned_key,
+    called,
+    computed_at,
+    given_keyword,
+    made_attribute,
+    returned_by,
+)
 from .unscaled_steps import step_without_scaler
 
 __all__ = ["CULPRITS", "culprit_of"]
@@ -237,7 +244,7 @@ def _assigned_rate(about: Investigation) -> Culprit | None:
         formula = _line_of_formula(function, args) if args is not None else None
         if formula is not None:
             return culprit(formula, "the schedule's formula")
-    return culprit(line, "the learning rate is set here")
+    return culprit(computed_at(line, value), "the learning rate is set here")
 
 
 def _function_named(about: Investigation, file: str, name: str) -> Any:

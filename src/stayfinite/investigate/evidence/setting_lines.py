@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator
 from ...locate.frames import Frame, is_user_file
 from ...parsing import parsed
 
-__all__ = ["assigned_key", "called", "given_keyword", "made_attribute", "returned_by"]
+__all__ = [
+    "assigned_key",
+    "called",
+    "computed_at",
+    "given_keyword",
+    "made_attribute",
+    "returned_by",
+]
 
 _WRAPS = {
     "Parameter", "tensor", "as_tensor", "from_numpy", "float", "to", "clone", "detach", "register_buffer",
@@ -118,6 +125,14 @@ def returned_by(file: str, value: ast.expr, function: str) -> tuple[str, ast.Cal
     return None
 
 
+def computed_at(line: Frame, value: ast.expr) -> Frame:
+    """Where the function computes what a line assigns by its name, if that is a single place."""
+    if not isinstance(value, ast.Name):
+        return line
+    found = _assignments(line.file, line.function, value.id, line.line)
+    return found[0][0] if len(found) == 1 else line
+
+
 def made_attribute(files: Iterable[str | None], path: str) -> Frame | None:
     """The statement that gave a parameter or buffer (a dotted path) its values, as it is written."""
     *owners, attribute = path.split(".")
@@ -171,6 +186,11 @@ def _returned(file: str, name: str) -> tuple[Frame, ast.expr] | None:
 
 def _assignment(file: str, function: str, name: str, before: int) -> tuple[Frame, ast.expr] | None:
     """The last statement in front of a line that assigns to a name, in the same function."""
+    found = _assignments(file, function, name, before)
+    return found[-1] if found else None
+
+
+def _assignments(file: str, function: str, name: str, before: int) -> list[tuple[Frame, ast.expr]]:
     found = []
     for each, statements in _functions(file):
         if each != function:
@@ -181,7 +201,7 @@ def _assignment(file: str, function: str, name: str, before: int) -> tuple[Frame
             is_it = any(isinstance(t, ast.Name) and t.id == name for t in _assigned(s))
             if is_it and s.lineno <= before and not isinstance(s.value, ast.Name):
                 found.append((Frame(file, s.lineno, function), s.value))
-    return found[-1] if found else None
+    return found
 
 
 def _writes(s: ast.stmt, attribute: str, owners: list[str]) -> tuple[int, ast.expr | None]:
