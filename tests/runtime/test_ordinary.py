@@ -91,18 +91,19 @@ def test_gradients_of_several_kinds_are_taken_the_short_way_too():
 
 def test_a_healthy_step_goes_through_few_functions_of_ours(tmp_path):
     """Between two steps the processor's caches are cold: each function is a cost of its own."""
-    calls: list[str] = []
+    steps: list[list[str]] = []
 
     def note(frame, event, _):
         if event == "call" and str(frame.f_globals.get("__name__", "")).startswith("stayfinite."):
-            calls.append(frame.f_code.co_name)
+            steps[-1].append(frame.f_code.co_name)
 
     def body():
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         rows = [torch.randn(2, 4) for _ in range(24)]
-        for i, x in enumerate(torch.utils.data.DataLoader(rows, batch_size=None)):
-            sys.setprofile(note if i == 18 else None)
+        for x in torch.utils.data.DataLoader(rows, batch_size=None):
+            steps.append([])
+            sys.setprofile(note)
             optimizer.zero_grad()
             model(x).pow(2).mean().backward()
             optimizer.step()
@@ -113,5 +114,7 @@ def test_a_healthy_step_goes_through_few_functions_of_ours(tmp_path):
             run.run_call(body)
     finally:
         sys.setprofile(None)
-    assert calls.count("may_step") == 1
-    assert len(calls) <= 31, calls
+    # Some steps also take a snapshot or a deep check; when, depends on how long the steps take.
+    ordinary = min(steps[8:-1], key=len)
+    assert ordinary.count("may_step") == 1
+    assert len(ordinary) <= 31, ordinary
