@@ -260,7 +260,8 @@ class _Manager:
         with self._lock:
             for key in list(self._patches):
                 self._settle(key)
-            return [p.row() for patches in self._patches.values() for p in patches]
+            # A guard that is collected meanwhile takes its patches out of the table.
+            return [p.row() for patches in list(self._patches.values()) for p in list(patches)]
 
     def _close_waiting(self) -> None:
         while self._to_close and not self._is_changing:
