@@ -111,10 +111,6 @@ def _none(box: Box, original: Any, args: Any, kwargs: Any) -> None:
     """Nothing happens."""
 
 
-def _itself(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    return args[0]
-
-
 def _new_bar(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
     """tqdm's own `__new__` starts a thread, and remembers for ever when it may not."""
     bar = object.__new__(args[0])

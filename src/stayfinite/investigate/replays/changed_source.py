@@ -103,9 +103,6 @@ class ChangedSource:
         """Where a line of the file as it is stands in the changed one."""
         return _moved(self.before, self.after, line)
 
-    def line_before(self, line: int) -> int:
-        return _moved(self.after, self.before, line)
-
     def scene(self, scene: Scene, is_caller: bool = False) -> Scene:
         """The same place of a program whose file has the changed text."""
         if scene.file != self.file:

@@ -111,9 +111,6 @@ class OwnUpdates:
         self._marks: list[Any] = []
         self._hook: Any = None
 
-    def is_stand_in(self, optimizer: object) -> bool:
-        return optimizer is self._trained
-
     def begin(self, loss: Tensor) -> None:
         """Before a backward: what it is about to train."""
         if self._is_stale or not self._trained.tensors:
