@@ -46,7 +46,9 @@ def meet(rank: int, world: int, folder: pathlib.Path) -> None:
     """This process becomes one of the ranks, over gloo on the loopback."""
     import torch
     import torch.distributed as dist
+    from tests import gloo_exit
 
+    gloo_exit.avoid()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
