@@ -44,17 +44,17 @@ __all__ = [
 VERSION = 1
 
 
-def save_capsule(about: Investigation, incident: Incident) -> str:
+def save_capsule(investigation: Investigation, incident: Incident) -> str:
     """Write the state before the failed step beside the incident; says why where it does not."""
-    journal = about.engine.journal
+    journal = investigation.engine.journal
     if journal is None:
         return ""
     store = _store(Path(journal.journal.path).parent)
-    size = 3 * sum(t.numel() * t.element_size() for _, t in about.state.parameters())
-    size += sum(batch_bytes(b.value) for b in about.window.batches)
+    size = 3 * sum(t.numel() * t.element_size() for _, t in investigation.state.parameters())
+    size += sum(batch_bytes(b.value) for b in investigation.window.batches)
     if reason := store.refuses(incident, size):
         return reason
-    contents = _contents(about)
+    contents = _contents(investigation)
     if contents is None:
         return "no capsule: the batch holds objects that cannot be saved as plain values"
 
@@ -73,9 +73,9 @@ def _store(run: Path) -> CapsuleStore:
     return _stores.setdefault(run.absolute(), CapsuleStore(run))
 
 
-def _contents(about: Investigation) -> dict[str, Any] | None:
-    window, rng = about.window, about.window.rng
-    contents = contents_of(about.state, [b.value for b in window.batches], window.step)
+def _contents(investigation: Investigation) -> dict[str, Any] | None:
+    window, rng = investigation.window, investigation.window.rng
+    contents = contents_of(investigation.state, [b.value for b in window.batches], window.step)
     if contents is None:
         return None
     return {
@@ -83,8 +83,8 @@ def _contents(about: Investigation) -> dict[str, Any] | None:
         "lrs": list(window.lrs),
         "rng": rng.torch if rng is not None else torch.get_rng_state(),
         "indices": plain_part({"indices": window.batches[0].indices}),
-        "script": about.engine.script,
-        "args": _arguments(about.engine.settings.store_args),
+        "script": investigation.engine.script,
+        "args": _arguments(investigation.engine.settings.store_args),
     }
 
 

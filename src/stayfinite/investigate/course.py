@@ -34,122 +34,132 @@ _UNLUCKY = (
 _MAX_DRAWS = 8
 
 
-def course(about: Investigation) -> Replays:
+def course(investigation: Investigation) -> Replays:
     """The whole investigation; returns the Verdict."""
-    failure, window = about.failure, about.window
+    failure, window = investigation.failure, investigation.window
     if failure.symptom == "spike":
         if not window.num_applied:
-            about.rewind()
-        return Verdict(spike_incident(about.engine, window, failure), [], window)
+            investigation.rewind()
+        return Verdict(spike_incident(investigation.engine, window, failure), [], window)
     if failure.symptom in DEEP and not window.own_update:
-        return (yield from _travel(about, failure))
-    left = LeftByLoop.take(about.state)
+        return (yield from _travel(investigation, failure))
+    left = LeftByLoop.take(investigation.state)
     is_scaler_skip = failure.symptom == "scaler_skip"
     with_step = failure.symptom == "learning_rate"
-    about.rewind()
-    if not about.is_moved and not window.own_update and about.is_state_bad():
-        return (yield from _travel(about, failure))
+    investigation.rewind()
+    if not investigation.is_moved and not window.own_update and investigation.is_state_bad():
+        return (yield from _travel(investigation, failure))
     before = Before()
     if with_step:
-        before.take(about.state, window)
-    result = yield about.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
-    if result.failure is None and about.engine.ranks.is_joining():
-        return _from_another(about, result)
+        before.take(investigation.state, window)
+    result = yield investigation.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
+    if result.failure is None and investigation.engine.ranks.is_joining():
+        return _from_another(investigation, result)
     if not is_scaler_skip and result.failure is None and result.is_complete:
-        result = yield from _once_more(about, result, with_step)
+        result = yield from _once_more(investigation, result, with_step)
     if not result.is_complete and result.failure is None and not with_step:
-        result = yield from _on_another_batch(about, result)
-    result = yield from _from_further_back(about, result, is_scaler_skip, with_step)
-    about.traced = result
+        result = yield from _on_another_batch(investigation, result)
+    result = yield from _from_further_back(investigation, result, is_scaler_skip, with_step)
+    investigation.traced = result
     if with_step:
         before.restore()
     if is_scaler_skip and result.failure is None:
         left.put_back()
-        return Verdict(_scale_incident(about), [], window)
+        return Verdict(_scale_incident(investigation), [], window)
     found = result.failure or failure
-    is_older = about.is_older(result) and not window.own_update
-    if about.engine.ranks.broadcast_from(about.leader, is_older):
-        return (yield from _travel(about, found))
-    about.rewind()
-    if about.is_moved:
-        yield from _undo_other_steps(about)
-    return (yield from _finish(about, found, result.origin, about.location(result), []))
+    is_older = investigation.is_older(result) and not window.own_update
+    if investigation.engine.ranks.broadcast_from(investigation.leader, is_older):
+        return (yield from _travel(investigation, found))
+    investigation.rewind()
+    if investigation.is_moved:
+        yield from _undo_other_steps(investigation)
+    return (
+        yield from _finish(investigation, found, result.origin, investigation.location(result), [])
+    )
 
 
-def _from_another(about: Investigation, result: ReplayResult) -> Verdict:
+def _from_another(investigation: Investigation, result: ReplayResult) -> Verdict:
     """A part of the sum over the ranks was bad, and it was not this rank's."""
-    window, ranks = about.window, about.engine.ranks
+    window, ranks = investigation.window, investigation.engine.ranks
     ranks.has_received = result.is_complete
-    about.rewind()
+    investigation.rewind()
     note = FROM_ANOTHER if result.is_complete else JOINING_NOTE
     location = Location(is_reproduced=False, method="none", note=note)
-    incident = about.incident(about.failure, None, location, None)
+    incident = investigation.incident(investigation.failure, None, location, None)
     if window.batches[0].loss_fn is None:
-        about.rng_after.restore()
+        investigation.rng_after.restore()
     return Verdict(incident, [], window, keeps_random_state=window.is_loaderless)
 
 
 def _once_more(
-    about: Investigation, result: ReplayResult, with_step: bool
+    investigation: Investigation, result: ReplayResult, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
     """The step was finite this time: chance is named only when it is so twice."""
-    if not about.has_drawn_the_same():
-        about.is_on_other_numbers = True
+    if not investigation.has_drawn_the_same():
+        investigation.is_on_other_numbers = True
         result.is_complete = False
-        return result if about.engine.ranks.is_on else (yield from _on_other_numbers(about, result))
-    about.num_finite, first = 1, about.trace
-    about.rewind()
-    again = yield about.trace_replay(with_step=with_step)
+        return (
+            result
+            if investigation.engine.ranks.is_on
+            else (yield from _on_other_numbers(investigation, result))
+        )
+    investigation.num_finite, first = 1, investigation.trace
+    investigation.rewind()
+    again = yield investigation.trace_replay(with_step=with_step)
     if again.failure is not None:
-        about.num_finite = 0
+        investigation.num_finite = 0
         return again
-    about.trace = first
-    about.num_finite += again.is_complete
+    investigation.trace = first
+    investigation.num_finite += again.is_complete
     return result
 
 
-def _on_other_numbers(about: Investigation, first: ReplayResult) -> Replays:
+def _on_other_numbers(investigation: Investigation, first: ReplayResult) -> Replays:
     """What draws between the start and the loss cannot all be run again, so the numbers that failed are out
     of reach; others that fail in the same way do as well."""
-    trace = about.trace
+    trace = investigation.trace
     for _ in range(_MAX_DRAWS):
-        start = about.rng_after.now_too()
-        about.rewind()
+        start = investigation.rng_after.now_too()
+        investigation.rewind()
         start.restore()
-        result: ReplayResult = yield about.trace_replay()
+        result: ReplayResult = yield investigation.trace_replay()
         if result.failure is not None and result.origin is not None:
-            about.window.rng = start  # every replay from here on begins with these
+            investigation.window.rng = start  # every replay from here on begins with these
             return result
-    about.trace = trace
+    investigation.trace = trace
     return first
 
 
 def _from_further_back(
-    about: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
+    investigation: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
     """Where the bad value came in by a variable: with what made that, earlier in the same iteration."""
-    while (wider := _wider(about, result)) is not None:
-        vehicle, trace, window = about.vehicle, about.trace, about.window
-        about.rewind()
-        about.vehicle = wider
-        again = yield about.trace_replay(is_unscaled=is_unscaled, with_step=with_step)
+    while (wider := _wider(investigation, result)) is not None:
+        vehicle, trace, window = investigation.vehicle, investigation.trace, investigation.window
+        investigation.rewind()
+        investigation.vehicle = wider
+        again = yield investigation.trace_replay(is_unscaled=is_unscaled, with_step=with_step)
         is_worse = again.failure is None or again.origin is None
-        if about.engine.ranks.broadcast_from(about.leader, is_worse):
-            about.vehicle, about.trace, about.window = vehicle, trace, window
+        if investigation.engine.ranks.broadcast_from(investigation.leader, is_worse):
+            investigation.vehicle, investigation.trace, investigation.window = (
+                vehicle,
+                trace,
+                window,
+            )
             break
         result = again
     return result
 
 
-def _wider(about: Investigation, result: ReplayResult) -> Vehicle | None:
+def _wider(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
     """Who computes more of the iteration, if that would tell more; of several ranks, the leader knows."""
-    wider = about.vehicle.wider() if _came_in(result.origin) else None
-    ranks = about.engine.ranks
+    wider = investigation.vehicle.wider() if _came_in(result.origin) else None
+    ranks = investigation.engine.ranks
     if not ranks.is_on:
         return wider
-    if not ranks.broadcast_from(about.leader, wider is not None):
+    if not ranks.broadcast_from(investigation.leader, wider is not None):
         return None
-    wider = wider or about.vehicle.wider()
+    wider = wider or investigation.vehicle.wider()
     return wider if all(ranks.gather(wider is not None)) else None
 
 
@@ -164,34 +174,37 @@ def _came_in(origin: Origin | None) -> bool:
     ) or (origin is not None and origin.birth is None and origin.source is None)
 
 
-def _on_another_batch(about: Investigation, first: ReplayResult) -> Replays:
+def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Replays:
     """The step's own batch is gone; what stands there now may fail in the same way."""
-    if about.engine.ranks.has_others or about.failure.symptom not in ("loss", "gradient"):
+    if investigation.engine.ranks.has_others or investigation.failure.symptom not in (
+        "loss",
+        "gradient",
+    ):
         return first
-    about.rewind()
-    trace = about.trace
+    investigation.rewind()
+    trace = investigation.trace
     before = Before()
-    before.take(about.state, about.window)
-    wanted = about.trace_replay()
-    wanted.vehicle = about.trial_vehicle()
+    before.take(investigation.state, investigation.window)
+    wanted = investigation.trace_replay()
+    wanted.vehicle = investigation.trial_vehicle()
     result = yield wanted
     before.restore()
     if result.failure is None or result.origin is None:
-        about.trace = trace
+        investigation.trace = trace
         return first
-    about.is_on_another_batch = True
+    investigation.is_on_another_batch = True
     return result
 
 
-def _undo_other_steps(about: Investigation) -> Replays:
+def _undo_other_steps(investigation: Investigation) -> Replays:
     """Another optimizer has stepped on this batch: the state before it is built anew, if it can be."""
-    engine, state = about.engine, about.state
+    engine, state = investigation.engine, investigation.state
     if engine.ranks.is_joining() or not state.snapshot.is_taken:
         return
-    if not all(about.vehicle.can_repeat(w) for w in engine.log):
+    if not all(investigation.vehicle.can_repeat(w) for w in engine.log):
         return
     moved = Before()
-    moved.take(state, about.window)
+    moved.take(state, investigation.window)
     state.snapshot.restore()
     for window in engine.log:
         if window.rng is not None:
@@ -201,23 +214,23 @@ def _undo_other_steps(about: Investigation) -> Replays:
             moved.restore()
             return
     state.buffers.copy()
-    about.window.small_state = state.capture_small()
-    about.window.is_moved = False
-    about.rewind()
+    investigation.window.small_state = state.capture_small()
+    investigation.window.is_moved = False
+    investigation.rewind()
 
 
-def _travel(about: Investigation, failure: Failure) -> Replays:
-    found: Found = yield from travel(about, failure)
+def _travel(investigation: Investigation, failure: Failure) -> Replays:
+    found: Found = yield from travel(investigation, failure)
     return (
         yield from _finish(
-            about, found.failure, found.origin, found.location, found.redo, found.noticed
+            investigation, found.failure, found.origin, found.location, found.redo, found.noticed
         )
     )
 
 
-def _scale_incident(about: Investigation) -> Incident | None:
+def _scale_incident(investigation: Investigation) -> Incident | None:
     """An overflow that vanishes without the scale: the scaler's business, unless it collapses."""
-    engine, window = about.engine, about.window
+    engine, window = investigation.engine, investigation.window
     scale = engine.state.scale() or 1.0
     if not engine.scale_watch.note_skip(scale):
         engine.recovery.note_scaler_skip()
@@ -228,12 +241,12 @@ def _scale_incident(about: Investigation) -> Incident | None:
     event, location, action = scale_collapse(engine, window, scale)
     incident = new_incident(event, location=location, action=action, history=engine.records())
     if engine.settings.diagnose:
-        incident = diagnose_plain(about, incident, unscaled="finite")
+        incident = diagnose_plain(investigation, incident, unscaled="finite")
     return incident
 
 
 def _finish(
-    about: Investigation,
+    investigation: Investigation,
     failure: Failure,
     origin: Origin | None,
     location: Location,
@@ -241,27 +254,29 @@ def _finish(
     noticed: int | None = None,
 ) -> Replays:
     """The incident with its diagnosis, and the generators where they belong."""
-    engine = about.engine
-    incident = about.incident(failure, origin, location, noticed)
+    engine = investigation.engine
+    incident = investigation.incident(failure, origin, location, noticed)
     if engine.ranks.has_others:
         if engine.settings.diagnose:
             found = incident
-            incident = by_itself(about, lambda: diagnose(about, found, origin), found)
+            incident = by_itself(
+                investigation, lambda: diagnose(investigation, found, origin), found
+            )
     elif engine.settings.diagnose:
-        incident = yield from diagnose(about, incident, origin)
+        incident = yield from diagnose(investigation, incident, origin)
     incident = replace(incident, location=seen_by_lint(incident.location))
-    is_unlucky = about.method == "replay" and (yield from move_on(about, origin))
+    is_unlucky = investigation.method == "replay" and (yield from move_on(investigation, origin))
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
-    keeps = is_unlucky or about.window.is_loaderless or about.vehicle.has_effects
+    keeps = is_unlucky or investigation.window.is_loaderless or investigation.vehicle.has_effects
     if keeps and not is_unlucky and incident.action.kind == "skipped":
-        detail = not_applied(engine, about.window, keeps_random_state=True)
+        detail = not_applied(engine, investigation.window, keeps_random_state=True)
         incident = replace(incident, action=replace(incident.action, detail=detail))
-    is_rebuilt = about.method == "time_travel"
-    if not is_unlucky and not is_rebuilt and about.window.batches[0].loss_fn is None:
+    is_rebuilt = investigation.method == "time_travel"
+    if not is_unlucky and not is_rebuilt and investigation.window.batches[0].loss_fn is None:
         # The loop goes on behind its step, as if nobody had looked.
-        about.rng_after.restore()
-    verdict = Verdict(incident, redo, about.window, keeps_random_state=keeps)
+        investigation.rng_after.restore()
+    verdict = Verdict(incident, redo, investigation.window, keeps_random_state=keeps)
     verdict.is_rebuilt = is_rebuilt
-    verdict.outlook = about.outlook
+    verdict.outlook = investigation.outlook
     return verdict

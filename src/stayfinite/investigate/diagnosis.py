@@ -40,12 +40,12 @@ _PER_SAMPLE = {
 
 
 def diagnose(
-    about: Investigation, incident: Incident, origin: Origin | None
+    investigation: Investigation, incident: Incident, origin: Origin | None
 ) -> Generator[Replay, ReplayResult, Incident]:
     """The incident with its diagnosis. The training is left as it was found."""
-    seconds = about.engine.settings.diagnose_seconds
-    evidence = gather(about, incident, origin, seconds)
-    lab = Laboratory(about, origin, seconds)
+    seconds = investigation.engine.settings.diagnose_seconds
+    evidence = gather(investigation, incident, origin, seconds)
+    lab = Laboratory(investigation, origin, seconds)
     ranked = consider(evidence)
     while True:
         name = next(iter(wanted_experiments(ranked, evidence)), None)
@@ -59,34 +59,34 @@ def diagnose(
     rows = lab.rows
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
-    ranks = about.engine.ranks
-    if about.engine.policy.is_thoughtful and not ranks.has_others and not ranks.is_apart:
-        evidence = yield from look_ahead(about, lab, evidence)
+    ranks = investigation.engine.ranks
+    if investigation.engine.policy.is_thoughtful and not ranks.has_others and not ranks.is_apart:
+        evidence = yield from look_ahead(investigation, lab, evidence)
         ranked = consider(evidence)
-    diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(about, rows))
+    diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(investigation, rows))
     if evidence.data is not None:
-        diagnosis = replace(diagnosis, worker=worker_of(about.window))
-    if about.outlook is not None:
+        diagnosis = replace(diagnosis, worker=worker_of(investigation.window))
+    if investigation.outlook is not None:
         diagnosis = _with_what_passed(diagnosis, evidence)
     if lab.also:
         diagnosis = _with_other_lines(diagnosis, lab.also)
     diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
-    if note := save_capsule(about, incident):
+    if note := save_capsule(investigation, incident):
         diagnosis = replace(diagnosis, evidence=(*diagnosis.evidence, note))
     location = _place(incident.location, evidence)
-    location = replace(location, culprit=_culprit(about, evidence, diagnosis.cause))
-    sizes = {num_rows(ref.value) for ref in about.window.batches}
+    location = replace(location, culprit=_culprit(investigation, evidence, diagnosis.cause))
+    sizes = {num_rows(ref.value) for ref in investigation.window.batches}
     size = sizes.pop() if len(sizes) == 1 else None  # of accumulated batches: all of one size
     location = replace(location, first_bad=first_bad(location, size))
     return replace(incident, diagnosis=diagnosis, location=location)
 
 
-def _culprit(about: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
+def _culprit(investigation: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
     """To name the line is worth a try, and no reason for an investigation to fail."""
     if cause not in CULPRITS:
         return None
     try:
-        return culprit_of(about, evidence, cause)
+        return culprit_of(investigation, evidence, cause)
     except Exception:
         if OpTrace.is_strict:
             raise
@@ -141,13 +141,13 @@ def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis
     return replace(diagnosis, fixes=(*first, *fixes, *rest))
 
 
-def diagnose_plain(about: Investigation, incident: Incident, **results: str) -> Incident:
+def diagnose_plain(investigation: Investigation, incident: Incident, **results: str) -> Incident:
     """The same without experiments of its own, for what is proved already."""
-    evidence = gather(about, incident, None, 0.0)
+    evidence = gather(investigation, incident, None, 0.0)
     for name, outcome in results.items():
         evidence = evidence.with_result(name, outcome)
     diagnosis = conclude(consider(evidence), evidence, [])
-    culprit = _culprit(about, evidence, diagnosis.cause)
+    culprit = _culprit(investigation, evidence, diagnosis.cause)
     location = replace(incident.location, culprit=culprit)
     return replace(incident, diagnosis=diagnosis, location=location)
 
@@ -162,11 +162,11 @@ def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:
     return is_ahead and "finite" in tried
 
 
-def _indices(about: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
+def _indices(investigation: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
     """Where these rows are in the data set, when the sampler of a loader that still lives told."""
-    if len(about.window.batches) != 1 or not rows:
+    if len(investigation.window.batches) != 1 or not rows:
         return ()
-    ref = about.window.batches[0]
+    ref = investigation.window.batches[0]
     is_listed = isinstance(ref.loader, (list, tuple))
     known = ref.indices
     if is_listed or samples.iterator is None or not known or len(known) != num_rows(ref.value):

@@ -43,9 +43,9 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
         return _again(engine, window, failure, known)
     frame = sys._getframe(1)
     vehicle = _vehicle(engine, window, failure, frame)
-    about = Investigation(engine, window, failure, vehicle)
-    about.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
-    verdict = _unharmed(about)
+    investigation = Investigation(engine, window, failure, vehicle)
+    investigation.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
+    verdict = _unharmed(investigation)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
     # What an earlier step had done to the state says nothing of the next failure that looks alike.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
@@ -69,9 +69,9 @@ def _vehicle(engine: Engine, window: Window, failure: Failure, frame: FrameType)
 def _again(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
     """The same incident once more: counted, with what is known of it."""
     old = known.incident
-    about = Investigation(engine, window, failure, Vehicle(engine))
-    note_draw(about)
-    about.rewind()
+    investigation = Investigation(engine, window, failure, Vehicle(engine))
+    note_draw(investigation)
+    investigation.rewind()
     event = event_of(engine, window, failure, old.event.phase)
     incident = new_incident(
         replace(event, value=failure.value),
@@ -85,7 +85,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
     )
     incident = replace(incident, same_as=old.id)
     if window.batches[0].loss_fn is None:
-        about.rng_after.restore()
+        investigation.rng_after.restore()
     frame = sys._getframe(2)
 
     def run_again(window: Window, is_current: bool) -> Verdict | bool:
@@ -143,15 +143,15 @@ def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Fail
     return _unharmed(Investigation(engine, window, failure, vehicle))
 
 
-def _unharmed(about: Investigation) -> Verdict:
+def _unharmed(investigation: Investigation) -> Verdict:
     """An error of ours is no reason for the training to end, nor to end in another mode."""
-    put_modes = modes(about.state.roots.values())()
-    put_grads = about.state.take_grads()  # the loop goes on with those that it has
-    window = about.window
+    put_modes = modes(investigation.state.roots.values())()
+    put_grads = investigation.state.take_grads()  # the loop goes on with those that it has
+    window = investigation.window
     try:
-        verdict, error = _looked_into(about)
-        is_fine, has_moved = about.engine.ranks.settle(
-            error is None, has_moved=about.method == "time_travel"
+        verdict, error = _looked_into(investigation)
+        is_fine, has_moved = investigation.engine.ranks.settle(
+            error is None, has_moved=investigation.method == "time_travel"
         )
         if not is_fine:
             error = error or SideGroupError(_NOT_ALL)
@@ -160,21 +160,21 @@ def _unharmed(about: Investigation) -> Verdict:
         assert error is not None
         if OpTrace.is_strict and not isinstance(error, SideGroupError):
             raise error
-        return _broke_off(about, error, window, has_moved)
+        return _broke_off(investigation, error, window, has_moved)
     finally:
         put_modes()
         put_grads()
-        window.rng = about.rng_before
+        window.rng = investigation.rng_before
 
 
-def _looked_into(about: Investigation) -> tuple[Verdict | None, Exception | None]:
+def _looked_into(investigation: Investigation) -> tuple[Verdict | None, Exception | None]:
     """The verdict, or why there is none; who waits for this rank is let go then."""
-    ranks = about.engine.ranks
+    ranks = investigation.engine.ranks
     try:
-        replays = course(about)
+        replays = course(investigation)
         if ranks.is_on:
-            replays = together(about, replays)
-        return drive(replays, about.compute), None
+            replays = together(investigation, replays)
+        return drive(replays, investigation.compute), None
     except StayfiniteError:
         raise
     except Exception as error:
@@ -183,23 +183,27 @@ def _looked_into(about: Investigation) -> tuple[Verdict | None, Exception | None
         return None, error
 
 
-def _broke_off(about: Investigation, error: Exception, window: Window, has_moved: bool) -> Verdict:
+def _broke_off(
+    investigation: Investigation, error: Exception, window: Window, has_moved: bool
+) -> Verdict:
     """What is known, and a state that is whole; `has_moved`: a rank went back, so all do."""
-    about.window = window
-    if has_moved and about.state.snapshot.is_taken:
-        about.num_given_up = max(1, go_back(about))  # in the middle of the way there is no other
+    investigation.window = window
+    if has_moved and investigation.state.snapshot.is_taken:
+        investigation.num_given_up = max(
+            1, go_back(investigation)
+        )  # in the middle of the way there is no other
     else:
-        about.rewind()
+        investigation.rewind()
     note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"
     if isinstance(error, SideGroupError):
         note = f"the ranks could not investigate it together: {error}"
     location = Location(is_reproduced=False, method="none", note=note)
-    incident: Incident | None = about.known
+    incident: Incident | None = investigation.known
     if incident is not None:
         location = replace(incident.location, note=note)
-        incident = replace(incident, location=location, action=about.action())
+        incident = replace(incident, location=location, action=investigation.action())
     else:
-        incident = about.incident(about.failure, None, location, None)
+        incident = investigation.incident(investigation.failure, None, location, None)
     if window.batches[0].loss_fn is None:
-        about.rng_after.restore()
+        investigation.rng_after.restore()
     return Verdict(incident, [], window, keeps_random_state=window.is_loaderless)

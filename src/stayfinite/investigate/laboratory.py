@@ -46,8 +46,8 @@ def _by_all(
     """Where all ranks experiment together, the others do the same before their next replay."""
 
     def call(self: Laboratory, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        if self.about.conductor is not None:
-            self.about.conductor.note(method.__name__, *args)
+        if self.investigation.conductor is not None:
+            self.investigation.conductor.note(method.__name__, *args)
         method(self, *args, **kwargs)
 
     functools.update_wrapper(call, method)
@@ -57,10 +57,10 @@ def _by_all(
 class Laboratory:
     """Runs experiments about one incident, within its budget."""
 
-    def __init__(self, about: Investigation, origin: Origin | None, seconds: float) -> None:
-        self.about = about
-        self.state = about.state
-        self.window = about.window
+    def __init__(self, investigation: Investigation, origin: Origin | None, seconds: float) -> None:
+        self.investigation = investigation
+        self.state = investigation.state
+        self.window = investigation.window
         self.origin = origin
         self.tried: list[Experiment] = []
         self.rows: tuple[int, ...] = ()
@@ -83,13 +83,13 @@ class Laboratory:
     @property
     def has_others(self) -> bool:
         """A rank that experiments alone would leave the others waiting."""
-        return self.about.engine.ranks.has_others and self.about.conductor is None
+        return self.investigation.engine.ranks.has_others and self.investigation.conductor is None
 
     @property
     def can_replay(self) -> bool:
         if self.has_others or not self.window.batches:
             return False
-        return self.about.vehicle.can_run(self.window)
+        return self.investigation.vehicle.can_run(self.window)
 
     @property
     def has_time(self) -> bool:
@@ -234,7 +234,7 @@ class Laboratory:
         sources = [
             SourceRef("batch", n, t) for b in window.batches for n, t in named_tensors(b.value)
         ]
-        kind = RankTrace if self.about.engine.ranks.has_others else OpTrace
+        kind = RankTrace if self.investigation.engine.ranks.has_others else OpTrace
         trace = kind([*sources, *self.state.sources()], module_names(self.state.roots))
         self._num_replays += 1
         self.start_of(window)
@@ -287,17 +287,20 @@ class Laboratory:
     def at_hand(self) -> tuple[Vehicle, list[Window]]:
         """What training can be gone on with, and by whom: the steps since the snapshot and this one, as far
         as they can be computed again, else steps like this one."""
-        about = self.about
-        is_shared = self.has_others or about.engine.ranks.is_apart
+        investigation = self.investigation
+        is_shared = self.has_others or investigation.engine.ranks.is_apart
         if self.window.own_update or not self.state.snapshot.is_taken or is_shared:
-            return about.vehicle, []  # other steps are not this rank's alone
-        log = [w for w in about.engine.log if w is not self.window and not w.is_loaderless]
+            return investigation.vehicle, []  # other steps are not this rank's alone
+        log = [w for w in investigation.engine.log if w is not self.window and not w.is_loaderless]
         log = log[-_MAX_STEPS_BACK:]
-        is_shown = about.traced is not None and about.traced.failure is not None
-        is_shown = is_shown and not about.is_on_another_batch
-        if is_shown and about.vehicle.can_run(self.window):
-            return about.vehicle, [*(w for w in log if about.vehicle.can_run(w)), self.window]
-        return about.trial_vehicle(), [self.window]
+        is_shown = investigation.traced is not None and investigation.traced.failure is not None
+        is_shown = is_shown and not investigation.is_on_another_batch
+        if is_shown and investigation.vehicle.can_run(self.window):
+            return investigation.vehicle, [
+                *(w for w in log if investigation.vehicle.can_run(w)),
+                self.window,
+            ]
+        return investigation.trial_vehicle(), [self.window]
 
     @property
     def is_late(self) -> bool:
@@ -310,10 +313,12 @@ class Laboratory:
         without: int | None = None,
     ) -> Run:
         """All steps since the last snapshot (but one) and then this one, each with the change."""
-        log = [w for w in self.about.engine.log if w is not self.window and w.step != without]
+        log = [
+            w for w in self.investigation.engine.log if w is not self.window and w.step != without
+        ]
         is_too_long = self.is_loop and len(log) > _MAX_STEPS_BACK
         is_own = bool(self.window.own_update)  # nobody but the script can apply its steps
-        is_own |= self.about.engine.ranks.is_apart  # nor one rank those that all have made
+        is_own |= self.investigation.engine.ranks.is_apart  # nor one rank those that all have made
         if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None
         self.to_snapshot()

@@ -26,14 +26,14 @@ _NEVER = ("data", "checkpoint", "resume")
 Ahead = Generator[Replay, ReplayResult, Evidence]
 
 
-def look_ahead(about: Investigation, lab: Laboratory, evidence: Evidence) -> Ahead:
+def look_ahead(investigation: Investigation, lab: Laboratory, evidence: Evidence) -> Ahead:
     """The evidence with what was tried for it; `about.outlook` is set where the state has run away."""
     event = evidence.event
     if event.phase in _NEVER or event.kind != "nonfinite":
         return evidence
     if any(not part.stats.is_finite for part in evidence.batch):
         return evidence
-    if about.failure.symptom in ("scaler_skip", "learning_rate"):
+    if investigation.failure.symptom in ("scaler_skip", "learning_rate"):
         return evidence
     if "previous_batch" not in evidence.results:
         evidence = yield from _try(lab, "previous_batch", evidence)
@@ -43,7 +43,7 @@ def look_ahead(about: Investigation, lab: Laboratory, evidence: Evidence) -> Ahe
     for name in ("smaller_lr", "clipped"):
         if name not in evidence.results and not _has_cure(evidence):
             evidence = yield from _try(lab, name, evidence)
-    about.outlook = _outlook(reason, evidence)
+    investigation.outlook = _outlook(reason, evidence)
     return evidence
 
 

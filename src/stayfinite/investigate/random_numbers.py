@@ -40,27 +40,29 @@ def failed_on_these(engine: Engine, window: Window) -> bool:
     return draw is not None and window.rng is not None and draw.start.is_same(window.rng)
 
 
-def note_draw(about: Investigation) -> None:
+def note_draw(investigation: Investigation) -> None:
     """A step has failed that is not investigated again: its numbers are remembered all the same."""
-    start, after = about.rng_before, about.rng_after
+    start, after = investigation.rng_before, investigation.rng_after
     if start is not None and not start.is_same(after):
-        _last[about.engine] = _Draw(start, after)
+        _last[investigation.engine] = _Draw(start, after)
 
 
-def move_on(about: Investigation, origin: Origin | None) -> Generator[Replay, ReplayResult, bool]:
+def move_on(
+    investigation: Investigation, origin: Origin | None
+) -> Generator[Replay, ReplayResult, bool]:
     """Whether the random numbers were to blame; then the generators stand behind them."""
-    start, after = about.rng_before, about.rng_after
-    lab = Laboratory(about, origin, seconds=math.inf)
+    start, after = investigation.rng_before, investigation.rng_after
+    lab = Laboratory(investigation, origin, seconds=math.inf)
     if start is None or start.is_same(after) or not lab.can_replay:
         return False
-    draw = _last.get(about.engine)
+    draw = _last.get(investigation.engine)
     if draw is None or not draw.start.is_same(start):
-        _last[about.engine] = _Draw(start, after)
+        _last[investigation.engine] = _Draw(start, after)
         return False
     outcome, behind = yield from lab.redrawn(draw.following)
     if outcome != "finite":
         draw.following = behind
         return False
     draw.following.restore()
-    del _last[about.engine]
+    del _last[investigation.engine]
     return True

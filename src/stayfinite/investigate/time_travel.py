@@ -36,60 +36,62 @@ class Found:
     noticed: int | None = None
 
 
-def travel(about: Investigation, failure: Failure) -> Generator[Replay, ReplayResult, Found]:
+def travel(
+    investigation: Investigation, failure: Failure
+) -> Generator[Replay, ReplayResult, Found]:
     """To the step that did it; it is left out, and the steps behind it are to be run again."""
-    engine, state = about.engine, about.state
+    engine, state = investigation.engine, investigation.state
     if engine.ranks.has_parted:
         return Found(failure, Location(is_reproduced=False, method="none", note=PARTED_NOTE))
     if engine.ranks.is_joining():
         return Found(failure, Location(is_reproduced=False, method="none", note=JOINING_NOTE))
-    is_mid_window = about.failure.symptom not in DEEP
-    windows = [*engine.log, *([about.window] if is_mid_window else [])]
+    is_mid_window = investigation.failure.symptom not in DEEP
+    windows = [*engine.log, *([investigation.window] if is_mid_window else [])]
     if not state.snapshot.is_taken or not windows:
-        return _without_snapshot(about, failure)
-    if not all(about.vehicle.can_repeat(w) for w in windows):
-        return _given_up(about, failure)
-    about.method = "time_travel"
-    final = about.window
+        return _without_snapshot(investigation, failure)
+    if not all(investigation.vehicle.can_repeat(w) for w in windows):
+        return _given_up(investigation, failure)
+    investigation.method = "time_travel"
+    final = investigation.window
     state.clear_grads()
     state.snapshot.restore()
     before = Before()
     for at, window in enumerate(windows):
-        about.window = window
+        investigation.window = window
         before.take(state, window)
         result = yield Replay(window=window, is_applied=True)
         bad = state.bad_state()
         first = engine.ranks.first_where(bool(bad))
         if not result.is_complete and result.failure is None and not bad:
-            about.window = final
-            return _given_up(about, failure)
+            investigation.window = final
+            return _given_up(investigation, failure)
         if first is None and result.failure is None:
             continue
-        about.leader = first if first is not None else about.leader
+        investigation.leader = first if first is not None else investigation.leader
         before.restore()
-        found = yield from _trace_window(about, window, bad, failure, before)
+        found = yield from _trace_window(investigation, window, bad, failure, before)
         engine.log[:] = windows[:at]
         return replace(found, redo=list(windows[at + 1 :]), noticed=final.step)
-    return _vanished(about, failure, windows)
+    return _vanished(investigation, failure, windows)
 
 
 def _trace_window(
-    about: Investigation,
+    investigation: Investigation,
     window: Window,
     bad: list[tuple[str, str, Tensor]],
     failure: Failure,
     before: Before,
 ) -> Generator[Replay, ReplayResult, Found]:
     """The step that corrupts the state once more, traced."""
-    traced = yield about.trace_replay(with_step=True)
+    traced = yield investigation.trace_replay(with_step=True)
     origin = traced.origin or _origin_in_state(bad)
     before.restore()
-    about.state.buffers.copy()  # experiments begin here
-    about.traced = traced
-    about.state.clear_grads()
+    investigation.state.buffers.copy()  # experiments begin here
+    investigation.traced = traced
+    investigation.state.clear_grads()
     kind, name = (bad[0][0], bad[0][1]) if bad else (failure.symptom, failure.name)
     found = traced.failure or Failure(kind, window.step, name=name)
-    return Found(found, about.location(replace(traced, origin=origin)), origin)
+    return Found(found, investigation.location(replace(traced, origin=origin)), origin)
 
 
 def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
@@ -99,10 +101,10 @@ def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
     return Origin(None, SourceRef(kind, name, tensor), ())
 
 
-def _vanished(about: Investigation, failure: Failure, windows: list[Window]) -> Found:
+def _vanished(investigation: Investigation, failure: Failure, windows: list[Window]) -> Found:
     """All the steps since the snapshot were run again and stayed finite."""
-    about.engine.log[:] = windows
-    about.num_rebuilt = len(windows)
+    investigation.engine.log[:] = windows
+    investigation.num_rebuilt = len(windows)
     note = (
         f"the {len(windows)} steps since the last snapshot, run again, stayed finite: "
         "something outside the training step wrote to the state, or the hardware failed"
@@ -110,25 +112,25 @@ def _vanished(about: Investigation, failure: Failure, windows: list[Window]) -> 
     return Found(failure, Location(is_reproduced=False, method="none", note=note))
 
 
-def _without_snapshot(about: Investigation, failure: Failure) -> Found:
-    traced = about.traced
-    about.rewind()
-    location = about.location(traced) if traced is not None else Location()
+def _without_snapshot(investigation: Investigation, failure: Failure) -> Found:
+    traced = investigation.traced
+    investigation.rewind()
+    location = investigation.location(traced) if traced is not None else Location()
     origin = traced.origin if traced is not None else None
     return Found(failure, replace(location, note=_NO_SNAPSHOT), origin)
 
 
-def _given_up(about: Investigation, failure: Failure) -> Found:
+def _given_up(investigation: Investigation, failure: Failure) -> Found:
     """Nothing can be run again: back to the last snapshot, and say so."""
-    about.num_given_up = max(1, go_back(about))
+    investigation.num_given_up = max(1, go_back(investigation))
     return Found(failure, Location(is_reproduced=False, method="none", note=_NOT_AGAIN))
 
 
-def go_back(about: Investigation) -> int:
+def go_back(investigation: Investigation) -> int:
     """To the last snapshot for good; how many steps are lost by it."""
-    lost = len(about.engine.log)
-    about.state.clear_grads()
-    about.state.snapshot.restore()
-    about.state.buffers.copy()
-    about.engine.log.clear()
+    lost = len(investigation.engine.log)
+    investigation.state.clear_grads()
+    investigation.state.snapshot.restore()
+    investigation.state.buffers.copy()
+    investigation.engine.log.clear()
     return lost

@@ -44,10 +44,12 @@ _GREW = 1.05
 Finder = Callable[[Investigation, Evidence], "Culprit | None"]
 
 
-def culprit_of(about: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
+def culprit_of(
+    investigation: Investigation, evidence: Evidence, cause: str | None
+) -> Culprit | None:
     """None where the cause is no setting, or nothing is known of where it was set."""
     finder = _FINDERS.get(cause or "")
-    return finder(about, evidence) if finder is not None else None
+    return finder(investigation, evidence) if finder is not None else None
 
 
 def _user(stack: CallStack) -> Frame | None:
@@ -61,32 +63,32 @@ def _is_framework(stack: CallStack) -> bool:
     return bool(stack) and not is_user_file(stack[0][0])
 
 
-def _files(about: Investigation) -> list[str]:
+def _files(investigation: Investigation) -> list[str]:
     """The script's own files, as far as the training is known to run in them."""
-    place = about.engine.step_place
+    place = investigation.engine.step_place
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     known = [
         place.code.co_filename if place.code is not None else None,
         *(file for file, _, _ in call_stack(sys._getframe(1))),
-        about.engine.script,
-        *(f for o in about.state.optimizers for f, _, _ in made_at(o)),
-        *(f for root in about.state.roots.values() for f in source_files([type(root)])),
+        investigation.engine.script,
+        *(f for o in investigation.state.optimizers for f, _, _ in made_at(o)),
+        *(f for root in investigation.state.roots.values() for f in source_files([type(root)])),
         main,
     ]
     return [f for f in dict.fromkeys(known) if f is not None and is_user_file(f)]
 
 
-def _called(about: Investigation, name: str) -> Frame | None:
+def _called(investigation: Investigation, name: str) -> Frame | None:
     """The line that makes something of this class, in a function that is running if there are more."""
     running = {(file, function) for file, _, function in call_stack(sys._getframe(1))}
-    found = called(_files(about), name)
+    found = called(_files(investigation), name)
     near = [f for f in found if (f.file, f.function) in running]
     return next((only[0] for only in (found, near) if len(only) == 1), None)
 
 
-def _optimizer(about: Investigation, e: Evidence, names: tuple[str, ...]) -> Culprit | None:
+def _optimizer(investigation: Investigation, e: Evidence, names: tuple[str, ...]) -> Culprit | None:
     """Where the optimizer that moves what went bad was made, or its setting was given."""
-    optimizers = list(about.state.optimizers)
+    optimizers = list(investigation.state.optimizers)
     wanted = e.optimizer.get("type")
     mine = next((o for o in optimizers if type(o).__name__ == wanted), None)
     if mine is None:
@@ -94,9 +96,9 @@ def _optimizer(about: Investigation, e: Evidence, names: tuple[str, ...]) -> Cul
     if len(optimizers) > 1:
         mine = max(optimizers, key=_rate) if names is _RATE_NAMES else mine
     stack, kind = made_at(mine), type(mine).__name__
-    if _is_framework(stack) and (line := given_keyword(_files(about), *names)) is not None:
+    if _is_framework(stack) and (line := given_keyword(_files(investigation), *names)) is not None:
         return culprit(line, f"{names[0]} is given to {kind} here")
-    frame = _user(stack) or _called(about, kind)
+    frame = _user(stack) or _called(investigation, kind)
     return culprit(frame, f"{kind} is made here")
 
 
@@ -105,19 +107,19 @@ def _rate(optimizer: Any) -> float:
     return max((r if math.isfinite(r) else math.inf for r in rates), default=0.0)
 
 
-def _learning_rate(about: Investigation, e: Evidence) -> Culprit | None:
+def _learning_rate(investigation: Investigation, e: Evidence) -> Culprit | None:
     """The schedule that raised it, the line that assigned it, or the optimizer that was given it."""
-    optimizer = max(about.state.optimizers, key=_rate, default=None)
+    optimizer = max(investigation.state.optimizers, key=_rate, default=None)
     if optimizer is None:
         return None
     now, given = _rate(optimizer), _given_rate(optimizer)
     is_scheduled = now > _GREW * given or not math.isfinite(now)
     found = None
-    if is_scheduled and len(about.state.schedulers):
-        found = _schedule(about, optimizer)
+    if is_scheduled and len(investigation.state.schedulers):
+        found = _schedule(investigation, optimizer)
     elif now != given or is_scheduled:
-        found = _assigned_rate(about)
-    return found or _optimizer(about, e, _RATE_NAMES)
+        found = _assigned_rate(investigation)
+    return found or _optimizer(investigation, e, _RATE_NAMES)
 
 
 def _given_rate(optimizer: Any) -> float:
@@ -129,8 +131,8 @@ def _given_rate(optimizer: Any) -> float:
     return max((float(r) for r in rates if r is not None), default=0.0)
 
 
-def _schedule(about: Investigation, optimizer: Any) -> Culprit | None:
-    scheduler = _schedule_of(list(about.state.schedulers), optimizer)
+def _schedule(investigation: Investigation, optimizer: Any) -> Culprit | None:
+    scheduler = _schedule_of(list(investigation.state.schedulers), optimizer)
     if scheduler is None:
         return None
     kind = type(scheduler).__name__
@@ -144,7 +146,7 @@ def _schedule(about: Investigation, optimizer: Any) -> Culprit | None:
     if own is not None and is_user_file(own.co_filename):
         line = _line_of_formula(type(scheduler).get_lr, (scheduler,))
         return culprit(line, f"the formula of {kind}")
-    frame = _user(made_at(scheduler)) or _called(about, kind)
+    frame = _user(made_at(scheduler)) or _called(investigation, kind)
     return culprit(frame, f"{kind} is made here")
 
 
@@ -228,35 +230,35 @@ def _is_bad(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _assigned_rate(about: Investigation) -> Culprit | None:
+def _assigned_rate(investigation: Investigation) -> Culprit | None:
     """A loop that sets `group["lr"]` by itself: the formula, where a function of the file gives it."""
-    files = _files(about)
+    files = _files(investigation)
     found = assigned_key(files, "lr")
     if found is None:
         return None
     line, value = found
-    if isinstance(value, ast.Constant) and value.value not in about.state.lrs():
+    if isinstance(value, ast.Constant) and value.value not in investigation.state.lrs():
         return None  # whatever has set the rate, this has not
     made = returned_by(line.file, value, line.function)
-    function = _function_named(about, line.file, made[0]) if made is not None else None
+    function = _function_named(investigation, line.file, made[0]) if made is not None else None
     if made is not None and function is not None:
-        args = _arguments(about, made[1].args)
+        args = _arguments(investigation, made[1].args)
         formula = _line_of_formula(function, args) if args is not None else None
         if formula is not None:
             return culprit(formula, "the schedule's formula")
     return culprit(computed_at(line, value), "the learning rate is set here")
 
 
-def _function_named(about: Investigation, file: str, name: str) -> Any:
+def _function_named(investigation: Investigation, file: str, name: str) -> Any:
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == file:
             return getattr(module, name, None)
     return None
 
 
-def _arguments(about: Investigation, wanted: list[Any]) -> tuple[Any, ...] | None:
+def _arguments(investigation: Investigation, wanted: list[Any]) -> tuple[Any, ...] | None:
     """What the call was given: plain numbers, by the loop's own variables."""
-    scene = about.vehicle.scene
+    scene = investigation.vehicle.scene
     variables = scene.variables if scene is not None else {}
     found: list[Any] = []
     for node in wanted:
@@ -264,47 +266,47 @@ def _arguments(about: Investigation, wanted: list[Any]) -> tuple[Any, ...] | Non
         if isinstance(node, ast.Name):
             value = variables.get(node.id)
         if not isinstance(value, (int, float)):
-            return (about.window.step,) if len(wanted) == 1 else None
+            return (investigation.window.step,) if len(wanted) == 1 else None
         found.append(value)
     return tuple(found)
 
 
-def _epsilon(about: Investigation, e: Evidence) -> Culprit | None:
+def _epsilon(investigation: Investigation, e: Evidence) -> Culprit | None:
     if e.is_in_library_optimizer or e.location.file is None:
-        return _optimizer(about, e, _EPS_NAMES)
+        return _optimizer(investigation, e, _EPS_NAMES)
     return None
 
 
-def _scaling(about: Investigation, e: Evidence) -> Culprit | None:
-    traced = about.traced
+def _scaling(investigation: Investigation, e: Evidence) -> Culprit | None:
+    traced = investigation.traced
     if e.scale.is_passed_by:
-        return culprit(step_without_scaler(about), "the scaled gradients are applied here")
+        return culprit(step_without_scaler(investigation), "the scaled gradients are applied here")
     if e.scale.scaler is None and traced is not None and traced.loss_factor_line is not None:
         return culprit(traced.loss_factor_line, "the loss is multiplied here")
-    for scaler in about.state.scalers:
-        frame = _user(made_at(scaler)) or _called(about, type(scaler).__name__)
+    for scaler in investigation.state.scalers:
+        frame = _user(made_at(scaler)) or _called(investigation, type(scaler).__name__)
         return culprit(frame, f"{type(scaler).__name__} is made here")
     return None
 
 
-def _checkpoint(about: Investigation, e: Evidence) -> Culprit | None:
+def _checkpoint(investigation: Investigation, e: Evidence) -> Culprit | None:
     label = (e.source.label if e.source is not None else None) or ""
     is_optimizer = label.startswith("optimizer_state")
-    return _restored(about, "optimizer" if is_optimizer else "model")
+    return _restored(investigation, "optimizer" if is_optimizer else "model")
 
 
-def _resume(about: Investigation, e: Evidence) -> Culprit | None:
+def _resume(investigation: Investigation, e: Evidence) -> Culprit | None:
     r = e.resume
     if r.has_scheduler and not r.scheduler and r.saved_lr and max(r.first_lr) > max(r.saved_lr):
         # The schedule that was made anew has replaced what the optimizer brought back.
-        for scheduler in reversed(list(about.state.schedulers)):
+        for scheduler in reversed(list(investigation.state.schedulers)):
             if (frame := _user(made_at(scheduler))) is not None:
                 return culprit(frame, f"{type(scheduler).__name__} begins anew here")
-    return _restored(about, "optimizer" if r.optimizer and r.saved_lr else "model")
+    return _restored(investigation, "optimizer" if r.optimizer and r.saved_lr else "model")
 
 
-def _restored(about: Investigation, what: str) -> Culprit | None:
-    state = about.state
+def _restored(investigation: Investigation, what: str) -> Culprit | None:
+    state = investigation.state
     modules = [m for root in state.roots.values() for m in root.modules()]
     for name in (what, "model", "optimizer"):
         targets: list[Any] = modules if name == "model" else list(state.optimizers)
@@ -314,7 +316,7 @@ def _restored(about: Investigation, what: str) -> Culprit | None:
     return None
 
 
-def _data(about: Investigation, e: Evidence) -> Culprit | None:
+def _data(investigation: Investigation, e: Evidence) -> Culprit | None:
     d = e.data
     if d is None or d.file is None or d.line is None:
         return None
@@ -322,22 +324,24 @@ def _data(about: Investigation, e: Evidence) -> Culprit | None:
     return culprit(Frame(d.file, d.line, d.function or "?"), what)
 
 
-def _initialization(about: Investigation, e: Evidence) -> Culprit | None:
+def _initialization(investigation: Investigation, e: Evidence) -> Culprit | None:
     m = e.memory
     if m is not None and m.file is not None and m.line is not None and m.filling != "filled":
         return culprit(Frame(m.file, m.line, "?"), "it is allocated here")
     if e.event.phase != "parameter" or e.source is None or not e.source.label:
         return None
     path = e.source.label.split(" ", 1)[-1]
-    owner, _ = owner_of(about, path)
+    owner, _ = owner_of(investigation, path)
     homes = source_files(list(type(owner).__mro__)) if owner is not None else []
-    frame = made_attribute(homes, path) or made_attribute(_files(about), path)
+    frame = made_attribute(homes, path) or made_attribute(_files(investigation), path)
     return culprit(frame, f"{path.rpartition('.')[2]} is made here")
 
 
-def _layer(about: Investigation, e: Evidence) -> Culprit | None:
+def _layer(investigation: Investigation, e: Evidence) -> Culprit | None:
     """A normalization that was made without an epsilon, a direction that was made of zeros."""
-    return culprit(layer_line(about.state, e, _files(about)), "the layer is given this here")
+    return culprit(
+        layer_line(investigation.state, e, _files(investigation)), "the layer is given this here"
+    )
 
 
 _FINDERS: dict[str, Finder] = {

@@ -34,47 +34,49 @@ _FEWEST_OTHERS = 3
 
 
 def gather(
-    about: Investigation, incident: Incident, origin: Origin | None, seconds: float
+    investigation: Investigation, incident: Incident, origin: Origin | None, seconds: float
 ) -> Evidence:
     """The evidence before any experiment."""
     phase = incident.event.phase
     data: Data | None = None
     if phase == "data":
-        data = look_at_data(about.window, seconds)
-    traced = about.traced
+        data = look_at_data(investigation.window, seconds)
+    traced = investigation.traced
     return Evidence(
         event=incident.event,
         location=incident.location,
         history=incident.history,
-        weights=_weights(about),
-        batch=tuple(_batch_parts(about)),
-        outlier=_outlier(about),
-        resume=_resume(about),
+        weights=_weights(investigation),
+        batch=tuple(_batch_parts(investigation)),
+        outlier=_outlier(investigation),
+        resume=_resume(investigation),
         data=data,
-        memory=_memory(about, origin),
-        scale=_scale(about, incident),
-        optimizer=_optimizer(about, incident.event.name),
-        gradient_peaks=tuple(p for _, p in about.trace.gradients.peaks) if about.trace else (),
-        is_half=_is_half(about, incident),
+        memory=_memory(investigation, origin),
+        scale=_scale(investigation, incident),
+        optimizer=_optimizer(investigation, incident.event.name),
+        gradient_peaks=tuple(p for _, p in investigation.trace.gradients.peaks)
+        if investigation.trace
+        else (),
+        is_half=_is_half(investigation, incident),
         is_complete=traced is not None and traced.is_complete,
-        is_clipped=about.window.norm is not None
-        or any(w.norm is not None for w in about.engine.log[-4:]),
-        num_finite_replays=about.num_finite,
-        own_counts=about.counts.changed() if about.num_finite else (),
-        is_discarded=_is_discarded(about, origin),
+        is_clipped=investigation.window.norm is not None
+        or any(w.norm is not None for w in investigation.engine.log[-4:]),
+        num_finite_replays=investigation.num_finite,
+        own_counts=investigation.counts.changed() if investigation.num_finite else (),
+        is_discarded=_is_discarded(investigation, origin),
     )
 
 
-def _is_discarded(about: Investigation, origin: Origin | None) -> bool:
+def _is_discarded(investigation: Investigation, origin: Origin | None) -> bool:
     birth = origin.birth if origin is not None else None
-    if birth is None or about.trace is None:
+    if birth is None or investigation.trace is None:
         return False
-    later = [n for n in about.trace.notes[birth.index :] if n.direction == "forward"]
+    later = [n for n in investigation.trace.notes[birth.index :] if n.direction == "forward"]
     return any(n.absorbed_by & DISCARDS for n in later)
 
 
-def _weights(about: Investigation) -> Weights:
-    state = about.state
+def _weights(investigation: Investigation) -> Weights:
+    state = investigation.state
     largest, name, first, growth = 0.0, None, 0.0, 1.0
     for key, p in state.parameters():
         size = _size(p)
@@ -91,7 +93,7 @@ def _weights(about: Investigation) -> Weights:
         largest=largest,
         largest_name=name,
         first=first,
-        steps=len(about.engine.log),
+        steps=len(investigation.engine.log),
         growth=growth,
     )
 
@@ -106,17 +108,17 @@ def _size(tensor: Tensor) -> tuple[float, float] | None:
     return (largest, norm) if math.isfinite(largest) else None
 
 
-def _batch_parts(about: Investigation) -> list[BatchPart]:
+def _batch_parts(investigation: Investigation) -> list[BatchPart]:
     usual: dict[str, float] = {}
-    for window in about.engine.log[-_USUAL_BATCHES:]:
-        if window is about.window:
+    for window in investigation.engine.log[-_USUAL_BATCHES:]:
+        if window is investigation.window:
             continue
         for batch in window.batches:
             for name, t in named_tensors(batch.value):
                 if t.is_floating_point() and (size := _finite_peak(t)) is not None:
                     usual[name] = max(usual.get(name, 0.0), size)
     found = []
-    for batch in about.window.batches:
+    for batch in investigation.window.batches:
         for name, t in list(named_tensors(batch.value))[:_MAX_PARTS]:
             found.append(
                 BatchPart(
@@ -130,11 +132,11 @@ def _batch_parts(about: Investigation) -> list[BatchPart]:
     return found
 
 
-def _outlier(about: Investigation) -> Outlier | None:
+def _outlier(investigation: Investigation) -> Outlier | None:
     """The batch since the snapshot that sticks out, if there are enough to compare it with."""
     seen: dict[str, list[tuple[float, BatchRef, Tensor]]] = {}
-    for window in about.engine.log[-_PAST_BATCHES:]:
-        for batch in window.batches if window is not about.window else ():
+    for window in investigation.engine.log[-_PAST_BATCHES:]:
+        for batch in window.batches if window is not investigation.window else ():
             for name, t in list(named_tensors(batch.value))[:_MAX_PARTS]:
                 if t.is_floating_point() and (peak := _finite_peak(t)) is not None:
                     seen.setdefault(name, []).append((peak, batch, t))
@@ -185,8 +187,8 @@ def _bad_rows(tensor: Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in bad.nonzero().flatten().tolist())
 
 
-def _resume(about: Investigation) -> Resume:
-    state = about.state
+def _resume(investigation: Investigation) -> Resume:
+    state = investigation.state
     modules = [m for root in state.roots.values() for m in root.modules()]
     model = provenance.restore_of(*modules)
     optimizer = provenance.restore_of(*state.optimizers)
@@ -210,23 +212,24 @@ def _resume(about: Investigation) -> Resume:
     )
 
 
-def _scale(about: Investigation, incident: Incident) -> Scale:
-    traced = about.traced
-    scale = about.state.scale()
+def _scale(investigation: Investigation, incident: Incident) -> Scale:
+    traced = investigation.traced
+    scale = investigation.state.scale()
     return Scale(
         factor=traced.loss_factor if traced is not None else None,
-        is_scaler_unused=_is_scaler_unused(about),
-        is_passed_by=bool(about.state.scalers) and step_without_scaler(about) is not None,
+        is_scaler_unused=_is_scaler_unused(investigation),
+        is_passed_by=bool(investigation.state.scalers)
+        and step_without_scaler(investigation) is not None,
         scaler=scale,
         is_collapse=incident.event.kind == "scale_collapse",
     )
 
 
-def _is_scaler_unused(about: Investigation) -> bool:
+def _is_scaler_unused(investigation: Investigation) -> bool:
     """It has a scale, steps were applied, and it never once updated."""
-    if not about.engine.num_applied:
+    if not investigation.engine.num_applied:
         return False
-    for scaler in about.state.scalers:
+    for scaler in investigation.state.scalers:
         if not scaler.is_enabled() or scaler._scale is None:
             continue
         tracker = scaler._growth_tracker
@@ -236,10 +239,10 @@ def _is_scaler_unused(about: Investigation) -> bool:
     return False
 
 
-def _optimizer(about: Investigation, name: str | None) -> dict[str, str]:
+def _optimizer(investigation: Investigation, name: str | None) -> dict[str, str]:
     """The optimizer that moves what went bad, else the first."""
-    spoiled = dict(about.state.parameters()).get((name or "").split(":")[0])
-    groups = [(o, g) for o in about.state.optimizers for g in o.param_groups]
+    spoiled = dict(investigation.state.parameters()).get((name or "").split(":")[0])
+    groups = [(o, g) for o in investigation.state.optimizers for g in o.param_groups]
     moving = [(o, g) for o, g in groups if any(p is spoiled for p in g["params"])]
     for optimizer, group in (*moving, *groups):
         plain = {k: str(v) for k, v in group.items() if isinstance(v, (bool, int, float, str))}
@@ -247,40 +250,42 @@ def _optimizer(about: Investigation, name: str | None) -> dict[str, str]:
     return {}
 
 
-def _is_half(about: Investigation, incident: Incident) -> bool:
-    if any(p.dtype in _HALF for _, p in about.state.parameters()):
+def _is_half(investigation: Investigation, incident: Incident) -> bool:
+    if any(p.dtype in _HALF for _, p in investigation.state.parameters()):
         return True
     for link in incident.location.chain:
         for o in (*link.inputs, *link.outputs):
             if o.stats is not None and o.stats.dtype in ("float16", "bfloat16"):
                 return True
-    return any(t.dtype in _HALF for b in about.window.batches for _, t in named_tensors(b.value))
+    return any(
+        t.dtype in _HALF for b in investigation.window.batches for _, t in named_tensors(b.value)
+    )
 
 
-def _memory(about: Investigation, origin: Origin | None) -> Memory | None:
+def _memory(investigation: Investigation, origin: Origin | None) -> Memory | None:
     """How the state that was bad (or absurd) from the start was made."""
     source = origin.source if origin is not None and origin.birth is None else None
     if source is not None and source.kind in ("parameter", "buffer"):
-        if f"{source.kind} {source.name}" in about.state.initially_bad:
-            return _reading(about, source.name, stats(source.tensor), source.tensor)
+        if f"{source.kind} {source.name}" in investigation.state.initially_bad:
+            return _reading(investigation, source.name, stats(source.tensor), source.tensor)
         return None
-    for name, (largest, _) in about.state.first_sizes.items():
+    for name, (largest, _) in investigation.state.first_sizes.items():
         if largest > 1e8:
-            tensor = dict(about.state.parameters()).get(name)
+            tensor = dict(investigation.state.parameters()).get(name)
             if tensor is not None:
-                return _reading(about, name, stats(tensor), tensor)
+                return _reading(investigation, name, stats(tensor), tensor)
     return None
 
 
-def _reading(about: Investigation, name: str, s: TensorStats, tensor: Tensor) -> Memory:
-    owner, attribute = owner_of(about, name)
+def _reading(investigation: Investigation, name: str, s: TensorStats, tensor: Tensor) -> Memory:
+    owner, attribute = owner_of(investigation, name)
     memory = Memory(
         name=name,
         is_garbage=_looks_like_old_memory(s, tensor),
         is_constant_nan=_is_fill_nan(tensor),
         is_all_nan=s.num_nan == s.num_elements,
     )
-    for file in source_files(_classes(about, owner)):
+    for file in source_files(_classes(investigation, owner)):
         try:
             text = Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -300,10 +305,10 @@ def _looks_like_old_memory(s: TensorStats, tensor: Tensor) -> bool:
     return (s.abs_max or 0) > 1e20 and middle is not None and middle < 1e-20 * (s.abs_max or 0)
 
 
-def owner_of(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
+def owner_of(investigation: Investigation, name: str) -> tuple[nn.Module | None, str]:
     """The module that holds a parameter or buffer, and what it is called there."""
     path, _, attribute = name.rpartition(".")
-    for prefix, root in about.state.roots.items():
+    for prefix, root in investigation.state.roots.items():
         inner = path.removeprefix(prefix).removeprefix(".") if prefix else path
         try:
             return root.get_submodule(inner), attribute
@@ -312,10 +317,10 @@ def owner_of(about: Investigation, name: str) -> tuple[nn.Module | None, str]:
     return None, attribute
 
 
-def _classes(about: Investigation, owner: nn.Module | None) -> list[type]:
+def _classes(investigation: Investigation, owner: nn.Module | None) -> list[type]:
     """The owner's class and its bases, then those of the models that hold it."""
     classes = list(type(owner).__mro__) if owner is not None else []
-    return classes + [type(r) for r in about.state.roots.values()]
+    return classes + [type(r) for r in investigation.state.roots.values()]
 
 
 def source_files(classes: list[type]) -> list[str]:

@@ -12,10 +12,10 @@ from ..investigation import Investigation
 __all__ = ["step_without_scaler"]
 
 
-def step_without_scaler(about: Investigation) -> Frame | None:
+def step_without_scaler(investigation: Investigation) -> Frame | None:
     """The one line that steps so, where others go through the scaler; None where all is well, or not sure."""
-    place = about.engine.step_place
-    if place.code is None or place.line is None or not len(about.state.scalers):
+    place = investigation.engine.step_place
+    if place.code is None or place.line is None or not len(investigation.state.scalers):
         return None
     source = source_of(place.code.co_filename)
     if source is None:
@@ -27,7 +27,11 @@ def step_without_scaler(about: Investigation) -> Frame | None:
         return None
     steps = [c for c in calls if _method(c) == "step"]
     through = {ast.unparse(c.args[0]) for c in steps if len(c.args) == 1}
-    plain = [c for c in steps if not c.args and not c.keywords and _is_optimizer(about, source, c)]
+    plain = [
+        c
+        for c in steps
+        if not c.args and not c.keywords and _is_optimizer(investigation, source, c)
+    ]
     plain = [c for c in plain if ast.unparse(_receiver(c)) not in through]
     if not through or len(plain) != 1:
         return None
@@ -49,11 +53,11 @@ def _is_scaled(call: ast.Call) -> bool:
     return isinstance(inner, ast.Call) and _method(inner) == "scale"
 
 
-def _is_optimizer(about: Investigation, source: Source, call: ast.Call) -> bool:
+def _is_optimizer(investigation: Investigation, source: Source, call: ast.Call) -> bool:
     """Not the step of a schedule: a variable of the loop that is known to be an optimizer."""
-    scene = about.vehicle.scene
+    scene = investigation.vehicle.scene
     name = _receiver(call)
     if scene is None or not isinstance(name, ast.Name):
         return False
     value = scene.variables.get(name.id)
-    return any(value is o for o in about.state.optimizers)
+    return any(value is o for o in investigation.state.optimizers)

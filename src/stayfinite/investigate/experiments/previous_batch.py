@@ -12,7 +12,7 @@ __all__ = ["previous_batch"]
 @experiment("previous_batch", "the batch before, on these weights")
 def previous_batch(lab: Laboratory, e: Evidence) -> Run:
     # Without a loader nobody knows what an earlier step was computed from.
-    log = [w for w in lab.about.engine.log if w is not lab.window and not w.is_loaderless]
+    log = [w for w in lab.investigation.engine.log if w is not lab.window and not w.is_loaderless]
     if not log:
         return None
     return (yield from lab.once(window=log[-1], is_applied=False))

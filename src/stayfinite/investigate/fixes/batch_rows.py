@@ -79,7 +79,7 @@ def _has_good_row(value: Any, total: int) -> bool:
 
 def _indexed_rows(lab: Laboratory, e: Evidence) -> RowsChange | None:
     """Behind `x, y = data[i], labels[i]` of a loop that indexes its data by itself: only the good rows go on."""
-    scene, place = lab.about.vehicle.scene, e.location
+    scene, place = lab.investigation.vehicle.scene, e.location
     if scene is None or place.line is None or place.file != scene.file:
         return None
     text = text_of_file(scene.file)
@@ -148,7 +148,7 @@ def _home(lab: Laboratory) -> tuple[str, int, str | None, str | None] | None:
         line = code.co_firstlineno + 1
         names = code.co_varnames[: code.co_argcount]
         return code.co_filename, line, names[-1], names[0] if names[0] != "self" else None
-    scene = lab.about.vehicle.scene
+    scene = lab.investigation.vehicle.scene
     if scene is None or not is_user_file(scene.file):
         return None
     return scene.file, scene.line, None, None

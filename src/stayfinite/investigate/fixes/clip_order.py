@@ -17,7 +17,7 @@ __all__ = ["clip_order_change"]
 
 def clip_order_change(lab: Laboratory) -> SettingChange | None:
     """The statement moved; what is run is the training with its gradients clipped to the norm that is written."""
-    place = lab.about.engine.step_place
+    place = lab.investigation.engine.step_place
     source = source_of(place.code.co_filename) if place.code is not None else None
     step = _step_at(source, place.line) if source is not None and place.line else None
     if source is None or step is None or place.code is None:
@@ -43,7 +43,7 @@ def _norm(lab: Laboratory, call: ast.Call) -> float | None:
     """The limit that the call is given: a number, or a variable of the loop's."""
     given = next((k.value for k in call.keywords if k.arg == "max_norm"), None)
     given = call.args[1] if given is None and len(call.args) > 1 else given
-    scene = lab.about.vehicle.scene
+    scene = lab.investigation.vehicle.scene
     value: Any = given.value if isinstance(given, ast.Constant) else None
     if isinstance(given, ast.Name) and scene is not None:
         value = scene.variables.get(given.id)

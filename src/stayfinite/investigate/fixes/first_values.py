@@ -27,7 +27,7 @@ def first_values_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     tensor = _tensor(lab)
     place = None
     with contextlib.suppress(Exception):
-        place = culprit_of(lab.about, e, "bad_initialization")
+        place = culprit_of(lab.investigation, e, "bad_initialization")
     source = source_of(place.file) if place is not None else None
     if tensor is None or source is None or place is None:
         return None

@@ -31,7 +31,7 @@ def layer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
     """The line that makes the layer, changed; and the layers that it has made, as they would be then."""
     place = None
     with contextlib.suppress(Exception):
-        place = culprit_of(lab.about, e, "zero_denominator")
+        place = culprit_of(lab.investigation, e, "zero_denominator")
     source = source_of(place.file) if place is not None else None
     if place is None or source is None:
         return None

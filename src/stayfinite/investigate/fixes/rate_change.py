@@ -74,7 +74,7 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
 
 def _place(lab: Laboratory, e: Evidence) -> Culprit | None:
     with contextlib.suppress(Exception):
-        return culprit_of(lab.about, e, "lr_divergence")
+        return culprit_of(lab.investigation, e, "lr_divergence")
     return None
 
 
@@ -247,8 +247,8 @@ def _clip_diff(lab: Laboratory, fix: Fix, norm: float) -> Fix:
             return fix
         remedy: Remedy | None = with_keyword(guard[2], guard[3], "clip_norm", _text(norm))
         return _with_diff(fix, guard[0], guard[1], remedy) if remedy is not None else fix
-    place = lab.about.engine.step_place
-    scene = lab.about.vehicle.scene
+    place = lab.investigation.engine.step_place
+    scene = lab.investigation.vehicle.scene
     if place.code is None or scene is None or scene.code is not place.code:
         return fix
     file, line = place.code.co_filename, place.line

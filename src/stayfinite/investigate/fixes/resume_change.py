@@ -27,7 +27,7 @@ def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     """The configured rate set again behind the restore, or the schedule restored behind it."""
     place = None
     with contextlib.suppress(Exception):
-        place = culprit_of(lab.about, e, "resume_mismatch")
+        place = culprit_of(lab.investigation, e, "resume_mismatch")
     source = source_of(place.file) if place is not None else None
     if place is None or source is None:
         return

@@ -41,7 +41,7 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
             yield from _switched_off(lab, scaler)  # float16 needs one
         return
     factor = e.scale.factor
-    traced = lab.about.traced
+    traced = lab.investigation.traced
     line = traced.loss_factor_line if traced is not None else None
     source = source_of(line.file) if line is not None else None
     if factor is None or factor < 2 or line is None or source is None:
@@ -80,9 +80,9 @@ def _scaler(lab: Laboratory, e: Evidence) -> Any:
 
 def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
     """`scaler.step(optimizer); scaler.update()` in place of the loop's own step: gradients without the factor."""
-    place = lab.about.engine.step_place
+    place = lab.investigation.engine.step_place
     file, line = (place.code.co_filename, place.line) if place.code is not None else ("", None)
-    beside = step_without_scaler(lab.about)
+    beside = step_without_scaler(lab.investigation)
     line = beside.line if beside is not None else line
     source = source_of(file) if line is not None else None
     if line is None or source is None:
@@ -134,7 +134,7 @@ def _off(scaler: Any) -> Iterator[None]:
 
 def is_fixed_scale(lab: Laboratory) -> bool:
     """Whether nothing in the file moves what the loss is multiplied by."""
-    traced = lab.about.traced
+    traced = lab.investigation.traced
     line = traced.loss_factor_line if traced is not None else None
     source = source_of(line.file) if line is not None else None
     if line is None or source is None:
@@ -190,7 +190,7 @@ def _stands_for(lab: Laboratory, file: str, node: ast.expr, factor: float) -> bo
     if isinstance(node, ast.Attribute):
         numbers = [vars(o).get(node.attr) for o in _holders(file)]
         return any(type(n) in (int, float) and n == factor for n in numbers)
-    scene = lab.about.vehicle.scene
+    scene = lab.investigation.vehicle.scene
     if not isinstance(node, ast.Name) or scene is None or scene.file != file:
         return False
     value = scene.variables.get(node.id)

@@ -41,7 +41,7 @@ def schedule_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     """Changes with which the formula gives the same rates as before, and finite ones from here on."""
     place = None
     with contextlib.suppress(Exception):
-        place = culprit_of(lab.about, e, "bad_schedule")
+        place = culprit_of(lab.investigation, e, "bad_schedule")
     source = source_of(place.file) if place is not None else None
     if place is None or source is None:
         return
@@ -179,7 +179,7 @@ def _moved_by_step(scheduler: Any, numbers: dict[str, int]) -> list[str]:
 
 def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
     """What a loop assigns to the rate, as a function of the number that it counts its steps with."""
-    scene = lab.about.vehicle.scene
+    scene = lab.investigation.vehicle.scene
     places = [(scene.file, scene.variables)] if scene is not None else list(_running())
     files = [file for file, _ in places]
     found = assigned_key(files, "lr")

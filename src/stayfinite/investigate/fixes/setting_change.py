@@ -125,7 +125,7 @@ def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] |
 
 def own_files(lab: Laboratory) -> set[str]:
     """Where the loop stands, its loss function and its models are written."""
-    scene = lab.about.vehicle.scene
+    scene = lab.investigation.vehicle.scene
     files = {scene.file} if scene is not None else set()
     function = lab.window.batches[0].loss_fn if lab.window.batches else None
     homes = [function, *(type(m) for m in lab.state.roots.values())]

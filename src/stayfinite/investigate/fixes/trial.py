@@ -85,11 +85,11 @@ class Trial:
     @property
     def _windows(self) -> list[Window]:
         """Steps before the failing one whose batches are still at hand, the last first."""
-        engine, mine = self.lab.about.engine, self.lab.window
+        engine, mine = self.lab.investigation.engine, self.lab.window
         kept = [*engine.log.recent, *engine.log]
         found = [
             w for w in reversed(kept)
-            if w is not mine and w.step < mine.step and self.lab.about.vehicle.can_run(w)
+            if w is not mine and w.step < mine.step and self.lab.investigation.vehicle.can_run(w)
         ]  # fmt: skip
         return list({id(w): w for w in found}.values())
 
@@ -278,7 +278,7 @@ class Trial:
     def _known_since(self) -> Generator[Replay, ReplayResult, list[_Healthy]]:
         """Losses of the same batches with the weights of the last healthy state."""
         lab, found = self.lab, []
-        if not lab.state.snapshot.is_taken or lab.about.engine.ranks.is_apart:
+        if not lab.state.snapshot.is_taken or lab.investigation.engine.ranks.is_apart:
             return []
         for window in self._windows[:_NUM_HEALTHY]:
             with lab.unharmed():

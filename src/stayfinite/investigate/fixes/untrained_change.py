@@ -48,9 +48,9 @@ def with_parameters(
 ) -> Generator[Replay, ReplayResult, tuple[Fix, ...]]:
     """The fixes, the proved one with such tensors made parameters where that was seen to lower the loss."""
     repaired = next((f for f in made if f.status == "proved" and f.diff and f.file), None)
-    if repaired is None or not lab.can_replay or lab.about.engine.ranks.has_others:
+    if repaired is None or not lab.can_replay or lab.investigation.engine.ranks.has_others:
         return made
-    solved = lab.about.engine.solved
+    solved = lab.investigation.engine.solved
     key = ("parameters", repaired.diff)
     if key not in solved:
         if any(k[0] == "parameters" for k in solved):
@@ -168,9 +168,9 @@ def _losses(
 
 
 def _others(lab: Laboratory) -> list[Window]:
-    log = lab.about.engine.log
+    log = lab.investigation.engine.log
     kept = {id(w): w for w in [*log.recent, *log]}.values()
-    found = [w for w in kept if w is not lab.window and lab.about.vehicle.can_run(w)]
+    found = [w for w in kept if w is not lab.window and lab.investigation.vehicle.can_run(w)]
     return [w for w in found if w.step < lab.window.step][-_NUM_BATCHES + 1 :]
 
 

@@ -36,43 +36,47 @@ _MOST_INDICES = 64
 
 
 def together(
-    about: Investigation, alone: Generator[Replay, ReplayResult, Verdict]
+    investigation: Investigation, alone: Generator[Replay, ReplayResult, Verdict]
 ) -> Generator[Replay, ReplayResult, Verdict]:
     """Runs an investigation so that each rank is sent the same verdict on each replay."""
-    ranks = about.engine.ranks
+    ranks = investigation.engine.ranks
     with contextlib.closing(alone):
         try:
             wanted = next(alone)
             while True:
                 result = yield wanted
-                wanted = alone.send(_agree(about, wanted, result))
+                wanted = alone.send(_agree(investigation, wanted, result))
         except StopIteration as stop:
             verdict: Verdict = stop.value
     incident = verdict.incident
     # Whether there is one is the same everywhere; what is in it, only the leader knows.
     told = incident.to_json() if incident else None
     # The leader may have been experimenting by itself until now.
-    text = ranks.broadcast_from(about.leader, told, 3 * about.engine.settings.diagnose_seconds)
+    text = ranks.broadcast_from(
+        investigation.leader, told, 3 * investigation.engine.settings.diagnose_seconds
+    )
     verdict.incident = Incident.from_json(text) if text is not None else None
     return verdict
 
 
-def _agree(about: Investigation, wanted: Replay, result: ReplayResult) -> ReplayResult:
-    ranks = about.engine.ranks
+def _agree(investigation: Investigation, wanted: Replay, result: ReplayResult) -> ReplayResult:
+    ranks = investigation.engine.ranks
     origin, merit = _own_story(wanted.trace, result)
     loss = result.losses[-1] if result.losses else None
-    merits = ranks.gather((merit, ranks.rank, result.is_complete, loss, _indices(about.window)))
+    merits = ranks.gather(
+        (merit, ranks.rank, result.is_complete, loss, _indices(investigation.window))
+    )
     failures = ranks.gather_failures(result.failure)
     if failures:
         best, leader, *_ = min(merits, key=lambda m: m[:2])
-        about.ranks = tuple(
+        investigation.ranks = tuple(
             RankPart(rank=r, role=_ROLES[m], loss=loss, indices=at)
             for m, r, _, loss, at in sorted(merits, key=lambda m: m[1])
         )
         own = [f for f in failures if f.rank == leader]
-        about.is_received = best not in (_ORIGIN, _SENDER)
-        failure = own[0] if own and not about.is_received else failures[0]
-        about.leader = failure.rank if about.is_received else leader
+        investigation.is_received = best not in (_ORIGIN, _SENDER)
+        failure = own[0] if own and not investigation.is_received else failures[0]
+        investigation.leader = failure.rank if investigation.is_received else leader
         result = replace(result, failure=failure)
     return replace(result, origin=origin, is_complete=all(m[2] for m in merits))
 
@@ -92,19 +96,19 @@ def _own_story(trace: OpTrace | None, result: ReplayResult) -> tuple[Origin | No
 
 
 def by_itself(
-    about: Investigation,
+    investigation: Investigation,
     diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
     incident: Incident,
 ) -> Incident:
     """The diagnosis by the rank where it began, with experiments where it can compute without the others:
     they wait for what comes of it."""
-    ranks = about.engine.ranks
+    ranks = investigation.engine.ranks
     if not ranks.can_be_apart:
-        return _together(about, diagnose, incident)
-    if about.leader == ranks.rank:
+        return _together(investigation, diagnose, incident)
+    if investigation.leader == ranks.rank:
         try:
             with ranks.apart():
-                found = drive(diagnose(), about.compute)
+                found = drive(diagnose(), investigation.compute)
             return _noted(found, f"run by rank {ranks.rank} alone")
         except Exception as e:
             _warn(e)
@@ -113,20 +117,24 @@ def by_itself(
 
 
 def _together(
-    about: Investigation,
+    investigation: Investigation,
     diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
     incident: Incident,
 ) -> Incident:
     """The diagnosis of a model that is spread over the ranks: one decides, all compute."""
-    ranks = about.engine.ranks
-    is_possible = about.traced is not None and about.traced.is_complete and about.window.batches
+    ranks = investigation.engine.ranks
+    is_possible = (
+        investigation.traced is not None
+        and investigation.traced.is_complete
+        and investigation.window.batches
+    )
     if not all(ranks.gather(bool(is_possible))):
-        return _without_experiments(about, diagnose, incident)
-    if about.leader != ranks.rank:
-        follow(about)
+        return _without_experiments(investigation, diagnose, incident)
+    if investigation.leader != ranks.rank:
+        follow(investigation)
         return incident
     try:
-        found: Incident = lead(about, diagnose)
+        found: Incident = lead(investigation, diagnose)
     except SideGroupError:
         raise
     except Exception as e:
@@ -136,11 +144,11 @@ def _together(
 
 
 def _without_experiments(
-    about: Investigation,
+    investigation: Investigation,
     diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
     incident: Incident,
 ) -> Incident:
-    if about.leader != about.engine.ranks.rank:
+    if investigation.leader != investigation.engine.ranks.rank:
         return incident
     found = _by_rules(diagnose(), incident)
     if found.diagnosis.cause is None:

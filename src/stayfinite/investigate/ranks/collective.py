@@ -27,9 +27,9 @@ _NOT_RUN = ReplayResult(is_complete=False)
 class Conductor:
     """Tells the other ranks what comes next, and puts together what all of them have seen."""
 
-    def __init__(self, about: Investigation) -> None:
-        self._about = about
-        self._ranks = about.engine.ranks
+    def __init__(self, investigation: Investigation) -> None:
+        self._about = investigation
+        self._ranks = investigation.engine.ranks
         self._todo: list[tuple[str, tuple[Any, ...]]] = []
         self.num_replays = 0
 
@@ -59,55 +59,55 @@ class Conductor:
 
 
 def lead(
-    about: Investigation, diagnosis: Callable[[], Generator[Replay, ReplayResult, Any]]
+    investigation: Investigation, diagnosis: Callable[[], Generator[Replay, ReplayResult, Any]]
 ) -> Any:
     """The diagnosis, by the rank where it began."""
-    _share_fingerprints(about)
-    about.conductor = conductor = Conductor(about)
+    _share_fingerprints(investigation)
+    investigation.conductor = conductor = Conductor(investigation)
     try:
         return drive(diagnosis(), conductor.compute)
     finally:
-        about.conductor = None
-        if about.engine.ranks.is_on:
+        investigation.conductor = None
+        if investigation.engine.ranks.is_on:
             conductor.end()
 
 
-def follow(about: Investigation) -> None:
+def follow(investigation: Investigation) -> None:
     """What the leading rank asks for, until it has done."""
-    ranks, settings = about.engine.ranks, about.engine.settings
-    is_same = _share_fingerprints(about)
-    lab = Laboratory(about, None, settings.diagnose_seconds)
+    ranks, settings = investigation.engine.ranks, investigation.engine.settings
+    is_same = _share_fingerprints(investigation)
+    lab = Laboratory(investigation, None, settings.diagnose_seconds)
     known: Sources = {}
     try:
         while True:
-            order = ranks.broadcast_from(about.leader, None, 3 * settings.diagnose_seconds)
+            order = ranks.broadcast_from(investigation.leader, None, 3 * settings.diagnose_seconds)
             wanted: Replay | None = None
             try:
-                todo, wanted = unpacked(about, order, is_same, known)
+                todo, wanted = unpacked(investigation, order, is_same, known)
             except NotRunnable:
-                result = _without_this_rank(about)
+                result = _without_this_rank(investigation)
             else:
                 for name, args in todo:
                     getattr(lab, name)(*args)
                 if wanted is None:
                     return
-                result = about.compute(wanted)
+                result = investigation.compute(wanted)
             ranks.gather(_part(result, ranks.rank))
     finally:
         lab.put_back_if_begun()
 
 
-def _share_fingerprints(about: Investigation) -> bool:
+def _share_fingerprints(investigation: Investigation) -> bool:
     """Whether this rank computes the same batch as the one where it began."""
-    ranks = about.engine.ranks
-    own = fingerprint(about.window)
-    return bool(dict(ranks.gather((ranks.rank, own)))[about.leader] == own)
+    ranks = investigation.engine.ranks
+    own = fingerprint(investigation.window)
+    return bool(dict(ranks.gather((ranks.rank, own)))[investigation.leader] == own)
 
 
-def _without_this_rank(about: Investigation) -> ReplayResult:
+def _without_this_rank(investigation: Investigation) -> ReplayResult:
     """The others are in the replay already: it ends for them too."""
-    about.engine.ranks.begin_replay()
-    about.engine.ranks.end_replay(is_broken=True)
+    investigation.engine.ranks.begin_replay()
+    investigation.engine.ranks.end_replay(is_broken=True)
     return _NOT_RUN
 
 

@@ -36,20 +36,22 @@ class NotTold(Exception):
     """This replay holds something that only this rank has."""
 
 
-def packed(about: Investigation, value: Any) -> bytes:
+def packed(investigation: Investigation, value: Any) -> bytes:
     """An order for the other ranks."""
     into = io.BytesIO()
     try:
-        _Pickler(about, into).dump(value)
+        _Pickler(investigation, into).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise NotTold(str(error)) from None
     return into.getvalue()
 
 
-def unpacked(about: Investigation, data: bytes, has_same_batch: bool, known: Sources) -> Any:
+def unpacked(
+    investigation: Investigation, data: bytes, has_same_batch: bool, known: Sources
+) -> Any:
     """The same in terms of this rank's own training; `known`: sources that have come before."""
     try:
-        return _Unpickler(about, data, has_same_batch, known).load()
+        return _Unpickler(investigation, data, has_same_batch, known).load()
     except (AttributeError, LookupError, ImportError, TypeError) as error:
         raise NotRunnable(str(error)) from None
 
@@ -66,29 +68,29 @@ def fingerprint(window: Window) -> tuple[Any, ...]:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, about: Investigation, into: io.BytesIO) -> None:
+    def __init__(self, investigation: Investigation, into: io.BytesIO) -> None:
         super().__init__(into)
-        self._about = about
+        self._about = investigation
 
     def persistent_id(self, value: Any) -> Any:
-        about = self._about
+        investigation = self._about
         if isinstance(value, TrainState):
             return ("state",)
         if isinstance(value, OpTrace):
             return ("nothing",)
         if isinstance(value, Vehicle):
-            return ("vehicle",) if value is about.vehicle else ("trial vehicle",)
+            return ("vehicle",) if value is investigation.vehicle else ("trial vehicle",)
         if isinstance(value, Window):
-            return _name_of_window(about, value)
+            return _name_of_window(investigation, value)
         if isinstance(value, Tensor):
-            return _name_of_tensor(about, value)
+            return _name_of_tensor(investigation, value)
         if isinstance(value, ChangedSource):
             return ("changed source", value.file, value.before, value.after)
         if isinstance(value, types.ModuleType):
             return ("module", value.__name__)
         if isinstance(value, nn.Module):
             raise NotTold(f"a {type(value).__name__} of this rank")
-        for i, scaler in enumerate(about.state.scalers):
+        for i, scaler in enumerate(investigation.state.scalers):
             if value is scaler:
                 return ("scaler", i)
         return None
@@ -105,25 +107,25 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def __init__(
-        self, about: Investigation, data: bytes, has_same_batch: bool, known: Sources
+        self, investigation: Investigation, data: bytes, has_same_batch: bool, known: Sources
     ) -> None:
         super().__init__(io.BytesIO(data))
         self._known = known
-        self._about = about
+        self._about = investigation
         self._has_same_batch = has_same_batch
 
     def persistent_load(self, name: Any) -> Any:
-        about, (kind, *rest) = self._about, name
+        investigation, (kind, *rest) = self._about, name
         if kind == "state":
-            return about.state
+            return investigation.state
         if kind == "nothing":
             return None
         if kind == "vehicle":
-            return about.vehicle
+            return investigation.vehicle
         if kind == "trial vehicle":
-            return about.trial_vehicle()
+            return investigation.trial_vehicle()
         if kind == "window":
-            return _windows(about)[rest[0]]
+            return _windows(investigation)[rest[0]]
         if kind == "changed window":
             window, change, is_for_all = rest
             return window.with_values(change) if is_for_all or self._has_same_batch else window
@@ -132,8 +134,10 @@ class _Unpickler(pickle.Unpickler):
         if kind == "module":
             return sys.modules[rest[0]]
         if kind == "scaler":
-            return list(about.state.scalers)[rest[0]]
-        return next(s.tensor for s in about.state.sources() if (s.kind, s.name) == tuple(rest))
+            return list(investigation.state.scalers)[rest[0]]
+        return next(
+            s.tensor for s in investigation.state.sources() if (s.kind, s.name) == tuple(rest)
+        )
 
     def _changed(self, file: str, before: str, after: str) -> ChangedSource:
         """To look for the functions of a file takes long: once for each file is enough."""
@@ -148,23 +152,23 @@ def _entered(module: str, name: str, args: Any, kwargs: Any) -> Any:
     return getattr(importlib.import_module(module), name)(*args, **kwargs)
 
 
-def _windows(about: Investigation) -> list[Window]:
+def _windows(investigation: Investigation) -> list[Window]:
     """All steps that can be asked for, in the same order on every rank."""
-    log = about.engine.log
-    return [about.window, *reversed(log), *reversed(log.recent)]
+    log = investigation.engine.log
+    return [investigation.window, *reversed(log), *reversed(log.recent)]
 
 
-def _name_of_window(about: Investigation, window: Window) -> Any:
+def _name_of_window(investigation: Investigation, window: Window) -> Any:
     if window.changed_from is not None:
         return ("changed window", *window.changed_from)
-    for i, known in enumerate(_windows(about)):
+    for i, known in enumerate(_windows(investigation)):
         if known is window:
             return ("window", i)
     raise NotTold("a step that only this rank has")
 
 
-def _name_of_tensor(about: Investigation, tensor: Tensor) -> Any:
-    for source in about.state.sources():
+def _name_of_tensor(investigation: Investigation, tensor: Tensor) -> Any:
+    for source in investigation.state.sources():
         if source.tensor is tensor:
             return ("tensor", source.kind, source.name)
     raise NotTold("a tensor that only this rank has")
