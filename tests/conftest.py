@@ -29,13 +29,23 @@ collect_ignore_glob = ["scripts/*", "peers/scripts/*"]
 
 def pytest_addoption(parser):
     parser.addoption("--shuffle", metavar="SEED", help="run the tests in a random order")
+    parser.addoption("--whole", action="store_true", help="whole sweeps, not a sample of each")
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config, items):
-    """Tests that share something made for their module stay together, so that it is made once."""
+    """Tests that share something made for their module stay together, so that it is made once.
+
+    The slow ones begin: at the end, the parallel processes share out what is short.
+    """
+    if not config.getoption("--whole"):
+        left_out = [item for item in items if item.get_closest_marker("whole")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
     if (seed := config.getoption("--shuffle")) is not None:
         random.Random(seed).shuffle(items)
+    else:
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         made = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
         if any(d.scope == "module" for defs in made.values() for d in defs):

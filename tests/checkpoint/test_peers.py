@@ -211,8 +211,7 @@ DISTRIBUTED = """
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.fsdp import fully_shard
     rank = int(sys.argv[1])
-    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=sys.argv[3], RANK=str(rank), WORLD_SIZE="2")
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}.store", rank=rank, world_size=2)
     mesh = torch.distributed.init_device_mesh("cpu", (2,))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
@@ -231,15 +230,10 @@ DISTRIBUTED = """
 
 def test_a_sharded_distributed_run(tmp_path):
     """FSDP2 on two processes, written by torch.distributed.checkpoint."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
     code = textwrap.dedent(DISTRIBUTED)
     workers = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", code, str(rank), str(tmp_path / "run"), str(port)],
+            [sys.executable, "-W", "ignore", "-c", code, str(rank), str(tmp_path / "run")],
             env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
         )
         for rank in (0, 1)

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
@@ -59,10 +58,8 @@ def test_a_restart_by_the_launcher_goes_on_in_the_same_run_and_says_from_what(tm
 
 
 def torchrun(*args: str) -> list[str]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    """It finds a free port by itself."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*launcher, "-m", "stayfinite", "run", *args]
 
 
