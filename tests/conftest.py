@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from tests.launch import the_nursery
 from tests.preflight import forks
 
@@ -19,6 +20,12 @@ provenance.remove(is_last_user=True)
 # A notice that torch gives once in a process would fail whichever test comes first: here each
 # gives it always, so that a test's result does not depend on the others'.
 torch.set_warn_always(True)
+
+# The same examples every time, and no limit by the clock: a machine may be busy.
+settings.register_profile(
+    "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")
 
 # A user's training goes on when an investigation fails; a test of ours does not.
 OpTrace.is_strict = True

@@ -123,7 +123,7 @@ def test_policy_raise_stops_every_rank(tmp_path):
 
 
 def test_a_rank_that_raises_by_itself_is_explained_without_the_others(tmp_path):
-    done = run(torchrun(str(SCRIPT), "raises"), tmp_path)
+    done = run_forked(["-m", "stayfinite", "run", str(SCRIPT), "raises", "fork"], tmp_path)
     assert done.returncode == 1
     assert "RuntimeError: the loss is not finite" in done.stderr
     (incident,) = stories(tmp_path)
@@ -131,7 +131,7 @@ def test_a_rank_that_raises_by_itself_is_explained_without_the_others(tmp_path):
     assert incident.location.op == "aten.log"
 
 
-@pytest.mark.parametrize("how", ["run", "protect"])
+@pytest.mark.parametrize("how", ["run", pytest.param("protect", marks=pytest.mark.whole)])
 def test_accelerate_launch(tmp_path, how):
     """Accelerate has a launcher for several processes without MPI under the name of GPUs only; none is needed."""
     pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
