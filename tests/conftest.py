@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         made = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
-        if any(d.scope == "module" for defs in made.values() for d in defs):
+        if any(d.scope in ("module", "package") for defs in made.values() for d in defs):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
