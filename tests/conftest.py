@@ -2,6 +2,7 @@
 
 import gc
 import random
+import re
 import sys
 
 import pytest
@@ -30,6 +31,8 @@ settings.load_profile("suite")
 # A user's training goes on when an investigation fails; a test of ours does not.
 OpTrace.is_strict = True
 
+IS_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.M)
+
 # Scripts are run, never imported: importing one would train.
 collect_ignore_glob = ["scripts/*", "peers/scripts/*"]
 
@@ -37,6 +40,13 @@ collect_ignore_glob = ["scripts/*", "peers/scripts/*"]
 def pytest_addoption(parser):
     parser.addoption("--shuffle", metavar="SEED", help="run the tests in a random order")
     parser.addoption("--whole", action="store_true", help="whole sweeps, not a sample of each")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Files of which all is slow are not imported for nothing: some import a framework for seconds."""
+    if config.option.markexpr != "not slow" or not collection_path.name.startswith("test_"):
+        return None
+    return True if IS_SLOW.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
