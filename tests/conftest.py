@@ -12,6 +12,7 @@ from tests.launch import the_nursery
 from tests.preflight import forks
 
 import stayfinite.guard  # noqa: F401
+from stayfinite.investigate import diagnosis
 from stayfinite.locate.trace import OpTrace
 from stayfinite.patches import manager, provenance
 
@@ -87,6 +88,17 @@ def as_script(monkeypatch):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
+@pytest.fixture
+def causes_only(monkeypatch):
+    """The cause is found as ever; changes of the source, most of the work, are not looked for."""
+
+    def no_fixes(*_):
+        return ()
+        yield
+
+    monkeypatch.setattr(diagnosis, "proved_fixes", no_fixes)
 
 
 @pytest.fixture(autouse=True)
