@@ -37,8 +37,8 @@ __all__ = [
     "contents_of",
     "load_capsule",
     "load_into",
+    "recorded_command",
     "save_capsule",
-    "told_command",
 ]
 
 VERSION = 1
@@ -148,10 +148,10 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def told_command(capsule: dict[str, Any]) -> str:
+def recorded_command(capsule: dict[str, Any]) -> str:
     """What the capsule says was run, for people to read; it is never run.
 
-    >>> told_command({"script": "train.py", "args": ["--name", "a b"]})
+    >>> recorded_command({"script": "train.py", "args": ["--name", "a b"]})
     "train.py --name 'a b'"
     """
     words = [capsule.get("script") or "", *capsule.get("args", [])]

@@ -7,10 +7,10 @@ from torch.optim import Optimizer
 
 from ..detect.deferred import DeferredFlag
 from .host import Host
+from .outside_modes import outside_user_modes
 from .ranks.meetings import NOT_DUE
 from .ranks.shards import local
 from .ranks.shared_check import SharedCheck
-from .unseen import unseen
 from .window import Failure, Window
 
 __all__ = ["Deferral"]
@@ -57,7 +57,7 @@ class Deferral:
         params = [p for g in optimizer.param_groups for p in g["params"]]
         return any(p.device.type != "cpu" for p in params)
 
-    @unseen
+    @outside_user_modes
     def arm(self, window: Window, optimizer: Optimizer) -> None:
         """Let the optimizer's kernel look at the flag on the device; `collect` says how it went."""
         host = self._host
@@ -79,13 +79,13 @@ class Deferral:
         self._flag.arm(optimizer, checked)
         self._armed = id(optimizer)
         if self._shared.is_shared(optimizer):
-            pair = host.ranks.reduce_flag(self._flag.flag.value, host.wish().kind)
+            pair = host.ranks.reduce_flag(self._flag.flag.value, host.deep_checks.vote().kind)
             self._flag.share(pair[0], pair[1] != NOT_DUE)
 
     def is_armed(self, optimizer: Optimizer) -> bool:
         return self._armed == id(optimizer)
 
-    @unseen
+    @outside_user_modes
     def submit(self, window: Window, optimizer: Optimizer) -> None:
         """The step has been issued."""
         assert self._flag is not None
@@ -95,7 +95,7 @@ class Deferral:
         window.is_moved = True
         self._flag.submit(window)
 
-    @unseen
+    @outside_user_modes
     def collect(self, is_last: bool = False) -> tuple[list[Window], Window | None, list[Window]]:
         """(steps now known to be fine, the first bad one, the ones skipped after it)."""
         if self._flag is None:

@@ -10,8 +10,9 @@ from ..config import Settings
 from ..detect.check import StepCheck
 from ..records import Event, Incident
 from ..recover.policy import Policy
+from .known import KnownIncidents
 from .ranks.agreement import Ranks
-from .ranks.meetings import Wish
+from .ranks.meetings import DeepCheckVote
 from .state import TrainState
 from .warn.limits import Limit
 from .window import Failure, Window
@@ -31,6 +32,16 @@ class Warns(Protocol):
     def forget_after(self, step: int) -> None: ...
 
 
+class ChecksState(Protocol):
+    """The deep checks, as the ranks and the recovery see them."""
+
+    def agree_on_snapshots(self) -> None: ...
+
+    def vote(self) -> DeepCheckVote: ...
+
+    def forget_due(self) -> None: ...
+
+
 __all__ = ["Host"]
 
 
@@ -44,21 +55,17 @@ class Host(Protocol):
     ranks: Ranks
     log: WindowLog
     journal: RunJournal | None
+    known: KnownIncidents
     num_applied: int
 
     @property
     def lookout(self) -> Warns: ...
 
-    def meet(self) -> None: ...
-
-    def wish(self) -> Wish: ...
+    @property
+    def deep_checks(self) -> ChecksState: ...
 
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None: ...
 
     def publish(self, incident: Incident) -> Incident: ...
 
-    def forget_due(self) -> None: ...
-
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None: ...
-
-    def forget_known(self) -> None: ...

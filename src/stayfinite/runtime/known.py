@@ -14,6 +14,7 @@ import sys
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 from ..numerics.health import is_finite
 from ..records import Incident
@@ -35,19 +36,25 @@ class KnownIncident:
     incident: Incident
     keeps_random_state: bool = False
     num_seen: int = 1
-    looks: list[int] = field(default_factory=lambda: [_EVERY])
+    attempts: list[int] = field(default_factory=lambda: [_EVERY])
 
     @property
     def is_due(self) -> bool:
         """Whether this occurrence is looked into once more."""
-        return self.num_seen >= self.looks[-1]
+        return self.num_seen >= self.attempts[-1]
 
 
 class KnownIncidents:
-    """By signature; bounded by what a training can fail of."""
+    """The incidents of one training by signature, and the fixes that were proved for them."""
 
     def __init__(self) -> None:
         self._by_signature: dict[Hashable, KnownIncident] = {}
+        self.solved: dict[Any, tuple[Any, Any, int]] = {}
+        """Proved fixes by place: they are not searched again for the same failure."""
+
+    def forget(self) -> None:
+        """Investigate the next failure again: the training has changed."""
+        self._by_signature.clear()
 
     def find(self, signature: Hashable) -> KnownIncident | None:
         """The incident that this failure repeats; None where it has to be investigated."""
@@ -56,7 +63,7 @@ class KnownIncidents:
             return None
         known.num_seen += 1
         if known.is_due:
-            known.looks.append(known.looks[-1] * _EVERY)
+            known.attempts.append(known.attempts[-1] * _EVERY)
             return None
         return known
 
@@ -69,7 +76,7 @@ class KnownIncidents:
 
 
 def signature_of(window: Window, failure: Failure) -> Hashable:
-    """What a failure looks like before anybody has looked into it."""
+    """What a failure attempts like before anybody has looked into it."""
     places = calling_lines(sys._getframe(1))
     value = failure.value
     kind = "" if value is None else "nan" if math.isnan(value) else "inf" if math.isinf(value) else "finite"  # fmt: skip

@@ -56,12 +56,12 @@ class WindowLog(list[Window]):
         self.clear()
         self._num_bytes = 0
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """The training went back: nothing of it is to be kept alive."""
         self._num_bytes = 0
         self._stale.clear()
 
-    def runs_away(self) -> bool:
+    def is_diverging(self) -> bool:
         """Whether the loss leaps: then the state before is the one to go back to, while it can be.
 
         Only figures that have been read already count; nothing waits for the device here.

@@ -67,7 +67,7 @@ class StepDriver:
         self.num_batches = 0
         self.epoch = 0
         self.firewall = Firewall("the protection of guard.step")
-        self._looks = Firewall("a look into a bad step")
+        self._investigation_firewall = Firewall("a look into a bad step")
         self._plain: PlainStep
         self._copy: OptimizerCopy | None = None
         self._is_plain = scheduler is None and enabled is None
@@ -86,7 +86,7 @@ class StepDriver:
             except StayfiniteError:
                 raise
             except Exception as error:
-                if plain.is_theirs:
+                if plain.is_user_code:
                     raise
                 self.firewall.fail(error)
         self.num_batches = number + 1
@@ -101,12 +101,12 @@ class StepDriver:
         self.engine.replay = None
         restore = window.rng.restore if window.rng is not None else None
         puts = (self.engine.state.buffers.restore, window.small_state, restore)
-        self._looks.once(put_back, *(p for p in puts if p is not None))
+        self._investigation_firewall.once(put_back, *(p for p in puts if p is not None))
 
-    def _look_into(
+    def _investigate(
         self, window: Window, failure: Failure
     ) -> tuple[Incident | None, Outcome | None]:
-        found: Any = self._looks.once(self._handle, window, failure)
+        found: Any = self._investigation_firewall.once(self._handle, window, failure)
         if found is None:
             self._leave_out(window)
         return found or (None, None)
@@ -149,12 +149,12 @@ class StepDriver:
             incident, again = self._handle(window, failure)
             return again or self._outcome(window, window in engine.log, incident)
         self._plain.refused = window
-        is_dull = failure.symptom == "scaler_skip" and engine.scale_watch.passes_by(
+        is_normal_skip = failure.symptom == "scaler_skip" and engine.scale_watch.passes_by(
             engine.state.scale() or 1.0
         )
-        if is_dull:
+        if is_normal_skip:
             return self._outcome(window, False, None)
-        incident, again = self._look_into(window, failure)
+        incident, again = self._investigate(window, failure)
         if self.parts.scaler is not None:
             self.parts.scaler._per_optimizer_states.clear()  # as after its `update`
         if failure.symptom == "learning_rate" and schedule.is_ours is not False:
@@ -168,7 +168,7 @@ class StepDriver:
         if found is not None:
             return self._handle(*found)[0]
         if bad is None:
-            return self._collect(is_last=True) if self.engine.must_wait else None
+            return self._collect(is_last=True) if self.engine.deep_checks.must_wait else None
         late = self.engine.shared.late_failure(bad)
         return self._handle(bad, late, later)[0] if late is not None else None
 
@@ -176,13 +176,13 @@ class StepDriver:
         """The end of an epoch or of the run: a last deep check, each rank for itself."""
         self.engine.ranks.leave()
         self.parts.schedule.before_step()
-        self.firewall.call(self._look_last)
+        self.firewall.call(self._last_deep_check)
 
-    def _look_last(self) -> None:
+    def _last_deep_check(self) -> None:
         self._collect(is_last=True)
         if self.engine.log:
             last = self.engine.log[-1]
-            failure = self.engine.deep_check(last.step)
+            failure = self.engine.deep_checks.run(last.step)
             if failure is not None:
                 self._handle(last, failure)
 
@@ -205,13 +205,13 @@ class StepDriver:
             return self._attempt_closure(window)
         batch = window.batches[0]
         value = batch.value
-        plain.is_theirs = True
+        plain.is_user_code = True
         parts.optimizer.zero_grad(set_to_none=True)
         try:
             plain.loss = loss = batch.loss_fn(parts.model, value)
         except Exception as error:
             return self._explain_error(window, error)
-        plain.is_theirs = False
+        plain.is_user_code = False
         parts.check_loss(loss)
         window.losses = [(batch.step, loss.detach())]
         window.num_backward = 1
@@ -219,9 +219,9 @@ class StepDriver:
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
         seed = engine.shared.seed(loss) if engine.has_world else None
-        plain.is_theirs = True
+        plain.is_user_code = True
         loss.backward(seed)
-        plain.is_theirs = False
+        plain.is_user_code = False
         plain.is_backward = True
         if parts.clip_norm is not None:
             self._clip(window)
@@ -242,9 +242,9 @@ class StepDriver:
     def _scaled_attempt(self, window: Window, loss: Tensor) -> Failure | None:
         plain = self._plain
         seed = self.engine.shared.seed(loss)
-        plain.is_theirs = True
+        plain.is_user_code = True
         self.parts.scaler.scale(loss).backward(seed)
-        plain.is_theirs = False
+        plain.is_user_code = False
         plain.is_backward = True
         self._clip(window)
         return self._scaler_step(window)
@@ -257,7 +257,7 @@ class StepDriver:
         bad = self.firewall.call(engine.state.bad_state, fallback=[])
         if not bad:
             raise error
-        self._plain.is_theirs = False
+        self._plain.is_user_code = False
         window.error = error
         window.small_state = engine.state.capture_small()
         return Failure("loss", window.step, name=bad[0][1])
@@ -270,7 +270,7 @@ class StepDriver:
     def _scaler_step(self, window: Window) -> Failure | None:
         """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
         parts, engine = self.parts, self.engine
-        failure = self._bad_loss(window) or engine.see(window)
+        failure = self._bad_loss(window) or engine.compare(window)
         if failure is not None:
             window.small_state = engine.state.capture_small()
             parts.scaler._per_optimizer_states.clear()
@@ -300,7 +300,7 @@ class StepDriver:
         self._copy.take()
         found: list[Failure] = []
         plain = self._plain
-        plain.is_theirs = True  # an optimizer that searches is left by any exception
+        plain.is_user_code = True  # an optimizer that searches is left by any exception
 
         def closure() -> Tensor:
             parts.optimizer.zero_grad(set_to_none=True)
@@ -318,12 +318,12 @@ class StepDriver:
         try:
             parts.optimizer.step(closure)
         except Abort:
-            plain.is_theirs = False
+            plain.is_user_code = False
             window.search_point = SearchPoint.of(parts.optimizer)
             self._copy.restore()
             window.small_state = self.engine.state.capture_small()
             return found[0]
-        plain.is_theirs = False
+        plain.is_user_code = False
         plain.is_applied = True
         window.num_applied = 1
         return None
@@ -340,12 +340,12 @@ class StepDriver:
                 schedule.keep_as_it_is()
             redo = [] if engine.ranks.has_left else [*verdict.redo, *(later or [])]
             for old in redo:
-                again = self._once_more(old)
+                again = self._redo(old)
                 if again.incident is None:
                     again.incident = incident
         return incident, again
 
-    def _once_more(self, old: Window) -> Outcome:
+    def _redo(self, old: Window) -> Outcome:
         """A window that ran on corrupted state, as if it were new."""
         engine = self.engine
         batch = old.batches[0]

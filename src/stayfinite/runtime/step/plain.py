@@ -23,7 +23,7 @@ class PlainStep:
     _batch: Any
     loss: Any = None
     norm: Tensor | None = None
-    is_theirs = False
+    is_user_code = False
     """The training's own code runs: what it raises is its own."""
     is_backward = False
     is_clipped = False
@@ -47,21 +47,21 @@ class PlainStep:
     def apply(self) -> None:
         """The optimizer's step, by way of the scaler if there is one."""
         parts = self._parts
-        self.is_theirs = True
+        self.is_user_code = True
         if parts.scaler is not None:
             parts.scaler.step(parts.optimizer)
             parts.scaler.update()
         else:
             parts.optimizer.step()
-        self.is_theirs = False
+        self.is_user_code = False
         self.is_applied = True
 
     def move_schedule(self) -> None:
         schedule = self._parts.schedule
         if schedule.is_ours:
-            self.is_theirs = True
+            self.is_user_code = True
             schedule.scheduler.step()
-            self.is_theirs = False
+            self.is_user_code = False
         else:
             schedule.after_step()
         self.is_scheduled = True

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["unseen"]
+__all__ = ["outside_user_modes"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,7 +21,7 @@ _needed: list[bool] = []
 """Not empty once a mode has turned out to be what computes."""
 
 
-def unseen(function: F) -> F:
+def outside_user_modes(function: F) -> F:
     """Without a mode of the script's nothing is done here but to ask."""
 
     @functools.wraps(function)
