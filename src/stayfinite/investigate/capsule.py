@@ -49,7 +49,7 @@ def save_capsule(investigation: Investigation, incident: Incident) -> str:
     journal = investigation.engine.journal
     if journal is None:
         return ""
-    store = _store(Path(journal.journal.path).parent)
+    store = _store(Path(journal.file.path).parent)
     size = 3 * sum(t.numel() * t.element_size() for _, t in investigation.state.parameters())
     size += sum(batch_bytes(b.value) for b in investigation.window.batches)
     if reason := store.refuses(incident, size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .describe import not_applied, scale_collapse, with_lint_note
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
-from .random_numbers import move_on
+from .laboratory import Laboratory
 from .ranks.across_ranks import by_itself
 from .replays.rank_trace import FROM_ANOTHER, JOINING_NOTE
 from .replays.vehicles import Vehicle
@@ -51,7 +52,7 @@ def course(investigation: Investigation) -> Replays:
         return (yield from _travel(investigation, failure))
     before = StateCopy()
     if with_step:
-        before.take(investigation.state, window)
+        before.take(investigation.state, window.rng)
     result = yield investigation.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
     if result.failure is None and investigation.engine.ranks.is_joining():
         return _from_another(investigation, result)
@@ -184,7 +185,7 @@ def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Repl
     investigation.rewind()
     trace = investigation.trace
     before = StateCopy()
-    before.take(investigation.state, investigation.window)
+    before.take(investigation.state, investigation.window.rng)
     wanted = investigation.trace_replay()
     wanted.vehicle = investigation.trial_vehicle()
     result = yield wanted
@@ -204,7 +205,7 @@ def _undo_other_steps(investigation: Investigation) -> Replays:
     if not all(investigation.vehicle.can_repeat(w) for w in engine.log):
         return
     moved = StateCopy()
-    moved.take(state, investigation.window)
+    moved.take(state, investigation.window.rng)
     state.snapshot.restore()
     for window in engine.log:
         if window.rng is not None:
@@ -265,7 +266,9 @@ def _finish(
     elif engine.settings.diagnose:
         incident = yield from diagnose(investigation, incident, origin)
     incident = replace(incident, location=with_lint_note(incident.location))
-    is_unlucky = investigation.method == "replay" and (yield from move_on(investigation, origin))
+    is_unlucky = investigation.method == "replay" and (
+        yield from _skip_numbers(investigation, origin)
+    )
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
     keeps = is_unlucky or investigation.window.is_loaderless or investigation.vehicle.has_effects
@@ -280,3 +283,30 @@ def _finish(
     verdict.is_rebuilt = is_rebuilt
     verdict.outlook = investigation.outlook
     return verdict
+
+
+def _skip_numbers(
+    investigation: Investigation, origin: Origin | None
+) -> Generator[Replay, ReplayResult, bool]:
+    """Whether the random numbers are the cause; if so, the generators are moved past them.
+
+    After a skipped step the random state is restored, as if the batch had never come. If the numbers are the cause (a
+    diffusion model drew the time 1), every later batch would fail on the same numbers. So if two steps in a row fail on
+    the same numbers, the second is replayed with the numbers after them; if it is then finite, the bad ones are skipped.
+    """
+    known = investigation.engine.known
+    start, after = investigation.rng_before, investigation.rng_after
+    lab = Laboratory(investigation, origin, seconds=math.inf)
+    if start is None or start.is_same(after) or not lab.can_replay:
+        return False
+    draw = known.last_draw
+    if draw is None or not draw.start.is_same(start):
+        known.note_draw(start, after)
+        return False
+    outcome, behind = yield from lab.redrawn(draw.following)
+    if outcome != "finite":
+        draw.following = behind
+        return False
+    draw.following.restore()
+    known.last_draw = None
+    return True

@@ -20,7 +20,6 @@ from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .course import course
 from .describe import action_kind_of, event_of, not_applied
 from .investigation import Investigation
-from .random_numbers import failed_on_these, note_draw
 from .ranks.across_ranks import together
 from .replays.choice import choose_vehicle, trial_vehicle
 from .replays.replay import drive
@@ -39,7 +38,7 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
     is_open = known is not None and known.incident.location.line is None and bool(window.standing)
-    if known is not None and not is_open and not failed_on_these(engine, window):
+    if known is not None and not is_open and not engine.known.has_failed_on(window.rng):
         return _repeat(engine, window, failure, known)
     frame = sys._getframe(1)
     vehicle = _vehicle(engine, window, failure, frame)
@@ -70,7 +69,7 @@ def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncide
     """The same incident once more: counted, with what is known of it."""
     old = known.incident
     investigation = Investigation(engine, window, failure, Vehicle(engine))
-    note_draw(investigation)
+    engine.known.note_draw(investigation.rng_before, investigation.rng_after)
     investigation.rewind()
     event = event_of(engine, window, failure, old.event.phase)
     incident = new_incident(
@@ -111,7 +110,7 @@ def _run_again(
         engine.state.set_lrs(window.lrs)
     window.rng = engine.rng.capture()
     before = StateCopy()
-    before.take(engine.state, window)
+    before.take(engine.state, window.rng)
     try:
         result = vehicle.run(Replay(window=window, is_applied=True, is_current=is_current))
     except SideGroupError:

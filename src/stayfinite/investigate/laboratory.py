@@ -152,7 +152,7 @@ class Laboratory:
         """How the training stands, for `end`."""
         self._rng = RngState.now()
         self.state.clear_grads()
-        self._before.take(self.state, self.window)
+        self._before.take(self.state, self.window.rng)
         self._versions = self._versions_now()
         self._is_begun = True
 

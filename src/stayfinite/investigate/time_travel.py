@@ -58,7 +58,7 @@ def travel(
     before = StateCopy()
     for at, window in enumerate(windows):
         investigation.window = window
-        before.take(state, window)
+        before.take(state, window.rng)
         result = yield Replay(window=window, is_applied=True)
         bad = state.bad_state()
         first = engine.ranks.first_where(bool(bad))

@@ -202,7 +202,7 @@ class Engine:
         if incident.event.phase == "optimizer" or incident.event.symptom == "buffer":
             self.deep_checks.force()
         if self.journal is not None:
-            self.journal.incident(incident)
+            self.journal.file.incident(incident)
         return incident
 
     def _save(self, incident: Incident) -> Incident:

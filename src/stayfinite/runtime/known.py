@@ -19,14 +19,24 @@ from typing import Any
 from ..numerics.health import is_finite
 from ..records import Incident
 from .batches import named_tensors
+from .rng import RngState
 from .window import Failure, Window
 
-__all__ = ["KnownIncident", "KnownIncidents", "calling_lines", "signature_of"]
+__all__ = ["Draw", "KnownIncident", "KnownIncidents", "calling_lines", "signature_of"]
 
 _EVERY = 4
 _MAX_TENSORS = 16
 _MAX_OPERATORS = 12
 """Nodes of the graph nearest to the loss: the branch that a loop took, not how deep its model was."""
+
+
+@dataclass
+class Draw:
+    """The random numbers of the last failed step."""
+
+    start: RngState
+    following: RngState
+    """The position of the first numbers that no step has tried yet."""
 
 
 @dataclass
@@ -51,10 +61,21 @@ class KnownIncidents:
         self._by_signature: dict[Hashable, KnownIncident] = {}
         self.solved: dict[Any, tuple[Any, Any, int]] = {}
         """Proved fixes by place: they are not searched again for the same failure."""
+        self.last_draw: Draw | None = None
 
     def forget(self) -> None:
         """Investigate the next failure again: the training has changed."""
         self._by_signature.clear()
+
+    def has_failed_on(self, rng: RngState | None) -> bool:
+        """Whether the last failed step drew the very same random numbers."""
+        draw = self.last_draw
+        return draw is not None and rng is not None and draw.start.is_same(rng)
+
+    def note_draw(self, start: RngState | None, after: RngState) -> None:
+        """Remember the numbers of a failed step, if it drew any."""
+        if start is not None and not start.is_same(after):
+            self.last_draw = Draw(start, after)
 
     def find(self, signature: Hashable) -> KnownIncident | None:
         """The incident that this failure repeats; None where it has to be investigated."""

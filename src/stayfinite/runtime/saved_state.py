@@ -19,7 +19,6 @@ from ..recover.snapshot import DiskSnapshot, Snapshot
 from .rng import RngState
 from .state import TrainState
 from .undo import entries, optimizer_extras
-from .window import Window
 
 __all__ = [
     "OptimizerCopy",
@@ -60,7 +59,8 @@ class StateCopy:
         self._kept = Snapshot()
         self._rng: RngState | None = None
 
-    def take(self, state: TrainState, window: Window) -> None:
+    def take(self, state: TrainState, rng: RngState | None) -> None:
+        """Copy the state, and go to `rng`, from which the replay draws."""
         own = state.snapshot
         if isinstance(own, DiskSnapshot) and not self._kept.is_taken:
             self._kept = DiskSnapshot(own.path.with_name("before.pt"))
@@ -69,7 +69,7 @@ class StateCopy:
             state.take_snapshot(0)
         finally:
             state.snapshot = own
-        self._rng = window.rng or RngState.now()
+        self._rng = rng or RngState.now()
         self._rng.restore()
 
     def restore(self) -> None:

@@ -80,11 +80,6 @@ class Vehicle:
         """The tensors that a loop without a loader takes its batches from, by the names that it has for them."""
         return ()
 
-    @property
-    def is_cheap(self) -> bool:
-        """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
-        return False
-
     def wider(self) -> Vehicle | None:
         """One that computes more of the same iteration; None where there is none."""
         return None
@@ -196,10 +191,6 @@ class StepVehicle(Vehicle):
     def __init__(self, engine: Engine, parts: StepParts) -> None:
         super().__init__(engine)
         self._parts = parts
-
-    @property
-    def is_cheap(self) -> bool:
-        return True
 
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no framework drives this loop

@@ -231,7 +231,7 @@ class Recovery:
             )
         )
         if self._host.journal is not None:
-            self._host.journal.journal.event("change", step=event.step, about=kind, text=text)
+            self._host.journal.file.event("change", step=event.step, about=kind, text=text)
 
     def _decide(
         self, incident: Incident, window: Window | None, outlook: Outlook | None

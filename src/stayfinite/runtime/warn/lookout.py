@@ -124,7 +124,7 @@ class Lookout:
         if is_printed and (host.ranks.is_first or not host.ranks.has_others):
             say_warning(event, self._num_warnings[event.kind, event.name])
         if host.journal is not None:
-            host.journal.journal.event(
+            host.journal.file.event(
                 "warning", step=event.step, about=event.kind, name=event.name, value=event.value,
                 text=event.message,
             )  # fmt: skip
