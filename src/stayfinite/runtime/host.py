@@ -1,4 +1,4 @@
-"""The interface of the engine that its parts use."""
+"""The engine as a protocol, for its own parts: they cannot import the engine, which imports them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from .journal import RunJournal
 
 
+__all__ = ["Host"]
+
+
 class Warns(Protocol):
-    """Who keeps the warnings."""
+    """Collects warnings."""
 
     limits: list[Limit]
 
@@ -32,8 +35,8 @@ class Warns(Protocol):
     def forget_after(self, step: int) -> None: ...
 
 
-class ChecksState(Protocol):
-    """The deep checks, as the ranks and the recovery see them."""
+class DeepChecks(Protocol):
+    """The methods of `DeepChecks` that the ranks and the recovery use."""
 
     def agree_on_snapshots(self) -> None: ...
 
@@ -42,11 +45,8 @@ class ChecksState(Protocol):
     def forget_due(self) -> None: ...
 
 
-__all__ = ["Host"]
-
-
 class Host(Protocol):
-    """The engine, as its parts see it."""
+    """The attributes of the engine that its parts use."""
 
     state: TrainState
     settings: Settings
@@ -62,7 +62,7 @@ class Host(Protocol):
     def lookout(self) -> Warns: ...
 
     @property
-    def deep_checks(self) -> ChecksState: ...
+    def deep_checks(self) -> DeepChecks: ...
 
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None: ...
 

@@ -1,10 +1,8 @@
 """Recognizes repeated incidents, which are counted and not investigated again.
 
-Whether a failure is one that is known must be told at the price of a look: by its symptom, by
-whether the batch itself is bad, by the operators that made the loss, and by the line that was about to
-apply it. So that a new cause does
-not hide behind an old one, such a failure is investigated in full ever more seldom: the first one,
-the fourth, the sixteenth, …
+Recognition has to be cheap: by the symptom, by whether the batch itself is bad, by the operators that made the loss,
+and by the line that was about to apply it. So that a new cause cannot hide behind a known one, repeated failures are
+still investigated, less and less often: the first, the fourth, the sixteenth, …
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -27,7 +25,7 @@ __all__ = ["Draw", "KnownIncident", "KnownIncidents", "calling_lines", "signatur
 _EVERY = 4
 _MAX_TENSORS = 16
 _MAX_OPERATORS = 12
-"""Nodes of the graph nearest to the loss: the branch that a loop took, not how deep its model was."""
+"""Only the graph nodes nearest to the loss, which show the branch that the loop took."""
 
 
 @dataclass
@@ -41,17 +39,17 @@ class Draw:
 
 @dataclass
 class KnownIncident:
-    """An incident, and how often it has come again."""
+    """An incident, and how often it was repeated."""
 
     incident: Incident
     keeps_random_state: bool = False
     num_seen: int = 1
-    attempts: list[int] = field(default_factory=lambda: [_EVERY])
+    next_investigation: int = _EVERY
 
     @property
     def is_due(self) -> bool:
-        """Whether this occurrence is looked into once more."""
-        return self.num_seen >= self.attempts[-1]
+        """Whether this occurrence is investigated again."""
+        return self.num_seen >= self.next_investigation
 
 
 class KnownIncidents:
@@ -78,13 +76,13 @@ class KnownIncidents:
             self.last_draw = Draw(start, after)
 
     def find(self, signature: Hashable) -> KnownIncident | None:
-        """The incident that this failure repeats; None where it has to be investigated."""
+        """The incident that this failure repeats; None if it has to be investigated."""
         known = self._by_signature.get(signature)
         if known is None:
             return None
         known.num_seen += 1
         if known.is_due:
-            known.attempts.append(known.attempts[-1] * _EVERY)
+            known.next_investigation *= _EVERY
             return None
         return known
 
@@ -97,7 +95,7 @@ class KnownIncidents:
 
 
 def signature_of(window: Window, failure: Failure) -> Hashable:
-    """What a failure attempts like before anybody has looked into it."""
+    """The properties of a failure that are known without an investigation."""
     places = calling_lines(sys._getframe(1))
     value = failure.value
     kind = "" if value is None else "nan" if math.isnan(value) else "inf" if math.isinf(value) else "finite"  # fmt: skip
@@ -107,7 +105,7 @@ def signature_of(window: Window, failure: Failure) -> Hashable:
 
 
 def _operators(window: Window) -> tuple[str, ...]:
-    """The names of the operators that made the loss, the last one first; () once it is gone."""
+    """The operators that made the loss, the last one first; () if the loss is gone."""
     loss = window.live_loss() if window.live_loss is not None else None
     waiting = [loss.grad_fn] if loss is not None and loss.grad_fn is not None else []
     names: list[str] = []

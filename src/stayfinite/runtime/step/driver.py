@@ -30,7 +30,7 @@ __all__ = ["Outcome", "StepDriver"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Outcome:
-    """What one `guard.step` did. Reading `.loss` or `.grad_norm` is what syncs, not the step."""
+    """The result of one `guard.step`. Reading `.loss` or `.grad_norm` syncs with the device; the step does not."""
 
     step: int
     _loss: Tensor | float | None
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """The loss of this step, NaN or Inf if it went bad."""
+        """The loss of this step; NaN or Inf if the step was bad."""
         return float(self._loss) if self._loss is not None else math.nan
 
     @property
@@ -50,8 +50,8 @@ class Outcome:
         return float(self._norm) if self._norm is not None else self._owner.grad_norm(self.step)
 
     def __repr__(self) -> str:
-        what = "applied" if self.applied else "skipped"
-        return f"Outcome(step={self.step}, loss={self.loss:.6g}, {what})"
+        state = "applied" if self.applied else "skipped"
+        return f"Outcome(step={self.step}, loss={self.loss:.6g}, {state})"
 
 
 class StepDriver:
@@ -73,10 +73,10 @@ class StepDriver:
         self._is_plain = scheduler is None and enabled is None
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
-        """One whole step: forward, backward, check, apply or not.
+        """Run one step: forward, backward, check, and apply it if it is finite.
 
-        What raises in our own code does not end it: the rest is done as plain Python would, and so are all
-        steps that follow.
+        An error in stayfinite's own code does not end the training: the rest of this step, and all later
+        steps, run as plain PyTorch.
         """
         plain = self._plain = PlainStep(self.parts, loss_fn, batch)
         number = self.num_batches
@@ -93,11 +93,11 @@ class StepDriver:
         if plain.refused is None:
             plain.finish()
         else:
-            self._leave_out(plain.refused)
+            self._undo(plain.refused)
         return Outcome(number, plain.loss, self, None, plain.is_applied)
 
-    def _leave_out(self, window: Window) -> None:
-        """As if this window had never been, where a look into it could not see to that."""
+    def _undo(self, window: Window) -> None:
+        """Restore the state from before this window, after an investigation that failed to do so."""
         self.engine.replay = None
         restore = window.rng.restore if window.rng is not None else None
         puts = (self.engine.state.buffers.restore, window.small_state, restore)
@@ -108,7 +108,7 @@ class StepDriver:
     ) -> tuple[Incident | None, Outcome | None]:
         found: Any = self._investigation_firewall.once(self._handle, window, failure)
         if found is None:
-            self._leave_out(window)
+            self._undo(window)
         return found or (None, None)
 
     def _step(self, loss_fn: LossFn, batch: Any) -> Outcome:
@@ -132,7 +132,7 @@ class StepDriver:
         return outcome
 
     def _finish(self, window: Window, failure: Failure | None) -> Outcome:
-        """What follows from an attempt."""
+        """Act on the outcome of an attempt."""
         incident: Incident | None = None
         engine, schedule = self.engine, self.parts.schedule
         applied = failure is None and window.num_applied > 0
@@ -140,7 +140,7 @@ class StepDriver:
             if applied and schedule.is_ours is not False:
                 self._plain.move_schedule()
             if window.is_moved:
-                return self._outcome(window, applied, None)  # its verdict comes later
+                return self._outcome(window, applied, None)  # deferred: it is judged later
             if applied and self.parts.scaler is not None:
                 engine.scale_watch.note_applied()
             failure = engine.close_healthy(window)
@@ -158,11 +158,11 @@ class StepDriver:
         if self.parts.scaler is not None:
             self.parts.scaler._per_optimizer_states.clear()  # as after its `update`
         if failure.symptom == "learning_rate" and schedule.is_ours is not False:
-            schedule.after_step()  # it would give the same bad rate for ever
+            schedule.after_step()  # else the next step gets the same bad rate
         return again or self._outcome(window, False, incident)
 
     def _collect(self, is_last: bool = False) -> Incident | None:
-        """Deferred steps: close those that went well, look into the first that did not."""
+        """Close the deferred steps that were finite; investigate the first that was not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
         found = self.engine.deferral.close_fine(fine, bad)
         if found is not None:
@@ -173,7 +173,7 @@ class StepDriver:
         return self._handle(bad, late, later)[0] if late is not None else None
 
     def flush(self) -> None:
-        """The end of an epoch or of the run: a last deep check, each rank for itself."""
+        """At the end of an epoch or of the run: a last deep check, on each rank separately."""
         self.engine.ranks.leave()
         self.parts.schedule.before_step()
         self.firewall.call(self._last_deep_check)
@@ -193,7 +193,7 @@ class StepDriver:
         return Outcome(window.batches[-1].step, loss, self, window.norm, applied, incident)
 
     def grad_norm(self, step: int) -> float | None:
-        """The norm of the gradients that are there now, if they are still those of `step`."""
+        """The norm of the current gradients, if they are still those of `step`."""
         grads = [g.detach() for _, g in self.engine.state.grads([self.parts.optimizer])]
         if not grads or step != self.num_batches - 1:
             return None
@@ -250,7 +250,7 @@ class StepDriver:
         return self._scaler_step(window)
 
     def _explain_error(self, window: Window, error: Exception) -> Failure | None:
-        """Sampling from NaN probabilities raises before there is a loss to look at."""
+        """Turn an exception into a failure if the state is not finite: sampling from NaN probabilities raises."""
         engine = self.engine
         if engine.ranks.is_shared(self.parts.optimizer):
             raise error  # the other ranks are in their backward; nothing can be decided with them
@@ -268,7 +268,7 @@ class StepDriver:
             window.norm = plain_norm(norm)
 
     def _scaler_step(self, window: Window) -> Failure | None:
-        """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
+        """With a GradScaler: use its verdict on the gradients, and check only the loss."""
         parts, engine = self.parts, self.engine
         failure = self._bad_loss(window) or engine.compare(window)
         if failure is not None:
@@ -288,19 +288,19 @@ class StepDriver:
     def _bad_loss(self, window: Window) -> Failure | None:
         optimizer = self.parts.optimizer
         if self.engine.shared.is_shared(optimizer):
-            # The gradients' share of the verdict the scaler has reduced over the ranks itself.
+            # The scaler has already reduced the verdict on the gradients over the ranks.
             return self.engine.shared.check(window, optimizer, is_scaled=True)
         value = float(window.losses[0][1])
         return None if math.isfinite(value) else Failure("loss", window.step, value=value)
 
     def _attempt_closure(self, window: Window) -> Failure | None:
-        """LBFGS: the closure runs many times; a bad one ends the step and undoes it."""
+        """LBFGS: the closure runs many times; a bad evaluation ends the step, which is undone."""
         parts, batch = self.parts, window.batches[0]
         self._copy = self._copy or OptimizerCopy(parts.optimizer)
         self._copy.take()
         found: list[Failure] = []
         plain = self._plain
-        plain.is_user_code = True  # an optimizer that searches is left by any exception
+        plain.is_user_code = True  # any exception leaves the optimizer's search
 
         def closure() -> Tensor:
             parts.optimizer.zero_grad(set_to_none=True)
@@ -346,10 +346,10 @@ class StepDriver:
         return incident, again
 
     def _redo(self, old: Window) -> Outcome:
-        """A window that ran on corrupted state, as if it were new."""
+        """Run a window again that ran on corrupted state."""
         engine = self.engine
         batch = old.batches[0]
-        now = self._plain  # the step that the loop makes may not have begun
+        now = self._plain  # the current step may not have begun
         self._plain = PlainStep(self.parts, batch.loss_fn, batch.value)
         fresh = Window(old.batches, engine.rng.capture(), old.lrs)
         if not self.parts.schedule.is_ours:
@@ -364,4 +364,4 @@ class StepDriver:
 
 
 def _no_loader() -> None:
-    """Whoever calls `guard.step` has the loader, if there is one."""
+    """`guard.step` gets a batch, not a loader."""
