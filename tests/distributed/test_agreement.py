@@ -78,7 +78,7 @@ def test_one_faulty_rank(crew, kind, form, fault):
 
 
 SELDOM = [1, 1, 0, 1, 0, 0, 0, 1]
-"""Meetings in the first eight steps of ranks that look at the same."""
+"""SyncSchedule in the first eight steps of ranks that look at the same."""
 
 
 @pytest.mark.parametrize(
