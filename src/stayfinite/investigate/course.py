@@ -123,7 +123,7 @@ def _on_other_numbers(investigation: Investigation, first: ReplayResult) -> Repl
     """Trace the step on other random numbers that make it fail, if its own cannot be drawn again."""
     trace = investigation.trace
     for _ in range(_MAX_DRAWS):
-        start = investigation.rng_after.now_too()
+        start = investigation.rng_after.current()
         investigation.rewind()
         start.restore()
         result: ReplayResult = yield investigation.trace_replay()

@@ -82,7 +82,7 @@ class Investigation:
         """Whether another optimizer has already stepped on this batch."""
         self.rng_before = window.rng
         """The random state before the step."""
-        self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
+        self.rng_after = window.rng.current() if window.rng is not None else RngState.now()
         """The random state after the failed step."""
 
     def compute(self, wanted: Replay) -> ReplayResult:
@@ -121,7 +121,7 @@ class Investigation:
 
     def has_drawn_the_same(self) -> bool:
         """Whether the replay just run drew the same random numbers as the failed step."""
-        return self.window.rng is None or self.rng_after.is_same(self.rng_after.now_too())
+        return self.window.rng is None or self.rng_after.is_same(self.rng_after.current())
 
     def location(self, result: ReplayResult) -> Location:
         if result.origin is not None:

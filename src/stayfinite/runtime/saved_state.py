@@ -32,7 +32,7 @@ __all__ = [
 
 def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
     """Choose memory or a file for the snapshot; False if there is room in neither."""
-    size = state.snapshot_bytes()
+    size = _snapshot_bytes(state)
     if size < free_memory() * ram_share:
         return True
     if folder is None:
@@ -42,6 +42,13 @@ def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) ->
         return False
     state.snapshot = DiskSnapshot(folder / "snapshot.pt")
     return True
+
+
+def _snapshot_bytes(state: TrainState) -> int:
+    """An estimate: the optimizer keeps about two more tensors of the size of each parameter."""
+    tensors = [t for _, t in state.parameters()] + [t for _, t in state.buffers]
+    averages = sum(t.numel() * t.element_size() for _, t in state.average_tensors())
+    return 3 * sum(t.numel() * t.element_size() for t in tensors) + averages
 
 
 def free_memory() -> float:

@@ -374,12 +374,6 @@ class TrainState:
             for key, value in (*module.named_parameters(), *module.named_buffers()):
                 yield join(name, key), value
 
-    def snapshot_bytes(self) -> int:
-        tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers]
-        per_param = sum(t.numel() * t.element_size() for t in tensors)
-        averages = sum(t.numel() * t.element_size() for _, t in self.average_tensors())
-        return 3 * per_param + averages
-
     def clear_grads(self) -> None:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

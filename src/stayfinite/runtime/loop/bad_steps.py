@@ -46,7 +46,7 @@ class BadSteps:
     def handle(self, window: Window, failure: Failure) -> None:
         """Investigate; if that fails, restore the state from before the investigation."""
         undo = list(self.undo)
-        after = window.rng.now_too() if window.rng is not None else RngState.now()
+        after = window.rng.current() if window.rng is not None else RngState.now()
         with self._internal_work(), self._versions_kept():
             if (
                 not self.firewall.once(self._investigate, window, failure)

@@ -80,7 +80,7 @@ class Lookout:
     ) -> Failure | None:  # fmt: skip
         ranks = self._host.ranks
         spike = watch.note(window.step, value)
-        self.headroom.look_at_figure(self, window, name, watch)
+        self.headroom.check_figure(self, window, name, watch)
         if watch.tell(spike):
             assert spike is not None
             text = spike.describe(SPIKE_NAMES[name])
@@ -100,7 +100,7 @@ class Lookout:
         spikes = [f for w in uncompared if (f := self.compare(w, *known[id(w)])) is not None]
         for limit in (*self.limits, *everywhere):
             limit.check(self, step)
-        self.headroom.look_at_weights(self, step)
+        self.headroom.check_weights(self, step)
         if not self._has_checked_untrained:
             self._has_checked_untrained = True
             self._look_for_untrained(step)
