@@ -53,14 +53,11 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """How far the parameters have come."""
+    """The size of the parameters, and how it has changed."""
 
     largest: float = 0.0
-    largest_name: str | None = None
-    largest_before: float = 0.0
-    """The same at the last snapshot."""
     first: float = 0.0
-    """The same before the first step."""
+    """The largest magnitude before the first step."""
     steps: int = 0
     """Steps since the snapshot."""
     growth: float = 1.0

@@ -229,7 +229,7 @@ def _run_capped(
     if has_risen(lab):
         return made
     search = Search(lab, [passed], lambda value: [changes.limited_lr(value)])
-    with lab.unharmed():
+    with lab.restored():
         found = yield from search.run(None, usual=passed)
     if found is None or found.passed is None:
         return None
