@@ -33,6 +33,7 @@ def test_mmgcn_survives_without_mixed_precision_by_the_usual_ladder(tmp_path):
     assert next(iter(outcomes)) == "use_amp=false"
 
 
+@pytest.mark.whole
 def test_lstm_market_survives_without_mixed_precision_only(tmp_path):
     """Seed 004: of its six steps the first one, mixed precision off, is the one that helps."""
     tries = ("use_amp=false", "focal_gamma=0", "lr=0.1x")

@@ -34,9 +34,9 @@ class StepCheck:
     """Looks at loss and gradients before an optimizer moves.
 
     >>> check = StepCheck()
-    >>> check.look([torch.ones(2)], [torch.tensor(0.5)])
+    >>> check.check([torch.ones(2)], [torch.tensor(0.5)])
     Seen(loss=0.5, norm=None)
-    >>> check.look([torch.tensor([math.nan])], [torch.tensor(0.5)]) is None
+    >>> check.check([torch.tensor([math.nan])], [torch.tensor(0.5)]) is None
     True
     """
 
@@ -45,17 +45,17 @@ class StepCheck:
         self._here = self.flag_on(torch.device("cpu"))
         self._value = _item if syncs else _in_memory
 
-    def look(
+    def check(
         self, grads: Sequence[Tensor], losses: Sequence[Tensor], norm: Tensor | None = None
     ) -> Seen | None:
         """The figures of a finite step; None where something is not finite.
 
         `norm`: the gradients' total norm where the loop has computed it: then they are not read again.
         """
-        figures = self.look_here(grads, losses[0], norm) if len(losses) == 1 else None
-        return Seen(*figures) if figures is not None else self._look_at_all(grads, losses, norm)
+        figures = self.check_on_host(grads, losses[0], norm) if len(losses) == 1 else None
+        return Seen(*figures) if figures is not None else self._check_all(grads, losses, norm)
 
-    def look_here(
+    def check_on_host(
         self, grads: Sequence[Tensor], loss: Tensor, norm: Tensor | None
     ) -> tuple[float, float | None] | None:
         """`look` for a step on the host with one loss: nearly every one there. None where something is not
@@ -74,7 +74,7 @@ class StepCheck:
         value = self._value(loss)
         return (value, figure) if -_INF < value < _INF else None
 
-    def _look_at_all(
+    def _check_all(
         self, grads: Sequence[Tensor], losses: Sequence[Tensor], norm: Tensor | None
     ) -> Seen | None:
         """The same with several losses, the loop's own norm, or on an accelerator: one read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -10,12 +11,12 @@ from ..records import Incident, Location
 from ..runtime.history import row_of
 from ..runtime.incidents import new_incident
 from ..runtime.recovery.carry_out import DEEP
-from ..runtime.saved_state import Before, LeftByLoop
+from ..runtime.saved_state import SmallStateCopy, StateCopy
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
-from .describe import not_applied, scale_collapse, seen_by_lint
+from .describe import not_applied, scale_collapse, with_lint_note
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
-from .random_numbers import move_on
+from .laboratory import Laboratory
 from .ranks.across_ranks import by_itself
 from .replays.rank_trace import FROM_ANOTHER, JOINING_NOTE
 from .replays.vehicles import Vehicle
@@ -43,23 +44,23 @@ def course(investigation: Investigation) -> Replays:
         return Verdict(spike_incident(investigation.engine, window, failure), [], window)
     if failure.symptom in DEEP and not window.own_update:
         return (yield from _travel(investigation, failure))
-    left = LeftByLoop.take(investigation.state)
+    left = SmallStateCopy.take(investigation.state)
     is_scaler_skip = failure.symptom == "scaler_skip"
     with_step = failure.symptom == "learning_rate"
     investigation.rewind()
     if not investigation.is_moved and not window.own_update and investigation.is_state_bad():
         return (yield from _travel(investigation, failure))
-    before = Before()
+    before = StateCopy()
     if with_step:
-        before.take(investigation.state, window)
+        before.take(investigation.state, window.rng)
     result = yield investigation.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
     if result.failure is None and investigation.engine.ranks.is_joining():
         return _from_another(investigation, result)
     if not is_scaler_skip and result.failure is None and result.is_complete:
-        result = yield from _once_more(investigation, result, with_step)
+        result = yield from _replay_again(investigation, result, with_step)
     if not result.is_complete and result.failure is None and not with_step:
         result = yield from _on_another_batch(investigation, result)
-    result = yield from _from_further_back(investigation, result, is_scaler_skip, with_step)
+    result = yield from _trace_further_back(investigation, result, is_scaler_skip, with_step)
     investigation.traced = result
     if with_step:
         before.restore()
@@ -91,7 +92,7 @@ def _from_another(investigation: Investigation, result: ReplayResult) -> Verdict
     return Verdict(incident, [], window, keeps_random_state=window.is_loaderless)
 
 
-def _once_more(
+def _replay_again(
     investigation: Investigation, result: ReplayResult, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
     """The step was finite this time: chance is named only when it is so twice."""
@@ -130,11 +131,11 @@ def _on_other_numbers(investigation: Investigation, first: ReplayResult) -> Repl
     return first
 
 
-def _from_further_back(
+def _trace_further_back(
     investigation: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
     """Where the bad value came in by a variable: with what made that, earlier in the same iteration."""
-    while (wider := _wider(investigation, result)) is not None:
+    while (wider := _wider_vehicle(investigation, result)) is not None:
         vehicle, trace, window = investigation.vehicle, investigation.trace, investigation.window
         investigation.rewind()
         investigation.vehicle = wider
@@ -151,9 +152,9 @@ def _from_further_back(
     return result
 
 
-def _wider(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
+def _wider_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
     """Who computes more of the iteration, if that would tell more; of several ranks, the leader knows."""
-    wider = investigation.vehicle.wider() if _came_in(result.origin) else None
+    wider = investigation.vehicle.wider() if _has_external_input(result.origin) else None
     ranks = investigation.engine.ranks
     if not ranks.is_on:
         return wider
@@ -163,7 +164,7 @@ def _wider(investigation: Investigation, result: ReplayResult) -> Vehicle | None
     return wider if all(ranks.gather(wider is not None)) else None
 
 
-def _came_in(origin: Origin | None) -> bool:
+def _has_external_input(origin: Origin | None) -> bool:
     """Whether the slice ended at an operator that was given the bad value by nobody known."""
     return (
         origin is not None
@@ -183,8 +184,8 @@ def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Repl
         return first
     investigation.rewind()
     trace = investigation.trace
-    before = Before()
-    before.take(investigation.state, investigation.window)
+    before = StateCopy()
+    before.take(investigation.state, investigation.window.rng)
     wanted = investigation.trace_replay()
     wanted.vehicle = investigation.trial_vehicle()
     result = yield wanted
@@ -203,8 +204,8 @@ def _undo_other_steps(investigation: Investigation) -> Replays:
         return
     if not all(investigation.vehicle.can_repeat(w) for w in engine.log):
         return
-    moved = Before()
-    moved.take(state, investigation.window)
+    moved = StateCopy()
+    moved.take(state, investigation.window.rng)
     state.snapshot.restore()
     for window in engine.log:
         if window.rng is not None:
@@ -264,8 +265,10 @@ def _finish(
             )
     elif engine.settings.diagnose:
         incident = yield from diagnose(investigation, incident, origin)
-    incident = replace(incident, location=seen_by_lint(incident.location))
-    is_unlucky = investigation.method == "replay" and (yield from move_on(investigation, origin))
+    incident = replace(incident, location=with_lint_note(incident.location))
+    is_unlucky = investigation.method == "replay" and (
+        yield from _skip_numbers(investigation, origin)
+    )
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
     keeps = is_unlucky or investigation.window.is_loaderless or investigation.vehicle.has_effects
@@ -280,3 +283,30 @@ def _finish(
     verdict.is_rebuilt = is_rebuilt
     verdict.outlook = investigation.outlook
     return verdict
+
+
+def _skip_numbers(
+    investigation: Investigation, origin: Origin | None
+) -> Generator[Replay, ReplayResult, bool]:
+    """Whether the random numbers are the cause; if so, the generators are moved past them.
+
+    After a skipped step the random state is restored, as if the batch had never come. If the numbers are the cause (a
+    diffusion model drew the time 1), every later batch would fail on the same numbers. So if two steps in a row fail on
+    the same numbers, the second is replayed with the numbers after them; if it is then finite, the bad ones are skipped.
+    """
+    known = investigation.engine.known
+    start, after = investigation.rng_before, investigation.rng_after
+    lab = Laboratory(investigation, origin, seconds=math.inf)
+    if start is None or start.is_same(after) or not lab.can_replay:
+        return False
+    draw = known.last_draw
+    if draw is None or not draw.start.is_same(start):
+        known.note_draw(start, after)
+        return False
+    outcome, behind = yield from lab.redrawn(draw.following)
+    if outcome != "finite":
+        draw.following = behind
+        return False
+    draw.following.restore()
+    known.last_draw = None
+    return True

@@ -22,13 +22,13 @@ from .evidence.loop_counters import counters
 __all__ = [
     "REBUILT",
     "WENT_BACK",
-    "done_of",
+    "action_kind_of",
     "event_of",
     "not_applied",
     "on_rank",
     "phase_of",
     "scale_collapse",
-    "seen_by_lint",
+    "with_lint_note",
 ]
 
 WENT_BACK = (
@@ -89,7 +89,7 @@ def on_rank(event: Event) -> Event:
     return replace(event, message=f"{text} on rank {event.rank}")
 
 
-def seen_by_lint(location: Location) -> Location:
+def with_lint_note(location: Location) -> Location:
     """The location with a word about what could have been known before the run."""
     from ..lint import sentence_at  # only a failure needs it
 
@@ -119,7 +119,7 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
     return f"{text}buffers, scheduler, scaler and random state are as before it"
 
 
-def done_of(window: Window) -> str:
+def action_kind_of(window: Window) -> str:
     """The kind of action that a window that is left out has met with."""
     if not window.own_update:
         return "skipped"

@@ -60,7 +60,7 @@ def diagnose(
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
     ranks = investigation.engine.ranks
-    if investigation.engine.policy.is_thoughtful and not ranks.has_others and not ranks.is_apart:
+    if investigation.engine.policy.is_adaptive and not ranks.has_others and not ranks.is_apart:
         evidence = yield from look_ahead(investigation, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(investigation, rows))

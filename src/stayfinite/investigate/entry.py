@@ -14,13 +14,12 @@ from ..runtime.incidents import new_incident
 from ..runtime.known import KnownIncident, signature_of
 from ..runtime.ranks.side_groups import SideGroupError
 from ..runtime.recovery.carry_out import DEEP
-from ..runtime.saved_state import Before
+from ..runtime.saved_state import StateCopy
 from ..runtime.undo import modes
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .course import course
-from .describe import done_of, event_of, not_applied
+from .describe import action_kind_of, event_of, not_applied
 from .investigation import Investigation
-from .random_numbers import failed_on_these, note_draw
 from .ranks.across_ranks import together
 from .replays.choice import choose_vehicle, trial_vehicle
 from .replays.replay import drive
@@ -39,13 +38,13 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
     is_open = known is not None and known.incident.location.line is None and bool(window.standing)
-    if known is not None and not is_open and not failed_on_these(engine, window):
-        return _again(engine, window, failure, known)
+    if known is not None and not is_open and not engine.known.has_failed_on(window.rng):
+        return _repeat(engine, window, failure, known)
     frame = sys._getframe(1)
     vehicle = _vehicle(engine, window, failure, frame)
     investigation = Investigation(engine, window, failure, vehicle)
     investigation.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
-    verdict = _unharmed(investigation)
+    verdict = _investigate_safely(investigation)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
     # What an earlier step had done to the state says nothing of the next failure that looks alike.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
@@ -66,11 +65,11 @@ def _vehicle(engine: Engine, window: Window, failure: Failure, frame: FrameType)
         return NoVehicle(engine)  # the others come to the end of this look, and wait there
 
 
-def _again(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
+def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
     """The same incident once more: counted, with what is known of it."""
     old = known.incident
     investigation = Investigation(engine, window, failure, Vehicle(engine))
-    note_draw(investigation)
+    engine.known.note_draw(investigation.rng_before, investigation.rng_after)
     investigation.rewind()
     event = event_of(engine, window, failure, old.event.phase)
     incident = new_incident(
@@ -79,7 +78,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=(), worker=None),
         action=replace(
             old.action,
-            kind=done_of(window),
+            kind=action_kind_of(window),
             detail=not_applied(engine, window, known.keeps_random_state),
         ),
     )
@@ -110,8 +109,8 @@ def _run_again(
     if not len(engine.state.schedulers):
         engine.state.set_lrs(window.lrs)
     window.rng = engine.rng.capture()
-    before = Before()
-    before.take(engine.state, window)
+    before = StateCopy()
+    before.take(engine.state, window.rng)
     try:
         result = vehicle.run(Replay(window=window, is_applied=True, is_current=is_current))
     except SideGroupError:
@@ -140,16 +139,16 @@ def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Fail
     window.num_applied, window.is_moved = 0, False
     if failure.symptom in DEEP:
         engine.log.append(window)  # where going back looks for it
-    return _unharmed(Investigation(engine, window, failure, vehicle))
+    return _investigate_safely(Investigation(engine, window, failure, vehicle))
 
 
-def _unharmed(investigation: Investigation) -> Verdict:
+def _investigate_safely(investigation: Investigation) -> Verdict:
     """An error of ours is no reason for the training to end, nor to end in another mode."""
     put_modes = modes(investigation.state.roots.values())()
     put_grads = investigation.state.take_grads()  # the loop goes on with those that it has
     window = investigation.window
     try:
-        verdict, error = _looked_into(investigation)
+        verdict, error = _run_to_end(investigation)
         is_fine, has_moved = investigation.engine.ranks.settle(
             error is None, has_moved=investigation.method == "time_travel"
         )
@@ -160,14 +159,14 @@ def _unharmed(investigation: Investigation) -> Verdict:
         assert error is not None
         if OpTrace.is_strict and not isinstance(error, SideGroupError):
             raise error
-        return _broke_off(investigation, error, window, has_moved)
+        return _give_up(investigation, error, window, has_moved)
     finally:
         put_modes()
         put_grads()
         window.rng = investigation.rng_before
 
 
-def _looked_into(investigation: Investigation) -> tuple[Verdict | None, Exception | None]:
+def _run_to_end(investigation: Investigation) -> tuple[Verdict | None, Exception | None]:
     """The verdict, or why there is none; who waits for this rank is let go then."""
     ranks = investigation.engine.ranks
     try:
@@ -183,7 +182,7 @@ def _looked_into(investigation: Investigation) -> tuple[Verdict | None, Exceptio
         return None, error
 
 
-def _broke_off(
+def _give_up(
     investigation: Investigation, error: Exception, window: Window, has_moved: bool
 ) -> Verdict:
     """What is known, and a state that is whole; `has_moved`: a rank went back, so all do."""

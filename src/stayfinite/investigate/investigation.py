@@ -22,7 +22,7 @@ from ..runtime.probes import describe
 from ..runtime.ranks.agreement import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
-from .describe import REBUILT, WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
+from .describe import REBUILT, WENT_BACK, action_kind_of, event_of, not_applied, on_rank, phase_of
 from .evidence.own_counts import OwnCounts
 from .replays.rank_trace import SUM_NOTE, RankTrace
 from .replays.tracing import module_names
@@ -108,7 +108,7 @@ class Investigation:
         kind = RankTrace if ranks.has_others else OpTrace
         self.trace = kind(sources, module_names(self.state.roots))
         if isinstance(self.trace, RankTrace):
-            self.trace.is_quiet = ranks.has_parted
+            self.trace.is_quiet = ranks.has_diverged
         return Replay(
             window=window,
             trace=self.trace,
@@ -180,7 +180,7 @@ class Investigation:
 
     def is_state_bad(self) -> bool:
         """Whether the step began on corrupted state: then nothing that it shows counts."""
-        if self.engine.ranks.has_parted:
+        if self.engine.ranks.has_diverged:
             return False
         return self.engine.ranks.is_so_anywhere(bool(self.state.bad_state()))
 
@@ -224,7 +224,9 @@ class Investigation:
         if self.num_rebuilt:
             steps = f"{self.num_rebuilt} step{'s' * (self.num_rebuilt != 1)}"
             return Action(kind="rebuilt", detail=REBUILT.format(steps))
-        return Action(kind=done_of(self.window), detail=not_applied(self.engine, self.window))
+        return Action(
+            kind=action_kind_of(self.window), detail=not_applied(self.engine, self.window)
+        )
 
 
 def _batch_sources(window: Window) -> Iterator[SourceRef]:

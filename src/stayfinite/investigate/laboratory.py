@@ -21,7 +21,7 @@ from ..records import Experiment, Link
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.rows import num_rows, take_rows
-from ..runtime.saved_state import Before
+from ..runtime.saved_state import StateCopy
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from .budget import Budget
 from .investigation import Investigation
@@ -71,7 +71,7 @@ class Laboratory:
         self.quotient: Quotient | None = None
         self.budget = Budget(seconds)
         self._num_replays = 0
-        self._before = Before()
+        self._before = StateCopy()
         self._versions: list[Any] = []
         self._is_begun = False
 
@@ -152,7 +152,7 @@ class Laboratory:
         """How the training stands, for `end`."""
         self._rng = RngState.now()
         self.state.clear_grads()
-        self._before.take(self.state, self.window)
+        self._before.take(self.state, self.window.rng)
         self._versions = self._versions_now()
         self._is_begun = True
 

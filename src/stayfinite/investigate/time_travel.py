@@ -11,10 +11,10 @@ from ..locate.slice import Origin
 from ..locate.trace import SourceRef
 from ..records import Location
 from ..runtime.recovery.carry_out import DEEP
-from ..runtime.saved_state import Before
+from ..runtime.saved_state import StateCopy
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .investigation import Investigation
-from .replays.rank_trace import JOINING_NOTE, PARTED_NOTE
+from .replays.rank_trace import DIVERGED_NOTE, JOINING_NOTE
 
 __all__ = ["Found", "go_back", "travel"]
 
@@ -41,8 +41,8 @@ def travel(
 ) -> Generator[Replay, ReplayResult, Found]:
     """To the step that did it; it is left out, and the steps behind it are to be run again."""
     engine, state = investigation.engine, investigation.state
-    if engine.ranks.has_parted:
-        return Found(failure, Location(is_reproduced=False, method="none", note=PARTED_NOTE))
+    if engine.ranks.has_diverged:
+        return Found(failure, Location(is_reproduced=False, method="none", note=DIVERGED_NOTE))
     if engine.ranks.is_joining():
         return Found(failure, Location(is_reproduced=False, method="none", note=JOINING_NOTE))
     is_mid_window = investigation.failure.symptom not in DEEP
@@ -55,10 +55,10 @@ def travel(
     final = investigation.window
     state.clear_grads()
     state.snapshot.restore()
-    before = Before()
+    before = StateCopy()
     for at, window in enumerate(windows):
         investigation.window = window
-        before.take(state, window)
+        before.take(state, window.rng)
         result = yield Replay(window=window, is_applied=True)
         bad = state.bad_state()
         first = engine.ranks.first_where(bool(bad))
@@ -80,7 +80,7 @@ def _trace_window(
     window: Window,
     bad: list[tuple[str, str, Tensor]],
     failure: Failure,
-    before: Before,
+    before: StateCopy,
 ) -> Generator[Replay, ReplayResult, Found]:
     """The step that corrupts the state once more, traced."""
     traced = yield investigation.trace_replay(with_step=True)

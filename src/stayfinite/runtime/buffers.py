@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ..numerics.health import is_finite
-from .unseen import unseen
+from .outside_modes import outside_user_modes
 
 __all__ = ["Buffers", "join"]
 
@@ -94,7 +94,7 @@ class Buffers:
             self._copy(is_kept)
         self.is_needed = self._num_looks < _MAX_LOOKS or bool(self.homes or self._moving)
 
-    @unseen
+    @outside_user_modes
     @torch.no_grad()
     def _look_for_moving(self) -> None:
         """At the first steps: a training moves its momentum encoder in each of them, or in none."""
@@ -114,7 +114,7 @@ class Buffers:
                     if (id(module), key) not in known and _is_fixed(p):
                         yield module, key, join(prefix, join(path, key))
 
-    @unseen
+    @outside_user_modes
     @torch.no_grad()
     def _copy(self, is_kept: bool) -> None:
         if is_kept:

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from ..devices import copy_out
-from ..records import Incident
 from ..report.journal import Journal, Listener, Row, journal_name
-from ..report.text import headline
 from .state import TrainState
 
 __all__ = ["LayerSampler", "RunJournal", "Stage"]
@@ -34,68 +32,39 @@ class RunJournal:
         about: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.journal = Journal(
+        self.file = Journal(
             Path(folder) / journal_name(0), about=about, listeners=listeners, stage=Stage()
         )
-        self.step: Callable[[Row], None] = self.journal.append
+        self.step: Callable[[Row], None] = self.file.append
         """One step as the history has it."""
         self._layers = LayerSampler(state)
 
     def note_parts(self, parts: Mapping[str, Any]) -> None:
         """Go with the next step's line; detached, so that no graph is kept alive."""
-        self.journal.parts.update(
+        self.file.parts.update(
             (name, value.detach().clone() if isinstance(value, Tensor) else value)
             for name, value in parts.items()
         )
 
     def skipped(self, row: Row, flag: str) -> None:
         """A step that was not applied though nothing is wrong: the scaler's own skip."""
-        self.journal.parts = {}
-        self.journal.append((*row[:6], False, {"flags": [flag]}))
-
-    def incident(self, incident: Incident) -> None:
-        """The failed step, and the incident beside it."""
-        event, self.journal.parts = incident.event, {}
-        self.journal.append(
-            (
-                event.step,
-                event.epoch,
-                event.loss,
-                event.grad_norm,
-                event.lr,
-                event.scale,
-                False,
-                {"flags": ["incident"]},
-            )
-        )
-        self.journal.event(
-            "incident",
-            step=event.step,
-            id=incident.id,
-            text=headline(incident),
-            symptom=event.symptom,
-            phase=event.phase,
-            cause=incident.diagnosis.cause,
-            op=incident.location.op,
-            module=incident.location.module,
-            action=incident.action.kind,
-            rank=event.rank,
-        )
+        self.file.parts = {}
+        self.file.append((*row[:6], False, {"flags": [flag]}))
 
     def checkpoint(self, path: str, step: int, status: str, detail: str = "") -> None:
         """A checkpoint was written (`good`), held back (`refused`) or found corrupt (`bad`)."""
-        if self.journal.path.parent.absolute() / "incidents" in Path(path).absolute().parents:
+        if self.file.path.parent.absolute() / "incidents" in Path(path).absolute().parents:
             return  # what an incident saves for its replay is no checkpoint of the user's
-        self.journal.event("checkpoint", step=step, path=path, status=status, detail=detail)
+        self.file.event("checkpoint", step=step, path=path, status=status, detail=detail)
 
     def deep(self, step: int) -> None:
         """A deep check found everything finite: a good moment to look at each layer."""
         sample = self._layers.sample(step)
         if sample is not None:
-            self.journal.event("layers", step=step, **sample)
+            self.file.event("layers", step=step, **sample)
 
     def close(self, **fields: Any) -> None:
-        self.journal.close(**fields)
+        self.file.close(**fields)
 
 
 class Stage:

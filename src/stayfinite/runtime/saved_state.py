@@ -19,9 +19,15 @@ from ..recover.snapshot import DiskSnapshot, Snapshot
 from .rng import RngState
 from .state import TrainState
 from .undo import entries, optimizer_extras
-from .window import Window
 
-__all__ = ["Before", "LeftByLoop", "OptimizerCopy", "SearchPoint", "choose_snapshot", "free_memory"]
+__all__ = [
+    "OptimizerCopy",
+    "SearchPoint",
+    "SmallStateCopy",
+    "StateCopy",
+    "choose_snapshot",
+    "free_memory",
+]
 
 
 def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
@@ -46,14 +52,15 @@ def free_memory() -> float:
         return 4e9
 
 
-class Before:
+class StateCopy:
     """The whole state before one window is replayed with its step applied."""
 
     def __init__(self) -> None:
         self._kept = Snapshot()
         self._rng: RngState | None = None
 
-    def take(self, state: TrainState, window: Window) -> None:
+    def take(self, state: TrainState, rng: RngState | None) -> None:
+        """Copy the state, and go to `rng`, from which the replay draws."""
         own = state.snapshot
         if isinstance(own, DiskSnapshot) and not self._kept.is_taken:
             self._kept = DiskSnapshot(own.path.with_name("before.pt"))
@@ -62,7 +69,7 @@ class Before:
             state.take_snapshot(0)
         finally:
             state.snapshot = own
-        self._rng = window.rng or RngState.now()
+        self._rng = rng or RngState.now()
         self._rng.restore()
 
     def restore(self) -> None:
@@ -101,7 +108,7 @@ def _write(params: list[Tensor], values: list[Tensor]) -> None:
         p.copy_(value)
 
 
-class LeftByLoop:
+class SmallStateCopy:
     """Buffers, scheduler, scaler and random state as the loop left them."""
 
     def __init__(self, snapshot: Snapshot, rng: RngState) -> None:
@@ -109,7 +116,7 @@ class LeftByLoop:
         self._rng = rng
 
     @classmethod
-    def take(cls, state: TrainState) -> LeftByLoop:
+    def take(cls, state: TrainState) -> SmallStateCopy:
         snapshot = Snapshot()
         snapshot.take(0, [b for _, b in state.buffers], state.small_captures(), [])
         return cls(snapshot, RngState.now())

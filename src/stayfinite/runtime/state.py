@@ -21,7 +21,7 @@ from ..recover.snapshot import Snapshot
 from .batches import named_tensors
 from .buffers import Buffers, join
 from .companions import Companions, undo_of
-from .discover import Beside
+from .discover import Auxiliaries
 from .undo import Capture, attributes, by_state_dict, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
 
@@ -46,7 +46,7 @@ class TrainState:
         """Running averages of the weights: nothing moves them but the loop itself."""
         self.others: dict[str, Any] = {}
         """Anything else with `state_dict` and `load_state_dict` that goes back with a rollback."""
-        self.beside: Beside | None = None
+        self.auxiliaries: Auxiliaries | None = None
         """Found together with the models, for the window that opens just now."""
         self.snapshot = Snapshot()
         self.initially_bad: set[str] = set()
@@ -85,7 +85,7 @@ class TrainState:
         of theirs may be under way, and what is kept for it stays until the next one begins."""
         self.generation += 1
         if not self.optimizers:
-            self.let_go()
+            self.release_all()
 
     def forget_gone(self) -> None:
         """Copies are of another training now; those of this one are about to be made."""
@@ -123,14 +123,16 @@ class TrainState:
             if self.snapshot.is_taken and scaler.is_enabled():
                 self.snapshot.add(scaler_state(scaler))
 
-    def take_beside(self) -> Beside | None:
-        found, self.beside = self.beside, None
+    def take_auxiliaries(self) -> Auxiliaries | None:
+        found, self.auxiliaries = self.auxiliaries, None
         return found
 
-    def adopt_companions(self, beside: Beside, others: set[int], num_applied: int) -> None:
+    def adopt_companions(
+        self, auxiliaries: Auxiliaries, others: set[int], num_applied: int
+    ) -> None:
         moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
         known = others | {id(m) for m in self.roots.values()}
-        self.companions.adopt(beside, moved, known, num_applied)
+        self.companions.adopt(auxiliaries, moved, known, num_applied)
         self.buffers.look_again()
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
@@ -144,7 +146,7 @@ class TrainState:
             self.averages[f"average{len(self.averages) or ''}"] = module
         return bool(new)
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """The training is over: hold on to nothing of it."""
         for held in (self._roots, self.optimizers, self.schedulers, self.scalers, self.buffers):
             held.clear()

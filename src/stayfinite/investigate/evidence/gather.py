@@ -241,9 +241,9 @@ def _is_scaler_unused(investigation: Investigation) -> bool:
 
 def _optimizer(investigation: Investigation, name: str | None) -> dict[str, str]:
     """The optimizer that moves what went bad, else the first."""
-    spoiled = dict(investigation.state.parameters()).get((name or "").split(":")[0])
+    corrupted = dict(investigation.state.parameters()).get((name or "").split(":")[0])
     groups = [(o, g) for o in investigation.state.optimizers for g in o.param_groups]
-    moving = [(o, g) for o, g in groups if any(p is spoiled for p in g["params"])]
+    moving = [(o, g) for o, g in groups if any(p is corrupted for p in g["params"])]
     for optimizer, group in (*moving, *groups):
         plain = {k: str(v) for k, v in group.items() if isinstance(v, (bool, int, float, str))}
         return {"type": type(optimizer).__name__, **plain}

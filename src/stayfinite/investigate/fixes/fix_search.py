@@ -69,7 +69,7 @@ def proved_fixes(
     if not lab.can_replay:
         return ()
     location = evidence.location
-    solved = lab.investigation.engine.solved
+    solved = lab.investigation.engine.known.solved
     key = (cause, location.op, location.file, location.line)
     if key in solved:
         again = yield from _holds_again(lab, *solved[key])

@@ -26,12 +26,12 @@ from ...runtime.undo import scaler_step
 from ...runtime.window import Failure, Replay, ReplayResult
 from .tracing import symptom_origin
 
-__all__ = ["ActiveReplay", "Enough", "drive"]
+__all__ = ["ActiveReplay", "ReplayDecided", "drive"]
 
 T = TypeVar("T")
 
 
-class Enough(BaseException):
+class ReplayDecided(BaseException):
     """Nothing more is to be learned from this replay. No `except Exception` of the user's stops it."""
 
 
@@ -174,7 +174,7 @@ class ActiveReplay:
 
     def _end_if_decided(self) -> None:
         if self.is_decided and not self.engine.ranks.is_on:
-            raise Enough  # with others, the backward runs on every rank or on none
+            raise ReplayDecided  # with others, the backward runs on every rank or on none
 
     def look_at_loss(self, loss: Tensor, scaled: Tensor | None = None) -> None:
         """The loss is known: is it the symptom?"""

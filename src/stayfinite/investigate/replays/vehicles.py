@@ -20,7 +20,7 @@ from ...numerics.health import badness
 from ...putting_back import put_back
 from ...runtime.engine import Engine
 from ...runtime.frames import bad_tensors
-from ...runtime.ranks.groups import has_memory, hushed, unsynced, wrappers_over
+from ...runtime.ranks.groups import has_memory, unsynced, without_sync, wrappers_over
 from ...runtime.ranks.shards import begin_anew
 from ...runtime.ranks.talk import OthersBrokeOff
 from ...runtime.step.parts import StepParts
@@ -32,7 +32,7 @@ from .changed_source import NotRunnable
 from .detour import Detour
 from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace, Silence
-from .replay import ActiveReplay, Enough
+from .replay import ActiveReplay, ReplayDecided
 from .tracing import eager_stance, symptom_origin
 
 __all__ = [
@@ -80,11 +80,6 @@ class Vehicle:
         """The tensors that a loop without a loader takes its batches from, by the names that it has for them."""
         return ()
 
-    @property
-    def is_cheap(self) -> bool:
-        """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
-        return False
-
     def wider(self) -> Vehicle | None:
         """One that computes more of the same iteration; None where there is none."""
         return None
@@ -93,7 +88,7 @@ class Vehicle:
         active = ActiveReplay(self.engine, wanted)
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
         state, ranks = self.engine.state, self.engine.ranks
-        if (ranks.has_parted and not is_quiet) or not self.can_run(wanted.window):
+        if (ranks.has_diverged and not is_quiet) or not self.can_run(wanted.window):
             active.result.is_complete = False
             ranks.begin_replay()
             ranks.end_replay(is_broken=True)
@@ -105,7 +100,7 @@ class Vehicle:
         self.engine.replay = active
         try:
             with (
-                hushed(ranks.wrappers, stepped) if is_alone else contextlib.nullcontext(),
+                without_sync(ranks.wrappers, stepped) if is_alone else contextlib.nullcontext(),
                 Silence() if ranks.is_apart else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
                 Detour(ranks.talk.copies) if ranks.is_on else contextlib.nullcontext(),
                 computing_only() as report,
@@ -118,7 +113,7 @@ class Vehicle:
                     installed = change.installed() if change else contextlib.nullcontext()
                     with installed, _where_it_failed(wanted), active:
                         self._compute(active)
-                except Enough:
+                except ReplayDecided:
                     pass
                 except (NeedsOthers, NotRunnable, OthersBrokeOff):
                     active.result.is_complete = False
@@ -197,10 +192,6 @@ class StepVehicle(Vehicle):
         super().__init__(engine)
         self._parts = parts
 
-    @property
-    def is_cheap(self) -> bool:
-        return True
-
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # no framework drives this loop
 
@@ -229,7 +220,7 @@ class StepVehicle(Vehicle):
                 active.look_at_gradients()
             active.agree()
             if active.is_decided:
-                raise Enough
+                raise ReplayDecided
             if parts.clip_norm is not None:
                 moved = [p for g in optimizer.param_groups for p in g["params"]]
                 torch.nn.utils.clip_grad_norm_(moved, parts.clip_norm)

@@ -19,42 +19,45 @@ __all__ = ["BadSteps"]
 
 
 class BadSteps:
-    """`own_work`: what is computed meanwhile is not the loop's doing; `on_made`: the step that the loop
+    """`internal_work`: what is computed meanwhile is not the loop's doing; `on_made`: the step that the loop
     stands in was made again, and counts as applied."""
 
     def __init__(
         self,
         engine: Engine,
         tracker: BatchTracker,
-        own_work: Callable[[], AbstractContextManager[None]],
+        internal_work: Callable[[], AbstractContextManager[None]],
         on_made: Callable[[], None],
     ) -> None:
         self.engine = engine
         self.state = engine.state
-        self.looks = Firewall("a look into a bad step")
+        self.firewall = Firewall("a look into a bad step")
         self.undo: list[Callable[[], None]] = []
         """What puts things back when the iteration is over."""
         self._tracker = tracker
-        self._own_work = own_work
+        self._internal_work = internal_work
         self._on_made = on_made
-        self._beside: list[Callable[[], None]] = []
+        self._undo_companions: list[Callable[[], None]] = []
         """The same for what moves with the training, from the moment that the step was refused."""
 
     def handle(self, window: Window, failure: Failure) -> None:
         """A look into it; one that fails leaves the training where the look began."""
         undo = list(self.undo)
         after = window.rng.now_too() if window.rng is not None else RngState.now()
-        with self._own_work(), self._versions_kept():
-            if not self.looks.once(self._look_into, window, failure) and window.failure is failure:
+        with self._internal_work(), self._versions_kept():
+            if (
+                not self.firewall.once(self._investigate, window, failure)
+                and window.failure is failure
+            ):
                 self.engine.replay = None
                 self.undo = undo
                 puts = (self.state.buffers.restore, window.small_state, after.restore)
-                self.looks.once(put_back, *(p for p in puts if p is not None))
+                self.firewall.once(put_back, *(p for p in puts if p is not None))
 
     def _versions_kept(self) -> AbstractContextManager[None]:
         return versions_kept((p for _, p in self.state.parameters()), self.state.buffers)
 
-    def _look_into(self, window: Window, failure: Failure) -> bool:
+    def _investigate(self, window: Window, failure: Failure) -> bool:
         incident, verdict = self.engine.handle(window, failure)
         is_back = incident is not None and incident.action.kind == "rolled_back"
         is_open = window is self._tracker.window
@@ -108,8 +111,10 @@ class BadSteps:
                 if verdict is None and (
                     self.state.companions.holders or self.state.companions.twins
                 ):
-                    self._beside = self.looks.once(self._note_beside, sys._getframe(1), fallback=[])
-                undo += self._beside
+                    self._undo_companions = self.firewall.once(
+                        self._capture_companions, sys._getframe(1), fallback=[]
+                    )
+                undo += self._undo_companions
             keeps = is_back or (verdict is not None and verdict.keeps_random_state)
             if not window.is_loaderless and not keeps and window.rng is not None:
                 undo.append(window.rng.restore)
@@ -117,23 +122,23 @@ class BadSteps:
                 undo.append(self.state.buffers.restore_bad)
         self.undo = undo
 
-    def _note_beside(self, frame: FrameType) -> list[Callable[[], None]]:
+    def _capture_companions(self, frame: FrameType) -> list[Callable[[], None]]:
         models = list(self.state.roots.values())
         return self.state.companions.capture(models, frame, self.engine.num_applied)
 
     def put_back(self) -> None:
         """The iteration of a step that was left out is over."""
-        undo, self.undo, self._beside = self.undo, [], []
+        undo, self.undo, self._undo_companions = self.undo, [], []
         if undo:
             with ExitStack() as stack:  # where the versions cannot be kept, the values are put back
-                self.looks.once(lambda: stack.enter_context(self._versions_kept()))
+                self.firewall.once(lambda: stack.enter_context(self._versions_kept()))
                 put_back(*undo)
 
     def handle_late(
         self, bad: Window, failure: Failure, later: list[Window], is_regular: bool
     ) -> None:
         """A deferred step turns out to be bad when others have been made since then."""
-        with self._own_work(), self._versions_kept():
+        with self._internal_work(), self._versions_kept():
             incident, verdict = self.engine.handle(bad, failure)
             is_back = incident is not None and incident.action.kind == "rolled_back"
             if is_regular and not verdict.is_rebuilt:

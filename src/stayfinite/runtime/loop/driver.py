@@ -19,9 +19,9 @@ from ...putting_back import put_back
 from ..closures import ClosureSteps
 from ..engine import Engine
 from ..frames import codes_of_step
+from ..outside_modes import outside_user_modes
 from ..ranks.shards import plain_norm
 from ..saved_state import OptimizerCopy
-from ..unseen import unseen
 from ..window import Failure, Phase, Window
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
@@ -47,7 +47,7 @@ class LoopDriver:
         self.firewall = Firewall(
             "the protection of this training", self._give_up, lambda: engine.replay is not None
         )
-        self._bad = BadSteps(engine, self.tracker, self.own_work, self._made_again)
+        self._bad = BadSteps(engine, self.tracker, self.internal_work, self._made_again)
         self._ends = WindowEnds(engine, self._bad)
         self._validation = ValidationLooks(engine, self.tracker)
         self.loaderless = Loaderless(engine, self.tracker)
@@ -59,7 +59,7 @@ class LoopDriver:
         self.scaling = Scaling(engine)
         self.was_stepped = False
         self.stepped_here: set[int] = set()
-        self.is_own_work = False
+        self.is_internal = False
         self._is_deferred = engine.settings.deferred
         self.owns: Callable[[Any], bool] = self.state.optimizers.__contains__
         self.ordinary = OrdinaryIteration(self, self._bad.handle)
@@ -93,17 +93,17 @@ class LoopDriver:
         self.phase = Phase.STEPPED
 
     @contextlib.contextmanager
-    def own_work(self) -> Iterator[None]:
+    def internal_work(self) -> Iterator[None]:
         """What is computed now is not the loop's doing."""
-        was, self.is_own_work = self.is_own_work, True
+        was, self.is_internal = self.is_internal, True
         try:
             yield
         finally:
-            self.is_own_work = was
+            self.is_internal = was
 
     def before_batch(self, loader: Any) -> None:
         """The loop asks for a batch: its last iteration over this loader is over."""
-        if self.is_own_work:
+        if self.is_internal:
             return
         window = self.tracker.over_by(loader)
         if window is not None:
@@ -116,7 +116,7 @@ class LoopDriver:
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
         """The loop gets this batch, unless it is one that a rollback leaves out as well."""
-        if self.is_own_work:
+        if self.is_internal:
             return True
         if self.engine.recovery.left_out.drops and self.tracker.drops_batch(loader, indices):
             return False
@@ -129,12 +129,12 @@ class LoopDriver:
 
     def on_loader_start(self, loader: Any) -> None:
         """A new iterator of a loader; whoever knows its length may not have asked for its end."""
-        if not self.is_own_work and not self.is_replaying:
+        if not self.is_internal and not self.is_replaying:
             self.tracker.begin_epoch(loader)
 
     def on_loader_end(self, loader: Any) -> None:
         """A loader is through: a last look at what it was trained on."""
-        if self.is_own_work:
+        if self.is_internal:
             return
         if not self.ordinary.is_over_by(loader):
             self.before_batch(loader)
@@ -143,16 +143,16 @@ class LoopDriver:
             self._ends.after_epoch()
             self.tracker.end_epoch(loader)
         else:
-            self._bad.looks.once(self._validation.look, sys._getframe(1))
+            self._bad.firewall.once(self._validation.look, sys._getframe(1))
 
-    @unseen
+    @outside_user_modes
     def before_backward(self, loss: Tensor) -> bool | None:
-        if self.is_own_work or self.phase is Phase.OVER:
+        if self.is_internal or self.phase is Phase.OVER:
             return None
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
             self.phase = Phase.FORWARD
-            self._ends.after_unseen(over)
+            self._ends.after_backward_of_next(over)
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
@@ -186,7 +186,7 @@ class LoopDriver:
 
     def before_scale(self) -> None:
         """A loop without a loader has begun its next iteration, whose loss the scale is for."""
-        if self.tracker.window is None and not self.is_own_work and self.engine.replay is None:
+        if self.tracker.window is None and not self.is_internal and self.engine.replay is None:
             self._bad.put_back()
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
@@ -219,7 +219,7 @@ class LoopDriver:
 
     def may_step(self, optimizer: Any) -> bool:
         """Whether this step is applied; one that is not has been looked into when this returns."""
-        if self.is_own_work or self.phase is Phase.OVER:
+        if self.is_internal or self.phase is Phase.OVER:
             return True
         window = self.window_for(optimizer)
         self.engine.step_place.note()
@@ -240,7 +240,7 @@ class LoopDriver:
         """This step is not applied, unless the scaler does that by itself."""
         self.engine.step_place.note()
         self.refuse(window, failure)
-        self._bad.looks.once(self.end_refused, window)
+        self._bad.firewall.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"
 
     def window_for(self, optimizer: Any) -> Window:
@@ -270,7 +270,7 @@ class LoopDriver:
 
     def on_step_done(self, optimizer: Any, is_done: bool) -> None:
         window = self.tracker.window
-        if self.is_own_work or window is None:
+        if self.is_internal or window is None:
             return
         if self._is_deferred and self.engine.deferral.is_armed(optimizer):
             self.engine.deferral.submit(window, optimizer)
@@ -282,8 +282,8 @@ class LoopDriver:
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
         """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
-        is_fine = self.is_own_work or self.may_step(optimizer)
-        if not self.is_own_work:  # such a step is seen from inside of the optimizer's own
+        is_fine = self.is_internal or self.may_step(optimizer)
+        if not self.is_internal:  # such a step is seen from inside of the optimizer's own
             self.engine.step_place.note(codes_of_step(optimizer))
         if is_fine:
             return None
@@ -310,7 +310,7 @@ class LoopDriver:
             if closure is not None:
                 return replay.on_closure_step(optimizer, closure, call)
             return replay.on_optimizer_step(optimizer, lambda: call(closure))
-        if self.is_own_work or self.phase is Phase.OVER:
+        if self.is_internal or self.phase is Phase.OVER:
             return call(closure)
         return self._closures.step(optimizer, closure, call)
 
@@ -326,7 +326,7 @@ class LoopDriver:
             self.engine.replay.on_scaler_skip(optimizer)
             return
         window = self.tracker.window
-        if window is None or self.is_own_work or window.failure is not None:
+        if window is None or self.is_internal or window.failure is not None:
             return
         self.window_for(optimizer)
         self.refuse(window, self.scaling.failure_of_skip(window))
@@ -350,14 +350,14 @@ class LoopDriver:
         window.failure = failure
         # What the loop does from here on (saving, validating) must not see what the bad forward wrote.
         if window.error is None or not window.is_moved:
-            self._bad.looks.once(self.state.buffers.restore)
+            self._bad.firewall.once(self.state.buffers.restore)
         self.phase = Phase.REFUSED
-        self._bad.looks.once(self._bad.handle, window, failure)
+        self._bad.firewall.once(self._bad.handle, window, failure)
 
     def _open_loaderless(self) -> Window:
         self._bad.put_back()
         self.before_window()
-        self.engine.prime()
+        self.engine.deep_checks.initialize()
         self.phase = Phase.FORWARD
         return self.loaderless.open()
 

@@ -36,7 +36,7 @@ class _Driver(Protocol):
     tracker: BatchTracker
     scaling: Scaling
     phase: Phase
-    is_own_work: bool
+    is_internal: bool
     was_stepped: bool
     stepped_here: set[int]
     own_updates: Any
@@ -49,17 +49,17 @@ class _Driver(Protocol):
 class OrdinaryIteration:
     """One batch of one loader, one scalar loss, one optimizer, nobody else who has a say."""
 
-    def __init__(self, driver: _Driver, look_into: Callable[[Window, Failure], object]) -> None:
+    def __init__(self, driver: _Driver, investigate: Callable[[Window, Failure], object]) -> None:
         engine = driver.engine
         self._driver, self._engine, self._tracker = driver, engine, driver.tracker
         self._state, self._scaling = engine.state, driver.scaling
         self._scalers = engine.state.scalers
         self._optimizers = engine.state.optimizers
-        self._note_place, self._see = engine.step_place.note, engine.lookout.see
+        self._note_place, self._compare = engine.step_place.note, engine.lookout.compare
         self._steps_to_place = 0
         """After so many steps it is noted where the loop makes them."""
-        self._look_here = engine.checker.look_here
-        self._look_into = look_into
+        self._check_on_host = engine.checker.check_on_host
+        self._investigate = investigate
         self._is_deferred = engine.settings.deferred
 
     def is_over_by(self, loader: Any) -> bool:
@@ -73,7 +73,7 @@ class OrdinaryIteration:
             or window.failure is not None
             or window.is_moved
             or len(window.batches) != 1
-            or self._driver.is_own_work
+            or self._driver.is_internal
             or tracker.other is not None
             or self._scalers.refs
         ):
@@ -88,7 +88,7 @@ class OrdinaryIteration:
         self._driver.phase = Phase.FORWARD
         failure = self._engine.close_healthy(window)
         if failure is not None:
-            self._look_into(window, failure)
+            self._investigate(window, failure)
         return True
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
@@ -100,7 +100,7 @@ class OrdinaryIteration:
             source is None
             or source() is not loader
             or tracker.window is not None
-            or driver.is_own_work
+            or driver.is_internal
             or engine.replay is not None
             or engine.recovery.left_out.drops
         ):
@@ -126,7 +126,7 @@ class OrdinaryIteration:
             or window.num_backward
             or window.is_loaderless
             or type(loss) is not Tensor
-            or driver.is_own_work
+            or driver.is_internal
             or driver.own_updates is not None
             or driver.phase is Phase.OVER
             or self._engine.replay is not None
@@ -159,7 +159,7 @@ class OrdinaryIteration:
             or len(window.losses) != 1
             or len(refs) != 1
             or refs[0]() is not optimizer
-            or driver.is_own_work
+            or driver.is_internal
             or driver.phase is Phase.OVER
             or self._is_deferred
             or self._engine.has_world
@@ -176,7 +176,7 @@ class OrdinaryIteration:
             if type(rate) is not float or not -_INF < rate < _INF:
                 return None
             grads += [g for p in group["params"] if (g := p.grad) is not None]
-        figures = self._look_here(grads, window.losses[0][1], window.norm)
+        figures = self._check_on_host(grads, window.losses[0][1], window.norm)
         if figures is None:
             return None
         driver.was_stepped = True
@@ -190,5 +190,5 @@ class OrdinaryIteration:
         window.is_seen = True
         window.loss = figures[0]
         window.losses = []  # with the graph that hangs on it
-        failure = self._see(window, *figures)
+        failure = self._compare(window, *figures)
         return True if failure is None else driver.leave_out(window, failure)

@@ -228,7 +228,7 @@ class OwnUpdates:
         if not all(g.is_cpu for g in grads):
             return None
         losses = [t for _, t in window.losses]
-        if driver.engine.checker.look(grads, losses) is not None:
+        if driver.engine.checker.check(grads, losses) is not None:
             return None
         for step, loss in window.losses:
             if not is_finite(loss):

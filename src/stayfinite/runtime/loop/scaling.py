@@ -45,8 +45,8 @@ class Scaling:
             return engine.check(window, optimizer)
         # The scaler has passed the gradients; the losses are left.
         if engine.shared.is_shared(optimizer):
-            return engine.shared.check(window, optimizer, is_scaled=True) or engine.see(window)
-        return engine.explain(window, []) or engine.see(window)
+            return engine.shared.check(window, optimizer, is_scaled=True) or engine.compare(window)
+        return engine.explain(window, []) or engine.compare(window)
 
     def failure_of_skip(self, window: Window) -> Failure:
         """The scaler leaves this step out: because of its scale, or was the loss bad before?"""

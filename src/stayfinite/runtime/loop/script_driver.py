@@ -38,7 +38,7 @@ class ScriptDriver(LoopDriver):
     @property
     def wants_gradients(self) -> bool:  # type: ignore[override]
         return (
-            self.own_updates is not None and not self.is_own_work and self.phase is not Phase.OVER
+            self.own_updates is not None and not self.is_internal and self.phase is not Phase.OVER
         )
 
     def on_optimizer(self, optimizer: Any) -> None:
@@ -102,7 +102,7 @@ class ScriptDriver(LoopDriver):
             self._has_looked_in_loop = len(optimizers) > 0
             self._look_for_models(is_opening=True)
         else:
-            self.state.beside = None
+            self.state.auxiliaries = None
 
     def on_step_elsewhere(self, optimizer: Any) -> None:
         """An optimizer that this thread has made may be another one's to train with."""
@@ -123,13 +123,13 @@ class ScriptDriver(LoopDriver):
             if any(scheduler.optimizer is o for o in optimizers):
                 self.on_scheduler(scheduler)
         reach = Reach(frame, moved)
-        self.state.beside = reach.beside if is_opening else None
+        self.state.auxiliaries = reach.auxiliaries if is_opening else None
         modules = reach.modules
         found = find_models(optimizers, modules)
         others = find_stateful(modules)
         if is_opening:
             ours = {id(m) for _, m in (*found, *others)}
-            self.state.adopt_companions(reach.beside, ours, self.engine.num_applied)
+            self.state.adopt_companions(reach.auxiliaries, ours, self.engine.num_applied)
         known = {id(m) for m in self.state.roots.values()}
         if not found or not any(id(m) not in known for _, m in (*found, *others)):
             return
@@ -139,7 +139,7 @@ class ScriptDriver(LoopDriver):
             self.state.add_root(model, "" if alone else self._free(name, model))
         for name, module in others:
             self.state.add_root(module, self._free(name, module))
-        self.engine.prime_again(is_opening)
+        self.engine.deep_checks.reinitialize(is_opening)
 
     def _free(self, name: str, model: Any) -> str:
         taken = self.state.roots

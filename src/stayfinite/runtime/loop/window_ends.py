@@ -35,7 +35,7 @@ class WindowEnds:
             return
         self.close_healthy(window)
 
-    def after_unseen(self, window: Window) -> None:
+    def after_backward_of_next(self, window: Window) -> None:
         """It is over, as a backward shows; what the next iteration's forward has written by now is not
         this one's, and what its graph needs must not be moved: all else waits for the next end."""
         self._bad.undo.clear()
@@ -58,7 +58,7 @@ class WindowEnds:
     def after_epoch(self) -> None:
         """A deep check; ranks come there at different times."""
         if self._engine.ranks.is_together:
-            self._engine.want_deep_check()
+            self._engine.deep_checks.request()
             return
         self.look_deeper(is_regular=True)
 
@@ -67,7 +67,7 @@ class WindowEnds:
         self._collect(is_last=True, is_regular=is_regular)
         if self._engine.log:
             last = self._engine.log[-1]
-            failure = self._engine.deep_check(last.step)
+            failure = self._engine.deep_checks.run(last.step)
             if failure is not None:
                 self._bad.handle(last, failure)
 
@@ -85,7 +85,7 @@ class WindowEnds:
             self._bad.handle(*found)
             return
         if bad is None:
-            if self._engine.must_wait:
+            if self._engine.deep_checks.must_wait:
                 self._collect(is_last=True, is_regular=is_regular)
             return
         failure = self._engine.shared.late_failure(bad)

@@ -23,7 +23,6 @@ __all__ = [
     "groups_in_use",
     "has_memory",
     "has_world",
-    "hushed",
     "is_sharded",
     "is_whole",
     "launched_at",
@@ -31,6 +30,7 @@ __all__ = [
     "own_rank",
     "sequence_of",
     "unsynced",
+    "without_sync",
     "world_of_all",
     "wrappers_of",
     "wrappers_over",
@@ -161,7 +161,7 @@ def unsynced(wrappers: list[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hushed(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
+def without_sync(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
     """Models in DistributedDataParallel called without a word to the other ranks; `stepped`: those in which the
     training's own backward is over."""
     instead = {

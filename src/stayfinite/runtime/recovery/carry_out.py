@@ -65,7 +65,7 @@ class Recovery:
         """The run folder; None where there is none."""
         self.last_healthy: Path | None = None
         self.last_save = LastSave()
-        self._looks = Firewall("what else is known of a bad step")
+        self._firewall = Firewall("what else is known of a bad step")
 
     @property
     def policy(self) -> Policy:
@@ -140,14 +140,14 @@ class Recovery:
         cost = self.last_save.cost(self._host.num_applied)
         is_loop = window is not None and window.batches[0].loss_fn is None
         home = incident.location.module
-        found = self._looks.once(facts, home, self.state, limits, cost, is_loop) or []
+        found = self._firewall.once(facts, home, self.state, limits, cost, is_loop) or []
         diagnosis = incident.diagnosis
         evidence = (*diagnosis.evidence, *found)
         return replace(incident, diagnosis=replace(diagnosis, evidence=evidence))
 
     def give_up(self, reason: str) -> None:
         """Nothing that is done from here on can help: a policy that thinks ends the run."""
-        if self.policy.is_thoughtful and self.incidents_so_far:
+        if self.policy.is_adaptive and self.incidents_so_far:
             last = self.incidents_so_far[-1]
             raise BudgetExceededError(
                 f"{reason}\n  where: {headline(last)}\n  try: {self._way_out()}", last
@@ -200,7 +200,7 @@ class Recovery:
         assert outlook is not None and verdict.incident is not None
         action = self._roll_back(verdict, decision)
         self.healing.apply(outlook)
-        self._host.forget_known()
+        self._host.known.forget()
         self.tally.num_consecutive = 0
         text = f"healed: from here on {outlook.change} ({outlook.proof}), because {outlook.reason}"
         self._note_change(verdict.incident, text)
@@ -231,7 +231,7 @@ class Recovery:
             )
         )
         if self._host.journal is not None:
-            self._host.journal.journal.event("change", step=event.step, about=kind, text=text)
+            self._host.journal.file.event("change", step=event.step, about=kind, text=text)
 
     def _decide(
         self, incident: Incident, window: Window | None, outlook: Outlook | None
@@ -254,7 +254,7 @@ class Recovery:
             return Decision("skip" if wanted in cannot else wanted, "spike")
         is_dark = outlook is None and not incident.location.is_reproduced
         is_new = is_dark and incident.event.phase != "data" and not self._host.ranks.is_apart
-        is_long = self.policy.is_thoughtful and self.tally.num_consecutive > _PATIENCE
+        is_long = self.policy.is_adaptive and self.tally.num_consecutive > _PATIENCE
         if is_long and self._host.ranks.any(is_new):  # they may not have been able to share a look
             count = self.tally.num_consecutive
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
@@ -358,7 +358,7 @@ class Recovery:
             state.scale_lrs(decision.lr_factor)
             state.snapshot.retake_small(state.snapshot_captures())
         host.log.clear()
-        host.forget_due()
+        host.deep_checks.forget_due()
         self.tally.num_rollbacks += 1
         host.lookout.forget_after(tag)
         assert verdict.incident is not None

@@ -216,7 +216,7 @@ class ScriptRun:
         end.once(put_back, *closings)
         if self.engine.ranks.has_others:
             # A wrapped model holds its process group; that must end before the interpreter does.
-            self.engine.let_go()
+            self.engine.release_all()
             self.driver.tracker.window = None
             gc.collect()
 

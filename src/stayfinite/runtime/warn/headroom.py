@@ -28,7 +28,7 @@ _AGAIN = 1000
 _KEPT = 6
 
 
-class Told(Protocol):
+class Warns(Protocol):
     """Who is warned, and whose training it is."""
 
     @property
@@ -41,19 +41,19 @@ class Headroom:
     """Watches for climbs, and says each one once."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._warned_at: dict[str, int] = {}
         self._sizes: deque[tuple[int, list[float]]] = deque(maxlen=_KEPT)
         self._names: list[str] = []
 
-    def look_at_figure(self, training: Told, window: Window, name: str, watch: SpikeWatch) -> None:
+    def look_at_figure(self, training: Warns, window: Window, name: str, watch: SpikeWatch) -> None:
         """The loss or the gradient norm has leapt: is it on its way to the limit?"""
-        if not watch.is_rising() or self._is_told(name, window.step):
+        if not watch.is_rising() or self._is_warned(name, window.step):
             return
         dtype = _figure_dtype(training.state)
         found = climb(watch.recent(), LIMITS[dtype])
         if found is None:
             return
-        self._told[name] = window.step
+        self._warned_at[name] = window.step
         layer = _steepest(training.state)
         text = found.describe(_NAMES[name], dtype)
         training.warn(
@@ -66,7 +66,7 @@ class Headroom:
         )  # fmt: skip
 
     @torch.no_grad()
-    def look_at_weights(self, training: Told, step: int) -> None:
+    def look_at_weights(self, training: Warns, step: int) -> None:
         """With a deep check, which has waited for the device already: one more pass, one read."""
         named = [
             (n, p)
@@ -91,8 +91,8 @@ class Headroom:
             found = climb(
                 [s[i] for _, s in self._sizes], LIMITS.get(dtype, LIMITS["float32"]), every
             )
-            if found is not None and not self._is_told(name, step):
-                self._told[name] = step
+            if found is not None and not self._is_warned(name, step):
+                self._warned_at[name] = step
                 text = found.describe(f"largest weight of {name}", dtype)
                 training.warn(
                     Event(
@@ -101,12 +101,12 @@ class Headroom:
                     )
                 )  # fmt: skip
 
-    def _is_told(self, name: str, step: int) -> bool:
-        return name in self._told and step - self._told[name] < _AGAIN
+    def _is_warned(self, name: str, step: int) -> bool:
+        return name in self._warned_at and step - self._warned_at[name] < _AGAIN
 
     def forget_after(self, step: int) -> None:
         """The training went back."""
-        self._told = {n: s for n, s in self._told.items() if s < step}
+        self._warned_at = {n: s for n, s in self._warned_at.items() if s < step}
         self._sizes.clear()
 
 

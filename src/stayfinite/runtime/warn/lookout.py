@@ -59,7 +59,7 @@ class Lookout:
             watch.forget_after(step)
         self.headroom.forget_after(step)
 
-    def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
+    def compare(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
         """Compare this step's finite figures with the usual; a Failure where the policy acts."""
         if self._is_blind:
             return None
@@ -94,10 +94,10 @@ class Lookout:
             return RankFailure("spike", window.step, name, value, rank=ranks.first)
         return Failure("spike", window.step, name=name, value=value)
 
-    def look_closer(self, step: int, unseen: list[Window]) -> Failure | None:
+    def compare_late(self, step: int, uncompared: list[Window]) -> Failure | None:
         """With a deep check: the figures that nobody has read yet, and the watched parameters."""
-        known = {} if self._is_blind else _read_together(unseen)
-        spikes = [f for w in unseen if (f := self.see(w, *known[id(w)])) is not None]
+        known = {} if self._is_blind else _read_together(uncompared)
+        spikes = [f for w in uncompared if (f := self.compare(w, *known[id(w)])) is not None]
         for limit in (*self.limits, *everywhere):
             limit.check(self, step)
         self.headroom.look_at_weights(self, step)
@@ -124,7 +124,7 @@ class Lookout:
         if is_printed and (host.ranks.is_first or not host.ranks.has_others):
             say_warning(event, self._num_warnings[event.kind, event.name])
         if host.journal is not None:
-            host.journal.journal.event(
+            host.journal.file.event(
                 "warning", step=event.step, about=event.kind, name=event.name, value=event.value,
                 text=event.message,
             )  # fmt: skip
