@@ -270,7 +270,7 @@ class Recovery:
         """Whether the epoch is about to end, and with it perhaps the script, as it would by itself: that
         is waited for once. The few steps until then are left out."""
         found = self.position(window) if window is not None else None
-        if window is None or found is None:
+        if window is None or found is None or window.error is not None:
             return False
         done, length = found
         if length - done > _NEARLY:
