@@ -113,6 +113,13 @@ def test_a_step_that_is_bad_on_one_rank_alone_is_left_out_by_nobody_alone(crew):
     assert run.state == crew("plain", kind="ddp").state
 
 
+def test_a_rank_that_nobody_watches_is_not_waited_for(crew):
+    """It would take what it is asked for its training's own."""
+    run = crew("one_watched", module="troubles", kind="ddp")
+    assert "no answer from rank 1 within 0.5 s" in run.errors[0]
+    assert run.state == crew("plain", kind="ddp").state
+
+
 def test_a_rank_that_trains_by_itself_asks_nobody(crew):
     run = crew("side_training")
     assert [len(r["incidents"]) for r in run.ranks] == [1, 0]

@@ -151,6 +151,19 @@ def test_accelerate_launch(tmp_path, how):
     check_one_run(home, world=2, began=1)
 
 
+def test_a_framework_that_starts_the_other_ranks_by_a_command(tmp_path):
+    """Lightning runs the script again for each of them; all are watched, or the first would wait for ever."""
+    pytest.importorskip("lightning", reason="needs lightning: pip install lightning")
+    script = str(SCRIPT.with_name("lightning_ddp.py"))
+    done = run(["-m", "stayfinite", "run", "--policy", "skip", script], tmp_path)
+    assert done.returncode == 0, done.stderr
+    weights = totals(done.stdout)
+    assert sorted(weights) == ["0", "1"] and weights["0"] == weights["1"] != "nan"
+    (home,) = tmp_path.glob("stayfinite-runs/*")
+    assert {i.event.rank for i in stories(tmp_path)} == {1}
+    check_one_run(home, world=2, began=1)
+
+
 def check_one_run(home: pathlib.Path, world: int, began: int) -> None:
     """One journal, told once, and the ranks side by side."""
     assert [p.name for p in home.glob("journal*")] == ["journal.jsonl"]

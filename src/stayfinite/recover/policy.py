@@ -63,6 +63,7 @@ class Outlook:
     """What was seen to pass from the last healthy state on; empty where nothing was."""
     proof: str = ""
     lr_factor: float = 1.0
+    lr_limit: float | None = None
     clip_norm: float | None = None
 
 

@@ -26,7 +26,6 @@ class Scene:
     file: str
     line: int
     function: str
-    first_line: int
     code: CodeType = field(repr=False)
     local_variables: dict[str, Any] = field(repr=False)
     """Closure variables included; empty for the body of a module."""
@@ -101,8 +100,7 @@ def _scene(frame: FrameType, line: int, instruction: int) -> Scene:
     names = {} if is_module else variables(frame)
     column = _column(code, line, instruction)
     return Scene(
-        code.co_filename, line, code.co_name, code.co_firstlineno, code, names, frame.f_globals,
-        column,
+        code.co_filename, line, code.co_name, code, names, frame.f_globals, column,
     )  # fmt: skip
 
 

@@ -77,21 +77,19 @@ def _is_discarded(investigation: Investigation, origin: Origin | None) -> bool:
 
 def _weights(investigation: Investigation) -> Weights:
     state = investigation.state
-    largest, name, first, growth = 0.0, None, 0.0, 1.0
+    largest, first, growth = 0.0, 0.0, 1.0
     for key, p in state.parameters():
         size = _size(p)
         before = state.first_sizes.get(key)
         if size is None:
             continue
-        if size[0] > largest:
-            largest, name = size[0], key
+        largest = max(largest, size[0])
         if before is not None:
             first = max(first, before[0])
             if before[1] > 0:
                 growth = max(growth, size[1] / before[1])
     return Weights(
         largest=largest,
-        largest_name=name,
         first=first,
         steps=len(investigation.engine.log),
         growth=growth,

@@ -153,7 +153,7 @@ def _losses(
     """Of steps that are applied: this one, then batches that were seen before, again and again."""
     windows = [lab.window, *_others(lab)]
     losses: list[float] = []
-    with lab.unharmed():
+    with lab.restored():
         for window in itertools.islice(itertools.cycle(windows), number):
             lab.next_step(window)
             contexts: list[AbstractContextManager[Any]] = [] if held is None else [held.during()]

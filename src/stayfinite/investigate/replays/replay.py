@@ -234,6 +234,7 @@ class ActiveReplay:
 
     def begin_step(self) -> bool:
         """The gradients are complete; whether the step is to be made."""
+        self.result.num_steps += 1
         self.look_at_gradients()
         self.agree()
         self._end_if_decided()
@@ -259,6 +260,7 @@ class ActiveReplay:
         self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]
     ) -> Any:
         """A step that evaluates its closure by itself: what that computes is looked at each time."""
+        self.result.num_steps += 1
         if self.wanted.is_applied:
             return call(closure)
         with torch.enable_grad():
@@ -266,6 +268,7 @@ class ActiveReplay:
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None:
         """The scaler has left the step out: its gradients were not finite."""
+        self.result.num_steps += 1
         self.look_at_gradients()
         self._end_if_decided()
 
