@@ -61,7 +61,7 @@ def test_a_web_address_gets_a_post(tmp_path, capsys):
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}/x"
     incident_hook(address)(incident(7, tmp_path))
-    thread.join(10)
+    thread.join(600)
     server.server_close()
     assert got[0][0] == "application/json" and got[0][1]["event"]["step"] == 7
     assert post(address, incident(7, tmp_path), limit_seconds=2) is None
