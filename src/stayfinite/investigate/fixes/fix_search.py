@@ -30,6 +30,7 @@ from .batch_rows import rows_change
 from .clip_order import clip_order_change
 from .first_values import first_values_change
 from .layer_change import layer_change
+from .pipeline_change import pipeline_changes
 from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import is_fixed_scale, scale_changes
@@ -103,6 +104,9 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     """Where to look, one after the other: the batch's rows, what a line has set, the line itself."""
     trial = Trial(lab, seconds)
     if cause in ("bad_input_data", "bad_preprocessing"):
+        if cause == "bad_preprocessing":
+            for setting in pipeline_changes(lab, e):
+                yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
         rows = rows_change(lab, e)
         if rows is not None:
             yield _Search(lab, e, trial, rows.file, rows.before, only=rows.candidate)
@@ -226,6 +230,7 @@ class _Search:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
             proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
+            proof = replace(proof, note=proof.note or setting.note)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":
             self.proved, self.change = fix, change

@@ -40,7 +40,7 @@ from .records import RankFailure, Settled, is_answered_alike, most_telling_first
 from .side_groups import SideGroupError
 from .summary import RankSummary
 from .talk import RankTalk
-from .verdict import can_gather, is_seen_by_all
+from .verdict import absent_ranks, can_gather, is_seen_by_all
 
 __all__ = ["RankFailure", "Ranks", "Settled"]
 
@@ -238,8 +238,7 @@ class Ranks:
     # -- collectives -----------------------------------------------------------------------------
 
     def reduce_flag(self, flag: Tensor, *more: float) -> Tensor:
-        """One tiny all-reduce: `flag` becomes every rank's, without a sync; it and the largest of each of `more`
-        (the first is a vote) to read."""
+        """One tiny all-reduce, without a sync: every rank's `flag`, and the largest of each of `more` (first a vote)."""
         device = self._device(flag.device)
         if self._said_dtype is None:
             self._said_dtype = widest(device)
@@ -272,9 +271,12 @@ class Ranks:
         return can_gather(self._group)
 
     def is_seen_by_all(self, share: float) -> bool:
-        """Of something bad that every rank should see in this very place: whether each of them has. They are waited
-        for, this share of the usual limit at most."""
+        """Whether each rank has seen what is bad here; they are waited for, this share of the limit at most."""
         return is_seen_by_all(self._group, self.talk.seconds * share)
+
+    def absent(self) -> list[int] | None:
+        """The ranks that did not come to their first shared step in time; None where all have."""
+        return absent_ranks(self._group, self.talk.seconds)
 
     def any(self, value: bool) -> bool:
         """Whether it is so on any rank."""

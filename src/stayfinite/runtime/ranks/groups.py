@@ -39,9 +39,10 @@ __all__ = [
 
 
 def launched_rank() -> int:
-    """The rank that a launcher (torchrun) gave to this process, before it has joined the others."""
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdigit() else 0
+    """The rank that a launcher gave to this process, before it has joined the others: torchrun, or Lightning,
+    which tells only the place on this machine."""
+    text = os.environ.get("RANK") or (os.environ.get("WORLD_SIZE") and os.environ.get("LOCAL_RANK"))
+    return int(text) if text and text.isdigit() else 0
 
 
 def own_rank() -> int:

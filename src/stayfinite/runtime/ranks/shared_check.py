@@ -42,8 +42,26 @@ class SharedCheck:
             return False
         if not self._has_agreed_on_snapshots:
             self._has_agreed_on_snapshots = True
+            if not self._are_all_watched():
+                return False
             self._host.deep_checks.agree_on_snapshots()
         return True
+
+    def _are_all_watched(self) -> bool:
+        """One rank that is not under stayfinite would never answer, and would take what is said to it for its
+        training's own; then this rank decides alone."""
+        ranks = self._host.ranks
+        absent = ranks.absent()
+        if absent is None:
+            return True
+        ranks.leave()
+        which = ", ".join(map(str, absent)) or "another rank"
+        say(
+            f"stayfinite (rank {ranks.rank}): no answer from rank {which} within {ranks.talk.seconds:g} s: it is "
+            "probably not under stayfinite, so this rank is watched alone and may leave out steps that the others "
+            "make. Start every process of the training under stayfinite"
+        )
+        return False
 
     def check(
         self, window: Window, optimizer: Optimizer, is_scaled: bool = False

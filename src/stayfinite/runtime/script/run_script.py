@@ -78,7 +78,10 @@ class ScriptRun:
         resume_check: bool = True,
         shows_patches: bool = False,
         plan: StagedPlan | None = None,
+        words: Sequence[str] = (),
     ) -> None:
+        self._words = words
+        """The options of this run on the command line, for the processes that are started by a command."""
         self._plan = plan
         self._shows_patches = shows_patches
         self._wanted_dir = run_dir
@@ -138,8 +141,13 @@ class ScriptRun:
         engine = self.engine
         return functools.partial(
             ScriptRun, engine.settings, engine.policy, folder, self._investigate,
-            tuple(self._sinks), index=index, resume_check=self._checks_resume,
+            tuple(self._sinks), index=index, resume_check=self._checks_resume, words=self._words,
         )  # fmt: skip
+
+    def command(self) -> list[str]:
+        """What stands before the script where the script starts another rank by a command."""
+        folder = ["--run-dir", str(self.folder.path)] if self.folder and self.folder.path else []
+        return ["-m", "stayfinite", "run", *self._words, *folder]
 
     def _set_up(self, folder: Path | None, name: str) -> None:
         """Set up the run folder; only one process has a journal and sinks, but each has its ledger."""
