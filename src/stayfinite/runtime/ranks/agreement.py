@@ -75,8 +75,6 @@ class Ranks:
         self._is_whole = True
         """Whether no parameter is sharded."""
 
-    # -- who is there --------------------------------------------------------------------------
-
     @property
     def is_together(self) -> bool:
         """Whether decisions are made together."""
@@ -235,8 +233,6 @@ class Ranks:
         """The folder for files that every rank writes for itself."""
         return folder / f"rank{self.rank}" if folder is not None and world_of_all() else folder
 
-    # -- collectives -----------------------------------------------------------------------------
-
     def reduce_flag(self, flag: Tensor, *more: float) -> Tensor:
         """Reduce `flag` over all ranks without a sync; returns it with the maximum of each of `more` (the first is a vote)."""
         device = self._device(flag.device)
@@ -317,8 +313,6 @@ class Ranks:
     def is_so_anywhere(self, value: bool) -> bool:
         """Like `any`, but after a failure: not over the training's group."""
         return any(self.gather(value))
-
-    # -- after a failure: over a group of our own, with a time limit ---------------------------------
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in order."""
