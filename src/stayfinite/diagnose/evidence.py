@@ -155,6 +155,8 @@ class Searched:
     """So many steps from the last healthy snapshot on stayed finite with the value that passed."""
     num_batches: int = 0
     """They were made on so many different batches."""
+    is_limit: bool = False
+    """It was an upper limit of all rates; else all of them were scaled alike."""
 
 
 @dataclass(frozen=True, kw_only=True)

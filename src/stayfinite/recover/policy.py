@@ -63,6 +63,7 @@ class Outlook:
     """The change with which replays from the last healthy state passed; empty if there is none."""
     proof: str = ""
     lr_factor: float = 1.0
+    lr_limit: float | None = None
     clip_norm: float | None = None
 
 

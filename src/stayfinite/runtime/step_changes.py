@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch.optim.optimizer import (
 from ..devices import widest
 from .ranks.shards import plain_norm
 
-__all__ = ["before_steps", "clipped", "scaled_lr"]
+__all__ = ["before_steps", "clipped", "limited_lr", "other_rates", "scaled_lr"]
 
 Change = Callable[[Optimizer], Callable[[], None]]
 
@@ -51,21 +52,35 @@ def before_steps(change: Change) -> Iterator[None]:
 @contextlib.contextmanager
 def scaled_lr(factor: float) -> Iterator[None]:
     """Multiply every learning rate by `factor`."""
+    with before_steps(other_rates(lambda now: [rate * factor for rate in now])):
+        yield
+
+
+@contextlib.contextmanager
+def limited_lr(limit: float) -> Iterator[None]:
+    """Limit every learning rate, whatever a schedule sets."""
+    with before_steps(other_rates(lambda now: [min(float(rate), limit) for rate in now])):
+        yield
+
+
+def other_rates(
+    chosen: Callable[[list[Any]], Sequence[Any]],
+) -> Callable[[Optimizer], Callable[[], None]]:
+    """What `chosen` makes of the rates of an optimizer's groups; for `before_steps`."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
         groups = [g for g in optimizer.param_groups if "lr" in g]
         kept = [g["lr"] for g in groups]
-        for g in groups:
-            g["lr"] = g["lr"] * factor
+        for g, rate in zip(groups, chosen(kept)):
+            g["lr"] = rate
 
         def undo() -> None:
-            for g, rate in zip(groups, kept):
-                g["lr"] = rate
+            for g, old in zip(groups, kept):
+                g["lr"] = old
 
         return undo
 
-    with before_steps(change):
-        yield
+    return change
 
 
 def _norm(grads: list[Tensor]) -> float:

@@ -235,6 +235,7 @@ class ActiveReplay:
 
     def begin_step(self) -> bool:
         """Called when the gradients are complete; returns whether to run the step."""
+        self.result.num_steps += 1
         self.look_at_gradients()
         self.agree()
         self._end_if_decided()
@@ -260,6 +261,7 @@ class ActiveReplay:
         self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]
     ) -> Any:
         """Called for a step that evaluates its closure: check each evaluation."""
+        self.result.num_steps += 1
         if self.wanted.is_applied:
             return call(closure)
         with torch.enable_grad():
@@ -267,6 +269,7 @@ class ActiveReplay:
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None:
         """Called if the scaler skips the step because its gradients are not finite."""
+        self.result.num_steps += 1
         self.look_at_gradients()
         self._end_if_decided()
 

@@ -7,6 +7,7 @@ numbers of the training afterwards.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -326,24 +327,33 @@ class BodyVehicle(Vehicle):
         return not is_gone and super().can_repeat(window)
 
     def _can_bind(self, refs: list[BatchRef]) -> bool:
-        if self.body.takes_several:
-            return self.body.can_bind(sum(len(b.items) for b in refs))
-        return all(b.items and self.body.can_bind(len(b.items)) for b in refs)
+        bodies = [self.body] if self._stepping is None else [self.body, self._stepping]
+        return all(_can_bind(b, refs) for b in bodies)
 
-    def _body_with(self, change: Any) -> Body:
+    @functools.cached_property
+    def _stepping(self) -> Body | None:
+        """If an exception has ended the iteration: the body up to the step that was not reached."""
+        place = self.engine.step_place
+        if not self.body.scene.is_over:
+            return None
+        return self.body.as_far_as(place.code, place.line, place.instruction)
+
+    def _body_with(self, change: Any, is_applied: bool) -> Body:
         """The body with the changed source, if there is a change."""
+        own = self._stepping if is_applied and self._stepping is not None else self.body
         if change is None or not change.name:
-            return self.body
-        if self._changed is None or self._changed[0] is not change:
-            body = self.body.with_source(change.scene)
+            return own
+        key = (change, own)
+        if self._changed is None or self._changed[0] != key:
+            body = own.with_source(change.scene)
             if body is None:
                 raise NotRunnable("nothing in the changed body can be run again")
-            self._changed = (change, body)
+            self._changed = (key, body)
         return self._changed[1]
 
     def _compute(self, active: ActiveReplay) -> None:
         wanted = active.wanted
-        body = self._body_with(wanted.change)
+        body = self._body_with(wanted.change, wanted.is_applied)
         refs = wanted.window.batches
         is_whole = len(refs) > 1 and not self._can_bind(refs)
         if len(refs) > 1 and (is_whole or body.takes_several):
@@ -385,3 +395,9 @@ class BodyVehicle(Vehicle):
         grads = torch.autograd.grad(last, moved, allow_unused=True)
         bad = [g for g in grads if g is not None and badness(g)]
         active.result.origin = symptom_origin(trace, bad)
+
+
+def _can_bind(body: Body, refs: list[BatchRef]) -> bool:
+    if body.takes_several:
+        return body.can_bind(sum(len(b.items) for b in refs))
+    return all(b.items and body.can_bind(len(b.items)) for b in refs)

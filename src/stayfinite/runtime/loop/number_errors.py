@@ -31,7 +31,9 @@ def is_about_numbers(error: BaseException) -> bool:
 
 def failure_behind(error: BaseException, window: Window, engine: Engine) -> Failure | None:
     """The failure that caused this exception, if it was a value that is not finite."""
-    found = engine.explain(window, list(engine.state.optimizers))
+    # Before its backward the gradients are those of an earlier step, perhaps of one that was left out.
+    has_gradients = window.num_backward > 0
+    found = engine.explain(window, list(engine.state.optimizers)) if has_gradients else None
     if found is not None:
         return found
     bad = engine.state.bad_state()

@@ -274,7 +274,7 @@ class Recovery:
         The run waits for that once, and skips the few steps until then.
         """
         found = self.position(window) if window is not None else None
-        if window is None or found is None:
+        if window is None or found is None or window.error is not None:
             return False
         done, length = found
         if length - done > _NEARLY:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from ...recover.policy import Outlook
-from ..step_changes import clipped, scaled_lr
+from ..step_changes import clipped, limited_lr, scaled_lr
 
 __all__ = ["Healing"]
 
@@ -24,6 +24,8 @@ class Healing:
         """Use this setting from the next step on."""
         if outlook.lr_factor != 1.0:
             self._changes.enter_context(scaled_lr(outlook.lr_factor))
+        if outlook.lr_limit is not None:
+            self._changes.enter_context(limited_lr(outlook.lr_limit))
         if outlook.clip_norm is not None:
             self._changes.enter_context(clipped(outlook.clip_norm))
 
