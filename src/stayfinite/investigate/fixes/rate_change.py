@@ -127,7 +127,7 @@ def _lower_given(
 
 def _lower_several(lab: Laboratory, fast: list[Optimizer], fix: Fix, limit: float) -> Fix | None:
     """The rates of all optimizers that are faster than what was seen to pass: each at that limit."""
-    found = []
+    found: list[_Rate] = []
     for optimizer in fast:
         stack = [Frame(*place) for place in made_at(optimizer)]
         user = place_of(stack).user if stack else None
