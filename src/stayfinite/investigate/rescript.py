@@ -86,7 +86,7 @@ class _QuietRun(ScriptRun):
         assert self.folder is not None
         self.folder._say = lambda incident: None
 
-    def _sum_up(self, folder: Path) -> None:
+    def _print_summary(self, folder: Path) -> None:
         return
 
 
