@@ -1,5 +1,6 @@
-"""A schedule whose formula gives a rate that is NaN or Inf: the formula, changed where it divides, takes a
-logarithm or a power; its rates are computed anew, and the step is run with them."""
+"""A fix for a schedule whose formula gives a NaN or Inf rate: its divisions, logarithms and powers are changed, its
+rates are computed again, and the step is run with them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from .where_set import source_of
 __all__ = ["schedule_changes"]
 
 _AHEAD = 200
-"""So many steps further on the formula has to be finite too."""
+"""The formula has to be finite for so many further steps."""
 _MOST_BEFORE = 50
 
 Formula = Callable[[int], Any]
@@ -67,7 +68,7 @@ def _made(file: str, source: Source, candidate: Candidate, rate: float) -> Setti
 
 
 def _rate_with(change: ChangedSource, formula: Formula, at: int) -> float | None:
-    """What the changed formula gives at this step; None where it fails or changes what was healthy."""
+    """The rate of the changed formula at this step; None if it fails or changes earlier rates."""
     healthy = range(max(0, at - _MOST_BEFORE), at)
     try:
         with computing_only():
@@ -84,7 +85,7 @@ def _rate_with(change: ChangedSource, formula: Formula, at: int) -> float | None
 
 
 def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | None:
-    """The function of the step, the step at which it fails, and what its result is multiplied by."""
+    """The function of the step, the step at which it fails, and the factor of its result."""
     given = list(lab.state.schedulers)
     inner = [s for g in given for s in getattr(g, "_schedulers", ())]
     for scheduler in reversed([*given, *inner]):
@@ -108,7 +109,7 @@ def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | No
 
 
 def _own_kinds(lab: Laboratory, file: str) -> list[Any]:
-    """Schedules of a class that the user has written: what has a `step` in this file and holds an optimizer."""
+    """Schedules of a user's class: objects with a `step` in this file and an optimizer."""
     kinds = [
         t
         for t in gc.get_objects()
@@ -119,14 +120,14 @@ def _own_kinds(lab: Laboratory, file: str) -> list[Any]:
 
 
 def _held(lab: Laboratory, scheduler: Any) -> str | None:
-    """Under which name a schedule holds its optimizer."""
+    """The attribute of a schedule with its optimizer."""
     known = list(lab.state.optimizers)
     values = getattr(scheduler, "__dict__", {})
     return next((k for k, v in values.items() if any(v is o for o in known)), None)
 
 
 def _stand_in(scheduler: Any, held: str = "optimizer") -> Any:
-    """A copy of a schedule that moves nothing of the training's."""
+    """A copy of a schedule that does not affect the training."""
     given = getattr(scheduler, held)
     groups = []
     for theirs in given.param_groups:
@@ -139,7 +140,7 @@ def _stand_in(scheduler: Any, held: str = "optimizer") -> Any:
 
 
 def _by_class(scheduler: Any) -> Formula:
-    """The `get_lr` of a class of the user's, as a function of the step."""
+    """The `get_lr` of a user's class, as a function of the step."""
 
     def formula(step: int) -> Any:
         mine = _stand_in(scheduler)
@@ -151,7 +152,7 @@ def _by_class(scheduler: Any) -> Formula:
 
 
 def _by_counter(lab: Laboratory, scheduler: Any, file: str) -> tuple[Formula, int, float] | None:
-    """A schedule of the user's own kind: it counts its steps and sets the rate of its optimizer."""
+    """A user's schedule that counts its steps and sets the rate of its optimizer."""
     held = _held(lab, scheduler)
     if held is None or not _is_in(type(scheduler).__dict__.get("step"), file):
         return None
@@ -171,14 +172,14 @@ def _by_counter(lab: Laboratory, scheduler: Any, file: str) -> tuple[Formula, in
 
 
 def _moved_by_step(scheduler: Any, numbers: dict[str, int]) -> list[str]:
-    """The numbers that a schedule counts on when it is stepped."""
+    """The numbers that a schedule increments when it is stepped."""
     with contextlib.suppress(Exception), computing_only():
         scheduler.step()
     return [k for k, v in numbers.items() if vars(scheduler).get(k) == v + 1]
 
 
 def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
-    """What a loop assigns to the rate, as a function of the number that it counts its steps with."""
+    """The rate that a loop assigns, as a function of its step counter."""
     scene = lab.investigation.vehicle.scene
     places = [(scene.file, scene.variables)] if scene is not None else list(_running())
     files = [file for file, _ in places]
@@ -200,7 +201,7 @@ def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
 
 
 def _running() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The files and variables of the user's functions that are under way."""
+    """The files and variables of the user's running functions."""
     frame = sys._getframe(1).f_back
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
@@ -209,7 +210,7 @@ def _running() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _first_bad(function: Formula, at: int) -> int | None:
-    """The first step at which the formula is not finite, where that is so around `at`."""
+    """The first step around `at` at which the formula is not finite."""
     found = next((step for step in (at, at - 1, at + 1) if _is_bad(function, step)), None)
     while found is not None and at - found < _MOST_BEFORE and _is_bad(function, found - 1):
         found -= 1

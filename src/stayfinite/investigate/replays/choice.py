@@ -15,8 +15,9 @@ from ...runtime.undo import helpers_of
 from ...runtime.window import Failure, Replay, ReplayResult, Window
 from ..body.body import Body
 from ..body.scene import Scene, scenes_of_frame, scenes_of_standing, scenes_of_traceback
+from .body_vehicle import BodyVehicle
 from .frameworks import framework_step
-from .vehicles import BodyVehicle, ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
+from .vehicles import ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
 
 __all__ = ["choose_vehicle", "trial_vehicle"]
 
