@@ -72,7 +72,7 @@ def proved_fixes(
     if not lab.can_replay:
         return ()
     location = evidence.location
-    solved = lab.investigation.engine.solved
+    solved = lab.investigation.engine.known.solved
     key = (cause, location.op, location.file, location.line)
     if key in solved:
         again = yield from _holds_again(lab, *solved[key])
@@ -93,7 +93,7 @@ def _holds_again(
     lab: Laboratory, change: Any, fix: Fix, step: int
 ) -> Generator[Replay, ReplayResult, Fix | None]:
     """What was proved for the same place before, run on this step."""
-    with lab.unharmed():
+    with lab.restored():
         lab.start_of(lab.window)
         result = yield Replay(window=lab.window, change=change, is_applied=lab.needs_step)
     if result.failure is not None or not result.is_complete or fix.proof is None:
@@ -288,7 +288,7 @@ class _Search:
 
     def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
         """Where the step, or a batch behind it, fails now, if that is in the same file."""
-        with self.lab.unharmed():
+        with self.lab.restored():
             result = yield from self.lab.traced(window=self.trial.failed_ahead, change=change)
         origin = result.origin
         if origin is None or origin.birth is None:

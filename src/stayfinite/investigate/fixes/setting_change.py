@@ -67,7 +67,7 @@ class SettingChange:
         return hashlib.sha256(self.before.encode()).hexdigest()
 
     @classmethod
-    def as_told(cls, apply: Callable[[], AbstractContextManager[None]]) -> SettingChange:
+    def from_apply(cls, apply: Callable[[], AbstractContextManager[None]]) -> SettingChange:
         """What another rank needs of it."""
         return cls("", "", "", Candidate((), ""), apply)
 
