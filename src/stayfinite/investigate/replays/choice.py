@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...runtime.engine import Engine
+from ...runtime.ranks.groups import has_flat_shards
 from ...runtime.recovery.carry_out import DEEP
 from ...runtime.undo import helpers_of
 from ...runtime.window import Failure, Replay, ReplayResult, Window
@@ -23,12 +24,20 @@ __all__ = ["choose_vehicle", "trial_vehicle"]
 _MAX_FRAMES = 8
 
 
+_FLAT_SHARDS = (
+    "a step of FullyShardedDataParallel cannot be computed again, so the origin was not traced; with `fully_shard` "
+    "it can"
+)
+
+
 def choose_vehicle(
     engine: Engine, window: Window, failure: Failure, frame: FrameType | None
 ) -> Vehicle:
     """`frame`: where the step stands on the stack."""
     if engine.settings.replay == "off":
         return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
+        return NoVehicle(engine, why=_FLAT_SHARDS)
     if window.batches and window.batches[0].loss_fn is not None:
         assert engine.step_parts is not None
         return StepVehicle(engine, engine.step_parts)
@@ -63,6 +72,8 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
     """Who makes steps like the one that failed, where that one cannot be computed again: its batch is gone,
     and the one that stands there now does as well for trying a setting."""
     if engine.settings.replay == "off" or window.error is not None or window.own_update:
+        return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
         return NoVehicle(engine)
     found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
     return FirstThatRuns(engine, found)

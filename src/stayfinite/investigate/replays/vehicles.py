@@ -57,6 +57,8 @@ class Vehicle:
         self.engine = engine
         self.refused: list[str] = []
         """What the code that was replayed wanted to do, and was not let."""
+        self.why = ""
+        """Why nothing can be computed again, where that is known beforehand."""
 
     def can_run(self, window: Window) -> bool:
         """Whether this window can be computed again; one without a loader perhaps with other data."""
@@ -180,6 +182,10 @@ def _is_our_own(error: BaseException) -> bool:
 
 class NoVehicle(Vehicle):
     """Nothing can be computed again."""
+
+    def __init__(self, engine: Engine, why: str = "") -> None:
+        super().__init__(engine)
+        self.why = why
 
     def can_run(self, window: Window) -> bool:
         return False
