@@ -199,6 +199,10 @@ class Plan:
         """Whether something that this iteration has made is used as it stands."""
         return bool(self._cut.needed)
 
+    def takes_from(self, line: int) -> bool:
+        """Whether something is used as it stands that this line or a later one makes."""
+        return any(u.node.lineno >= line for u in self._cut.needed)
+
     def at_entry(self) -> set[Path]:
         """What the statements may read of before the body."""
         cut = self._cut
