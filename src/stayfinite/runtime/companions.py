@@ -43,12 +43,12 @@ class Companions:
 
     @unseen
     def adopt(
-        self, beside: Beside, moved: Iterable[Tensor], models: set[int], num_applied: int
+        self, beside: Beside, moved: Iterable[Tensor], known: set[int], num_applied: int
     ) -> None:
-        """These lie within reach of the loop now; `moved` is what the optimizers move, `models` are known by identity."""
-        ours, others = {id(p) for p in moved}, (m for m in beside.modules if id(m) not in models)
+        """These lie within reach of the loop now; `moved` is what the optimizers move, those in `known` are none of them."""
+        ours, others = {id(p) for p in moved}, (m for m in beside.modules if id(m) not in known)
         twins = [m for m in others if not any(id(p) in ours for p in m.parameters())]
-        self.holders = [weakref.ref(h) for h in beside.holders]
+        self.holders = [weakref.ref(h) for h in beside.holders if id(h) not in known]
         self._noted = []
         self.twins = [(weakref.ref(m), _probes(m)) for m in twins]
         self._adopted_at = num_applied

@@ -42,6 +42,7 @@ from .state import TrainState
 from .step.parts import StepParts
 from .unseen import unseen
 from .warn.lookout import Lookout
+from .weak import weakly
 from .window import Failure, RunningReplay, Verdict, Window
 from .window_log import WindowLog
 
@@ -89,6 +90,7 @@ class Engine:
         self.script: str | None = None
         """The file that `stayfinite run` runs; with a guard of one's own, None."""
         self.num_applied = 0
+        state.on_over = weakly(self.forget_windows)
         self._investigate = investigate
         self._is_primed = False
         self._early: dict[int, int] | None = None
@@ -149,8 +151,7 @@ class Engine:
         self._generation, self._is_primed = self.state.generation, False
         self.state.forget_gone()
         self.rng.forget_others()
-        self.log.clear()
-        self.forget_due()
+        self.forget_windows()
 
     def _begins_anew(self) -> bool:
         """A loop without a loader shows itself behind its first forward: whether all can be copied
@@ -197,10 +198,8 @@ class Engine:
             self._cost += time.perf_counter() - start
 
     def prime_again(self, is_opening: bool = False) -> None:
-        """A model turned up: before the first step, all of it counts as the start.
-
-        `is_opening`: a window opens right now, which primes by itself.
-        """
+        """A model turned up: before the first step, all of it counts as the start. `is_opening`: a window
+        opens right now, which primes by itself."""
         if self.num_applied == 0:
             self._is_primed, self._early = False, None
             if not is_opening:
@@ -224,6 +223,11 @@ class Engine:
         self._due = None
         self._unseen.clear()
         self.log.let_go()
+
+    def forget_windows(self) -> None:
+        """No batch and no weight of a training that is over is held."""
+        self.log.forget()
+        self.forget_due()
 
     def forget_known(self) -> None:
         """The training is another one from here on: what fails now is looked into anew."""
@@ -324,10 +328,8 @@ class Engine:
 
     @unseen
     def deep_check(self, step: int) -> Failure | None:
-        """Parameters, buffers and optimizer state; when all are finite, a new snapshot.
-
-        With several ranks all of them have to call it, since a snapshot is for all or for none.
-        """
+        """Parameters, buffers and optimizer state; when all are finite, a new snapshot. With several ranks
+        all of them have to call it, since a snapshot is for all or for none."""
         start = time.perf_counter()
         renew()
         self._is_deep_wanted = False
@@ -393,7 +395,6 @@ class Engine:
     def let_go(self) -> None:
         """Nothing more will be run or looked at."""
         self.ranks.forget()
-        self.log.clear()
-        self.forget_due()
+        self.forget_windows()
         self.history.clear()
         self.state.let_go()

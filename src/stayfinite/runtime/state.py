@@ -42,6 +42,7 @@ class TrainState:
         self.scalers: WeakList[Any] = WeakList()
         self.generation = 0
         """Goes up when an optimizer is gone: what was copied before is of another training."""
+        self.on_over: Callable[[], Any] = lambda: None  # the last optimizer is gone
         self.averages: dict[str, nn.Module] = {}
         """Running averages of the weights: nothing moves them but the loop itself."""
         self.others: dict[str, Any] = {}
@@ -86,6 +87,7 @@ class TrainState:
         self.generation += 1
         if not self.optimizers:
             self.let_go()
+            self.on_over()
 
     def forget_gone(self) -> None:
         """Copies are of another training now; those of this one are about to be made."""
@@ -129,7 +131,7 @@ class TrainState:
 
     def adopt_companions(self, beside: Beside, others: set[int], num_applied: int) -> None:
         moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
-        known = others | {id(m) for m in self.roots.values()}
+        known = others | {id(m) for m in (*self.roots.values(), *self.optimizers)}
         self.companions.adopt(beside, moved, known, num_applied)
         self.buffers.look_again()
 
@@ -184,9 +186,7 @@ class TrainState:
                 owner = self.name_of(p) if isinstance(p, Tensor) else type(p).__name__
                 if not isinstance(held, dict):
                     continue
-                for key, value in held.items():
-                    if isinstance(value, Tensor):
-                        yield f"{owner}:{key}", value
+                yield from ((f"{owner}:{k}", v) for k, v in held.items() if isinstance(v, Tensor))
 
     def average_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._average_parts()

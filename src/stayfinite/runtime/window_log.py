@@ -61,6 +61,12 @@ class WindowLog(list[Window]):
         self._num_bytes = 0
         self._stale.clear()
 
+    def forget(self) -> None:
+        """The training is over."""
+        self.clear()
+        self.recent.clear()
+        self.let_go()
+
     def runs_away(self) -> bool:
         """Whether the loss leaps: then the state before is the one to go back to, while it can be.
 

@@ -21,9 +21,7 @@ def run_path_as_main(path: str, args: list[str]) -> None:
     main = types.ModuleType("__main__")
     main.__file__ = full
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
-    main.__dict__.update(
-        __builtins__=sys.modules["builtins"], __annotations__={}, __cached__=None
-    )
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={}, __cached__=None)
     sys.modules["__main__"] = main
     # With the script's own flags, not with those of this file.
     exec(compile(source, full, "exec", dont_inherit=True), main.__dict__)
