@@ -30,6 +30,16 @@ def test_meshes_and_mixed_precision(crew, kind, world, form):
     assert run.state == crew("plain", world=world, kind=kind, without=[training.AT]).state
 
 
+def test_a_step_of_the_older_fsdp_is_left_out_by_all_and_never_computed_again(crew):
+    """A replay that breaks off would leave its parameters gathered half-way."""
+    run = crew("guarded", kind="flat", form="loop", fault="loss")
+    (incident,) = run.incidents
+    assert (incident.event.step, incident.event.rank) == (training.AT, 1)
+    assert "FullyShardedDataParallel cannot be computed again" in incident.location.note
+    plain = crew("plain", kind="flat", without=[training.AT])
+    assert [r["state"] for r in run.ranks] == [r["state"] for r in plain.ranks]
+
+
 def test_a_rank_that_breaks_off_ends_the_replay_for_all_and_the_training_goes_on(crew):
     """Rank 1 is in a collective of the replay then, and is let go; the next replays are made."""
     at = training.AT + 4
