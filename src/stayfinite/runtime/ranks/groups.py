@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = [
     "is_whole",
     "launched_at",
     "launched_rank",
+    "let_threads_finish",
     "own_rank",
     "sequence_of",
     "unsynced",
@@ -73,6 +75,28 @@ def world_of_all() -> Any:
         return None
     world = dist.group.WORLD
     return world if world is not None and world.size() > 1 else None
+
+
+def let_threads_finish(seconds: float = 1.0) -> None:
+    """Call this before a process group is freed: it waits until no other thread of this process wants to run.
+
+    A thread of gloo takes the interpreter's lock to drop the tensors of its last collective. Whoever frees the group has
+    that lock and waits for that thread, so on a busy machine both would wait forever.
+    """
+    end, num_quiet = time.monotonic() + seconds, 0
+    while num_quiet < 3 and time.monotonic() < end:
+        time.sleep(0.002)  # without the lock
+        num_quiet = 0 if _has_running_thread() else num_quiet + 1
+
+
+def _has_running_thread() -> bool:
+    own = str(threading.get_native_id())
+    states = []
+    for task in Path("/proc/self/task").glob("*/stat"):  # none on other systems than Linux
+        if task.parent.name != own:
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                states.append(task.read_text().rpartition(")")[2].split()[0])
+    return "R" in states
 
 
 def sequence_of(group: Any) -> int:

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .groups import let_threads_finish
+
 __all__ = ["GroupCopies", "SideGroup", "SideGroupError"]
 
 
@@ -58,6 +60,7 @@ class SideGroup:
 
     def close(self) -> None:
         """Release the ranks that wait here. Explicitly, because the traceback of an error may keep this object alive."""
+        let_threads_finish()
         self._group = None
 
     def gather(self, value: Any) -> list[Any]:
@@ -143,6 +146,8 @@ class GroupCopies:
     def close(self) -> None:
         """Release the ranks that wait in one of them."""
         copies, self._copies = self._copies, {}
+        if copies:
+            let_threads_finish()
         for copy in copies.values():
             if copy.group_name.startswith(_PREFIX):
                 _c10d._unregister_process_group(copy.group_name)

@@ -41,7 +41,7 @@ from ..engine import Engine, Investigate
 from ..incidents import environment
 from ..loop.script_driver import ScriptDriver
 from ..plan.follow import follow_plan
-from ..ranks.groups import launched_at, own_rank
+from ..ranks.groups import launched_at, let_threads_finish, own_rank
 from ..run_files import keep_files
 from ..saves.checkpoints import CheckpointWatch
 from ..saves.restarts import attempt, resumes_after
@@ -220,6 +220,7 @@ class ScriptRun:
             # A wrapped model refers to its process group, which must be freed before the interpreter ends.
             self.engine.release_all()
             self.driver.tracker.window = None
+            let_threads_finish()
             gc.collect()
 
     def _run(self, body: Callable[[], None], name: str, script: str | None) -> int:
