@@ -46,13 +46,13 @@ def course(investigation: Investigation) -> Replays:
         if not window.num_applied:
             investigation.rewind()
         return Verdict(spike_incident(investigation.engine, window, failure), [], window)
-    if failure.symptom in DEEP and not window.own_update:
+    if failure.symptom in DEEP and not window.manual_update:
         return (yield from _travel(investigation, failure))
     left = SmallStateCopy.take(investigation.state)
     is_scaler_skip = failure.symptom == "scaler_skip"
     with_step = failure.symptom == "learning_rate"
     investigation.rewind()
-    if not investigation.is_moved and not window.own_update and investigation.is_state_bad():
+    if not investigation.is_moved and not window.manual_update and investigation.is_state_bad():
         return (yield from _travel(investigation, failure))
     before = StateCopy()
     if with_step:
@@ -72,7 +72,7 @@ def course(investigation: Investigation) -> Replays:
         left.restore()
         return Verdict(_scale_incident(investigation), [], window)
     found = result.failure or failure
-    is_older = investigation.is_older(result) and not window.own_update
+    is_older = investigation.is_older(result) and not window.manual_update
     if investigation.engine.ranks.broadcast_from(investigation.leader, is_older):
         return (yield from _travel(investigation, found))
     investigation.rewind()

@@ -37,7 +37,9 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     is_countable = failure.symptom in _COUNTED and not engine.ranks.has_others
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
-    is_open = known is not None and known.incident.location.line is None and bool(window.standing)
+    is_open = (
+        known is not None and known.incident.location.line is None and bool(window.saved_frames)
+    )
     if known is not None and not is_open and not engine.known.has_failed_on(window.rng):
         return _repeat(engine, window, failure, known)
     frame = sys._getframe(1)

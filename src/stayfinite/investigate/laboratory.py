@@ -289,7 +289,7 @@ class Laboratory:
         can be computed again, else similar steps."""
         investigation = self.investigation
         is_shared = self.has_others or investigation.engine.ranks.is_apart
-        if self.window.own_update or not self.state.snapshot.is_taken or is_shared:
+        if self.window.manual_update or not self.state.snapshot.is_taken or is_shared:
             return investigation.vehicle, []  # the other steps involve other ranks
         log = [w for w in investigation.engine.log if w is not self.window and not w.is_loaderless]
         log = log[-_MAX_STEPS_BACK:]
@@ -317,7 +317,7 @@ class Laboratory:
             w for w in self.investigation.engine.log if w is not self.window and w.step != without
         ]
         is_too_long = self.is_loop and len(log) > _MAX_STEPS_BACK
-        is_own = bool(self.window.own_update)  # only the script can apply its steps
+        is_own = bool(self.window.manual_update)  # only the script can apply its steps
         is_own |= self.investigation.engine.ranks.is_apart  # one rank cannot repeat common steps
         if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None

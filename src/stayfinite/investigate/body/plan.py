@@ -76,7 +76,7 @@ class Plan:
             start=self._start(env),
             is_full=self._body.functions.is_full,
             is_loose=self._body.functions.is_loose,
-            is_put_back=functools.partial(_is_put_back, self._body.functions, env),
+            is_reverted=functools.partial(_is_put_back, self._body.functions, env),
         )
 
     def _start(self, env: Env) -> int:

@@ -14,7 +14,7 @@ from ...runtime.recovery.carry_out import DEEP
 from ...runtime.undo import helpers_of
 from ...runtime.window import Failure, Replay, ReplayResult, Window
 from ..body.body import Body
-from ..body.scene import Scene, scenes_of_frame, scenes_of_standing, scenes_of_traceback
+from ..body.scene import Scene, scenes_of_frame, scenes_of_saved, scenes_of_traceback
 from .body_vehicle import BodyVehicle
 from .frameworks import framework_step
 from .vehicles import ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
@@ -39,7 +39,7 @@ def choose_vehicle(
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
     is_behind = window.num_backward > 1  # other losses followed
-    scenes = scenes_of_standing(window.standing) if is_behind else []
+    scenes = scenes_of_saved(window.saved_frames) if is_behind else []
     scenes = scenes or scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
@@ -65,7 +65,7 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
 
     Its batch is gone, but the current batch is good enough for trying a setting.
     """
-    if engine.settings.replay == "off" or window.error is not None or window.own_update:
+    if engine.settings.replay == "off" or window.error is not None or window.manual_update:
         return NoVehicle(engine)
     found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
     return FirstThatRuns(engine, found)
@@ -83,7 +83,7 @@ def _bodies(
     def is_training_object(value: object) -> bool:
         state = engine.state
         if value is torch.autograd.grad:
-            return bool(window.own_update)
+            return bool(window.manual_update)
         if value in state.optimizers or value in state.schedulers or value in state.scalers:
             return True
         return any(value is h for o in state.optimizers for h in helpers_of(o))

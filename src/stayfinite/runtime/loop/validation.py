@@ -39,7 +39,7 @@ class ValidationLooks:
         event = _look_at_untrained(frame, self._tracker.num_batches, self._tracker.num_epochs)
         if event is not None and event.name not in self._reported:
             self._reported.add(event.name)
-            self._engine.lookout.warn(event)
+            self._engine.monitor.warn(event)
 
 
 def _look_at_untrained(frame: FrameType | None, step: int, epoch: int) -> Event | None:

@@ -21,14 +21,14 @@ from .headroom import Headroom
 from .limits import Limit, everywhere
 from .untrained import untrained_weights
 
-__all__ = ["SPIKE_NAMES", "Lookout"]
+__all__ = ["SPIKE_NAMES", "Monitor"]
 
 _LOUD = 3.0
 """A spike is printed only from this multiple of the usual value; small batches have heavy tails."""
 SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
-class Lookout:
+class Monitor:
     """Compares each step with the usual, and collects and prints the warnings of one training."""
 
     def __init__(self, host: Host) -> None:
