@@ -42,6 +42,8 @@ class TrainState:
         self.scalers: WeakList[Any] = WeakList()
         self.generation = 0
         """Incremented when an optimizer is deleted: older copies belong to another training."""
+        self.on_over: Callable[[], Any] = lambda: None
+        """Called when the last optimizer is deleted."""
         self.averages: dict[str, nn.Module] = {}
         """Running averages of the weights, which the loop updates itself."""
         self.others: dict[str, Any] = {}
@@ -88,6 +90,7 @@ class TrainState:
         self.generation += 1
         if not self.optimizers:
             self.release_all()
+            self.on_over()
 
     def forget_gone(self) -> None:
         """Drop the copies, which belong to another training; new ones follow."""
@@ -133,7 +136,7 @@ class TrainState:
         self, auxiliaries: Auxiliaries, others: set[int], num_applied: int
     ) -> None:
         moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
-        known = others | {id(m) for m in self.roots.values()}
+        known = others | {id(m) for m in (*self.roots.values(), *self.optimizers)}
         self.companions.adopt(auxiliaries, moved, known, num_applied)
         self.buffers.look_again()
 
@@ -188,9 +191,7 @@ class TrainState:
                 owner = self.name_of(p) if isinstance(p, Tensor) else type(p).__name__
                 if not isinstance(entry, dict):
                     continue
-                for key, value in entry.items():
-                    if isinstance(value, Tensor):
-                        yield f"{owner}:{key}", value
+                yield from ((f"{owner}:{k}", v) for k, v in entry.items() if isinstance(v, Tensor))
 
     def average_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._average_parts()

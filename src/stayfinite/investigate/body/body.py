@@ -121,7 +121,9 @@ class Body:
             if scene.code is code and line is not None:
                 there = replace(scene.moved(line, instruction), is_over=False)
                 rules = (mine.judge.is_training_object, mine.is_full, mine.is_buffer, mine.is_loose)
-                return Body.of(there, scenes[i + 1 :], *rules)
+                body = Body.of(there, scenes[i + 1 :], *rules)
+                # What comes after here has not been made: a variable holds what it was before.
+                return None if body is None or body.plan().takes_from(scene.line) else body
         return None
 
     def with_source(self, changed: Callable[..., Scene]) -> Body | None:

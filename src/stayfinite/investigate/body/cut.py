@@ -51,7 +51,9 @@ class Cut:
     units: list[Unit]
     rules: Rules
     blocked: dict[Unit, str] = field(default_factory=dict)
-    """Statements that cannot be run again, with the reasons."""
+    """Statements that cannot be run again, and why."""
+    trapped: set[Unit] = field(default_factory=set)
+    """The same in a branch that is not taken: they end the run, should it come to them."""
     kept: set[Unit] = field(default_factory=set)
     needed: set[Unit] = field(default_factory=set)
     """Statements that are not run, but whose current values are used."""
@@ -72,13 +74,20 @@ class Cut:
             self._follow([u for u in self.all if is_wanted(u)])
             if self._block_what_would_be_done_twice():
                 continue
-            stuck = {u.loops[0] for u in self.needed if u.loops} - set(self.blocked)
+            stuck = {u.loops[0] for u in self.needed if u.loops} - self._out
             if not stuck or self.rules.is_loose:
                 return
             for loop in stuck:
                 self._block(loop, "a part of the loop cannot be run again")
 
+    @property
+    def _out(self) -> set[Unit]:
+        return self.trapped.union(self.blocked)
+
     def _block(self, unit: Unit, reason: str) -> None:
+        if unit.is_dead:
+            self.trapped |= {unit, *(u for b in unit.blocks.values() for u in flat(b))}
+            return
         self.blocked.setdefault(unit, reason)
         for block in () if can_strip(unit) else unit.blocks.values():
             for inner in flat(block):
@@ -89,7 +98,7 @@ class Cut:
         while is_changed:
             is_changed = False
             for unit in self.all:
-                if unit in self.blocked or unit in self.rules.fed:
+                if unit in self.blocked or unit in self.rules.fed or unit in self.trapped:
                     continue
                 gone = next((r for r in unit.access.reads if self._is_lost(r, unit)), None)
                 if gone is not None:
@@ -105,6 +114,7 @@ class Cut:
             for source in self.reaching(read, unit)[0]
             for path in source.access.mutates - source.access.reads
             if source in self.kept and source is not unit and touches(path, read)
+            if source not in self.trapped
             if self._is_lost(path, source)
         }
         for source, path in twice.items():
@@ -186,7 +196,7 @@ class Cut:
 
     def _sources(self, unit: Unit) -> set[Unit]:
         found: set[Unit] = set()
-        if unit in self.rules.fed:
+        if unit in self.rules.fed or unit in self.trapped:
             return found
         for path in unit.access.reads:
             found |= self.reaching(path, unit)[0]
@@ -286,6 +296,9 @@ def rebuild(units: list[Unit], cut: Cut, keep: Keep, replace: Replace) -> list[a
     """The statements to run, at their positions in the source."""
     found: list[ast.stmt] = []
     for unit in units:
+        if unit in cut.trapped and keep(unit):
+            found.append(_trap(unit.node))
+            continue
         instead = replace(unit)
         if instead is not None:
             found += instead
@@ -294,6 +307,14 @@ def rebuild(units: list[Unit], cut: Cut, keep: Keep, replace: Replace) -> list[a
         else:
             found += _rebuild_compound(unit, cut, keep, replace)
     return found
+
+
+def _trap(place: ast.stmt) -> ast.stmt:
+    """What may not be run again was taken to be in a branch that is not taken."""
+    made = ast.parse("raise RuntimeError('a branch that was not taken before')").body[0]
+    for node in ast.walk(made):
+        ast.copy_location(node, place)
+    return made
 
 
 def _rebuild_compound(unit: Unit, cut: Cut, keep: Keep, replace: Replace) -> list[ast.stmt]:

@@ -7,6 +7,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from inspect import getattr_static
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -178,7 +179,19 @@ class Plan:
         kept = [u for u in self._cut.kept if not u.blocks]
         if not self.has_backward:
             return bool(kept)
-        return any(u.access.is_computing for u in kept)
+        if any(u.access.is_computing for u in kept):
+            return True
+        return len(kept) > 1 and not self._cut.needed and not self._has_graph_before()
+
+    def _has_graph_before(self) -> bool:
+        """Whether something is read that was computed before the body, and may be a loss."""
+        for path in self.at_entry():
+            value = self._scene.variables.get(_name(path[0]))
+            for name in (*path[1:], ""):
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    return True
+                value = getattr_static(value, name, None)
+        return False
 
     @property
     def kept(self) -> set[Unit]:
@@ -199,6 +212,10 @@ class Plan:
     def is_taking(self) -> bool:
         """Whether a current value that this iteration has computed is used."""
         return bool(self._cut.needed)
+
+    def takes_from(self, line: int) -> bool:
+        """Whether something is used as it stands that this line or a later one makes."""
+        return any(u.node.lineno >= line for u in self._cut.needed)
 
     def at_entry(self) -> set[Path]:
         """What the statements may read from before the body."""

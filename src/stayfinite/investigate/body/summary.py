@@ -19,7 +19,7 @@ from .compiled import compile_function
 from .cut import Cut, Rules, rebuild
 from .judge import Judge
 from .source import FunctionSource, current_code, function_source
-from .units import Unit, build_units
+from .units import Unit, build_units, flat
 from .values import FRESH, UNKNOWN, Env, Path, Value, known
 
 __all__ = ["FunctionSummary", "Functions"]
@@ -125,6 +125,8 @@ class Functions:
         self._outer.update({env.root(n): env.lookup(n) for n in env.cells})
         self._spaces[str(id(env.module_globals))] = env.module_globals
         units = build_units(body, env, self.judge)
+        for unit in flat(units) if is_library else ():
+            unit.is_dead = False  # a library's code is run as it is
         local = frozenset(env.root(n) for n in env.local_names if n not in env.cells)
         cut = Cut(units, Rules(lost_names=local, is_call=True, is_full=self.is_full))
         cut.solve(lambda u: _is_result(u, env.is_generator))
@@ -145,7 +147,7 @@ class Functions:
         if is_library:
             return
         self._analyzed[code] = (source, units, cut)
-        gone = {u.node for u in cut.all if u in cut.blocked}
+        gone = {u.node for u in cut.all if u in cut.blocked or u in cut.trapped}
         self._left_out.setdefault(code, set()).update(gone)
         self._compiled.pop(code, None)
 
@@ -163,7 +165,7 @@ class Functions:
                 found.outside or f"{func.__qualname__}: {next(iter(cut.blocked.values()))}"
             )
         for unit in cut.all:
-            if unit not in cut.blocked:
+            if unit not in cut.blocked and unit not in cut.trapped:
                 self._add(found, unit.access, local)
                 found.mutates |= {p for p in unit.access.writes if _is_felt(p, unit, local)}
         for unit in cut.kept:
@@ -172,7 +174,9 @@ class Functions:
                 if cut.reaching(p, unit)[1] and (p[0] not in local or _is_argument(p, func))
             }  # fmt: skip
         is_changing = any("@" in p[0] for p in found.mutates)
-        found.needs_protection |= not is_library and (bool(cut.blocked) or is_changing)
+        found.needs_protection |= not is_library and (
+            bool(cut.blocked or cut.trapped) or is_changing
+        )
         found.result = _common([u.result for u in results if isinstance(u.node, ast.Return)])
         return found
 
@@ -189,7 +193,7 @@ class Functions:
             return code
         gone = self._left_out[code]
         body = rebuild(
-            units, cut, lambda u: u.node not in gone, lambda u: [] if u.node in gone and not _is_with(u) else None
+            units, cut, lambda u: u.node not in gone or u in cut.trapped, lambda u: [] if u.node in gone and not _is_with(u) else None
         )  # fmt: skip
         return compile_function(source, body, code)
 

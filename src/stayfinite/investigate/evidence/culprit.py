@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
+import numbers
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -24,6 +25,7 @@ from ...sandbox.compute import computing_only
 from ..investigation import Investigation
 from .gather import owner_of, source_files
 from .layer_lines import layer_line
+from .own_schedules import by_counter, own_schedules
 from .setting_lines import (
     assigned_key,
     called,
@@ -117,7 +119,7 @@ def _learning_rate(investigation: Investigation, e: Evidence) -> Culprit | None:
     if is_scheduled and len(investigation.state.schedulers):
         found = _schedule(investigation, optimizer)
     elif now != given or is_scheduled:
-        found = _assigned_rate(investigation)
+        found = _own_schedule(investigation) or _assigned_rate(investigation)
     return found or _optimizer(investigation, e, _RATE_NAMES)
 
 
@@ -149,6 +151,17 @@ def _schedule(investigation: Investigation, optimizer: Any) -> Culprit | None:
     return culprit(frame, f"{kind} is made here")
 
 
+def _own_schedule(investigation: Investigation) -> Culprit | None:
+    """The line of a class of the user's whose rate is not finite."""
+    for scheduler in own_schedules(investigation.state):
+        found = by_counter(investigation.state, scheduler)
+        if found is not None:
+            formula, at = found
+            line = _line_of_formula(formula, (at,), type(scheduler).step.__code__)
+            return culprit(line, "the schedule's formula")
+    return None
+
+
 def _schedule_of(schedulers: list[Any], optimizer: Any) -> Any:
     """The schedule of this optimizer; of a chain, the active part."""
     mine = [s for s in schedulers if getattr(s, "optimizer", None) is optimizer] or schedulers
@@ -160,9 +173,14 @@ def _schedule_of(schedulers: list[Any], optimizer: Any) -> Any:
     return inner[min(index, len(inner) - 1)] if inner else outer
 
 
-def _line_of_formula(function: Any, args: tuple[Any, ...]) -> Frame | None:
-    """The line of a schedule's function that returned the rate, found by computing it again."""
-    code = getattr(function, "__code__", None)
+def _line_of_formula(
+    function: Any, args: tuple[Any, ...], within: CodeType | None = None
+) -> Frame | None:
+    """Which line of a schedule's function gave the rate: found by computing it once more.
+
+    `within`: the code of the user's that the function runs, where it is none of theirs itself.
+    """
+    code = within or getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         code = getattr(vars(type(function)).get("__call__"), "__code__", None)
     if not isinstance(code, CodeType) or not is_user_file(code.co_filename):
@@ -175,6 +193,8 @@ def _line_of_formula(function: Any, args: tuple[Any, ...]) -> Frame | None:
             function(*args)
         finally:
             sys.settrace(before)
+    if within is not None and watch.place is None:
+        return None
     return Frame(*(watch.place or (code.co_filename, code.co_firstlineno, code.co_name)))
 
 
@@ -210,7 +230,12 @@ class _FormulaWatch:
         return self
 
     def _settle(self, value: Any) -> None:
-        """The innermost function that returned what the formula returned."""
+        """The innermost function that returned what the formula returned; of a `step`, what it was handed."""
+        if value is None:
+            value = next((given for _, given in self._returned if _is_bad(given)), None)
+        if value is None:
+            self._returned.clear()
+            return
         for frame, returned in self._returned:
             if frame in self._lines and (returned is value or _are_alike(returned, value)):
                 code = frame.f_code
@@ -226,7 +251,9 @@ def _are_alike(one: Any, other: Any) -> bool:
 def _is_bad(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex() and not math.isfinite(value.item())
-    return isinstance(value, float) and not math.isfinite(value)
+    # NumPy's numbers are real ones too.
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, int)
+    return is_real and not math.isfinite(value)
 
 
 def _assigned_rate(investigation: Investigation) -> Culprit | None:

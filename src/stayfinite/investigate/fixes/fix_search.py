@@ -11,7 +11,7 @@ from typing import Any
 from ...diagnose.evidence import Evidence
 from ...locate.frames import is_user_file
 from ...locate.slice import to_location
-from ...records import Fix, Link, Proof
+from ...records import Fix, Link, Proof, TensorStats
 from ...remedies import (
     Candidate,
     Source,
@@ -45,6 +45,8 @@ _MAX_LINES = 3
 _MAX_REFUTED = 2
 _MAX_SCHEDULES = 3
 _SCALE = 8.0
+_FEWEST_COUNTED = 2
+_INVERTING = ("pow", "rsqrt", "reciprocal")
 _FRESH = ("empty", "empty_like", "new_empty", "empty_strided")
 
 
@@ -376,11 +378,7 @@ def _symptom(e: Evidence) -> Symptom:
     divisor = e.at_bad("tensor2", "other")
     whole = e.operand("tensor2", "other")
     stats = whole.stats if whole is not None else None
-    is_count = stats is not None and (
-        not stats.dtype.startswith(("float", "bfloat"))
-        or (stats.max is not None and stats.max >= 1 and float(stats.max).is_integer()
-            and stats.min is not None and stats.min >= 0 and float(stats.min).is_integer())
-    )  # fmt: skip
+    counted = e.operand("self") if operator in _INVERTING else whole
     return Symptom(
         operator=operator.lstrip("_")
         if operator not in ("_softmax", "_log_softmax", "_ctc_loss")
@@ -388,8 +386,18 @@ def _symptom(e: Evidence) -> Symptom:
         dtype=e.dtype,
         is_masked=any(c.facts.get("rows_all_neginf", 0.0) > 0 for c in e.location.chain),
         is_empty=e.birth is not None and e.birth.facts.get("num_reduced", 2.0) <= 1.0,
-        is_count=is_count,
+        is_count=counted is not None and _is_count(counted.stats),
         can_be_negative=stats is not None and stats.min is not None and stats.min < 0,
         is_plain_number=divisor is None and e.number("other") == 0,
         is_distribution="distributions" in (e.location.library_file or ""),
     )
+
+
+def _is_count(stats: TensorStats | None) -> bool:
+    """Whole numbers; a largest of 1 may be that of probabilities as well."""
+    if stats is None or stats.min is None or stats.max is None:
+        return False
+    if not stats.dtype.startswith(("float", "bfloat")):
+        return True
+    is_whole = float(stats.max).is_integer() and float(stats.min).is_integer()
+    return is_whole and stats.min >= 0 and stats.max >= _FEWEST_COUNTED

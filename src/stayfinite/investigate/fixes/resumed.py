@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...remedies import Candidate, Remedy, Source, apply
+from ..evidence.stand_in import StandIn
 from .setting_change import SettingChange
-from .stand_in import StandIn
 
 __all__ = ["change_of", "holder_of", "rates_of", "saved_part"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...runtime.engine import Engine
+from ...runtime.ranks.groups import has_flat_shards
 from ...runtime.recovery.carry_out import DEEP
 from ...runtime.undo import helpers_of
 from ...runtime.window import Failure, Replay, ReplayResult, Window
@@ -24,12 +25,20 @@ __all__ = ["choose_vehicle", "trial_vehicle"]
 _MAX_FRAMES = 8
 
 
+_FLAT_SHARDS = (
+    "a step of FullyShardedDataParallel cannot be computed again, so the origin was not traced; with `fully_shard` "
+    "it can"
+)
+
+
 def choose_vehicle(
     engine: Engine, window: Window, failure: Failure, frame: FrameType | None
 ) -> Vehicle:
     """Choose the vehicle for a failed window; `frame`: the current frame of the step."""
     if engine.settings.replay == "off":
         return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
+        return NoVehicle(engine, why=_FLAT_SHARDS)
     if window.batches and window.batches[0].loss_fn is not None:
         assert engine.step_parts is not None
         return StepVehicle(engine, engine.step_parts)
@@ -66,6 +75,8 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
     Its batch is gone, but the current batch is good enough for trying a setting.
     """
     if engine.settings.replay == "off" or window.error is not None or window.manual_update:
+        return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
         return NoVehicle(engine)
     found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
     return FirstThatRuns(engine, found)

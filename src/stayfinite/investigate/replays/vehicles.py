@@ -52,7 +52,9 @@ class Vehicle:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.refused: list[str] = []
-        """Side effects that the replayed code attempted, and that the sandbox refused."""
+        """What the code that was replayed wanted to do, and was not let."""
+        self.why = ""
+        """Why nothing can be computed again, where that is known beforehand."""
 
     def can_run(self, window: Window) -> bool:
         """Whether this window can be computed again; without a loader, perhaps with other data."""
@@ -178,6 +180,10 @@ def _is_our_own(error: BaseException) -> bool:
 
 class NoVehicle(Vehicle):
     """For steps that cannot be computed again."""
+
+    def __init__(self, engine: Engine, why: str = "") -> None:
+        super().__init__(engine)
+        self.why = why
 
     def can_run(self, window: Window) -> bool:
         return False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 __all__ = [
     "group_of",
     "groups_in_use",
+    "has_flat_shards",
     "has_memory",
     "has_world",
     "is_sharded",
@@ -116,20 +117,35 @@ def wrappers_over(wrappers: list[Any], optimizers: Iterable[Optimizer]) -> list[
 def is_whole(optimizer: Optimizer) -> bool:
     """Whether this rank has all parameters of the optimizer: no shards, and no pipeline stage."""
     params = [p for g in optimizer.param_groups for p in g["params"]]
-    return not any(is_sharded(p) for p in params) and not _is_staged(optimizer)
-
-
-def _is_staged(optimizer: Optimizer) -> bool:
-    """Whether its parameters are a pipeline stage (`torch.distributed.pipelining`)."""
-    kind = getattr(
-        sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None
-    )
-    if kind is None:
+    if any(is_sharded(p) for p in params):
         return False
-    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ids = {id(p) for p in params}
+    stages = [stage.submod for stage in _instances("pipelining.stage", "_PipelineStageBase")]
+    parts = [*stages, *_instances(*_FLAT)]
+    return not any(id(p) in ids for part in parts for p in part.parameters())
+
+
+_FLAT = ("fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
+
+
+def has_flat_shards(modules: Iterable[nn.Module]) -> bool:
+    """Whether a FullyShardedDataParallel is among them, the form before `fully_shard`. A step of it that breaks off
+    leaves its parameters gathered half-way, so nothing is computed again with it."""
+    kind = _kind(*_FLAT)
+    return kind is not None and any(isinstance(m, kind) for root in modules for m in root.modules())
+
+
+def _kind(module: str, name: str) -> Any:
+    """A class of torch's, if anybody has imported it."""
+    return getattr(sys.modules.get(f"torch.distributed.{module}"), name, None)
+
+
+def _instances(module: str, name: str) -> list[Any]:
+    kind = _kind(module, name)
+    if kind is None:
+        return []
     is_one = functools.partial(type.__subclasscheck__, kind)
-    stages = [o for o in gc.get_objects() if is_one(type(o))]
-    return any(id(p) in ids for stage in stages for p in stage.submod.parameters())
+    return [o for o in gc.get_objects() if is_one(type(o))]
 
 
 def wrappers_there_are() -> list[Any]:
