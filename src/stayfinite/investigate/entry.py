@@ -121,7 +121,7 @@ def _run_again(
         result = ReplayResult(is_complete=False)
     if result.failure is not None and not engine.ranks.has_others:
         before.restore()
-        return _bad_as_well(engine, vehicle, window, result.failure)
+        return _investigate_repeated(engine, vehicle, window, result.failure)
     if not engine.ranks.settle(result.failure is None and result.is_complete).is_fine:
         if engine.ranks.has_others:
             before.restore()  # some ranks may have applied it
@@ -136,7 +136,9 @@ def _run_again(
     return True
 
 
-def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Failure) -> Verdict:
+def _investigate_repeated(
+    engine: Engine, vehicle: Vehicle, window: Window, failure: Failure
+) -> Verdict:
     engine.state.buffers.copy()
     window.small_state = engine.state.capture_small()
     window.failure = failure
@@ -193,7 +195,7 @@ def _give_up(
     investigation.window = window
     if has_moved and investigation.state.snapshot.is_taken:
         # Time travel was interrupted, so only the snapshot is a consistent state.
-        investigation.num_given_up = max(1, go_back(investigation))
+        investigation.num_lost_steps = max(1, go_back(investigation))
     else:
         investigation.rewind()
     note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"

@@ -166,9 +166,9 @@ class Laboratory:
     @_by_all
     def end(self) -> None:
         """Restore the state that `begin` saved."""
-        self._put_back()
+        self._restore()
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         self.state.clear_grads()
         self._before.restore()
         for version in self._versions:
@@ -177,10 +177,10 @@ class Laboratory:
         self._rng.restore()
         self._is_begun = False
 
-    def put_back_if_begun(self) -> None:
+    def restore_if_begun(self) -> None:
         """Restore the state if `end` was not called, because the experiment was interrupted."""
         if self._is_begun:
-            self._put_back()
+            self._restore()
 
     @_by_all
     def to_snapshot(self) -> None:
@@ -284,7 +284,7 @@ class Laboratory:
         given = birth.inputs[0].stats
         return given is not None and given.num_zero == given.num_elements
 
-    def at_hand(self) -> tuple[Vehicle, list[Window]]:
+    def trial_steps(self) -> tuple[Vehicle, list[Window]]:
         """The steps to try a setting on, with their vehicle: those since the snapshot and this one, as far as they
         can be computed again, else similar steps."""
         investigation = self.investigation

@@ -58,7 +58,7 @@ def choose_vehicle(
     if engine.settings.replay == "full":
         bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
     first = next(bodies, None)
-    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, bodies)
+    return NoVehicle(engine) if first is None else FirstReproducing(engine, first, bodies)
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
@@ -79,7 +79,7 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
     if has_flat_shards(engine.state.roots.values()):
         return NoVehicle(engine)
     found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
-    return FirstThatRuns(engine, found)
+    return FirstRunnable(engine, found)
 
 
 def _bodies(
@@ -106,7 +106,7 @@ def _bodies(
             yield BodyVehicle(engine, body, window)
 
 
-class FirstThatShows(Vehicle):
+class FirstReproducing(Vehicle):
     """Tries several frames, and keeps the first whose replay reproduces the failure."""
 
     def __init__(self, engine: Engine, first: Vehicle, others: Iterator[Vehicle]) -> None:
@@ -129,9 +129,9 @@ class FirstThatShows(Vehicle):
     def has_effects(self) -> bool:
         return self._now.has_effects
 
-    def wider(self) -> Vehicle | None:
-        wider = self._now.wider() or next(self._others, None)
-        return None if wider is None else FirstThatShows(self.engine, wider, self._others)
+    def extended(self) -> Vehicle | None:
+        extended = self._now.extended() or next(self._others, None)
+        return None if extended is None else FirstReproducing(self.engine, extended, self._others)
 
     @property
     def scene(self) -> Scene | None:
@@ -171,7 +171,7 @@ class FirstThatShows(Vehicle):
         return first
 
 
-class FirstThatRuns(Vehicle):
+class FirstRunnable(Vehicle):
     """Tries several vehicles, and keeps the first that computes a loss."""
 
     def __init__(self, engine: Engine, candidates: Iterator[Vehicle]) -> None:

@@ -47,7 +47,7 @@ class CapturePatches:
         self._add(DataLoader, "__iter__", _EPOCH, _iter)
         self._add(AveragedModel, "update_parameters", _AVERAGE, _update_parameters)
         self._add(nn.utils.clip_grad, "clip_grad_norm_", _CLIP, _clip)
-        listener.on_optimizer_made = self._loaders.look_for_others
+        listener.on_optimizer_made = self._loaders.find_others
         listener.on_scheduler_made = self._watch_scheduler
         captor.on_loaderless = lambda: self._add(nn.Module, "__call__", _CALL, _call)
 

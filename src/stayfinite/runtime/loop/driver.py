@@ -29,7 +29,7 @@ from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ordinary import OrdinaryIteration
 from .scaling import Scaling
-from .validation import ValidationLooks
+from .validation import ValidationChecks
 from .window_ends import WindowEnds
 
 __all__ = ["LoopDriver"]
@@ -49,7 +49,7 @@ class LoopDriver:
         )
         self._bad_steps = BadSteps(engine, self.tracker, self.internal_work, self._made_again)
         self._window_ends = WindowEnds(engine, self._bad_steps)
-        self._validation = ValidationLooks(engine, self.tracker)
+        self._validation = ValidationChecks(engine, self.tracker)
         self.loaderless = Loaderless(engine, self.tracker)
         engine.recovery.position = self.tracker.position
         engine.recovery.num_open = self.tracker.num_open
@@ -143,7 +143,7 @@ class LoopDriver:
             self._window_ends.after_epoch()
             self.tracker.end_epoch(loader)
         else:
-            self._bad_steps.firewall.once(self._validation.look, sys._getframe(1))
+            self._bad_steps.firewall.once(self._validation.check, sys._getframe(1))
 
     @outside_user_modes
     def before_backward(self, loss: Tensor) -> bool | None:
@@ -341,7 +341,7 @@ class LoopDriver:
             return
         self.release_others()
         if window.is_added_up and failure.symptom == "gradient":
-            self.loaderless.look_closely()
+            self.loaderless.check_each_backward()
         # If our code fails before this point, the step is applied unchecked. From here on it is skipped, even if the
         # investigation fails.
         window.small_state = self.state.capture_small()
@@ -396,5 +396,5 @@ class LoopDriver:
         if window is not None and window.num_attempted:
             self.tracker.close(window)
             self._window_ends.after(window, is_regular=False)
-        self._window_ends.look_deeper(is_regular=False)
+        self._window_ends.check_deeply(is_regular=False)
         self.phase = Phase.OVER

@@ -68,17 +68,17 @@ class Loaderless:
         if is_asked and not is_finite(loss):
             window.saved_frames = save_frames(frame)
         elif is_asked and self._is_close:
-            self._look_back(window, frame)
+            self._check_last_backward(window, frame)
 
     def can_keep(self, loss: Tensor) -> bool:
         """Whether the graph can be retained for a replay; with a compiled one, the loop's backward would raise."""
         return not is_compiled(loss)
 
-    def look_closely(self) -> None:
+    def check_each_backward(self) -> None:
         """Check the gradients at each backward from now on."""
         self._is_close, self._last = True, None
 
-    def _look_back(self, window: Window, frame: FrameType) -> None:
+    def _check_last_backward(self, window: Window, frame: FrameType) -> None:
         """Check the gradients of the previous backward."""
         last, self._last = self._last, (window, save_frames(frame))
         if last is None or last[0] is not window:

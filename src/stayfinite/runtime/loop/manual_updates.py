@@ -121,7 +121,7 @@ class ManualUpdates:
                 self._trained
             )  # gradients are added up, or a graph is used again
 
-    def look_at_gradients(self) -> None:
+    def check_gradients(self) -> None:
         """After a backward: check the gradients."""
         pairs = [(p, p.grad) for p in self._trained.tensors if p.grad is not None]
         if not pairs:
@@ -137,7 +137,7 @@ class ManualUpdates:
         self._note(leaves, sys._getframe(1))
         return True
 
-    def look_at_results(self, grads: Iterable[Any]) -> None:
+    def check_results(self, grads: Iterable[Any]) -> None:
         """After `torch.autograd.grad`: check the gradients."""
         self._check([g for g in grads if isinstance(g, Tensor)], self._trained.tensors)
 
@@ -305,7 +305,7 @@ def _results(engine: Engine, results: tuple[Any, Any]) -> None:
     grads, value = results
     loss = value[0] if isinstance(value, tuple) else value
     if engine.replay is not None:
-        engine.replay.look_at_results(loss, [t for _, t in named_tensors(grads)])
+        engine.replay.check_results(loss, [t for _, t in named_tensors(grads)])
 
 
 def _is_trainable(tensor: Tensor) -> bool:

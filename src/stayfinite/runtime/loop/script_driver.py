@@ -67,7 +67,7 @@ class ScriptDriver(LoopDriver):
 
     def after_backward(self) -> None:
         if self.manual_updates is not None:
-            self.manual_updates.look_at_gradients()
+            self.manual_updates.check_gradients()
 
     def before_grad(self, loss: Tensor, inputs: Sequence[Any]) -> None:
         """Before `torch.autograd.grad`, in a training without a torch optimizer."""
@@ -79,14 +79,14 @@ class ScriptDriver(LoopDriver):
 
     def after_grad(self, grads: Sequence[Any]) -> None:
         if self.manual_updates is not None and self._is_grad:
-            self.manual_updates.look_at_results(grads)
+            self.manual_updates.check_results(grads)
 
     def replay_grad(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         replay = self.engine.replay
         if replay is None or self.manual_updates is None:
             return call()
         results = call()
-        replay.look_at_results(loss, [g for g in results if isinstance(g, Tensor)])
+        replay.check_results(loss, [g for g in results if isinstance(g, Tensor)])
         return results
 
     def on_func_grad(

@@ -61,9 +61,9 @@ class WindowEnds:
         if self._engine.ranks.is_together:
             self._engine.deep_checks.request()
             return
-        self.look_deeper(is_regular=True)
+        self.check_deeply(is_regular=True)
 
-    def look_deeper(self, is_regular: bool) -> None:
+    def check_deeply(self, is_regular: bool) -> None:
         """Collect deferred steps, then run a deep check."""
         self._collect(is_last=True, is_regular=is_regular)
         if self._engine.log:

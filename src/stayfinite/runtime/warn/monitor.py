@@ -103,11 +103,11 @@ class Monitor:
         self.headroom.check_weights(self, step)
         if not self._has_checked_untrained:
             self._has_checked_untrained = True
-            self._look_for_untrained(step)
+            self._warn_of_untrained(step)
         # These steps are applied already, so the only possible action is a rollback.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
 
-    def _look_for_untrained(self, step: int) -> None:
+    def _warn_of_untrained(self, step: int) -> None:
         """Warn of tensors that no optimizer trains. An error here must not end the training."""
         try:
             event = untrained_weights(self.state, step)
