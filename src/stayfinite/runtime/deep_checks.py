@@ -65,6 +65,8 @@ class _Engine(Protocol):
     @property
     def monitor(self) -> _Monitor: ...
 
+    def forget_windows(self) -> None: ...
+
 
 class DeepChecks:
     """Decides when the state is checked and copied, and does both."""
