@@ -139,7 +139,7 @@ class Guard:
     @property
     def warnings(self) -> list[Event]:
         """All warnings so far: spikes, exceeded limits, a learning rate that a resume changed."""
-        return list(self.engine.lookout.warnings)
+        return list(self.engine.monitor.warnings)
 
     @property
     def bad_parts(self) -> dict[str, int]:
@@ -166,11 +166,11 @@ class Guard:
         stayfinite.errors.UsageError: watch('*.alpha') matches no parameter; there are: weight, bias
         """
         limit = Limit(pattern, max_abs, action)
-        if not limit.matches(self.engine.lookout):
+        if not limit.matches(self.engine.monitor):
             names = [n for n, _ in self.state.parameters()]
             shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
             raise UsageError(f"watch({pattern!r}) matches no parameter; there are: {shown}")
-        self.engine.lookout.limits.append(limit)
+        self.engine.monitor.limits.append(limit)
 
     def track(self, name: str, what: Any) -> None:
         """Add another object to the training's state: it is checked, and restored by a rollback.

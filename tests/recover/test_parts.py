@@ -268,7 +268,7 @@ def test_wrong_limits_are_told(pattern, options, words):
 def test_ranks_that_the_script_starts_itself_are_told_once_that_parts_are_for_one():
     told = []
     host = SimpleNamespace(
-        ranks=SimpleNamespace(has_others=True), lookout=SimpleNamespace(warn=told.append)
+        ranks=SimpleNamespace(has_others=True), monitor=SimpleNamespace(warn=told.append)
     )
     redo = PartRedo(host)
     assert not any(redo.can(SimpleNamespace(step=n), "loss") for n in range(3))

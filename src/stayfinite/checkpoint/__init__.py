@@ -1,11 +1,10 @@
-"""The checkpoint doctor: is this file sound, which is the last good one, what would a resume do.
+"""The checkpoint doctor: is this file sound, which one is the last good one, what would a resume do.
 
     from stayfinite.checkpoint import scan, scan_file
-
     report = scan(["runs/exp1"])
     report.verdict, report.last_good
 
-Nothing that a file contains is ever executed; docs/SCAN.md says how.
+The contents of a file are never executed; docs/SCAN.md explains how.
 """
 
 from __future__ import annotations

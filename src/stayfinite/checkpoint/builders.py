@@ -1,7 +1,7 @@
-"""Placeholders for what the known rebuild functions of torch, numpy and the standard library return.
+"""Placeholders for the results of the known rebuild functions of torch, numpy and the standard library.
 
-Each function here takes the arguments that a file gives and returns plain data. Wrong arguments
-raise ValueError, TypeError or IndexError, which the pickle machine turns into a finding.
+Each function here takes the arguments from a file and returns plain data. Wrong arguments raise ValueError, TypeError or
+IndexError, which the pickle machine turns into a finding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def storage_dtype(kind: Any) -> str | None:
 
 
 def _ints(value: Any) -> tuple[int, ...]:
-    """A shape or strides; the same few come again and again, and one tuple of each is enough."""
+    """Intern a shape or strides, because the same few occur again and again."""
     if type(value) is tuple:
         try:
             known = _SHAPES.get(value)

@@ -7,7 +7,7 @@ from ..codes import all_codes
 __all__ = ["SEVERITY", "VERDICTS"]
 
 VERDICTS = ("healthy", "suspicious", "corrupt", "unreadable", "hostile")
-"""From best to worst. A file has the verdict of the worst thing found in it."""
+"""From best to worst. The verdict of a file is that of its worst finding."""
 
 SEVERITY: dict[str, str] = {code.name: code.detail("Verdict") for code in all_codes("scan")}
-"""The verdict that a finding of this code leads to."""
+"""The verdict of a finding with this code."""

@@ -29,12 +29,12 @@ _BLOCK = 1 << 21
 
 
 class OverlapError(LimitError):
-    """Views of one storage overlap so much that reading each would take for ever."""
+    """Raised if views of one storage overlap so much that reading each would take too long."""
 
 
 @contextlib.contextmanager
 def open_tensors(checkpoint: CheckpointReport, limits: Limits) -> Iterator[dict[str, NamedTensor]]:
-    """The tensors of a checkpoint by name, as long as the `with` lasts; may raise `OverlapError`."""
+    """The tensors of a checkpoint by name, within the `with` block; may raise `OverlapError`."""
     with contextlib.ExitStack() as stack:
         found: dict[str, NamedTensor] = {}
         indexes = [f.path for f in checkpoint.files if f.format == "dcp metadata"]
@@ -82,7 +82,7 @@ def _qualified(tensor: NamedTensor, hint: str) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """How far one tensor moved."""
+    """The change of one tensor."""
 
     relative: float | None
     """Norm of the difference over the norm before; None when a value is not finite."""
@@ -97,7 +97,7 @@ class Change:
 
 
 def _row_major(tensor: NamedTensor) -> Iterator[Tensor]:
-    """The elements in the order of their indices, whatever the strides, as flat blocks."""
+    """The elements in index order, whatever the strides, as flat blocks."""
     assert tensor.blob is not None and tensor.layout is not None and tensor.elements is not None
     layout, elements = tensor.layout, tensor.elements
     if 0 in layout.size:
@@ -135,7 +135,7 @@ def norm_of(tensor: NamedTensor) -> float:
 
 
 def change_between(a: NamedTensor, b: NamedTensor) -> Change:
-    """What happened to a tensor between two checkpoints of the same shape."""
+    """The comparison of a tensor in two checkpoints with the same shape."""
     before = moved = after = 0.0
     largest, changed, bad_a, bad_b = 0.0, 0, 0, 0
     for x, y in zip(_equal_blocks(a), _equal_blocks(b)):
@@ -158,7 +158,7 @@ def change_between(a: NamedTensor, b: NamedTensor) -> Change:
 
 
 def _equal_blocks(tensor: NamedTensor) -> Iterator[Tensor]:
-    """Blocks of one fixed length, so that two tensors of different strides line up."""
+    """Blocks of one fixed length, so that tensors with different strides can be compared."""
     waiting: list[Tensor] = []
     count = 0
     for flat in _row_major(tensor):

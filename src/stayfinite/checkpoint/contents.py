@@ -1,4 +1,4 @@
-"""Turns what a reader found into named tensors with statistics: the core of a scan."""
+"""Turns the contents of a file into named tensors with statistics: the core of a scan."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STEP_KEYS = ("global_step", "global_steps", "step", "iteration", "iter", "n_ite
 
 @dataclass(slots=True)
 class NamedTensor:
-    """A tensor of a file: its name, its role, its bytes and which of them."""
+    """A tensor of a file: its name, its role, its storage and its layout."""
 
     path: tuple[str, ...]
     role: str
@@ -51,7 +51,7 @@ class NamedTensor:
 
 @dataclass
 class Examined:
-    """The outcome of looking at every tensor of one file."""
+    """The result of reading every tensor of one file."""
 
     tensors: list[TensorReport]
     findings: list[TensorFinding]
@@ -59,7 +59,7 @@ class Examined:
 
 
 def as_tensor(value: Any) -> TensorRef | None:
-    """A tensor reference for anything in a tree that has elements; None for text and records."""
+    """A tensor reference for anything with elements; None for text and records."""
     if isinstance(value, StorageRef):
         return TensorRef(value, value.dtype or "uint8", 0, (value.num_elements,), (1,))
     if isinstance(value, ArrayRef):
@@ -68,7 +68,7 @@ def as_tensor(value: Any) -> TensorRef | None:
 
 
 def locate(path: tuple[str, ...], role: str, ref: TensorRef) -> NamedTensor:
-    """A tensor with its bytes; one that reaches outside its storage raises FileFault."""
+    """A tensor with its bytes; raises FileFault if it reaches outside its storage."""
     elements = dtype_of(ref.dtype)
     blob = ref.storage.blob if ref.storage is not None else None
     if ref.storage is None or blob is None or elements is None:
@@ -84,7 +84,7 @@ def locate(path: tuple[str, ...], role: str, ref: TensorRef) -> NamedTensor:
 
 
 def named_tensors(contents: Contents, hint: str, limits: Limits) -> Iterator[NamedTensor]:
-    """The tensors that can be looked at, for a comparison of files; faulty ones are left out."""
+    """The readable tensors, for a comparison of files; faulty ones are omitted."""
     for label, root in contents.roots:
         for leaf in leaves(root, limits, (label,) if label else ()):
             try:
@@ -107,7 +107,7 @@ def _role(leaf: Leaf, hint: str) -> str:
 
 
 def examine(contents: Contents, hint: str, limits: Limits, probe: Probe) -> Examined:
-    """Look at everything in a file once."""
+    """Read everything in a file once."""
     worker = _Worker(limits, probe)
     limits.part("its tensors' names and shapes")
     try:
@@ -131,7 +131,7 @@ class _Worker:
         self.names: list[str] = []
         self.roles: list[str] = []
         self.figures: list[TensorStats | None] = []
-        """By the tensor's number; None until it was measured, and for one that could not be."""
+        """By the tensor's number; None until it is measured, or if that is not possible."""
         self.aliases: dict[int, list[str]] = {}
         self.refs: list[TensorRef | None] = []
         self.known: dict[Blob, tuple[int, ...]] = {}
@@ -140,13 +140,13 @@ class _Worker:
         self.spent: dict[Blob, int] = {}
         self.notes: dict[str, None] = {}
         self.found: list[tuple[int, TensorFinding]] = []
-        """With the number of tensors before it, so that findings come in the order of the file."""
+        """With the number of preceding tensors, so that findings are in file order."""
 
     def say(self, found: TensorFinding) -> None:
         self.found.append((len(self.names), found))
 
     def finish(self) -> Examined:
-        """Measure what is waiting, and put all together."""
+        """Measure the waiting tensors, and collect all results."""
         self.measurer.finish()
         self.found.sort(key=lambda f: f[0])
         tensors = [
@@ -228,7 +228,7 @@ class _Worker:
             self._add(leaf.name, tensor.role, self._share(tensor, blob), False, ref)
 
     def _is_alias(self, leaf: Leaf, ref: TensorRef, blob: Blob) -> bool:
-        """Whether this is another name of elements that are known."""
+        """Whether this is another name of known elements."""
         numbers = self.known.get(blob)
         if numbers is None:
             return False
@@ -243,7 +243,7 @@ class _Worker:
         return False
 
     def _wait(self, tensor: NamedTensor, blob: Blob) -> None:
-        """Measure it with the others, or as soon as there is a thread for it."""
+        """Measure it with the others, or as soon as a thread is free."""
         layout, elements, ref = tensor.layout, tensor.elements, tensor.ref
         assert layout is not None and elements is not None
         is_matrix = len(ref.size) > 1 and tensor.role in ("weights", "ema")
@@ -275,7 +275,7 @@ class _Worker:
         return number
 
     def _is_affordable(self, tensor: NamedTensor, blob: Blob) -> bool:
-        """Views that overlap may not make one storage be read over and over."""
+        """Limit how often overlapping views make us read a storage."""
         layout, elements = tensor.layout, tensor.elements
         assert layout is not None and elements is not None
         if blob not in self.known:
@@ -327,12 +327,12 @@ class _Worker:
 
 
 def step_and_epoch(contents: Contents) -> tuple[int | None, int | None]:
-    """The step and the epoch that the file itself names."""
+    """The step and the epoch according to the file."""
     from .rates import number_of
 
     step = epoch = None
     for label, root in contents.roots:
-        if label:  # a distributed checkpoint keeps each entry by itself
+        if label:  # a distributed checkpoint stores each entry separately
             root = {label.rpartition(".")[2]: root}
         if not isinstance(root, dict):
             continue

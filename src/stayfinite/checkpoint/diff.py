@@ -1,4 +1,4 @@
-"""What changed between two checkpoints, tensor by tensor."""
+"""Compares two checkpoints tensor by tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ORDER = ("incomparable", "reshaped", "only_in_a", "only_in_b", "changed", "same
 def diff(
     a: str | os.PathLike[str], b: str | os.PathLike[str], *, limits: Limits = DEFAULT_LIMITS
 ) -> DiffReport:
-    """Compare two checkpoints: files, or folders that hold one checkpoint each.
+    """Compare two checkpoints: files, or folders with one checkpoint each.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def diff(
 
 
 def _check_comparable(checkpoint: CheckpointReport) -> None:
-    """One that cannot be read, or that would run code, is not compared but named."""
+    """A checkpoint that is unreadable, or would run code, is not compared but reported."""
     if checkpoint.verdict not in ("unreadable", "hostile"):
         return
     everything = [*checkpoint.findings, *(f for r in checkpoint.files for f in r.findings)]
@@ -69,7 +69,7 @@ def _check_comparable(checkpoint: CheckpointReport) -> None:
 
 
 def _rank(row: TensorDiff) -> tuple[int, bool, int, float]:
-    """Weights before Adam's moments, and what turned non-finite first: that is what one looks for."""
+    """Sort weights before Adam's moments, and new non-finite values first."""
     has_same_badness = row.num_nonfinite_a == row.num_nonfinite_b
     part = ROLE_ORDER.index(row.role) if row.role in ROLE_ORDER else len(ROLE_ORDER)
     return part, has_same_badness, _ORDER.index(row.status), -(row.relative_change or 0.0)

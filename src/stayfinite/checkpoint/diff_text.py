@@ -17,7 +17,7 @@ _UNUSUAL = 3.0
 
 
 def describe_diff(report: DiffReport, *, verbose: bool = False) -> Iterator[str]:
-    """What changed: the weights by layer, then what cannot be compared, then the rest in one line each."""
+    """Render the weights by layer, then what cannot be compared, then the rest in one line each."""
     yield f"A: {clean(report.a, 4096)}"
     yield f"B: {clean(report.b, 4096)}"
     yield from _layers(report, verbose)
@@ -80,7 +80,7 @@ def _growth(d: LayerDiff) -> str:
 
 
 def _remark(d: LayerDiff) -> str:
-    """In words what stands out."""
+    """A sentence about the largest changes."""
     said = []
     if d.times_usual is not None and d.times_usual >= _UNUSUAL:
         said.append("far more than usual")
@@ -112,7 +112,7 @@ def _facts(t: TensorDiff) -> list[str]:
 
 
 def _others(report: DiffReport) -> Iterator[str]:
-    """What is no weight, in one line for each part of the training."""
+    """The rest, in one line for each part of the training."""
     roles: dict[str, list[TensorDiff]] = {}
     for t in report.tensors:
         if t.role != "weights" and t.status == "changed":

@@ -39,7 +39,7 @@ _SUFFIXES = frozenset(
     }
 )
 _CERTAIN = _SUFFIXES - {".bin", ".pkl", ".pickle"}
-"""A file so named that is no checkpoint is a finding; any `.bin` may be something else."""
+"""A file with such a name that is not a checkpoint is a finding; a `.bin` file may be anything."""
 _STEP = re.compile(r"(?:step|steps|iter|iteration|checkpoint|ckpt|it)[=_\-. ]?(\d+)", re.I)
 _EPOCH = re.compile(r"(?:epoch|ep|e)[=_\-. ]?(\d+)", re.I)
 _DIGITS = re.compile(r"(?:^|[_\-.=])(\d+)$")
@@ -53,7 +53,7 @@ _WEIGHT_FILES = (
 _SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
 
 _INCIDENT, _CAPSULE = "incident.json", "capsule.pt"
-"""A folder of an incident keeps the failed step in a file of its own, which nobody resumes from."""
+"""The capsule of an incident, which is not a checkpoint to resume from."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Unit:
 
 
 def expand(patterns: list[str | os.PathLike[str]]) -> list[Place]:
-    """Paths from paths, addresses and globs; those that match nothing are listed at once."""
+    """Expand paths, addresses and globs; those without a match are reported together."""
     found: dict[Place, None] = {}
     missing = []
     for pattern in patterns:
@@ -95,17 +95,17 @@ def expand(patterns: list[str | os.PathLike[str]]) -> list[Place]:
 
 @dataclass
 class Found:
-    """What there is to scan in the paths that were asked for."""
+    """The files to scan in the requested paths."""
 
     units: list[Unit] = field(default_factory=list)
     skipped: list[Place] = field(default_factory=list)
-    """Files in the folders that hold no tensors."""
+    """Files in the folders without tensors."""
     problems: list[tuple[str, str]] = field(default_factory=list)
-    """(code, message): folders that were not looked into."""
+    """(code, message): folders that were not searched."""
 
 
 def discover(paths: list[Place], limits: Limits = DEFAULT_LIMITS) -> Found:
-    """The checkpoints in these paths, and the files in their folders that are none."""
+    """Find the checkpoints in these paths, and the other files in their folders."""
     units: dict[str, Unit] = {}
     found = Found()
     walk = _Walk(found, limits)
@@ -120,7 +120,7 @@ def discover(paths: list[Place], limits: Limits = DEFAULT_LIMITS) -> Found:
 
 
 class _Walk:
-    """Goes through folders: only so deep and only so many, for a folder may have been sent, too."""
+    """Searches folders with limits on depth and number, because a folder may be untrusted, too."""
 
     def __init__(self, found: Found, limits: Limits) -> None:
         self._found = found
@@ -185,7 +185,7 @@ def _belongs(file: Place) -> bool:
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
-    """step_900 before step_1000."""
+    """Sort step_900 before step_1000."""
     parts = re.split(r"(\d{1,18})", name)
     return [(0, int(p)) if p.isdigit() else (1, p) for p in parts if p]
 
@@ -209,7 +209,7 @@ def _kind_of(folder: Place, files: list[Place]) -> str | None:
 
 
 def is_candidate(path: Place) -> bool:
-    """Whether a file in a folder looks like a checkpoint, by its content first."""
+    """Whether a file in a folder is probably a checkpoint, by its content first."""
     try:
         if not path.is_file():
             return False
@@ -225,7 +225,7 @@ def is_candidate(path: Place) -> bool:
 
 
 def step_in_name(path: Place) -> tuple[int | None, int | None]:
-    """The step and epoch that a name announces.
+    """The step and epoch in a name.
 
     >>> step_in_name(Path("epoch=3-step=1200.ckpt")), step_in_name(Path("checkpoint-500"))
     ((1200, 3), (500, None))

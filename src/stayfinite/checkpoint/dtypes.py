@@ -21,11 +21,11 @@ _VIEWED_AS = {
 
 @dataclass(frozen=True)
 class Elements:
-    """How the elements of a dtype are looked at."""
+    """How to read the elements of a dtype."""
 
     name: str
     stored: torch.dtype
-    """What the bytes are viewed as."""
+    """The dtype to view the bytes as."""
     itemsize: int
     components: int = 1
     """2 for complex numbers."""
@@ -40,7 +40,7 @@ _ELEMENTS: dict[str, Elements | None] = {}
 
 
 def dtype_of(name: str) -> Elements | None:
-    """How to look at a dtype, or None when torch has none of that name.
+    """How to read a dtype; None if torch has no dtype of that name.
 
     >>> dtype_of("bfloat16").itemsize, dtype_of("complex64").components, dtype_of("float7")
     (2, 2, None)

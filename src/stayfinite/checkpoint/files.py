@@ -21,13 +21,13 @@ __all__ = ["Blob", "MappedFile", "Region", "map_temporary", "read_small"]
 class MappedFile:
     """A file mapped into memory for reading.
 
-    The mapping is copy-on-write, so nothing that is done with it can reach the file. A file that lies
-    elsewhere (`remote`) has the same face: `need` brings a range here, `done` lets it go again.
+    The mapping is copy-on-write, so the file cannot be changed. Remote files (`remote`) have the same interface: `need` fetches a
+    range, `done` releases it.
     """
 
     is_remote = False
     block_bytes = 64 << 20
-    """How much of it is looked at in one go: large enough for the full speed of the memory."""
+    """The size of a block: large enough for the full memory bandwidth."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -46,16 +46,16 @@ class MappedFile:
             self.view = memoryview(self._map)
 
     def need(self, start: int, end: int) -> None:
-        """Called before bytes are touched."""
+        """Called before bytes are read."""
         self.check_length()
 
     def check_length(self) -> None:
-        """Touching a page that another process has just cut off would kill this one."""
+        """Reading a page that another process has truncated would kill this process."""
         if os.fstat(self._fd).st_size < self.size:
             raise FileFault("truncated", "the file became shorter while it was being scanned")
 
     def done(self, start: int, end: int) -> None:
-        """The bytes that were needed may go."""
+        """Release the bytes that were needed."""
 
     def close(self) -> None:
         os.close(self._fd)
@@ -64,7 +64,7 @@ class MappedFile:
             if self._map is not None:
                 self._map.close()
         except BufferError:
-            pass  # a tensor still looks at it; the mapping goes with the last of them
+            pass  # a tensor still uses it; the mapping ends with the last of them
 
     def __enter__(self) -> MappedFile:
         return self
@@ -79,7 +79,7 @@ class MappedFile:
 
 
 class Region:
-    """A stretch of bytes that is a file of its own: a whole file, a part of one, or bytes in memory."""
+    """A range of bytes that is read like a file: a whole file, a part of one, or bytes in memory."""
 
     __slots__ = ("base", "file", "size", "view")
 
@@ -91,7 +91,7 @@ class Region:
         size: int | None = None,
     ) -> None:
         self.view = view
-        """All that is mapped; this region begins at `base` of it."""
+        """The whole mapping, in which this region begins at `base`."""
         self.file = file
         self.base = base
         self.size = len(view) - base if size is None else size
@@ -105,7 +105,7 @@ class Region:
         return Region(self.view, self.file, self.base + start, min(end, self.size) - start)
 
     def read(self, start: int, end: int) -> bytes:
-        """A copy; shorter than asked for where the region ends."""
+        """A copy, which is shorter at the end of the region."""
         start, end = self.base + start, self.base + min(end, self.size)
         if self.file is None:
             return bytes(self.view[start:end])
@@ -117,7 +117,7 @@ class Region:
 
     @contextmanager
     def held(self, start: int, end: int) -> Iterator[memoryview]:
-        """The bytes themselves, for as long as the `with` lasts."""
+        """The bytes themselves, within the `with` block."""
         start, end = self.base + start, self.base + min(end, self.size)
         if self.file is not None:
             self.file.need(start, end)
@@ -128,7 +128,7 @@ class Region:
                 self.file.done(start, end)
 
     def blob(self, start: int, size: int, *, is_big_endian: bool = False) -> Blob:
-        """A storage's bytes."""
+        """The bytes of a storage."""
         return Blob(
             self.view, size, start=self.base + start, file=self.file, is_big_endian=is_big_endian
         )
@@ -138,8 +138,7 @@ _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.11 does not nam
 
 
 def _mapped(fd: int, size: int) -> mmap.mmap:
-    """Copy-on-write. Nobody writes, so no memory is set aside for it: a file larger than the
-    machine's memory can be mapped, too."""
+    """Map copy-on-write without reserving memory, so that a file larger than the memory can be mapped."""
     if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64"):
         flags = mmap.MAP_PRIVATE | _NO_RESERVE
         return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
@@ -147,7 +146,7 @@ def _mapped(fd: int, size: int) -> mmap.mmap:
 
 
 class Blob:
-    """The bytes of one storage: a piece of what is mapped, or something to inflate on demand."""
+    """The bytes of one storage: a part of the mapping, or data to inflate on demand."""
 
     __slots__ = ("_inflate", "_view", "file", "is_big_endian", "size", "start")
 
@@ -171,11 +170,11 @@ class Blob:
 
     @property
     def mapping(self) -> memoryview | None:
-        """All that is mapped, None for bytes that are still packed."""
+        """The whole mapping; None for compressed bytes."""
         return self._view
 
     def open(self) -> memoryview:
-        """The bytes. Inflated ones live only as long as the caller keeps them."""
+        """The bytes. Inflated ones are freed with the caller's reference."""
         if self._view is not None:
             return self._view[self.start : self.start + self.size]
         assert self._inflate is not None
@@ -199,7 +198,7 @@ class Blob:
 
 
 def read_small(path: str | os.PathLike[str], at_most: int) -> bytes:
-    """The whole of a regular file; a pipe is never waited for, and a larger file is a fault."""
+    """Map a whole regular file; a pipe is never opened, and a file that is too large is a fault."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(fd, "rb") as handle:
         status = os.fstat(fd)
@@ -211,7 +210,7 @@ def read_small(path: str | os.PathLike[str], at_most: int) -> bytes:
 
 
 def map_temporary(write: Callable[[Callable[[bytes], object]], None]) -> memoryview:
-    """What `write` produces, in a nameless temporary file instead of memory."""
+    """Collect the output of `write` in an unnamed temporary file instead of memory."""
     with tempfile.TemporaryFile() as handle:
         write(handle.write)
         handle.flush()

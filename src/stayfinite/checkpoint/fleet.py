@@ -1,7 +1,7 @@
 """Runs a scan on the workers of a Ray cluster.
 
-One task is one file (or one shard). A worker that dies costs the file it was at, which goes to another
-one; the reports come back to one place, where they are put together as after a local scan.
+One task is one file (or one shard). If a worker dies, its file goes to another one. The reports are collected and combined as
+after a local scan.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def run_on_ray(
 
 
 def _look(task: Task, asked: Asked) -> FileReport:
-    """What a worker does; nothing in a file is executed there either."""
+    """The work of a worker; nothing in a file is executed there either."""
     return guarded(task, Probe(asked=asked))
 
 
 def _spread(
     ray: Any, look: Any, tasks: list[Task], asked: Asked
 ) -> Iterator[tuple[int, FileReport]]:
-    """(number, report) as they come, the largest files first, so that none is left for the end."""
+    """(number, report) as they arrive, the largest files first."""
     order = sorted(range(len(tasks)), key=lambda i: -size_of(tasks[i].path))
     waiting = iter(order)
     running: dict[Any, int] = {}
@@ -83,7 +83,7 @@ def _result(ray: Any, ref: Any, task: Task) -> FileReport:
 
 @contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Ray, connected; what was started here is ended here."""
+    """Connect to Ray; a cluster that was started here is stopped at the end."""
     try:
         import ray
     except ImportError:
@@ -108,6 +108,6 @@ def _cluster(address: str) -> Iterator[Any]:
 
 
 def _no_usage_stats() -> dict[str, str]:
-    """A scan of somebody's checkpoints reports to nobody."""
+    """Disable Ray's usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     return {"RAY_USAGE_STATS_ENABLED": "0"}

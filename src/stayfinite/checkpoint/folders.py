@@ -1,4 +1,4 @@
-"""What only a whole folder shows: shards and their index, distributed checkpoints, a trainer's state file."""
+"""Checks that need a whole folder: shards and their index, distributed checkpoints, a trainer's state file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_LISTED = 5
 
 
 def check_index(unit: Unit, reports: list[FileReport], limits: Limits) -> list[TensorFinding]:
-    """Whether every tensor that an index names is in the file that it names."""
+    """Check that every tensor of an index is in its file."""
     found: list[TensorFinding] = []
     for index in (f for f in unit.files if f.name.endswith(".index.json")):
         try:
@@ -73,7 +73,7 @@ def _is_or_are(things: list[str]) -> str:
 
 
 def dcp_files(folder: Place, limits: Limits) -> tuple[FileReport, dict[Place, list[Item]]]:
-    """The report on a distributed checkpoint's index, and what to read in which file."""
+    """The report on a distributed checkpoint's index, and what to read in each file."""
     begin = time.perf_counter()
     index_path = folder / ".metadata"
     try:

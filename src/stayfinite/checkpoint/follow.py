@@ -1,7 +1,7 @@
 """Follows a training's checkpoint folder and judges each new checkpoint once it is written.
 
-A file counts as written when it is the same in two looks in a row. One that then still seems cut short
-gets some more looks, for a writer may pause.
+A file counts as written if it is the same in two consecutive polls. If it then seems truncated, it is polled a few more times,
+because a writer may pause.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Seen:
 
 
 class Follower:
-    """Looks into a folder again and again; `poll` gives what is new.
+    """Polls a folder; `poll` returns the new reports.
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -63,13 +63,13 @@ class Follower:
 
     @property
     def last_good(self) -> str | None:
-        """The last usable checkpoint that is there now."""
+        """The last usable checkpoint that exists now."""
         reports = [s.report for s in self._seen.values() if s.report is not None]
         usable = [r for r in reports if r.is_usable and r.kind != "data" and r.link_to is None]
         return max(usable, key=_order).path if usable else None
 
     def poll(self) -> list[CheckpointReport]:
-        """The checkpoints that have been completed since the last look, or written anew."""
+        """The checkpoints that were completed or rewritten since the last poll."""
         units = [
             u for u in discover([self._folder], self._limits).units if not _is_unfinished(u.path)
         ]
@@ -125,7 +125,7 @@ def _order(report: CheckpointReport) -> tuple[int, int, float, str]:
 
 
 def write_pointer(path: Path, target: str | None) -> None:
-    """Keep the path of the last good checkpoint in a file, replaced in one step."""
+    """Keep the path of the last good checkpoint in a file, which is replaced in one step."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(f"{target or ''}\n", encoding="utf-8")
     os.replace(part, path)

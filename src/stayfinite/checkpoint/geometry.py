@@ -1,4 +1,4 @@
-"""Which elements of a storage a tensor covers, and the pieces to read them in."""
+"""The elements of a storage that a tensor covers, and the blocks to read them in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Block:
 
 @dataclass(slots=True)
 class Layout:
-    """The distinct elements that a tensor reaches."""
+    """The distinct elements of a tensor."""
 
     offset: int
     size: tuple[int, ...]
@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def num_elements(self) -> int:
-        """Distinct elements: an expanded tensor counts what it stores, not what it shows."""
+        """Distinct elements: an expanded tensor counts its stored elements."""
         return prod(n for n, _ in self.dims)
 
     @property
@@ -54,7 +54,7 @@ class Layout:
             yield from _split(self.offset, self.dims, at_most)
 
     def index_of(self, position: int) -> tuple[int, ...] | None:
-        """The tensor's index of the storage's element `position`."""
+        """The index in the tensor of the storage element at `position`."""
         rest = position - self.offset
         index = [0] * len(self.size)
         order = sorted(range(len(self.size)), key=lambda d: -self.stride[d])
@@ -82,7 +82,7 @@ def row_major(size: tuple[int, ...]) -> tuple[int, ...]:
 def layout_of(
     offset: int, size: tuple[int, ...], stride: tuple[int, ...], num_stored: int
 ) -> Layout:
-    """The layout of a tensor over a storage of `num_stored` elements; outside it is a fault.
+    """The layout of a tensor in a storage of `num_stored` elements; raises if it reaches outside.
 
     >>> layout_of(0, (2, 3), (1, 2), 6).dims
     ((6, 1),)

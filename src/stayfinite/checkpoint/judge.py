@@ -14,14 +14,14 @@ from .roles import ROLE_TITLES, is_mask_like
 __all__ = ["finding", "is_plainly_fine", "judge_number", "judge_tensor", "needs_range"]
 
 _ABSURD = {"weights": 1e6, "ema": 1e6, "optimizer": 1e15, "batchnorm": 1e12}
-"""Ten thousand times what trained weights reach; squares of gradients may be larger still."""
+"""Ten thousand times the usual maximum of trained weights; squares of gradients may be larger."""
 _FLOOD_SHARE = 0.5
 _MIN_MATRIX = 16
 _BORN_EQUAL = re.compile(
     r"lora_b|lora_up|zero|adapter|gate|alpha|gamma|beta|bias|pos_?emb|position|cls_token|token|scale|norm|"
     r"relative_position|running|mask|\bpe\b|_buffers|anchor|stride|threshold|logit|prior|window|kernel"
 )
-"""Names of weights that are often zero or constant when training starts."""
+"""Names of weights that are often zero or constant at the start of a training."""
 _REMEDIES = {
     "weights": "do not resume from it: take a checkpoint from before",
     "optimizer": "if the weights are sound, load them and start the optimizer anew",
@@ -46,7 +46,7 @@ _ORDINARY = 1e4
 
 
 def is_plainly_fine(name: str, stats: TensorStats) -> bool:
-    """Whether `judge_tensor` would say nothing, at a hundredth of its cost: true of most tensors."""
+    """Whether `judge_tensor` would find nothing; a hundred times as fast, and true for most tensors."""
     low, high = stats.min, stats.max
     if low is None or high is None or stats.num_nonfinite:
         return False
@@ -56,12 +56,12 @@ def is_plainly_fine(name: str, stats: TensorStats) -> bool:
 
 
 def needs_range(name: str) -> bool:
-    """Whether a rule asks for the smallest value of a tensor of ordinary values."""
+    """Whether a rule needs the smallest value of a tensor with ordinary values."""
     return name.rpartition(".")[2] in _LATER
 
 
 def judge_tensor(tensor: TensorReport, is_flooded: bool) -> Iterator[TensorFinding]:
-    """Everything that is wrong with one tensor."""
+    """All findings for one tensor."""
     stats, role = tensor.stats, tensor.role
     about = {"tensor": tensor.name, "role": role, "stats": stats}
     if not stats.is_finite and role == "metric":
@@ -153,7 +153,7 @@ def _judge_matrix(
 
 
 def _is_by_design(tensor: TensorReport) -> bool:
-    """Inf where Inf is meant: masks, min/max observers, best scores so far. NaN never is."""
+    """Whether Inf is intended: masks, min/max observers, best scores. NaN never is."""
     stats = tensor.stats
     if stats.num_nan:
         return False
@@ -180,7 +180,7 @@ def _describe_bad(tensor: TensorReport) -> str:
 
 
 def judge_number(name: str, role: str, value: float) -> TensorFinding | None:
-    """A plain number of the file that is wrong."""
+    """A finding for a plain number in the file."""
     is_scale = role == "scaler" and bool(_SCALE.search(name))
     if math.isfinite(value):
         if is_scale and 0 <= value < 1:

@@ -14,7 +14,7 @@ _CHECK_EVERY = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds on one file. The defaults leave room for the largest honest checkpoints.
+    """The limits for one file. The defaults are above the largest real checkpoints.
 
     >>> Limits().max_name
     4096
@@ -55,34 +55,33 @@ class Limits:
     """For a file inside a file, which has no time of its own."""
 
     def inner(self) -> Limits:
-        """The same limits, used up together, for a file inside this one."""
+        """The same counters for a file inside this one."""
         return replace(self, is_inner=True)
 
     def begin(self) -> Limits:
-        """The same limits with the clock at zero, for one more file."""
+        """The same limits with new counters, for another file."""
         return replace(self, meter=Meter(self))
 
     def part(self, name: str) -> None:
-        """To be called where another part of a file begins."""
+        """Call this at the start of another part of a file."""
         if self.meter is not None and not self.is_inner:
             self.meter.part(name)
 
     def tick(self) -> None:
-        """To be called for each thing looked at; raises when the time is up."""
+        """Call this for each item; raises when the time is up."""
         if self.meter is not None:
             self.meter.tick()
 
     def spend(self, num_bytes: int) -> None:
-        """To be called for memory that a file's author made us take."""
+        """Call this for memory that a file's author controls."""
         if self.meter is not None:
             self.meter.spend(num_bytes)
 
 
 class Meter:
-    """The time and the memory that one file has cost so far.
+    """The time and the memory used for one file.
 
-    The time is that of the processor in the calling thread: a machine that is busy with something
-    else must not make an honest file unreadable.
+    The time is CPU time of the calling thread, so that a busy machine does not make a file unreadable.
     """
 
     __slots__ = ("_count", "_deadline", "_limits", "_part", "num_bytes")
@@ -94,7 +93,7 @@ class Meter:
         self.part("its index")
 
     def part(self, name: str) -> None:
-        """Another part of the file begins, with the whole time for itself."""
+        """Begin another part of the file, with the whole time."""
         self._part = name
         self._deadline = time.thread_time() + self._limits.max_seconds
 
@@ -104,7 +103,7 @@ class Meter:
             self.check()
 
     def check(self) -> None:
-        """Whether the time is up; cheap enough for every thousand things."""
+        """Whether the time is up; fast enough for every thousandth item."""
         self._count = 0
         if time.thread_time() > self._deadline:
             raise LimitError(f"stopped after {self._limits.max_seconds:g} s in {self._part}")
@@ -120,7 +119,7 @@ DEFAULT_LIMITS = Limits()
 
 
 class FileFault(UnreadableError):
-    """A file cannot be read on; carries the code of the finding."""
+    """Raised if a file cannot be read further; has the code of the finding."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -130,7 +129,7 @@ class FileFault(UnreadableError):
 
 
 class LimitError(FileFault):
-    """The file asks for more than the limits allow."""
+    """Raised if the file needs more than the limits allow."""
 
     def __init__(self, message: str) -> None:
         super().__init__("limit_exceeded", message)

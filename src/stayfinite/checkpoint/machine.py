@@ -1,9 +1,8 @@
-"""A pickle machine that cannot run anything.
+"""A pickle machine that cannot run code.
 
-It reads the same instructions as Python's unpickler, with a stack and a memo, but it imports no
-module and calls no function that the file names: known rebuilders become placeholders
-(`builders`), everything else becomes `Opaque`, and what could run code becomes a finding
-(`policy`). Every count that the file controls is bounded (`limits`).
+It reads the same instructions as Python's unpickler, with a stack and a memo, but it does not import modules or call functions
+that the file names. Known rebuilders become placeholders (`builders`), everything else becomes `Opaque`, and what could run
+code becomes a finding (`policy`). Every count that the file controls is limited (`limits`).
 """
 
 from __future__ import annotations
@@ -44,16 +43,14 @@ _GETATTR = "builtins.getattr"
 
 
 DISPATCH: dict[int, Callable[[Machine], None]] = {}
-"""Instruction byte to what it does; `pickles` fills it."""
+"""The functions of the instruction bytes; filled by `pickles`."""
 
 
 class Machine:
-    """Reads pickles one after another out of one buffer.
+    """Reads consecutive pickles from a buffer.
 
-    `persistent` turns a persistent id into a value (torch names its storages so); `nested` reads
-    a whole file that is embedded as bytes.
-
-    Import it from `pickles`, which knows the instructions.
+    `persistent` turns a persistent id into a value (torch names its storages so); `nested` reads a whole file that is embedded as
+    bytes. Import it from `pickles`, which defines the instructions.
     """
 
     def __init__(
@@ -86,7 +83,7 @@ class Machine:
         """Memo entries that are not in a row; picklers number theirs from 0."""
 
     def load(self) -> Any:
-        """The next pickle as plain data; the position moves behind it."""
+        """Read the next pickle as plain data, and advance the position."""
         self.stack, self.marks, self.memo, self.far = [], [], [], {}
         start = self.pos
         try:
@@ -106,9 +103,9 @@ class Machine:
             raise self._malformed(f"{e!s:.120}") from None
 
     def _run(self) -> bool:
-        """The next thousands of instructions; true at the end of the pickle.
+        """Run the next thousands of instructions; True at the end of the pickle.
 
-        Those that most of a checkpoint's pickle consists of are carried out here, without a call.
+        The most frequent instructions are executed here, without a call.
         """
         data, dispatch, memo, stack, pos = self.data, DISPATCH, self.memo, self.stack, self.pos
         try:
@@ -167,7 +164,7 @@ class Machine:
         return FileFault("unreadable", f"the pickle is malformed at byte {self.pos:,}: {why}")
 
     def check_budget(self) -> None:
-        """Stop a pickle that costs too much: instructions, time, and memory as far as it is known."""
+        """Stop a pickle that exceeds a limit: instructions, time, or memory."""
         if self.num_opcodes > self.limits.max_opcodes:
             raise LimitError(f"the pickle has more than {self.limits.max_opcodes:,} instructions")
         used = _BYTES_PER_OBJECT * self.num_objects + 8 * (self.num_items + len(self.stack))
@@ -210,7 +207,7 @@ class Machine:
         self.stack.append(str(self.take(length), "utf-8", "surrogatepass"))
 
     def blob(self, length: int) -> None:
-        """Large byte strings stay where they are in the file."""
+        """Large byte strings are not copied."""
         self.count()
         piece = self.take(length)
         if length >= _SLICE_FROM:
@@ -245,7 +242,7 @@ class Machine:
         return Opaque(name, args)
 
     def new(self, kind: Any, args: Any) -> Any:
-        """An object of a class, as NEWOBJ makes it."""
+        """An object of a class, as made by NEWOBJ."""
         if not isinstance(kind, GlobalRef):
             self.object(("hostile_pickle", "makes an object of something that is no class"))
             return self.make_opaque("?", args)
@@ -256,7 +253,7 @@ class Machine:
         return self.make_opaque(kind.path, args)
 
     def call(self, function: Any, args: Any) -> Any:
-        """What REDUCE would call; nothing is called."""
+        """Handle REDUCE without calling anything."""
         if not isinstance(function, GlobalRef):
             self.object(("hostile_pickle", "calls an object that the file itself has made"))
             return self.make_opaque("?", args)

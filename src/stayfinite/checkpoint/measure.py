@@ -1,4 +1,4 @@
-"""Measures the health of mapped tensors: one fast pass, and a second look at bad ones."""
+"""Measures the health of mapped tensors: one fast pass, and a second one for bad tensors."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ _WIDENED_TO = {torch.uint16: torch.int32, torch.uint32: torch.int64}
 
 @dataclass(frozen=True)
 class Asked:
-    """How much is wanted of tensors in which nothing is wrong."""
+    """How much to measure in healthy tensors."""
 
     has_ranges: bool = False
-    """The smallest and the largest value of large tensors too, which takes half as long again."""
+    """Also the smallest and the largest value of large tensors, which takes half as long again."""
     is_full: bool = False
-    """Zeros and subnormals counted, and the mean taken, of every tensor."""
+    """Also zeros, subnormals and the mean of every tensor."""
 
 
 @dataclass
 class Probe:
-    """What is asked of a scan, and heard of it, while it runs."""
+    """The options and the progress callbacks of a running scan."""
 
     on_bytes: Callable[[int], None] | None = None
     check: Callable[[], None] | None = None
-    """Raises to stop the scan."""
+    """Raise to stop the scan."""
     asked: Asked = Asked()
     scanned_bytes: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -81,9 +81,9 @@ def typed_blocks(
     at_most: int,
     is_wanted: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[tuple[Block, Tensor]]:
-    """The tensor's elements as flat torch tensors over the mapped bytes, a block at a time.
+    """The tensor's elements as flat torch tensors over the mapped bytes, block by block.
 
-    `is_wanted`: asked for each block by its number; nothing is read of the others.
+    `is_wanted` is called with the number of each block; other blocks are not read.
     """
     data = blob.open()
     width = elements.itemsize
@@ -141,7 +141,7 @@ def measure(
 
 
 def merge_extremes(parts: list[Extremes]) -> Extremes:
-    """The extremes of a tensor from those of its pieces."""
+    """Combine the extremes of a tensor's pieces."""
     if any(low != low for low, _, _ in parts):
         return math.nan, math.nan, False
     return min(p[0] for p in parts), max(p[1] for p in parts), any(p[2] for p in parts)
@@ -157,7 +157,7 @@ def needs_detail(found: Extremes, elements: Elements, probe: Probe) -> bool:
 def conclude(
     found: Extremes, blob: Blob, layout: Layout, elements: Elements, probe: Probe
 ) -> tuple[TensorStats, bool]:
-    """The statistics of a tensor whose extremes are known; a second look if they are bad."""
+    """The statistics of a tensor with known extremes; reads it again if they are bad."""
     is_flooded = found[2]
     count = math.prod(layout.size)
     if count and needs_detail(found, elements, probe):
@@ -169,7 +169,7 @@ def conclude(
 def plain_stats(
     size: tuple[int, ...], count: int, elements: Elements, found: Extremes
 ) -> TensorStats:
-    """The statistics of a tensor that needs no second look."""
+    """The statistics of a tensor that needs no second pass."""
     low, high, _ = found
     if count == 0 or low > high:
         return TensorStats(shape=size, dtype=elements.name, num_elements=count)
@@ -194,9 +194,9 @@ def extremes(
     for_flood: bool,
     has_range: bool = True,
 ) -> Extremes:
-    """Smallest and largest value; both NaN as soon as a block holds one.
+    """Smallest and largest value; both NaN if a block has one.
 
-    Without `has_range` they are left out where one block holds nothing but ordinary values.
+    Without `has_range` they are omitted for blocks of ordinary values.
     """
     low, high, is_flooded = math.inf, -math.inf, False
     tiny = elements.tiny if for_flood else 0.0
@@ -245,7 +245,7 @@ def _dense_extremes(
 
 
 def sample_is_flooded(flat: Tensor, tiny: float) -> bool:
-    """Whether more than a quarter of a sample is subnormal: then all of it is worth counting."""
+    """Whether more than a quarter of a sample is subnormal, so that all should be counted."""
     few = flat[:: max(1, flat.numel() // _FEW)].tolist()
     if not any(0.0 < abs(v) < tiny for v in few):
         return False
@@ -315,7 +315,7 @@ class _Tally:
 def _earliest(
     first: tuple[int, ...] | None, bad: Tensor, block: Block, layout: Layout, elements: Elements
 ) -> tuple[int, ...] | None:
-    """The smallest index among the bad elements of this block and what was found before."""
+    """The smallest index among the bad elements of this block and the earlier ones."""
     local = torch.unique(bad // elements.components)
     positions = torch.full_like(local, block.start)
     for size, stride in zip(reversed(block.sizes), reversed(block.strides)):
@@ -344,7 +344,7 @@ def _few(positions: Tensor, layout: Layout) -> list[int]:
 
 
 def _measure_histogram(blob: Blob, layout: Layout, elements: Elements, probe: Probe) -> TensorStats:
-    """8-bit floats: 256 possible values, so one histogram tells everything exactly."""
+    """8-bit floats have 256 values, so a histogram is enough."""
     counts = torch.zeros(256, dtype=torch.int64)
     values = torch.arange(256, dtype=torch.uint8).view(elements.stored).to(torch.float32)
     bad_bytes = ~torch.isfinite(values)

@@ -47,9 +47,9 @@ def scan_file(
     ranges: bool = False,
     verify: bool = False,
 ) -> FileReport:
-    """Whether one checkpoint or data file is sound. Nothing in it is executed.
+    """Check whether one checkpoint or data file is sound. Nothing in it is executed.
 
-    `ranges` takes the smallest and largest value of large healthy tensors too (`stats.min`, `stats.max`).
+    `ranges`: also measure the smallest and largest value of large healthy tensors (`stats.min`, `stats.max`).
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def scan_file(
 def scan_source(
     file: MappedFile, name: str, limits: Limits, probe: Probe, verify: bool
 ) -> FileReport:
-    """The report on a file that is open, wherever it lies."""
+    """The report on an open file."""
     begin = time.perf_counter()
     with touching(file):
         contents = open_contents(file, limits)
@@ -92,7 +92,7 @@ def scan_source(
 
 
 def scan_object(value: Any, name: str = "state", *, limits: Limits = DEFAULT_LIMITS) -> FileReport:
-    """The same for a state in memory, before it is written: what the save gate asks.
+    """The same for a state in memory before it is written, for the save gate.
 
     >>> import torch
     >>> scan_object({"model": {"w": torch.ones(2)}, "loss": 0.5}).verdict
@@ -104,7 +104,7 @@ def scan_object(value: Any, name: str = "state", *, limits: Limits = DEFAULT_LIM
 
 
 def open_contents(file: MappedFile, limits: Limits) -> Contents:
-    """What is in the file, by the reader that knows its first bytes."""
+    """Read the file with the reader for its first bytes."""
     head = Region.of(file).read(0, 64)
     if not head:
         raise FileFault("truncated", "the file is empty")
@@ -131,14 +131,14 @@ def open_contents(file: MappedFile, limits: Limits) -> Contents:
 
 
 def _is_threat(found: tuple[str, str]) -> bool:
-    """Text that begins like a pickle names nonsense; a threat names something that there is."""
+    """Whether a hostile name exists: text that begins like a pickle contains nonsense names."""
     return found[0] == "hostile_pickle" and not found[1].endswith(NONSENSE)
 
 
 def report_contents(
     contents: Contents, path: str, limits: Limits, probe: Probe, begin: float, size: int
 ) -> FileReport:
-    """The report on what a reader found in a file."""
+    """The report on the contents of a file."""
     before = probe.scanned_bytes
     hint = contents.hint or file_hint(path.rpartition("/")[2].partition(".")[0])
     examined = examine(contents, hint, limits, probe)
@@ -172,7 +172,7 @@ def report_contents(
 
 
 def _severity(found: TensorFinding) -> int:
-    """The worst first, else the order of the file."""
+    """Sort the worst first, then in file order."""
     return -VERDICTS.index(found.severity)
 
 

@@ -1,8 +1,8 @@
 """A fast first pass: is every value of a block finite and of ordinary size?
 
-The sum of squares says at once that nothing is NaN or Inf and how large a value can be at most, and takes
-as long as the bytes take to arrive. The smallest and the largest value take half as long again (1 GB of
-float32: 106 ms against 173 ms, a plain sum 110 ms), and a healthy tensor's are not needed for a verdict.
+The sum of squares shows that nothing is NaN or Inf, and bounds the largest value. It is as fast as memory. The smallest and
+largest values take half as long again (1 GB of float32: 106 ms against 173 ms, a plain sum 110 ms), and are not needed for the
+verdict on a healthy tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["is_all_ordinary", "range_of_non_negative"]
 
 _LARGEST = 1e4
-"""Below this no rule about magnitudes speaks, whatever the dtype and the role."""
+"""Values below this are ordinary for every dtype and role."""
 _SMALLEST_SQUARES = 1e-12
 """A block whose squares add up to less is zero, subnormal or decayed: to be looked at closely."""
 _PIECE = 1 << 20
@@ -41,9 +41,9 @@ _SQUARES: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
 
 
 def is_all_ordinary(flat: Tensor, tiny: float) -> bool:
-    """Whether all values are finite, below 10,000, not all equal and, of a sample, normal numbers.
+    """Whether all values are finite, below 10,000, not all equal and, in a sample, normal numbers.
 
-    False means "look closely", not that something is wrong.
+    False means that a second pass is needed, not that something is wrong.
 
     >>> is_all_ordinary(torch.linspace(-1, 1, 1000), 1e-38)
     True
@@ -61,9 +61,9 @@ def is_all_ordinary(flat: Tensor, tiny: float) -> bool:
 
 
 def range_of_non_negative(flat: Tensor) -> tuple[float, float] | None:
-    """The extremes of values of which none is negative; None where one is, or is not finite.
+    """The extremes of non-negative values; None if a value is negative or not finite.
 
-    The bits of such numbers are ordered as the numbers are, and whole numbers are compared faster.
+    The bit patterns of such numbers have the same order as the numbers, and integers are compared faster.
 
     >>> range_of_non_negative(torch.tensor([0.5, 0.0, 2.0])), range_of_non_negative(torch.tensor([-1.0, 1.0]))
     ((0.0, 2.0), None)

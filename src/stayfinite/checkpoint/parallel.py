@@ -35,7 +35,7 @@ Outcome = tuple[TensorStats, bool] | FileFault
 
 
 class Waiting:
-    """A tensor that is to be measured."""
+    """A tensor to be measured."""
 
     __slots__ = (
         "begin",
@@ -90,10 +90,10 @@ class Waiting:
 
 
 class Measurer:
-    """Takes tensors as they are found and hands each one's figures to `deliver`.
+    """Measures tensors as they are found, and passes the statistics to `deliver`.
 
-    Large ones go to threads at once, in batches of about 64 MB; small ones are collected and read
-    together, many in one pass. A file that is small altogether needs no thread.
+    Large ones go to threads at once, in batches of about 64 MB; small ones are collected and measured together. A small file needs
+    no thread.
     """
 
     def __init__(self, probe: Probe, deliver: Callable[[Waiting, Outcome], None]) -> None:
@@ -116,7 +116,7 @@ class Measurer:
             self._submit()
 
     def finish(self) -> None:
-        """Measure what is left; everything has been delivered when this returns."""
+        """Measure the remaining tensors; everything is delivered when this returns."""
         if self._running or self._num_bytes >= _INLINE_BELOW:
             self._submit()
         self._finish_small()
@@ -129,7 +129,7 @@ class Measurer:
         self._running = []
 
     def stop(self) -> None:
-        """Nothing of what has been handed to threads is wanted any more."""
+        """Discard everything that threads are working on."""
         for _, future in self._running:
             future.cancel()
         for _, future in self._running:
@@ -160,7 +160,7 @@ class Measurer:
 
 
 class _Joined(Future[list[Outcome]]):
-    """The outcome of a tensor that several threads look at, each at a piece of it."""
+    """The result of a tensor that several threads measure in pieces."""
 
     def __init__(
         self, job: Waiting, parts: list[Future[Extremes | FileFault]], probe: Probe

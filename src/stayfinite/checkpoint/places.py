@@ -22,7 +22,7 @@ def place(text: str) -> Place:
 
 
 def identity(path: Place) -> str:
-    """Equal for two spellings of one place."""
+    """Equal for two spellings of the same place."""
     return str(path) if isinstance(path, RemotePath) else os.path.abspath(path)
 
 
@@ -32,14 +32,14 @@ def open_source(path: Place) -> MappedFile:
 
 
 def list_folder(path: Place) -> list[Place]:
-    """What is in a folder, in no order; an OSError when it cannot be listed."""
+    """The contents of a folder in any order; raises an OSError if it cannot be listed."""
     if isinstance(path, RemotePath):
         return list(path.children())
     return [path / name for name in os.listdir(path)]
 
 
 def read_head(path: Place, count: int) -> bytes:
-    """The first bytes of an ordinary file; a pipe that was put there is not waited for."""
+    """The first bytes of a regular file; never blocks on a pipe."""
     if isinstance(path, RemotePath):
         return path.read(count)
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -48,7 +48,7 @@ def read_head(path: Place, count: int) -> bytes:
 
 
 def read_small(path: Place, at_most: int) -> bytes:
-    """The whole of an ordinary file that is not larger than that."""
+    """The contents of a regular file up to this size."""
     if isinstance(path, RemotePath):
         if path.stat().st_size > at_most:
             raise FileFault("limit_exceeded", f"it has {path.stat().st_size:,} bytes")

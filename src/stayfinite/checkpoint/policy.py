@@ -1,11 +1,9 @@
 """Classifies names in a pickle: harmless, able to run code, or unknown.
 
-The rule, in words (docs/SCAN.md has the table): naming something from a module that starts
-processes, opens files or connections, imports or evaluates code is hostile even if it is never
-called. Calling a function of the standard library, torch or numpy that is not on a short list of
-rebuilders is hostile too: those modules are known, and no honest checkpoint does it. Calling an
-unknown function of some other package is suspicious. An object of an unknown class is harmless: it
-becomes a placeholder.
+The rule (docs/SCAN.md has the table): naming something from a module that starts processes, opens files or connections, or
+imports or evaluates code is hostile even if it is never called. Calling a function of the standard library, torch or numpy that
+is not on a short list of rebuilders is hostile too: these modules are known, and no honest checkpoint does it. Calling an
+unknown function of another package is suspicious. An object of an unknown class is harmless: it becomes a placeholder.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ __all__ = [
 
 NONSENSE = "not a name that Python itself would write"
 Objection = tuple[str, str]
-"""(code of the finding, the reason in words)"""
+"""(code of the finding, the reason as text)"""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -110,14 +108,14 @@ _TORCH_CALLS = _words(
 
 
 def canonical(module: str, name: str) -> tuple[str, str]:
-    """The name that Python 3 gives to what a file names (`__builtin__`, `copy_reg`)."""
+    """The Python 3 name for a name in a file (`__builtin__`, `copy_reg`)."""
     if (module, name) in NAME_MAPPING:
         return NAME_MAPPING[module, name]
     return IMPORT_MAPPING.get(module, module), name
 
 
 def object_to_name(module: str, name: str) -> Objection | None:
-    """Why merely naming this is a finding, or None."""
+    """The reason why naming this is a finding, or None."""
     path = f"{module}.{name}"
     top = module.partition(".")[0]
     parts = name.split(".")
@@ -147,7 +145,7 @@ def _object_to_builtin(name: str) -> Objection | None:
 
 
 def object_to_new(module: str, name: str) -> Objection | None:
-    """Why making an object of this class, without calling its `__init__`, is a finding."""
+    """The reason why making an object of this class, without `__init__`, is a finding."""
     objection = object_to_name(module, name)
     if objection is not None:
         return objection
@@ -164,7 +162,7 @@ def object_to_new(module: str, name: str) -> Objection | None:
 
 
 def object_to_call(module: str, name: str) -> Objection | None:
-    """Why calling this when the file is loaded is a finding, or None for an ordinary rebuilder."""
+    """The reason why calling this at load time is a finding, or None for a normal rebuilder."""
     path = f"{module}.{name}"
     top = module.partition(".")[0]
     if path in _STDLIB_CALLS or path in _TORCH_CALLS:

@@ -55,10 +55,10 @@ def _use_one_core() -> None:
 
 @contextmanager
 def touching(file: MappedFile) -> Iterator[None]:
-    """Bring the pages of a large file in while its index is still being read.
+    """Fault in the pages of a large file while its index is being read.
 
-    Half of the time of a pass over mapped bytes goes into mapping them, page by page; that needs no
-    Python, so another core can do it while this one reads the pickle.
+    Half of the time of a pass over mapped bytes is spent on page faults. These need no Python, so another core can handle them
+    while this one reads the pickle.
     """
     if file.size < _TOUCH_FROM or file.is_remote:
         yield
@@ -80,6 +80,6 @@ def _touch(file: MappedFile, is_over: threading.Event) -> None:
         try:
             file.check_length()
         except FileFault:
-            return  # whoever reads on says so
+            return  # the reader reports the error
         octets = torch.frombuffer(file.view, dtype=torch.uint8, count=count, offset=start)
         octets[::_PAGE].sum()

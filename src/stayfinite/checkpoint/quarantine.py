@@ -20,7 +20,7 @@ LOG_NAME = "quarantine-log.jsonl"
 
 @dataclass(frozen=True)
 class Move:
-    """One checkpoint that goes into quarantine."""
+    """One checkpoint to be moved into quarantine."""
 
     source: Path
     target: Path
@@ -31,10 +31,10 @@ class Move:
 def plan_quarantine(
     checkpoints: Iterable[CheckpointReport], folder: str | os.PathLike[str]
 ) -> list[Move]:
-    """Which checkpoints would be moved where: the corrupt, hostile and unreadable ones.
+    """Plan the moves of corrupt, hostile and unreadable checkpoints.
 
-    A quarantine has a folder of its own for each call, so nothing there can be overwritten. It must
-    be on the same file system: only then is a move one step, which an interrupt cannot cut in two.
+    Each call makes its own quarantine folder, so nothing can be overwritten. It must be on the same file system, because only then
+    is a move atomic.
     """
     home = Path(folder).absolute()
     if home.exists() and not home.is_dir():
@@ -69,7 +69,7 @@ def plan_quarantine(
 
 
 def _is_unknown(checkpoint: CheckpointReport) -> bool:
-    """A file that was too much for the limits, or for us, may well be a good one: it stays."""
+    """A file that exceeded our limits may be good, so it stays."""
     found = [*checkpoint.findings, *(f for r in checkpoint.files for f in r.findings)]
     bad = {f.code for f in found if f.severity in ("corrupt", "unreadable", "hostile")}
     return bool(bad) and bad <= {"limit_exceeded", "internal_error"}
@@ -102,10 +102,9 @@ def move(moves: list[Move]) -> Path:
 
 
 def undo(log: str | os.PathLike[str]) -> list[Path]:
-    """Move everything in a log back where it was; returns what was moved.
+    """Move everything in a log back; returns what was moved.
 
-    What has been moved back already is passed over. If something new stands where a checkpoint
-    was, nothing at all is moved.
+    Entries that were moved back already are skipped. If a new file exists at the place of a checkpoint, nothing is moved.
     """
     path = Path(log)
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""What a scan returns: frozen records, JSON through `stayfinite.records.to_plain`."""
+"""The records of a scan: frozen, converted to JSON by `stayfinite.records.to_plain`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class TensorReport:
     """weights | buffer | batchnorm | optimizer | ema | scheduler | scaler | rng | metric | data | other"""
     stats: TensorStats
     aliases: tuple[str, ...] = ()
-    """Other names of the very same bytes (tied weights)."""
+    """Other names of the same bytes (tied weights)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFinding:
-    """One thing that is wrong with a file, and with which tensor if it is a tensor."""
+    """One problem of a file, with its tensor if there is one."""
 
     code: str
     message: str
@@ -58,7 +58,7 @@ class TensorFinding:
     role: str | None = None
     stats: TensorStats | None = None
     action: str | None = None
-    """What to do about it."""
+    """The advice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class LearningRates:
 
 @dataclass(frozen=True, kw_only=True)
 class FileReport:
-    """One file: its verdict and why."""
+    """One file: its verdict and the reasons."""
 
     path: str
     format: str
@@ -87,11 +87,11 @@ class FileReport:
     """healthy | suspicious | corrupt | unreadable | hostile"""
     size_bytes: int = 0
     scanned_bytes: int = 0
-    """Bytes of tensors that were looked at; shared storages count once."""
+    """Bytes of tensors that were read; shared storages count once."""
     tensors: tuple[TensorReport, ...] = ()
     findings: tuple[TensorFinding, ...] = ()
     placeholders: tuple[str, ...] = ()
-    """Classes that the file names and that were not imported."""
+    """Classes that the file names, which were not imported."""
     step: int | None = None
     epoch: int | None = None
     rates: LearningRates = field(default_factory=LearningRates)
@@ -104,7 +104,7 @@ class FileReport:
 
     @property
     def is_usable(self) -> bool:
-        """Whether training can go on from this file: healthy or merely suspicious."""
+        """Whether training can resume from this file: healthy or only suspicious."""
         return self.verdict in ("healthy", "suspicious")
 
 
@@ -114,7 +114,7 @@ class CheckpointReport:
 
     path: str
     kind: str
-    """file | data | transformers | sharded | dcp | deepspeed; data is nothing to resume from"""
+    """file | data | transformers | sharded | dcp | deepspeed; data is not a state to resume from"""
     verdict: str
     files: tuple[FileReport, ...] = ()
     findings: tuple[TensorFinding, ...] = ()
@@ -133,7 +133,7 @@ class CheckpointReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineEntry:
-    """One checkpoint in the story of its run."""
+    """One checkpoint in the timeline of its run."""
 
     path: str
     verdict: str
@@ -154,7 +154,7 @@ class RunTimeline:
     entries: tuple[TimelineEntry, ...] = ()
     last_good: str | None = None
     broke_at: str | None = None
-    """The first checkpoint that cannot be used and has no usable one after it."""
+    """The first unusable checkpoint without a usable one after it."""
     first_broken: tuple[str, ...] = ()
     """The tensors that are non-finite there."""
     num_first_broken: int = 0
@@ -167,11 +167,11 @@ class ScanReport:
     checkpoints: tuple[CheckpointReport, ...] = ()
     timelines: tuple[RunTimeline, ...] = ()
     skipped: tuple[str, ...] = ()
-    """Files in scanned folders that hold no tensors (text, images, logs)."""
+    """Files in scanned folders without tensors (text, images, logs)."""
     problems: tuple[TensorFinding, ...] = ()
-    """Folders that were not looked into, and why."""
+    """Folders that were not searched, with the reasons."""
     num_unseen: int = 0
-    """Checkpoints that were not looked at because the scan was interrupted."""
+    """Checkpoints that were not scanned because of an interrupt."""
     duration_s: float = 0.0
     scanned_bytes: int = 0
 
@@ -191,7 +191,7 @@ class ScanReport:
         return self.timelines[0].last_good if len(self.timelines) == 1 else None
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """0 clean, 1 something was found; `strict` counts what is only suspicious too."""
+        """0 clean, 1 something was found; `strict` also counts suspicious files."""
         allowed = ("healthy",) if strict else ("healthy", "suspicious")
         return 0 if self.verdict in allowed else 1
 
@@ -213,7 +213,7 @@ class ScanReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDiff:
-    """How one tensor differs between two checkpoints."""
+    """The difference of one tensor between two checkpoints."""
 
     name: str
     status: str
@@ -235,7 +235,7 @@ class TensorDiff:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerDiff:
-    """How one layer moved: all its tensors as one vector."""
+    """The change of one layer: all its tensors as one vector."""
 
     layer: str
     role: str
@@ -244,9 +244,9 @@ class LayerDiff:
     growth: float | None = None
     """Norm in B over norm in A, minus 1."""
     angle: float | None = None
-    """Degrees by which it turned."""
+    """The angle of its rotation in degrees."""
     usual: float | None = None
-    """The relative change that is usual for it."""
+    """Its usual relative change."""
     num_tensors: int = 0
     num_changed: int = 0
     num_nonfinite_a: int = 0
@@ -269,7 +269,7 @@ class DiffReport:
     layers: tuple[LayerDiff, ...] = ()
     """In the order of the model."""
     usual_source: str = ""
-    """What the usual change was taken from."""
+    """The checkpoints from which the usual change was computed."""
     rates_a: LearningRates = field(default_factory=LearningRates)
     rates_b: LearningRates = field(default_factory=LearningRates)
 

@@ -1,8 +1,7 @@
-"""Files in any store that fsspec knows, read in ranges, several at once.
+"""Files in any store that fsspec supports, read in ranges, several at once.
 
-A remote file has the face of a mapped one. Its bytes have addresses in a mapping that is empty at
-first; a range comes when it is needed and goes when it is done with, so a file of any size passes
-through a fixed amount of memory and never touches the disk.
+A remote file has the interface of a mapped one. Its bytes have addresses in a mapping that is empty at first. A range is fetched
+when it is needed and released afterwards, so a file of any size needs only a fixed amount of memory and no disk.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PACKAGES |= {
 
 
 def is_remote(text: str) -> bool:
-    """Whether this names a store, not a path on this machine.
+    """Whether this is an address of a store, not a local path.
 
     >>> is_remote("s3://bucket/model.pt"), is_remote("runs/a://b"), is_remote("runs/a.pt")
     (True, False, False)
@@ -63,7 +62,7 @@ def _file_system(text: str) -> tuple[Any, str]:
 
 
 class RemotePath:
-    """What the scanner asks of a path, for one in a store."""
+    """The path interface for a store."""
 
     def __init__(self, fs: Any, path: str, info: dict[str, Any] | None = None) -> None:
         self.fs = fs
@@ -96,7 +95,7 @@ class RemotePath:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the store says about it; {} where there is nothing."""
+        """The metadata in the store; {} if there is none."""
         if self._info is None:
             try:
                 self._info = dict(self.fs.info(self.path))
@@ -178,7 +177,7 @@ def _fetch_pool() -> ThreadPoolExecutor:
 
 
 class RemoteFile(MappedFile):
-    """A file in a store, with the face of a mapped one."""
+    """A file in a store, with the interface of a mapped one."""
 
     is_remote = True
     block_bytes = _BLOCK
@@ -228,7 +227,7 @@ class RemoteFile(MappedFile):
             self._let_go()
 
     def check_length(self) -> None:
-        """What has been fetched stays: nobody can cut it off."""
+        """Fetched bytes cannot be truncated."""
 
     def close(self) -> None:
         with self._lock:
@@ -247,7 +246,7 @@ class RemoteFile(MappedFile):
         return range(start // _BLOCK, -(-end // _BLOCK)) if end > start else range(0)
 
     def _ask(self, number: int) -> Future[None]:
-        """The block, here or on its way."""
+        """The block, fetched or being fetched."""
         future = self._blocks.get(number)
         if future is None or (future.done() and future.exception() is not None):
             future = _fetch_pool().submit(self._fetch, number)
@@ -266,7 +265,7 @@ class RemoteFile(MappedFile):
         self.view[start:end] = data
 
     def _let_go(self) -> None:
-        """Drop what was used longest ago, until little enough is kept."""
+        """Drop the least recently used blocks beyond the limit."""
         surplus = len(self._blocks) - _MAX_CACHED // _BLOCK
         for i in list(self._blocks):
             if surplus <= 0 or self._map is None:

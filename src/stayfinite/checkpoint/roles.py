@@ -29,7 +29,7 @@ _EMA = re.compile(
 _MODEL = re.compile(
     r"model|state_dict|module|(^|_)net|generator|discriminator|coder|weights|params|param_groups"
 )
-"""What is saved below these keys is part of a model, or of its optimizer, whatever it is called."""
+"""Everything below these keys is part of a model, or of its optimizer, whatever its name."""
 _METRIC = re.compile(
     r"(^|[._\-/ ])(train|val|valid|test|running|smoothed|avg|mean|ema|best)?_?"
     r"(loss|losses|acc|accuracy|metric|metrics|score|reward|grad_norm|gnorm|perplexity|ppl|lr|speed|"
@@ -80,7 +80,7 @@ _MASK = re.compile(
 
 
 def file_hint(stem: str) -> str:
-    """The part of a training that a file's name announces, "" when it announces none.
+    """The part of a training in a file's name, "" if there is none.
 
     >>> file_hint("optimizer"), file_hint("model-00001-of-00002"), file_hint("embeddings_train")
     ('optimizer', '', 'data')
@@ -128,7 +128,7 @@ def role_of(path: tuple[str, ...], hint: str = "") -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _role_of(joined: str, hint: str) -> str:
-    """The role of all tensors whose paths differ in their numbers only."""
+    """The role of all tensors whose paths differ only in their numbers."""
     path = tuple(joined.split("\x1f")) if joined else ()
     leaf = path[-1].lower() if path else ""
     last = leaf.rpartition(".")[2]
@@ -154,7 +154,7 @@ def _role_of(joined: str, hint: str) -> str:
 
 
 def _role_above(where: tuple[str, ...], hint: str) -> str:
-    """The role that the outermost two keys give to all below them, "" when they give none."""
+    """The role of everything below the outermost two keys, "" if they do not determine one."""
     tops = [p.lower() for p in where]
     if hint == "rng" or any(_RNG.search(p) for p in tops):
         return "rng"
@@ -177,5 +177,5 @@ def _optimizer_part(parts: list[str]) -> str:
 
 
 def is_mask_like(name: str) -> bool:
-    """Whether Inf is what this tensor is made for: masks, observers' ranges, best-so-far scores."""
+    """Whether Inf is intended in this tensor: masks, observers' ranges, best scores."""
     return bool(_MASK.search(name.lower()))

@@ -17,12 +17,12 @@ __all__ = ["Outcomes", "Progress", "ScanStoppedError", "Task", "guarded", "run_l
 
 
 class ScanStoppedError(StayfiniteError):
-    """The scan was interrupted."""
+    """Raised if the scan was interrupted."""
 
 
 @dataclass
 class Progress:
-    """How far a scan is; read it from another thread."""
+    """The progress of a scan; may be read from another thread."""
 
     total_bytes: int = 0
     done_bytes: int = 0
@@ -46,7 +46,7 @@ class Outcomes:
 
     reports: dict[int, list[FileReport]] = field(default_factory=dict)
     unseen: set[int] = field(default_factory=set)
-    """Units of which a file was not looked at before the interrupt."""
+    """Units with a file that was not scanned before the interrupt."""
 
     def add(self, task: Task, report: FileReport | None) -> None:
         if report is None:
@@ -58,9 +58,9 @@ class Outcomes:
 def run_local(
     tasks: list[Task], jobs: int, asked: Asked, progress: Progress, keep_partial: bool
 ) -> Outcomes:
-    """All tasks, several at a time; an interrupt stops the workers at their next block.
+    """Run all tasks in parallel; an interrupt stops the workers at their next block.
 
-    With `keep_partial` what was finished by then is handed back instead of being lost.
+    With `keep_partial`, finished results are returned instead of being lost.
     """
     stop = threading.Event()
     lock = threading.Lock()
@@ -107,7 +107,7 @@ def run_local(
 
 
 def guarded(task: Task, probe: Probe) -> FileReport:
-    """A fault of the scanner in one file must not cost the report on the others."""
+    """An error of the scanner in one file must not prevent the report on the others."""
     try:
         return task.run(probe)
     except ScanStoppedError:

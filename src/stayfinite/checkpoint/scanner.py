@@ -39,14 +39,12 @@ def scan(
     keep_partial: bool = False,
     ray: str | None = None,
 ) -> ScanReport:
-    """Look at checkpoints and data files: files, folders, globs, and addresses that fsspec knows.
+    """Scan checkpoints and data files: files, folders, globs, and addresses that fsspec supports.
 
-    `lr` is the learning rate that the config wants; a checkpoint that would resume with another
-    one gets a finding. `ranges` takes the smallest and largest value of large healthy tensors too;
-    `full` also counts zeros and subnormals of every tensor; `verify` compares the
-    checksums of archives, which takes longer. With `keep_partial` an interrupt ends the scan with
-    what is known so far. `ray` is the address of a Ray cluster that does the work ("local": one on
-    this machine).
+    `lr` is the learning rate of the config; a checkpoint that would resume with another one gets a finding. `ranges`: also measure
+    the smallest and largest value of large healthy tensors. `full`: also count zeros and subnormals of every tensor. `verify`:
+    compare the checksums of archives, which takes longer. `keep_partial`: an interrupt ends the scan with the results so far.
+    `ray`: the address of a Ray cluster that does the work ("local": one on this machine).
 
     >>> import tempfile, torch
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +110,7 @@ def _check_jobs(jobs: int | None) -> int:
 def plan_tasks(
     units: list[Unit], limits: Limits, verify: bool
 ) -> tuple[list[Task], dict[int, list[FileReport]]]:
-    """What to look at, and reports that are there already (a distributed checkpoint's index)."""
+    """The tasks, and reports that exist already (of a distributed checkpoint's index)."""
     tasks: list[Task] = []
     ready: dict[int, list[FileReport]] = {}
     for i, unit in enumerate(units):
@@ -169,13 +167,13 @@ def _checkpoint(
 
 
 def _kind(unit: Unit, reports: list[FileReport]) -> str:
-    """A cache of embeddings or labels is a file, but nothing that a training resumes from."""
+    """A cache of embeddings or labels is not a state to resume from."""
     roles = {t.role for f in reports for t in f.tensors}
     return "data" if unit.kind == "file" and roles == {"data"} else unit.kind
 
 
 def _step(unit: Unit, reports: list[FileReport], limits: Limits) -> tuple[int | None, int | None]:
-    """From the trainer's own record, else from the files, else from the name."""
+    """The step from the trainer's record, else from the files, else from the name."""
     steps = [f.step for f in reports if f.step is not None]
     epochs = [f.epoch for f in reports if f.epoch is not None]
     recorded = read_trainer_step(unit.path, limits)

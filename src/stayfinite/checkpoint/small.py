@@ -1,7 +1,7 @@
 """Measures many small tensors in one pass: neighbors of one dtype are read together.
 
-A tensor by itself costs some microseconds besides its bytes. A checkpoint has thousands of biases and
-norms, and a hostile file has a hundred thousand tensors of four elements.
+A single tensor costs some microseconds in addition to its bytes. A checkpoint has thousands of biases and norms, and a hostile
+file may have a hundred thousand tensors of four elements.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_BYTES = 1 << 16
 _MAX_GAP = 1 << 12
 _MAX_STRETCH = 1 << 22
 _REDUCED_BELOW = 256
-"""Elements up to which one reduction over all segments beats a call for each."""
+"""Up to so many elements, one reduction over all segments is faster than a call for each."""
 _REDUCED = (torch.float32, torch.float64, torch.bfloat16)
 
 
@@ -135,7 +135,7 @@ def _read_stretch(
 
 
 def _reduced(flat: torch.Tensor, spans: list[tuple[int, int]]) -> tuple[list[float], list[float]]:
-    """One reduction over all; what lies between two tensors is a segment that nobody asks for."""
+    """One reduction over all; gaps between tensors are segments that are ignored."""
     if not spans:
         return [], []
     bounds = [edge for span in spans for edge in span]

@@ -22,11 +22,11 @@ _MAX_LISTED = 6
 _MAX_TENSORS = 20_000
 _WORTH_A_SPEED = 100e6
 _OWN = ("torch.", "__torch__.", "numpy.", "collections.", "builtins.")
-"""Classes that everybody's files have; the JSON report lists them too."""
+"""Classes that most files have; the JSON report lists them too."""
 
 
 def human_bytes(count: float) -> str:
-    """A size that people read.
+    """A size for people.
 
     >>> human_bytes(1_620_000_000), human_bytes(532)
     ('1.62 GB', '532 bytes')
@@ -38,7 +38,7 @@ def human_bytes(count: float) -> str:
 
 
 def describe_scan(report: ScanReport, *, verbose: bool = False) -> Iterator[str]:
-    """Everything that a scan found, the story of each run last."""
+    """Render a whole report, with the timeline of each run last."""
     said: set[str] = set()
     for checkpoint in report.checkpoints:
         yield from _checkpoint(checkpoint, verbose, said)
@@ -59,7 +59,7 @@ def _of_files(checkpoint: CheckpointReport) -> Iterator[TensorFinding]:
 
 
 def summary(report: ScanReport) -> str:
-    """One line: how many of what, and how fast."""
+    """One line: how many files with each verdict, and the speed."""
     if not report.checkpoints and report.num_unseen:
         return f"interrupted: none of {report.num_unseen:,} checkpoints was finished"
     if not report.checkpoints:
@@ -133,7 +133,7 @@ def _file(
 
 
 def _finding(finding: TensorFinding, said: set[str]) -> Iterator[str]:
-    """A finding and what to do; what has been said before is not said again."""
+    """A finding with its advice; repeated advice is omitted."""
     about = ""
     if finding.tensor is not None and finding.stats is not None:
         role = ROLE_TITLES.get(finding.role or "", finding.role or "")

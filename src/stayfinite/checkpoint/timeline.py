@@ -1,4 +1,4 @@
-"""The checkpoints of a run in order: the last good one, and what broke first."""
+"""The checkpoints of a run in order: the last good one, and what became bad first."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _same_model(members: list[CheckpointReport]) -> list[list[CheckpointReport]]
 
 
 def _with_a_date(group: list[CheckpointReport]) -> list[CheckpointReport]:
-    """Beside checkpoints that know their step, one that does not is an export, not a part of it."""
+    """If the other checkpoints have a step, one without a step is an export."""
     dated = [c for c in group if c.step is not None or c.epoch is not None]
     return dated or group
 
@@ -168,7 +168,7 @@ def _entry(
 
 
 def _broken_tensors(checkpoint: CheckpointReport | None) -> list[str]:
-    """The tensors that are non-finite there: the fewer bad values, the closer to where it began."""
+    """The non-finite tensors, those with the fewest bad values first, because they are closer to the origin."""
     if checkpoint is None:
         return []
     found = [

@@ -1,4 +1,4 @@
-"""Walks the tree that a reader found and collects tensors with names, and plain numbers."""
+"""Walks the tree of a file and collects named tensors and plain numbers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Leaf:
 
 
 def clean(text: str, at_most: int = 200) -> str:
-    """Text from a file, safe to print: a name may hold terminal control sequences.
+    """Make text from a file safe to print: a name may contain terminal control sequences.
 
     >>> clean("a\\x1b[2Jb")
     'a\\\\x1b[2Jb'
@@ -58,10 +58,9 @@ def clean(text: str, at_most: int = 200) -> str:
 
 
 def leaves(root: Any, limits: Limits, prefix: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """Every tensor, array and number below `root`, in the order of the file.
+    """Every tensor, array and number below `root`, in file order.
 
-    Each container is entered once, so cycles and shared parts end; nothing recurses, and what waits
-    is one iterator for each level, however many children it has.
+    Each container is visited once, so cycles and shared parts end. It is not recursive, and needs one iterator per level.
     """
     seen: set[int] = set()
     levels: list[tuple[tuple[str, ...], Iterator[tuple[Any, Any]]]] = [
@@ -118,7 +117,7 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]] | None:
 
 
 def resolve(root: Any, *keys: str) -> Any:
-    """`root[keys[0]][keys[1]]…` through dicts and placeholders, None where it leads nowhere.
+    """`root[keys[0]][keys[1]]…` through dicts and placeholders; None if it does not exist.
 
     >>> resolve({"a": {"b": 3}}, "a", "b")
     3
@@ -135,7 +134,7 @@ def resolve(root: Any, *keys: str) -> Any:
 
 
 def weight_name(path: tuple[str, ...]) -> str:
-    """The tensor's name without the wrapper that a trainer puts round a state dict.
+    """The tensor's name without a trainer's wrapper around the state dict.
 
     >>> weight_name(("state_dict", "fc.weight"))
     'fc.weight'

@@ -19,7 +19,7 @@ from .timeline import is_same_model
 __all__ = ["ROLE_ORDER", "layer_diffs", "usual_changes"]
 
 ROLE_ORDER = ("weights", "batchnorm", "buffer", "ema", "metric", "data", "scaler", "scheduler")
-"""What a reader wants first; optimizer moments and random states come last."""
+"""The order of the parts: optimizer moments and random states come last."""
 _MAX_PAIRS = 2
 _MAX_BYTES = 4 << 30
 
@@ -59,7 +59,7 @@ def _layer(role: str, layer: str, members: list[TensorDiff]) -> LayerDiff:
 
 
 def _angle(a: float, b: float, moved: float) -> float | None:
-    """Degrees between two vectors, from the sides of their triangle.
+    """The angle between two vectors in degrees, from the sides of their triangle.
 
     >>> round(_angle(1.0, 1.0, 2**0.5)), _angle(0.0, 1.0, 1.0)
     (90, None)
@@ -73,9 +73,9 @@ def _angle(a: float, b: float, moved: float) -> float | None:
 def usual_changes(
     a: CheckpointReport, b: CheckpointReport, limits: Limits
 ) -> tuple[dict[str, float], str]:
-    """By tensor: the relative change between neighboring checkpoints beside these two.
+    """For each tensor, the relative change between neighboring checkpoints near these two.
 
-    Also where it comes from; nothing where the run has no other checkpoints, or very large ones.
+    Also the source of the figures; nothing if the run has no other checkpoints, or very large ones.
     """
     pairs = _neighbors(a, b)
     found: dict[str, list[float]] = {}

@@ -1,6 +1,6 @@
 """The values that a pickle is decoded into: plain containers, and placeholders for anything that could run.
 
-No class or function that a file names is ever imported.
+A class or function that a file names is never imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["ArrayRef", "GlobalRef", "ObjectKey", "Opaque", "StorageRef", "Tensor
 
 
 class GlobalRef:
-    """A class or function that the file names; only its name."""
+    """The name of a class or function in the file."""
 
     __slots__ = ("module", "name", "path")
 
@@ -25,7 +25,7 @@ class GlobalRef:
 
 
 class StorageRef:
-    """A run of bytes that tensors share, named by the file's key."""
+    """A range of bytes that tensors share, identified by the file's key."""
 
     __slots__ = ("blob", "dtype", "key", "num_elements", "view_offset")
 
@@ -78,7 +78,7 @@ class TensorRef:
         return self.storage.view_offset if self.storage is not None else 0
 
     def add(self, label: str, value: Any) -> None:
-        """Hang something on the tensor that is scanned with it."""
+        """Attach an object to the tensor that is scanned with it."""
         if self.extras is None:
             self.extras = {}
         self.extras[label] = value
@@ -97,7 +97,7 @@ class ArrayRef:
 
 
 class Opaque:
-    """An object of a class that is not known: its name, and what the file put into it."""
+    """An object of an unknown class: its name and contents."""
 
     __slots__ = ("args", "items", "name", "state")
 
@@ -109,7 +109,7 @@ class Opaque:
 
 
 class ObjectKey(str):
-    """Stands in a dict for a key that is an object; `value` is that object's placeholder."""
+    """A placeholder for an object that is a dict key."""
 
     value: Any
 

@@ -122,7 +122,7 @@ class Archive:
         return _central_entry(self._directory, self.entries[name])[0]
 
     def _start(self, entry: Entry) -> int:
-        """Where the entry's bytes begin: only its local header tells."""
+        """The start of the entry's data, which only its local header shows."""
         head = self.region.read(entry.header, entry.header + _LOCAL_SIZE)
         if len(head) < _LOCAL_SIZE or head[:4] != _LOCAL:
             raise FileFault(
@@ -142,7 +142,7 @@ class Archive:
         return start
 
     def blob(self, name: str, *, is_big_endian: bool = False) -> Blob:
-        """The bytes of an entry; deflated ones are inflated into a temporary file when opened."""
+        """The data of an entry; deflated data is inflated into a temporary file when opened."""
         entry = self.entry(name)
         if entry.method == _STORED:
             return self.region.blob(self._start(entry), entry.size, is_big_endian=is_big_endian)
@@ -155,7 +155,7 @@ class Archive:
         )
 
     def region_of(self, name: str) -> Region:
-        """An entry as a file of its own; a deflated one is inflated into a temporary file."""
+        """An entry as a file; deflated data is inflated into a temporary file."""
         entry = self.entry(name)
         if entry.method == _STORED:
             start = self._start(entry)
@@ -239,7 +239,7 @@ class Archive:
 
 
 _COPY_BELOW = 64 << 20
-"""A copy is read faster than a mapping, and arrays in it can be looked at in place."""
+"""Copy the directory, because a copy is read faster than a mapping."""
 
 
 def _directory(region: Region) -> tuple[int, int, int]:
@@ -273,7 +273,7 @@ def _directory64(region: Region, end: int) -> tuple[int, int, int]:
 
 
 def _central_entry(directory: bytes, pos: int) -> tuple[Entry, int]:
-    """The entry described at `pos`, and where the next one is."""
+    """The entry at `pos`, and the position of the next one."""
     if pos + _CENTRAL_SIZE > len(directory):
         raise FileFault("unreadable", "the archive's directory is damaged")
     mark, flags, method, crc, packed, size, name_length, extra_length, comment_length, header = (

@@ -1,7 +1,7 @@
-"""Healthy steps, captured operator by operator: forward, backward, optimizer.
+"""Captures healthy steps operator by operator: forward, backward, optimizer.
 
-Nothing is kept alive and no result is copied: the tape says which memory each operator read and
-wrote. What was there before (batch, parameters, constants) is copied when it is first read.
+No tensor is kept alive and no result is copied: the tape records which memory each operator read and wrote. Memory that existed
+before (batch, parameters, constants) is copied at its first read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def capture_steps(
     module_names: Mapping[int, str] | None = None,
     num_steps: int = 1,
 ) -> Capture:
-    """Call `step` so many times and tell what it did.
+    """Run `step` several times and record it.
 
-    `sources` are the tensors that existed before and have a name; `module_names` comes from
-    `name_modules`. A step is one iteration of the training: loss, backward, optimizer.
+    `sources` are the named tensors that existed before; `module_names` comes from `name_modules`. A step is one iteration of the
+    training: loss, backward, optimizer.
     """
     taken = StepCapture(sources, module_names or {})
     for _ in range(num_steps):
@@ -46,10 +46,10 @@ def capture_steps(
 
 
 class StepCapture(TorchDispatchMode):
-    """Records every operator while it is entered; each entry is a step of its own."""
+    """Records every operator while it is entered; each entry is a separate step."""
 
     is_strict = False
-    """Tests set it: an error of ours is raised instead of kept in `capture.errors`."""
+    """For tests: raise errors of the capture itself instead of storing them in `capture.errors`."""
 
     def __init__(
         self, sources: Iterable[SourceRef] = (), module_names: Mapping[int, str] | None = None
@@ -62,12 +62,12 @@ class StepCapture(TorchDispatchMode):
             self.add_source(ref)
         self._in_optimizer = 0
         self._has_gradients = False
-        """A backward is over, and the optimizer's step is still to come."""
+        """Mark the end of a backward; the optimizer's step follows."""
         self._anomaly: Any = None
         self._hooks: list[Any] = []
 
     def add_source(self, ref: SourceRef) -> None:
-        """A named tensor that this step begins with (the batch of the next step, say)."""
+        """Add a named tensor with which this step begins (such as the batch of the next step)."""
         self._memory.name(ref.kind, ref.name, ref.tensor)
 
     def __enter__(self) -> StepCapture:
@@ -97,7 +97,7 @@ class StepCapture(TorchDispatchMode):
         self._has_gradients = False
 
     def _phase(self, node: Any) -> str:
-        """What handles the gradients before the step (clipping, unscaling) is the optimizer's."""
+        """Operators on the gradients before the step (clipping, unscaling) belong to the optimizer."""
         if self._in_optimizer:
             return "optimizer"
         if node is not None:
@@ -125,7 +125,7 @@ class StepCapture(TorchDispatchMode):
         return out
 
     def _forgive(self, error: Exception) -> None:
-        """What goes wrong while we look must not go wrong in the training."""
+        """Run our own code; an error in it must not end the training."""
         if self.is_strict:
             raise error
         self.capture.errors.append(f"{type(error).__name__}: {error}")
@@ -183,8 +183,8 @@ def _has_tensor(args: Any) -> bool:
 def _autocast(device: str, dtype: torch.dtype | None) -> str:
     """The dtype of the autocast around an operator.
 
-    Inside an operator that autocast has taken over it looks as if it were off: then the depth of
-    the contexts says that there is one, and the operator's dtype that it was on.
+    Inside an operator that autocast handles, autocast appears to be off. Then the nesting depth shows that it is active, and the
+    operator's dtype which one it is.
     """
     if not torch.amp.is_autocast_available(device):
         return ""

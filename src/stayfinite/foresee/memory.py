@@ -13,11 +13,11 @@ from .tape import Capture, Opaque, Part, Ref, Source
 __all__ = ["Memory"]
 
 _MAX_KEPT = 1 << 27
-"""Elements of a storage that is copied; a larger one (a data set in one piece) is not known."""
+"""Storages with more elements are not copied (a data set in one piece), so their values are unknown."""
 
 
 class Memory:
-    """Gives every storage a number, and copies what was there before the operators."""
+    """Numbers all storages, and copies those that existed before the operators."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -25,13 +25,13 @@ class Memory:
         self._num = 0
 
     def name(self, kind: str, name: str, tensor: Tensor) -> None:
-        """This tensor is a part of the batch, a parameter, ..."""
+        """Name this tensor as a part of the batch, a parameter, ..."""
         ref = self._ref(tensor, is_made=False)
         if isinstance(ref, Ref):
             self._capture.parts.append(Part(kind, name, ref, self._capture.num_steps))
 
     def refs(self, value: Any, is_made: bool = False) -> Any:
-        """The same arguments with a `Ref` for every tensor."""
+        """The same arguments with a `Ref` in place of every tensor."""
         if isinstance(value, Tensor):
             return self._ref(value, is_made)
         if isinstance(value, (list, tuple)):

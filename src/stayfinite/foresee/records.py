@@ -14,7 +14,7 @@ STATUSES = ("safe", "can_fail", "unknown")
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operator call of a healthy step, and where it stands."""
+    """One operator call of a healthy step, with its place."""
 
     index: int
     """Its number in the capture, from 0."""
@@ -31,41 +31,41 @@ class Operation:
     module: str | None = None
     """Dotted path, "" for the root, None outside the model."""
     dtype: str = ""
-    """Of its first result: "float16"."""
+    """The dtype of its first result: "float16"."""
     autocast: str = ""
-    """The dtype of the autocast that it ran under, "" outside of one."""
+    """The dtype of the active autocast, "" without one."""
     step: int = 0
-    """Which of the captured steps, from 0."""
+    """The index of the captured step."""
     seen_lo: float | None = None
     seen_hi: float | None = None
-    """Smallest and largest value that it gave; None for what is no number or holds nothing."""
+    """Smallest and largest value of its result; None if it has no numbers."""
 
     @property
     def name(self) -> str:
-        """What an incident would call it."""
+        """Its name in an incident."""
         return self.node or self.op
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What one operator can give for all inputs in the box."""
+    """The possible results of one operator for all inputs in the box."""
 
     operation: Operation
     status: str
     """safe | can_fail | unknown"""
     condition: str = ""
-    """When it fails, in words: "the sum of batch['mask'] is 0"; why it is not known."""
+    """The condition of the failure as text: "the sum of batch['mask'] is 0"; or why it is unknown."""
     kind: str = ""
     """The kind of failure: zero_denominator, log_of_zero, overflow, ... (a code of the catalogue)."""
     parts: tuple[str, ...] = ()
-    """The parts of the batch that the condition depends on, as far as that is known."""
+    """The parts of the batch on which the condition depends, as far as known."""
     operand: str = ""
-    """Which input of the operator is at its limit: "other", "self"."""
+    """The input of the operator that is at its limit: "other", "self"."""
     low: float | None = None
     high: float | None = None
     """The range of that operand in the box."""
     after: int | None = None
-    """Index of an earlier operator that can fail: this one is given what that one makes."""
+    """The index of an earlier operator that can fail, whose result this one uses."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -16,7 +16,7 @@ __all__ = ["Call", "Capture", "Opaque", "Part", "Ref", "Source", "refs_in"]
 
 @dataclass(frozen=True)
 class Ref:
-    """A tensor as it was: which memory, and how it looked at it."""
+    """A tensor at some moment: its memory and its layout."""
 
     storage: int
     """Number of the storage in the capture."""
@@ -37,7 +37,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A tensor whose memory cannot be followed: sparse, nested, on several ranks."""
+    """A tensor whose memory cannot be tracked: sparse, nested, on several ranks."""
 
     what: str
 
@@ -51,17 +51,17 @@ class Part:
     name: str
     ref: Ref
     step: int
-    """From which captured step on it has this name."""
+    """The captured step from which on it has this name."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Memory that was there before the operators: a part of the batch, a parameter, a constant."""
+    """Memory that existed before the operators: a part of the batch, a parameter, a constant."""
 
     ref: Ref
     """The tensor by which it was first seen."""
     values: Tensor | None = field(repr=False, compare=False)
-    """All of the storage, flat, as it was when it was first used; None where it cannot be had."""
+    """The whole storage, flat, as at its first use; None if it is not available."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Call:
     """As called, with a `Ref` (or `Opaque`) for every tensor."""
     kwargs: dict[str, Any]
     results: Any
-    """As returned, with a `Ref` for every tensor."""
+    """The results, with a `Ref` in place of every tensor."""
     is_written: bool
-    """It wrote into memory that it was given."""
+    """Whether it wrote into memory of its arguments."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Capture:
     parts: list[Part] = field(default_factory=list)
     num_steps: int = 0
     errors: list[str] = field(default_factory=list)
-    """What could not be recorded, in words."""
+    """What could not be recorded, as text."""
 
     @property
     def operations(self) -> tuple[Operation, ...]:

@@ -25,7 +25,7 @@ from .ranks.across_ranks import by_itself
 from .replays.rank_trace import FROM_ANOTHER, JOINING_NOTE
 from .replays.vehicles import Vehicle
 from .spikes import spike_incident
-from .time_travel import Found, travel
+from .time_travel import TravelResult, travel
 
 __all__ = ["course"]
 
@@ -46,13 +46,13 @@ def course(investigation: Investigation) -> Replays:
         if not window.num_applied:
             investigation.rewind()
         return Verdict(spike_incident(investigation.engine, window, failure), [], window)
-    if failure.symptom in DEEP and not window.own_update:
+    if failure.symptom in DEEP and not window.manual_update:
         return (yield from _travel(investigation, failure))
     left = SmallStateCopy.take(investigation.state)
     is_scaler_skip = failure.symptom == "scaler_skip"
     with_step = failure.symptom == "learning_rate"
     investigation.rewind()
-    if not investigation.is_moved and not window.own_update and investigation.is_state_bad():
+    if not investigation.is_moved and not window.manual_update and investigation.is_state_bad():
         return (yield from _travel(investigation, failure))
     before = StateCopy()
     if with_step:
@@ -72,8 +72,8 @@ def course(investigation: Investigation) -> Replays:
         left.restore()
         return Verdict(_scale_incident(investigation), [], window)
     found = result.failure or failure
-    is_older = investigation.is_older(result) and not window.own_update
-    if investigation.engine.ranks.broadcast_from(investigation.leader, is_older):
+    began_corrupted = investigation.began_corrupted(result) and not window.manual_update
+    if investigation.engine.ranks.broadcast_from(investigation.leader, began_corrupted):
         return (yield from _travel(investigation, found))
     investigation.rewind()
     if investigation.is_moved:
@@ -138,10 +138,10 @@ def _trace_further_back(
     investigation: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
     """If the bad value came from a variable, also replay the earlier statements that computed it."""
-    while (wider := _wider_vehicle(investigation, result)) is not None:
+    while (extended := _extended_vehicle(investigation, result)) is not None:
         vehicle, trace, window = investigation.vehicle, investigation.trace, investigation.window
         investigation.rewind()
-        investigation.vehicle = wider
+        investigation.vehicle = extended
         again = yield investigation.trace_replay(is_unscaled=is_unscaled, with_step=with_step)
         is_worse = again.failure is None or again.origin is None
         if investigation.engine.ranks.broadcast_from(investigation.leader, is_worse):
@@ -155,16 +155,16 @@ def _trace_further_back(
     return result
 
 
-def _wider_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
+def _extended_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
     """The vehicle that computes more of the iteration, if that would help; with several ranks, the leader decides."""
-    wider = investigation.vehicle.wider() if _has_external_input(result.origin) else None
+    extended = investigation.vehicle.extended() if _has_external_input(result.origin) else None
     ranks = investigation.engine.ranks
     if not ranks.is_on:
-        return wider
-    if not ranks.broadcast_from(investigation.leader, wider is not None):
+        return extended
+    if not ranks.broadcast_from(investigation.leader, extended is not None):
         return None
-    wider = wider or investigation.vehicle.wider()
-    return wider if all(ranks.gather(wider is not None)) else None
+    extended = extended or investigation.vehicle.extended()
+    return extended if all(ranks.gather(extended is not None)) else None
 
 
 def _has_external_input(origin: Origin | None) -> bool:
@@ -224,7 +224,7 @@ def _undo_other_steps(investigation: Investigation) -> Replays:
 
 
 def _travel(investigation: Investigation, failure: Failure) -> Replays:
-    found: Found = yield from travel(investigation, failure)
+    found: TravelResult = yield from travel(investigation, failure)
     return (
         yield from _finish(
             investigation, found.failure, found.origin, found.location, found.redo, found.noticed

@@ -73,7 +73,7 @@ def _counters(engine: Engine, window: Window, failure: Failure) -> dict[str, int
     if not is_now or engine.settings.deferred:
         return {}
     traceback = window.error.__traceback__ if window.error else None
-    return counters(sys._getframe(1), traceback, () if window.error else window.standing)
+    return counters(sys._getframe(1), traceback, () if window.error else window.saved_frames)
 
 
 def _raised(window: Window, failure: Failure) -> str:
@@ -100,8 +100,8 @@ def with_lint_note(location: Location) -> Location:
 
 def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False) -> str:
     """A sentence about what is unchanged after a step that was not applied."""
-    if window.own_update:
-        return window.own_update
+    if window.manual_update:
+        return window.manual_update
     if window.is_moved:
         return (
             "the step was not applied; another optimizer's step on the same batch had been applied "
@@ -123,9 +123,9 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
 
 def action_kind_of(window: Window) -> str:
     """The kind of action for a skipped window."""
-    if not window.own_update:
+    if not window.manual_update:
         return "skipped"
-    return "put_back" if window.is_put_back else "none"
+    return "put_back" if window.is_reverted else "none"
 
 
 def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:

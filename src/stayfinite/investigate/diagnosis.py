@@ -26,7 +26,7 @@ from .fixes.rate_change import setting_diff
 from .fixes.untrained_change import with_parameters
 from .investigation import Investigation
 from .laboratory import Laboratory, short_place
-from .outlook import look_ahead
+from .outlook import try_settings
 
 __all__ = ["diagnose", "diagnose_plain"]
 
@@ -61,7 +61,7 @@ def diagnose(
         rows = yield from lab.bisect()
     ranks = investigation.engine.ranks
     if investigation.engine.policy.is_adaptive and not ranks.has_others and not ranks.is_apart:
-        evidence = yield from look_ahead(investigation, lab, evidence)
+        evidence = yield from try_settings(investigation, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(investigation, rows))
     if evidence.data is not None:

@@ -37,7 +37,9 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     is_countable = failure.symptom in _COUNTED and not engine.ranks.has_others
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
-    is_open = known is not None and known.incident.location.line is None and bool(window.standing)
+    is_open = (
+        known is not None and known.incident.location.line is None and bool(window.saved_frames)
+    )
     if known is not None and not is_open and not engine.known.has_failed_on(window.rng):
         return _repeat(engine, window, failure, known)
     frame = sys._getframe(1)
@@ -119,7 +121,7 @@ def _run_again(
         result = ReplayResult(is_complete=False)
     if result.failure is not None and not engine.ranks.has_others:
         before.restore()
-        return _bad_as_well(engine, vehicle, window, result.failure)
+        return _investigate_repeated(engine, vehicle, window, result.failure)
     if not engine.ranks.settle(result.failure is None and result.is_complete).is_fine:
         if engine.ranks.has_others:
             before.restore()  # some ranks may have applied it
@@ -134,7 +136,9 @@ def _run_again(
     return True
 
 
-def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Failure) -> Verdict:
+def _investigate_repeated(
+    engine: Engine, vehicle: Vehicle, window: Window, failure: Failure
+) -> Verdict:
     engine.state.buffers.copy()
     window.small_state = engine.state.capture_small()
     window.failure = failure
@@ -191,7 +195,7 @@ def _give_up(
     investigation.window = window
     if has_moved and investigation.state.snapshot.is_taken:
         # Time travel was interrupted, so only the snapshot is a consistent state.
-        investigation.num_given_up = max(1, go_back(investigation))
+        investigation.num_lost_steps = max(1, go_back(investigation))
     else:
         investigation.rewind()
     note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"

@@ -58,9 +58,9 @@ class Investigation:
         self.num_finite = 0
         """The number of complete replays that were finite."""
         self.counts = OwnCounts(self.state)
-        self.num_given_up = 0
+        self.num_lost_steps = 0
         """Steps that were undone by restoring the snapshot and cannot be run again."""
-        self.num_rebuilt = 0
+        self.num_reapplied = 0
         """Steps that were run again from the snapshot, and are applied."""
         self.ranks: tuple[RankPart, ...] = ()
         """The part of each rank in it, if there are several."""
@@ -166,7 +166,7 @@ class Investigation:
             f"traced; {advice}"
         )
 
-    def is_older(self, result: ReplayResult) -> bool:
+    def began_corrupted(self, result: ReplayResult) -> bool:
         """Whether an earlier step had corrupted the state."""
         origin = result.origin
         source = origin.source if origin is not None and origin.birth is None else None
@@ -216,10 +216,10 @@ class Investigation:
         """What was done so far; the policy may change it."""
         if self.engine.ranks.has_left:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
-        if self.num_given_up:
-            return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_given_up))
-        if self.num_rebuilt:
-            steps = f"{self.num_rebuilt} step{'s' * (self.num_rebuilt != 1)}"
+        if self.num_lost_steps:
+            return Action(kind="rolled_back", detail=WENT_BACK.format(self.num_lost_steps))
+        if self.num_reapplied:
+            steps = f"{self.num_reapplied} step{'s' * (self.num_reapplied != 1)}"
             return Action(kind="rebuilt", detail=REBUILT.format(steps))
         return Action(
             kind=action_kind_of(self.window), detail=not_applied(self.engine, self.window)

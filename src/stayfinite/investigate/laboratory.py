@@ -166,9 +166,9 @@ class Laboratory:
     @_by_all
     def end(self) -> None:
         """Restore the state that `begin` saved."""
-        self._put_back()
+        self._restore()
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         self.state.clear_grads()
         self._before.restore()
         for version in self._versions:
@@ -177,10 +177,10 @@ class Laboratory:
         self._rng.restore()
         self._is_begun = False
 
-    def put_back_if_begun(self) -> None:
+    def restore_if_begun(self) -> None:
         """Restore the state if `end` was not called, because the experiment was interrupted."""
         if self._is_begun:
-            self._put_back()
+            self._restore()
 
     @_by_all
     def to_snapshot(self) -> None:
@@ -284,12 +284,12 @@ class Laboratory:
         given = birth.inputs[0].stats
         return given is not None and given.num_zero == given.num_elements
 
-    def at_hand(self) -> tuple[Vehicle, list[Window]]:
+    def trial_steps(self) -> tuple[Vehicle, list[Window]]:
         """The steps to try a setting on, with their vehicle: those since the snapshot and this one, as far as they
         can be computed again, else similar steps."""
         investigation = self.investigation
         is_shared = self.has_others or investigation.engine.ranks.is_apart
-        if self.window.own_update or not self.state.snapshot.is_taken or is_shared:
+        if self.window.manual_update or not self.state.snapshot.is_taken or is_shared:
             return investigation.vehicle, []  # the other steps involve other ranks
         log = [w for w in investigation.engine.log if w is not self.window and not w.is_loaderless]
         log = log[-_MAX_STEPS_BACK:]
@@ -317,7 +317,7 @@ class Laboratory:
             w for w in self.investigation.engine.log if w is not self.window and w.step != without
         ]
         is_too_long = self.is_loop and len(log) > _MAX_STEPS_BACK
-        is_own = bool(self.window.own_update)  # only the script can apply its steps
+        is_own = bool(self.window.manual_update)  # only the script can apply its steps
         is_own |= self.investigation.engine.ranks.is_apart  # one rank cannot repeat common steps
         if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None

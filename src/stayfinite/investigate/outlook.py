@@ -17,7 +17,7 @@ from ..runtime.window import Replay, ReplayResult
 from .investigation import Investigation
 from .laboratory import Laboratory
 
-__all__ = ["look_ahead"]
+__all__ = ["try_settings"]
 
 _HUGE = 1e3
 _NEVER = ("data", "checkpoint", "resume")
@@ -26,7 +26,7 @@ _NEVER = ("data", "checkpoint", "resume")
 Ahead = Generator[Replay, ReplayResult, Evidence]
 
 
-def look_ahead(investigation: Investigation, lab: Laboratory, evidence: Evidence) -> Ahead:
+def try_settings(investigation: Investigation, lab: Laboratory, evidence: Evidence) -> Ahead:
     """Try settings; `investigation.outlook` is set if the state has diverged. Returns the extended evidence."""
     event = evidence.event
     if event.phase in _NEVER or event.kind != "nonfinite":

@@ -84,7 +84,7 @@ class Search:
         self._lab = lab
         self._values = values
         self._contexts = contexts
-        self._vehicle, self._windows = lab.at_hand()
+        self._vehicle, self._windows = lab.trial_steps()
         is_redrawn = any(w.is_loaderless for w in self._windows)
         self._cycle = _REDRAWN if is_redrawn else len(self._windows)
         """The period after which the same batches come again; for a loop that draws its own, a few steps for a mean."""

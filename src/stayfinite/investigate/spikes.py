@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..records import Action, Incident, Location
 from ..runtime.engine import Engine
 from ..runtime.incidents import new_incident
-from ..runtime.warn.lookout import SPIKE_NAMES
+from ..runtime.warn.monitor import SPIKE_NAMES
 from ..runtime.window import Failure, Window
 from .describe import event_of
 

@@ -16,7 +16,7 @@ from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .investigation import Investigation
 from .replays.rank_trace import DIVERGED_NOTE, JOINING_NOTE
 
-__all__ = ["Found", "go_back", "travel"]
+__all__ = ["TravelResult", "go_back", "travel"]
 
 _NO_SNAPSHOT = "an earlier step corrupted the state; there was no snapshot to go back to"
 _NOT_AGAIN = (
@@ -26,7 +26,7 @@ _NOT_AGAIN = (
 
 
 @dataclass
-class Found:
+class TravelResult:
     """The result of time travel."""
 
     failure: Failure
@@ -38,13 +38,17 @@ class Found:
 
 def travel(
     investigation: Investigation, failure: Failure
-) -> Generator[Replay, ReplayResult, Found]:
+) -> Generator[Replay, ReplayResult, TravelResult]:
     """Find the step that corrupted the state. It is skipped, and the steps after it have to be run again."""
     engine, state = investigation.engine, investigation.state
     if engine.ranks.has_diverged:
-        return Found(failure, Location(is_reproduced=False, method="none", note=DIVERGED_NOTE))
+        return TravelResult(
+            failure, Location(is_reproduced=False, method="none", note=DIVERGED_NOTE)
+        )
     if engine.ranks.is_joining():
-        return Found(failure, Location(is_reproduced=False, method="none", note=JOINING_NOTE))
+        return TravelResult(
+            failure, Location(is_reproduced=False, method="none", note=JOINING_NOTE)
+        )
     is_mid_window = investigation.failure.symptom not in DEEP
     windows = [*engine.log, *([investigation.window] if is_mid_window else [])]
     if not state.snapshot.is_taken or not windows:
@@ -81,7 +85,7 @@ def _trace_window(
     bad: list[tuple[str, str, Tensor]],
     failure: Failure,
     before: StateCopy,
-) -> Generator[Replay, ReplayResult, Found]:
+) -> Generator[Replay, ReplayResult, TravelResult]:
     """Replay the step that corrupts the state under the trace."""
     traced = yield investigation.trace_replay(with_step=True)
     origin = traced.origin or _origin_in_state(bad)
@@ -91,7 +95,7 @@ def _trace_window(
     investigation.state.clear_grads()
     kind, name = (bad[0][0], bad[0][1]) if bad else (failure.symptom, failure.name)
     found = traced.failure or Failure(kind, window.step, name=name)
-    return Found(found, investigation.location(replace(traced, origin=origin)), origin)
+    return TravelResult(found, investigation.location(replace(traced, origin=origin)), origin)
 
 
 def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
@@ -101,29 +105,31 @@ def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
     return Origin(None, SourceRef(kind, name, tensor), ())
 
 
-def _vanished(investigation: Investigation, failure: Failure, windows: list[Window]) -> Found:
+def _vanished(
+    investigation: Investigation, failure: Failure, windows: list[Window]
+) -> TravelResult:
     """The result if all steps since the snapshot were run again and stayed finite."""
     investigation.engine.log[:] = windows
-    investigation.num_rebuilt = len(windows)
+    investigation.num_reapplied = len(windows)
     note = (
         f"the {len(windows)} steps since the last snapshot, run again, stayed finite: "
         "something outside the training step wrote to the state, or the hardware failed"
     )
-    return Found(failure, Location(is_reproduced=False, method="none", note=note))
+    return TravelResult(failure, Location(is_reproduced=False, method="none", note=note))
 
 
-def _without_snapshot(investigation: Investigation, failure: Failure) -> Found:
+def _without_snapshot(investigation: Investigation, failure: Failure) -> TravelResult:
     traced = investigation.traced
     investigation.rewind()
     location = investigation.location(traced) if traced is not None else Location()
     origin = traced.origin if traced is not None else None
-    return Found(failure, replace(location, note=_NO_SNAPSHOT), origin)
+    return TravelResult(failure, replace(location, note=_NO_SNAPSHOT), origin)
 
 
-def _given_up(investigation: Investigation, failure: Failure) -> Found:
+def _given_up(investigation: Investigation, failure: Failure) -> TravelResult:
     """Restore the last snapshot, if the steps since then cannot be run again."""
-    investigation.num_given_up = max(1, go_back(investigation))
-    return Found(failure, Location(is_reproduced=False, method="none", note=_NOT_AGAIN))
+    investigation.num_lost_steps = max(1, go_back(investigation))
+    return TravelResult(failure, Location(is_reproduced=False, method="none", note=_NOT_AGAIN))
 
 
 def go_back(investigation: Investigation) -> int:

@@ -1,9 +1,9 @@
 """The troubleshooting ladder: runs the script with one change each to see which survives the failing step.
 
-    survey ──► resolve ──► unchanged run ──► one rung a change ──► sets ──► LadderReport
+    survey ──► resolve ──► unchanged run ──► one rung per change ──► sets ──► LadderReport
 
-The survey looks at the script without training (its flags, the config files it reads); each rung is
-the script in a process of its own, with one change and with its files redirected.
+The survey examines the script without training (its flags, the config files it reads). Each rung runs the script in a separate
+process, with one change and with its files redirected.
 """
 
 from __future__ import annotations

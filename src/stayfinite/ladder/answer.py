@@ -1,7 +1,6 @@
 """Sets up a process of the ladder before the script runs, and stores its result.
 
-Whatever happens, one JSON file with the answer is left in the folder of this run; a process that
-leaves none has crashed.
+Every process writes one JSON file with its result; one that does not has crashed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _prepared: dict[str, Any] = {}
 
 
 def finish(folder: str, answer: dict[str, Any]) -> None:
-    """Leave the answer and end at once: nothing more of the script is to run."""
+    """Write the result and end at once, without running more of the script."""
     write_answer(folder, RESULT, answer)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -28,7 +27,7 @@ def finish(folder: str, answer: dict[str, Any]) -> None:
 
 
 def write_answer(folder: str, name: str, answer: dict[str, Any]) -> None:
-    """All of it or nothing, since somebody waits for it to appear."""
+    """Write the file atomically, because the parent waits for it."""
     draft = os.path.join(folder, f".{name}.{os.getpid()}")
     with open(draft, "w", encoding="utf-8") as f:
         json.dump(answer, f)
@@ -36,7 +35,7 @@ def write_answer(folder: str, name: str, answer: dict[str, Any]) -> None:
 
 
 def prepare(spec: dict[str, Any]) -> dict[str, Any]:
-    """Files redirected, random numbers fixed, knobs turned. A forked process has it all already."""
+    """Redirect files, set the random seed, apply knobs; a forked process has this already."""
     if _prepared:
         return _prepared
     import torch

@@ -21,11 +21,11 @@ _kept = contextlib.ExitStack()
 
 
 def turn_knobs(knobs: Mapping[str, str]) -> None:
-    """Put these knobs in place before the script starts."""
+    """Apply these knobs before the script starts."""
     if knobs.get("autocast") == "off":
         _no_autocast()
     if knobs.get("precision") == "fp32":
-        # No model is there yet: what the script makes from now on is made in float32.
+        # There is no model yet: what the script makes from now on is made in float32.
         _kept.enter_context(changes.higher_precision(TrainState()))
     if "lr" in knobs:
         _kept.enter_context(scaled_lr(float(knobs["lr"].removesuffix("x"))))
@@ -68,7 +68,7 @@ def _changed_scaler(original: Any, subscribers: Subscribers) -> Any:
 
 
 class Seen:
-    """Remembers whether any autocast was really on, and whether there was a loader."""
+    """Records whether autocast was really on, and whether there was a loader."""
 
     def __init__(self) -> None:
         self.has_autocast = False
@@ -96,5 +96,5 @@ def _note_loader(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
-    """For as long as this process lives."""
+    """Until this process ends."""
     subscribe(Target(owner, name, reason, "ladder"), make, subscriber)

@@ -1,8 +1,7 @@
 """A script's arguments with one flag changed.
 
-A flag is a plain dict, so that it travels between processes: `strings` (`["-l", "--lr"]`), `dest`,
-`kind` (value | many | on | off | both | token), `current`, `is_first` (must stand before a
-subcommand).
+A flag is a plain dict, so that it can be sent between processes: `strings` (`["-l", "--lr"]`), `dest`, `kind` (value | many | on |
+off | both | token), `current`, `is_first` (must be before a subcommand).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Flag = dict[str, Any]
 
 
 def describe_parser(parser: argparse.ArgumentParser, namespace: argparse.Namespace) -> list[Flag]:
-    """All flags that the script accepts, with the values that they have now."""
+    """All flags that the script accepts, with their current values."""
     flags: list[Flag] = []
     has_commands = any(isinstance(a, argparse._SubParsersAction) for a in parser._actions)
     for action in parser._actions:
@@ -56,7 +55,7 @@ def _plain(value: Any) -> Any:
 
 
 def typed_flags(args: Sequence[str]) -> list[Flag]:
-    """Flags that stand among the arguments, for scripts whose parser is not argparse's.
+    """Flags among the arguments, for scripts that do not use argparse.
 
     >>> flags = typed_flags(["optim.eps=1e-8", "--lr", "0.1", "--amp"])
     >>> [(f["dest"], f["kind"], f["current"]) for f in flags]
@@ -91,7 +90,7 @@ def _is_value(arg: str) -> bool:
 
 
 def find_flag(flags: Iterable[Flag], key: str) -> Flag | None:
-    """The flag of that name: its option, or the name its value has in the script."""
+    """The flag of that name: its option, or its destination in the script."""
     wanted = normal(key)
     for flag in flags:
         if wanted in [normal(s) for s in flag["strings"]] or wanted == normal(flag["dest"]):
@@ -100,7 +99,7 @@ def find_flag(flags: Iterable[Flag], key: str) -> Flag | None:
 
 
 def changed(args: Sequence[str], flag: Flag, key: str, text: str) -> list[str]:
-    """The arguments with this flag at this value.
+    """The arguments with this flag set to this value.
 
     >>> lr = {"strings": ["-l", "--lr"], "dest": "lr", "kind": "value"}
     >>> changed(["data", "-l", "0.1"], lr, "lr", "0.01"), changed(["data"], lr, "lr", "0.01")
@@ -138,7 +137,7 @@ def _without(args: Sequence[str], flag: Flag) -> list[str]:
 
 
 def _with(args: Sequence[str], flag: Flag, words: list[str]) -> list[str]:
-    """Behind all others, but before a `--` that ends the options."""
+    """After all others, but before a `--` that ends the options."""
     if flag.get("is_first"):
         return [*words, *args]
     end = args.index("--") if "--" in args else len(args)
@@ -146,7 +145,7 @@ def _with(args: Sequence[str], flag: Flag, words: list[str]) -> list[str]:
 
 
 def _replaced(args: list[str], flag: Flag, texts: list[str], is_many: bool) -> list[str]:
-    """The arguments with the last mention of the flag replaced; [] where it is not mentioned."""
+    """The arguments with the last occurrence of the flag replaced; [] if it does not occur."""
     for i in range(len(args) - 1, -1, -1):
         name, sign, _ = args[i].partition("=")
         if name not in flag["strings"]:

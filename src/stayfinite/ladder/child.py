@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main(path: str) -> int:
-    """Run what the spec asks for."""
+    """Run the script as the spec describes."""
     spec = json.loads(Path(path).read_text(encoding="utf-8"))
     if spec["mode"] == "survey":
         from .survey import run_survey

@@ -37,7 +37,7 @@ _QUIET = {
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to run, and what to try.
+    """What to run and what to try.
 
     >>> Plan(target="train.py", jobs=0)
     Traceback (most recent call last):
@@ -51,15 +51,15 @@ class Plan:
     """Empty: the default ladder."""
     config: str | None = None
     until_step: int | None = None
-    """The unchanged run is given up after this step if it has not failed."""
+    """The unchanged run ends after this step if it has not failed."""
     failing_step: int | None = None
-    """Where it is known to fail; the unchanged run then goes along as a control."""
+    """The step of a known failure; the unchanged run then serves as a control."""
     margin: int | None = None
     """Steps past the failing one that a rung has to finish; default: 5, or a tenth if that is more."""
     jobs: int | None = None
     timeout_s: float = 3600.0
     run_dir: Path | None = None
-    """Keep what every run said and wrote here, instead of in a temporary folder."""
+    """Keep the output of every run here, instead of in a temporary folder."""
 
     def __post_init__(self) -> None:
         for name, least in (("jobs", 1), ("until_step", 0), ("margin", 0), ("failing_step", 0)):
@@ -80,7 +80,7 @@ class Plan:
 
 
 class Watcher(Protocol):
-    """Who hears how the ladder goes."""
+    """Receives the progress of the ladder."""
 
     def say(self, text: str) -> None: ...
     def begin(self, jobs: Sequence[Job], goal: int | None) -> None: ...
@@ -90,7 +90,7 @@ class Watcher(Protocol):
 
 
 def climb(plan: Plan, watcher: Watcher) -> LadderReport:
-    """Run the ladder; a wrong plan is a `UsageError` before anything trains."""
+    """Run the ladder; raises a `UsageError` for a wrong plan before anything trains."""
     if plan.is_module:
         require_module(plan.target)
     elif not Path(plan.target).is_file():
@@ -133,7 +133,7 @@ class _Climber:
         self._is_alone = False
 
     def survey(self, wanted: Sequence[Try]) -> Resolver:
-        """What the script has, without training."""
+        """Survey the script, without training."""
         keys = [t.text for t in wanted if not t.space]
         if wanted and not keys:
             return Resolver(Survey(), self.plan.args, self.plan.config)
@@ -185,7 +185,7 @@ class _Climber:
         self.goal = failing + margin
 
     def _stop_early(self, control: Outcome) -> LadderReport | None:
-        """Without a failure there is nothing to get past."""
+        """Without a failure there is nothing to fix."""
         if control.status == "failed":
             if self.failing_step is not None and control.step != self.failing_step:
                 self.notes.append(
@@ -219,7 +219,7 @@ class _Climber:
         )
 
     def _in_order(self, changes: list[Change], outcomes: list[Outcome]) -> tuple[Outcome, ...]:
-        """As the user gave them, with those in between that change nothing."""
+        """As the user gave them, including those that change nothing."""
         by_label = {o.changes[0].label: o for o in outcomes}
         idle = {
             c.label: Outcome(changes=(c,), status="idle", text=f"it is {c.before} already")
@@ -229,7 +229,7 @@ class _Climber:
         return tuple((idle | by_label)[c.label] for c in changes)
 
     def _sets(self, rungs: Sequence[Outcome]) -> tuple[tuple[Change, ...], list[Outcome]]:
-        """No single change does it: all together, then pairs, then as few as can be."""
+        """If no single change helps: all together, then pairs, then as few as possible."""
         usable = [r.changes[0] for r in rungs if r.status in ("failed", "diverging")]
         together = tuple({c.target: c for c in usable}.values())
         if len(together) < 2:
@@ -255,7 +255,7 @@ class _Climber:
     def _thinned(
         self, kept: tuple[Change, ...], tried: list[Outcome]
     ) -> tuple[tuple[Change, ...], list[Outcome]]:
-        """Leave out whatever can be left out."""
+        """Remove every change that is not needed."""
         for change in kept:
             fewer = tuple(c for c in kept if c is not change)
             if len(fewer) <= 2:
@@ -334,7 +334,7 @@ class _Climber:
 
 
 def _place_configs(folder: Path, changes: Sequence[Change]) -> None:
-    """Changed copies lie where the run will look first; the files themselves stay untouched."""
+    """Write changed copies to the redirected place; the files themselves are not changed."""
     from ..sandbox import RedirectedFiles
 
     texts: dict[str, str] = {}

@@ -1,8 +1,7 @@
 """Config files: their keys, and their text with one value replaced.
 
-Only the value's own characters are replaced, so that comments, order and line numbers stay; where
-that cannot be done the whole file is written anew. Either way the result is parsed and compared
-before it is used. A Python file is parsed, never run.
+Only the characters of the value are replaced, so that comments, order and line numbers stay. If that is not possible, the whole
+file is rewritten. In both cases the result is parsed and compared before it is used. A Python file is parsed, never run.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def entries(file: str, text: str) -> list[ConfigKey]:
 
 
 def find_entries(found: list[ConfigKey], key: str) -> list[ConfigKey]:
-    """The keys that are meant: those of exactly this dotted name, else those that end with it."""
+    """The keys with exactly this dotted name, else those that end with it."""
     wanted = [normal(part) for part in key.split(".")]
     names = [[normal(str(p)) for p in e.path] for e in found]
     exact = [e for e, n in zip(found, names) if n == wanted]
@@ -168,7 +167,7 @@ def _anew(file: str, path: KeyPath, tree: Any) -> str:
 
 
 def _span(file: str, text: str, path: KeyPath) -> Span | None:
-    """Where the value stands in the text."""
+    """The position of the value in the text."""
     if file.endswith(".toml"):
         return _toml_span(text, path)
     yaml = _yaml()
@@ -190,7 +189,7 @@ def _span(file: str, text: str, path: KeyPath) -> Span | None:
 
 
 def _toml_span(text: str, path: KeyPath) -> Span | None:
-    """`key = value` on one line under its `[table]`; anything fancier is refused."""
+    """`key = value` on one line below its `[table]`; other forms are refused."""
     table: KeyPath = ()
     position = 0
     for line in text.splitlines(keepends=True):
@@ -249,7 +248,7 @@ def _expression(path: KeyPath, value: ast.expr, found: dict[KeyPath, ast.expr]) 
 
 
 class _Unknown:
-    """An expression whose value only running it would tell."""
+    """An expression whose value is unknown without running it."""
 
     def __repr__(self) -> str:
         return "an expression"

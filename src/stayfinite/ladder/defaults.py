@@ -1,8 +1,7 @@
-"""The default ladder: the usual order of changes, limited to what the script has.
+"""The default ladder: the usual order of changes, as far as the script has them.
 
-Precision first, then the data, a simpler loss, warmer temperatures and a smaller exponent, a smaller
-learning rate, no augmentation, a smaller batch, and at last the forward itself in float32 and the
-gradients clipped.
+Precision first, then the data, a simpler loss, higher temperatures and a smaller exponent, a smaller learning rate, no
+augmentation, a smaller batch, and finally the forward in float32 and clipped gradients.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _precision(found: Resolver, baseline: Outcome) -> list[Change]:
 
 
 def _switched_off(found: Resolver, names: tuple[str, ...]) -> list[Change]:
-    """Each of these that is on, off."""
+    """Switch off each of these that is on."""
     rungs = []
     for name, value in _present(found, names):
         if value is True:
@@ -101,7 +100,7 @@ def _scaled(found: Resolver, names: tuple[str, ...], factor: float) -> list[Chan
 
 
 def _warmer(found: Resolver) -> list[Change]:
-    """Each temperature at 0.05 at least, those in a list too."""
+    """Raise each temperature to at least 0.05, including those in a list."""
     rungs = []
     for name, value in _present(found, _ending(found, _TEMPERATURE)):
         values = value if isinstance(value, list) else [value]
@@ -141,7 +140,7 @@ def _set(found: Resolver, name: str, value: Any) -> list[Change]:
     try:
         return [found.resolve(parse_try(f"{name}={shown(value)}"))]
     except UsageError:
-        return []  # a name that fits several keys: the user can say which, nobody else
+        return []  # an ambiguous name, which only the user can resolve
 
 
 def _present(found: Resolver, names: tuple[str, ...]) -> list[tuple[str, Any]]:

@@ -25,7 +25,7 @@ _ALIASES = {"amp": "autocast", "grad_clip": "clip", "clip_norm": "clip"}
 
 
 def knob_value(wanted: Try) -> tuple[str, str] | None:
-    """(knob, its value as text), or None where it is no knob of ours.
+    """(knob, its value as text), or None if it is not one of our knobs.
 
     >>> from .values import parse_try
     >>> knob_value(parse_try("lr=0.1x")), knob_value(parse_try("amp=false"))

@@ -11,14 +11,14 @@ __all__ = ["announced", "no_input", "no_survey", "silent_end"]
 
 
 def silent_end(job: Job) -> str:
-    """How a run ended that said nothing."""
+    """Describes how a run without a result ended."""
     if job.code is not None and job.code < 0:
         return f"killed by signal {-job.code}"
     return f"ended with exit code {job.code} and no word"
 
 
 def no_survey(target: str, job: Job) -> str:
-    """Why nothing is known about the script."""
+    """The reason why nothing is known about the script."""
     if job.is_late:
         return (
             f"{target} came to no training within {job.duration_s:.0f} s\n"
@@ -29,13 +29,13 @@ def no_survey(target: str, job: Job) -> str:
 
 
 def no_input(said: str) -> str:
-    """A line more, where a script waits for an answer that nobody gives."""
+    """A further line if a script waits for input."""
     if "EOFError" not in said:
         return ""
     return "\n  it asks for input, and has none here: take the answer from an argument or a file"
 
 
 def announced(changes: Sequence[Change], failing: int | None, goal: int | None) -> str:
-    """What the unchanged run showed, and what comes next."""
+    """The result of the unchanged run, and the next step."""
     many = f"{len(changes)} change{'s' if len(changes) != 1 else ''}"
     return f"it fails at step {failing}; {many} to try, each has to finish step {goal}"

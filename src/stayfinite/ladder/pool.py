@@ -29,14 +29,14 @@ _GRACE_S = 5.0
 
 @dataclass(eq=False)
 class Job:
-    """One process: what it is to do, and in the end what came of it."""
+    """One process: its task and its result."""
 
     spec: dict[str, Any]
     env: Mapping[str, str]
     folder: Path
     label: str = ""
     answer: dict[str, Any] | None = None
-    """What the process said; None while it runs, and for one that said nothing."""
+    """The result; None while it runs, or if there is none."""
     code: int | None = None
     is_late: bool = False
     duration_s: float = 0.0
@@ -51,7 +51,7 @@ class _Running:
 
 
 class Pool:
-    """Up to `num` jobs at a time; none of them outlives it."""
+    """Runs up to `num` jobs at a time; no job outlives it."""
 
     def __init__(self, num: int, timeout: float) -> None:
         self._num = num
@@ -59,7 +59,7 @@ class Pool:
         self._running: list[_Running] = []
 
     def run(self, jobs: Sequence[Job], on_news: Callable[[Job, bool], None] | None = None) -> None:
-        """Run them all to their end; `on_news` hears of each again and again, at last that it is over."""
+        """Run all jobs; `on_news` is called repeatedly for each, the last time when it is over."""
         waiting = list(jobs)
         try:
             while waiting or self._running:
@@ -97,7 +97,7 @@ class Pool:
         self._running.append(_Running(job, process, time.monotonic()))
 
     def _look(self, running: _Running) -> bool:
-        """Whether this one is over; takes its answer."""
+        """Whether a job is over; reads its result."""
         job, process = running.job, running.process
         code = process.poll()
         job.duration_s = time.monotonic() - running.started
@@ -123,7 +123,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The process and whatever it has started: it is the leader of its own group."""
+    """Kill the process group of a job."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -144,7 +144,7 @@ def last_words(job: Job, num: int = 1) -> str:
 
 
 def _last_error(lines: list[str]) -> str:
-    """What the last traceback ends with, on one line: messages of several lines say it in the first.
+    """The last line of the last traceback; for a message of several lines, the first of them.
 
     >>> _last_error(["Traceback (most recent call last):", "  File ...", "E: while reading", "  at 2"])
     'E: while reading at 2'

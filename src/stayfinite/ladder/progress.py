@@ -15,7 +15,7 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Tells a person at the terminal, or a log file."""
+    """Reports to a person at the terminal, or to a log file."""
 
     def __init__(self) -> None:
         self._bars: Any = None
@@ -50,7 +50,7 @@ class Progress:
         self._bars.start()
 
     def news(self, job: Job) -> None:
-        """This run is under way."""
+        """This run has started."""
         if self._bars is None:
             return
         task = self._tasks[id(job)]
@@ -78,7 +78,7 @@ class Progress:
             )
 
     def end(self) -> None:
-        """All of these are over, or given up."""
+        """All of these are over, or cancelled."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

@@ -17,7 +17,7 @@ __all__ = ["Change", "LadderReport", "Outcome", "Survey"]
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that is done otherwise in a rung."""
+    """One change of a rung."""
 
     label: str
     """As the user wrote it: "lr=0.1x"."""
@@ -30,39 +30,39 @@ class Change:
     file: str | None = None
     """The config file, for a config key."""
     flag: dict[str, Any] = field(default_factory=dict)
-    """How the script's own parser knows the flag, for a flag."""
+    """The flag in the script's own parser, for a flag."""
 
     @property
     def target(self) -> tuple[str, str | None, str]:
-        """What is changed; two changes of the same target exclude each other."""
+        """The target of the change; two changes of the same target exclude each other."""
         return (self.kind, self.file, self.key)
 
     @property
     def is_idle(self) -> bool:
-        """The value is what it was: the rung would be the unchanged run once more."""
+        """Whether the value is unchanged, so that the rung would repeat the unchanged run."""
         return self.kind != "knob" and self.before is not None and self.before == self.after
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one run of the script ended."""
+    """The result of one run of the script."""
 
     changes: tuple[Change, ...] = ()
     """What was changed in it; none for the unchanged run."""
     status: str = "failed"
     """survived | failed | diverging | crashed | timeout | idle"""
     step: int | None = None
-    """The step it failed at, or the last one it was let run to."""
+    """The step at which it failed, or the last one that it was run to."""
     loss: float | None = None
     """The loss of the last step that was finite."""
     text: str = ""
-    """What happened, in one line."""
+    """The result in one line."""
     op: str | None = None
     file: str | None = None
     line: int | None = None
     cause: str | None = None
     is_half: bool = False
-    """The failing values were in half precision."""
+    """Whether the failing values were in half precision."""
     has_autocast: bool = False
     has_loader: bool = False
     duration_s: float = 0.0
@@ -78,7 +78,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What the script turned out to have, found without training."""
+    """The properties of the script that were found without training."""
 
     flags: tuple[dict[str, Any], ...] = ()
     files: tuple[str, ...] = ()
@@ -89,12 +89,12 @@ class Survey:
     has_accelerator: bool = False
     stopped_at: str = ""
     complaints: dict[str, str] = field(default_factory=dict)
-    """What the script's own parser says against a wanted value."""
+    """Objections of the script's own parser to a requested value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderReport:
-    """The whole ladder: the failure, what each change did about it, and the smallest cure."""
+    """The whole ladder: the failure, the result of each change, and the smallest fix."""
 
     target: str
     failing_step: int | None = None
@@ -103,9 +103,9 @@ class LadderReport:
     baseline: Outcome | None = None
     rungs: tuple[Outcome, ...] = ()
     sets: tuple[Outcome, ...] = ()
-    """Several changes together; tried only where no single one survives."""
+    """Several changes together; tried only if no single one survives."""
     smallest: tuple[Change, ...] = ()
-    """The first single change that survives, or the smallest set that was found."""
+    """The first single change that survives, or the smallest set."""
     notes: tuple[str, ...] = ()
     duration_s: float = 0.0
 
@@ -116,12 +116,12 @@ class LadderReport:
 
     @property
     def has_failed(self) -> bool:
-        """Whether there was a failure to get past at all."""
+        """Whether there was a failure at all."""
         return self.failing_step is not None
 
     @property
     def exit_code(self) -> int:
-        """0: a cure was found, or nothing failed; 1: no change and no set of them survives."""
+        """0: a fix was found, or nothing failed; 1: no change and no set of them survives."""
         return 0 if self.smallest or not self.has_failed else 1
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -40,7 +40,7 @@ def render(report: LadderReport) -> str:
 
 
 def ended(outcome: Outcome, base: Outcome | None = None) -> str:
-    """How a run ended, in a few words; shorter where it ended as the unchanged run `base` did.
+    """The result of a run, in short; even shorter if it ended like the unchanged run `base`.
 
     >>> ended(Outcome(status="survived", step=22, loss=0.93))
     'survived to step 22, loss 0.93'

@@ -24,11 +24,11 @@ _SAME = (
     ("clip", "grad_clip", "clip_grad", "max_grad_norm", "grad_clip_norm", "clip_grad_norm"),
     ("mixup_alpha", "mixup", "use_mixup"),
 )
-"""Names that people give the same thing; used for suggestions only."""
+"""Names that people use for the same setting, for suggestions only."""
 
 
 class Resolver:
-    """Looks for keys among a script's flags, its config files, and our own knobs."""
+    """Searches keys among a script's flags, its config files, and our own knobs."""
 
     def __init__(self, survey: Survey, args: Sequence[str], config: str | None = None) -> None:
         self._survey = survey
@@ -51,7 +51,7 @@ class Resolver:
                 self.code += self._quietly(file)
 
     def _quietly(self, file: str) -> list[ConfigKey]:
-        """A file that was only come across need not be a config."""
+        """A file that was found by chance need not be a config."""
         self._looked.append(file)
         try:
             return load_config(file)
@@ -64,7 +64,7 @@ class Resolver:
         return self._survey.flags
 
     def resolve(self, wanted: Try, environ: Mapping[str, str] | None = None) -> Change:
-        """The change that is meant; an unknown key says where it was looked for."""
+        """The change for a key; an unknown key raises an error that lists where it was searched."""
         environ = os.environ if environ is None else environ
         if wanted.space == "env":
             return self._variable(wanted, environ)
@@ -176,7 +176,7 @@ def _named_files(args: Sequence[str]) -> list[str]:
 
 
 def changed_file(file: str, text: str, change: Change) -> str:
-    """The file's text with this change of it made."""
+    """The text of the file with this change."""
     from .configs import edited
 
     (entry,) = [e for e in entries(file, text) if e.key == change.key][:1]

@@ -23,22 +23,22 @@ __all__ = ["PROGRESS", "run_rung"]
 PROGRESS = "progress.json"
 _EVERY_S = 0.2
 _MAX_SKIPS = 30
-"""Steps past the goal that the GradScaler may skip before the run counts as failed."""
+"""The steps after the goal that the GradScaler may skip before the run counts as failed."""
 _NUM_EARLY = 3
 _GROWTH = 1e3
-"""How many times the first losses every later one must be to count as diverging."""
+"""A run counts as diverging if all later losses are that many times the first ones."""
 _NUMERIC = ("nonfinite", "scale_collapse")
 _HALF = ("float16", "bfloat16")
 
 
 class RungRun(ScriptRun):
-    """`stayfinite run` that ends as soon as there is an answer."""
+    """A `stayfinite run` that ends as soon as the result is known."""
 
     def __init__(self, spec: dict[str, Any], index: int = 0) -> None:
         self._spec = spec
         self._prepared = prepare(spec)
         self._unread: set[str] = set(spec["changed"])
-        """Changed files that the script has not looked at yet."""
+        """Changed files that the script has not read yet."""
         self._prepared["files"].on_read = self._note_read
         self._goal: int | None = spec["goal"]
         self._reported_at = 0.0
@@ -49,7 +49,7 @@ class RungRun(ScriptRun):
         self._last_applied = -1
         is_sanitizing = "skip_bad_samples" in spec["knobs"]
         super().__init__(
-            # This process is there for one run, and its files are redirected: a replay may do anything.
+            # This process exists for one run, and its files are redirected: a replay may have any effect.
             settings=Settings(diagnose_seconds=spec["diagnose_seconds"], replay="full"),
             policy=Policy.parse("sanitize" if is_sanitizing else "raise", on_spike="ignore"),
             run_dir=Path(spec["folder"]) / "run",
@@ -83,7 +83,7 @@ class RungRun(ScriptRun):
         return note
 
     def _note(self, row: Any, is_applied: bool) -> None:
-        """One step is over and was finite, or the scaler skipped it."""
+        """A step was finite, or the scaler skipped it."""
         self._step = int(row[0])
         if is_applied:
             self._last_applied = self._step
@@ -102,7 +102,7 @@ class RungRun(ScriptRun):
             text = f"the GradScaler skips every step since step {self._last_applied}"
             self.answer("failed", text=text, cause="loss_scaling")
         else:
-            self.engine.deep_checks.request()  # finite gradients are not all: the state is looked at too
+            self.engine.deep_checks.request()  # the gradients are finite, but the state has to be checked too
 
     def _note_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
@@ -114,7 +114,7 @@ class RungRun(ScriptRun):
             self._late.append(abs(loss))
 
     def survived(self, text: str = "") -> None:
-        """Still finite; but a loss that grows and grows is only a failure that comes later."""
+        """Whether a finite loss keeps growing, which only delays the failure."""
         if self._late and min(self._late) > _GROWTH * max(max(self._early), 1e-6):
             text = f"the loss has grown from {number(self._early[0])} to {number(self._loss)}"
             self.answer("diverging", text=text)
@@ -142,7 +142,7 @@ class RungRun(ScriptRun):
         )
 
     def answer(self, status: str, **more: Any) -> None:
-        """Leave how it ended, and end."""
+        """Write the result, and end."""
         if self._unread:
             names = ", ".join(os.path.basename(f) for f in sorted(self._unread))
             status, more = "idle", {"text": f"the script never read {names}"}
@@ -164,7 +164,7 @@ def _silent(incident: Incident) -> None:
 
 
 def run_rung(spec: dict[str, Any]) -> int:
-    """Run the script to its answer; a script that comes to its end by itself has survived."""
+    """Run the script until the result is known; a script that ends normally has survived."""
     run = RungRun(spec)
     if spec["is_module"]:
         code = run.run_module(spec["target"], spec["args"])

@@ -1,7 +1,7 @@
-"""Lists what could be changed in a script, without training.
+"""Lists what can be changed in a script, without training.
 
-The script runs until it asks for its first batch, calls a model, or is at its end: by then it has
-parsed its arguments and read its config.
+The script runs until it requests its first batch, calls a model, or ends: by then it has parsed its arguments and read its
+config.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Surveyor:
         _patch(parser, "parse_known_args", "the script's options are noted", _parse, self)
 
     def saw_parser(self, parser: Any, found: Any, parse: Callable[[list[str]], Any]) -> None:
-        """The script has parsed its own command line."""
+        """The script has parsed its command line."""
         self.has_parser = True
         self.flags += describe_parser(parser, found)
         self._ask(parse)
@@ -79,7 +79,7 @@ class _Surveyor:
         return flag is not None and (wanted.factor is None or flag["current"] is not None)
 
     def _ask(self, parse: Any) -> None:
-        """Whether the parser would take the values that are wanted."""
+        """Whether the parser accepts the requested values."""
         for wanted in self.wanted:
             flag = find_flag(self.flags, wanted.key)
             if flag is None:
@@ -110,7 +110,7 @@ _BEGINNINGS: tuple[tuple[Any, str, str], ...] = (
 
 
 def _patch(owner: Any, name: str, reason: str, make: Any, subscriber: Any) -> None:
-    """For as long as this process lives."""
+    """Until this process ends."""
     subscribe(Target(owner, name, reason, "ladder"), make, subscriber)
 
 
@@ -149,7 +149,7 @@ def _value(wanted: Try, flag: dict[str, Any]) -> str:
 
 
 def own_modules() -> list[str]:
-    """The script's own Python files: what was imported and is no library; the script last."""
+    """The script's own Python files: imported files that are not libraries; the script last."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found = []
@@ -169,7 +169,7 @@ def _is_library(path: str) -> bool:
 
 
 def run_survey(spec: dict[str, Any]) -> int:
-    """Run the script as far as it takes; the answer is a `Survey`."""
+    """Run the script as far as needed; the result is a `Survey`."""
     surveyor = _Surveyor(spec)
     prepare(spec)["files"].on_read = surveyor.note_file
     surveyor.watch_parser()

@@ -48,7 +48,7 @@ class Try:
 
 
 def parse_try(text: str) -> Try:
-    """One change from its text.
+    """Parse one change.
 
     >>> parse_try("env:OMP_NUM_THREADS=1")
     Try(text='env:OMP_NUM_THREADS=1', key='OMP_NUM_THREADS', value='1', space='env')
@@ -81,12 +81,12 @@ def parse_try(text: str) -> Try:
 
 
 def normal(name: str) -> str:
-    """A name as it is compared: `--Use-AMP` is `use_amp`."""
+    """A name in the form in which names are compared: `--Use-AMP` is `use_amp`."""
     return name.lstrip("-").replace("-", "_").lower()
 
 
 def parse_value(text: str) -> Any:
-    """What a config file would hold for this text.
+    """The value that a config file would have for this text.
 
     >>> [parse_value(t) for t in ("false", "3", "1e-4", "[1, 2]", "cosine", "null")]
     [False, 3, 0.0001, [1, 2], 'cosine', None]
@@ -133,7 +133,7 @@ def as_number(value: Any) -> float | None:
 
 
 def resolved(wanted: Try, current: Any) -> Any:
-    """The value to set where `current` is there now; a whole number stays one where it can.
+    """The value to set if `current` is the present one; an integer stays one if possible.
 
     >>> resolved(parse_try("lr=0.1x"), "1e-3"), resolved(parse_try("warmup=2x"), 100)
     (0.0001, 200)
@@ -154,7 +154,7 @@ def resolved(wanted: Try, current: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as one would type it.
+    """A value as a user would type it.
 
     >>> [shown(v) for v in (True, None, 1e-05, "adam")]
     ['true', 'null', '1e-05', 'adam']

@@ -33,10 +33,10 @@ _LARGEST = 2_000_000
 
 
 def codes_at(path: str | os.PathLike[str], line: int) -> tuple[Finding, ...]:
-    """What lint has to say about one line of a file; nothing if that file cannot be read.
+    """The findings of lint for one line of a file; none if that file cannot be read.
 
-    Meant for an incident or a check that knows a line: it never raises, reads a file once as long as it does not
-    change, and returns the findings of the default tier first.
+    For an incident or a check that knows a line. It never raises, caches a file until it changes, and returns the findings of the
+    default tier first.
     """
     try:
         name = os.fspath(path)
@@ -51,7 +51,7 @@ def codes_at(path: str | os.PathLike[str], line: int) -> tuple[Finding, ...]:
 
 
 def sentence_at(path: str | os.PathLike[str] | None, line: int | None) -> str:
-    """What an incident or a check says about the line that failed; "" where lint knows nothing.
+    """A sentence for an incident or a check about the failing line; "" without a finding.
 
     >>> sentence_at("train.py", None)
     ''

@@ -110,7 +110,7 @@ def div(op: Operation) -> int:
         return v.SUMSQ | v.NONNEG | v.ZERO
     kept = a.facts & (v.UNBOUNDED | v.LOGRATIO)
     if a.has(v.COS):
-        kept |= v.BOUNDED  # a similarity over a temperature
+        kept |= v.BOUNDED  # a similarity divided by a temperature
     return kept | (a.facts & (v.NONNEG | v.ZERO) if b.has(v.NONNEG) else 0)
 
 

@@ -33,7 +33,7 @@ _WITHOUT_OPERANDS = frozenset(
         "acos",
     ]
 )
-"""Methods of a tensor that take nothing: `logger.log(text)` is none of them."""
+"""Tensor methods without arguments: `logger.log(text)` is not one of them."""
 _DIMENSIONS = frozenset(
     [
         "norm",
@@ -48,17 +48,17 @@ _DIMENSIONS = frozenset(
         "prod",
     ]
 )
-"""Methods of a tensor that take a dimension: `block.norm(x)` is a layer."""
+"""Tensor methods with a dimension argument: `block.norm(x)` is a layer."""
 _PYTHON = {"len", "int", "float", "round", "range", "id", "ord", "bool", "str"}
 _BUILTINS = {"max": "maximum", "min": "minimum", "abs": "abs", "sum": "sum", "pow": "pow"}
 _MODELS = {"model", "net", "network", "policy", "self.model", "self.net"}
 
 
 class Calls(Expressions):
-    """Expressions with calls: each is shown to the rules as the operation that it is."""
+    """Evaluates expressions with calls, and shows each call to the rules as an operation."""
 
     def offer_call(self, node: ast.Call, name: str, receiver: str) -> None:
-        """A loop's own calls; who reads statements keeps them."""
+        """Collects the calls of a training loop; overridden by the reader of statements."""
 
     def call(self, node: ast.Call) -> Value:
         func = node.func
@@ -75,7 +75,7 @@ class Calls(Expressions):
         return self._done(made, node, node.args, args, values) if made else UNKNOWN
 
     def _layer_made_here(self, func: ast.expr) -> str | None:
-        """`nn.CTCLoss()(x, y)`: the operation that the layer is."""
+        """For `nn.CTCLoss()(x, y)`: the operation of the layer."""
         if not isinstance(func, ast.Call):
             return None
         return operation_of_layer(self.module, func)
@@ -104,7 +104,7 @@ class Calls(Expressions):
     def _layer(
         self, node: ast.Call, name: str, args: list[Value], values: dict[str, Value]
     ) -> None:
-        """A layer is shown to the rules by its class, for the settings that it is made with."""
+        """Show a layer to the rules by its class, for the rules about its settings."""
         keywords = {k.arg or "**": k.value for k in node.keywords}
         self.offer(Operation(name, node, list(node.args), args, keywords, values, "torch.nn"))
 
@@ -204,14 +204,14 @@ def _written_number(value: Any) -> Value:
 
 
 def _handed_over(value: Value) -> Value:
-    """What one call says of an argument; that a constant is tried out here is true of this call only."""
+    """The facts of an argument in one call; that it is a constant holds for this call only."""
     return Value(value.facts & ~(v.FIXED | v.NOGRAD | v.SAFE), value.node, value.items)
 
 
 def _remember(
     function: Function, node: ast.Call, args: list[Value], values: dict[str, Value]
 ) -> None:
-    """What this call hands over, joined with what the other calls do."""
+    """The arguments of this call, merged with those of the other calls."""
     if any(isinstance(a, ast.Starred) for a in node.args):
         return
     given = {p.arg: value for p, value in zip(function.parameters, args)} | values

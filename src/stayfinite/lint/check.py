@@ -24,7 +24,7 @@ _WORDS = ("torch", ".backward(", "optimizer")
 def check_source(
     text: str, path: str = "<text>", settings: Settings | None = None
 ) -> list[Finding]:
-    """What lint finds in a text; a text that cannot be parsed raises `UsageError`.
+    """Lint a text; raises `UsageError` if it cannot be parsed.
 
     >>> found = check_source("import torch\\ny = torch.log(torch.sigmoid(x))\\n")
     >>> [(f.code, f.line) for f in found]
@@ -57,7 +57,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _is_ignored(hit: Hit, lines: list[str]) -> bool:
-    """Whether a comment on one of its lines says so."""
+    """Whether a comment on one of its lines suppresses it."""
     first = getattr(hit.node, "lineno", 1)
     last = getattr(hit.node, "end_lineno", first) or first
     comments = _ignored_codes(lines[first - 1 : last])
@@ -65,7 +65,7 @@ def _is_ignored(hit: Hit, lines: list[str]) -> bool:
 
 
 def _ignored_codes(lines: list[str]) -> Iterator[set[str]]:
-    """The codes of each comment; an empty set means all of them.
+    """The codes of each suppression comment; an empty set means all of them.
 
     >>> list(_ignored_codes(["y = x.log()  # stayfinite: ignore[SF101, SF102]"])) == [{"SF101", "SF102"}]
     True

@@ -1,4 +1,4 @@
-"""What a rule can ask about the code it looks at, and how it reports."""
+"""The code around an operation, as rules see it, and the reporting of findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INFINITE = {"inf", "nan", "infty", "Inf", "NaN"}
 
 @dataclass(frozen=True)
 class Hit:
-    """A rule's word on one place."""
+    """A finding of a rule at one place."""
 
     code: str
     node: ast.AST
@@ -29,16 +29,16 @@ class Hit:
 
 @dataclass(frozen=True)
 class Event:
-    """A call that matters to a training loop, in the order of the source."""
+    """A call that matters to a training loop, in source order."""
 
     kind: str
     receiver: str
     node: ast.Call
     statement: ast.stmt
     loop: ast.stmt | None
-    """The innermost loop round it."""
+    """The innermost loop around it."""
     tests: tuple[ast.expr, ...]
-    """The conditions that it stands under, within that loop."""
+    """The conditions around it, within that loop."""
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class Context:
 
     @property
     def is_differentiated(self) -> bool:
-        """Whether a gradient is likely to come through here: a forward or a loss."""
+        """Whether a gradient is likely to flow through this: a forward or a loss."""
         if not self.is_grad or self.function is None or is_evaluation(self.name):
             return False
         if is_differentiated(self.function):
@@ -84,11 +84,11 @@ class Context:
         default: bool = True,
         remedy: str | None = None,
     ) -> None:
-        """Add a finding, unless what follows takes care of the bad values."""
+        """Add a finding, unless the following code handles the bad values."""
         if self._is_handled():
             return
         if remedy is not None and remedy.startswith("floor_") and not default:
-            remedy = None  # a floor needs the dtype of a tensor, and here it may be a plain number
+            remedy = None  # a floor needs the dtype of a tensor, but this may be a plain number
         self.hits.append(Hit(code, node, message, default, remedy))
 
     def is_foreign(self, *values: Value) -> bool:
@@ -96,7 +96,7 @@ class Context:
         return any(value.has(NP) for value in values) or all(value.has(PY) for value in values)
 
     def is_tested(self, op: Operation, *values: Value) -> bool:
-        """Whether the function looks at one of these values before it uses it."""
+        """Whether the function tests one of these values before it uses it."""
         names = {name for node in op.nodes for name in names_in(node)}
         is_branched = bool(names & self.branched)
         for value in values:
@@ -109,7 +109,7 @@ class Context:
         return self.is_grad and not all(value.has(NOGRAD | PY | NP) for value in values)
 
     def is_sure(self, *values: Value) -> bool:
-        """Whether the facts come from the source and not from names alone."""
+        """Whether the facts come from the source and not only from names."""
         return not any(value.has(NAMED) for value in values)
 
     @property
@@ -139,7 +139,7 @@ class Context:
             branched.update(names_in(condition))
 
     def _look(self) -> None:
-        """Once for each function that has something to report: what it tests, what it repairs."""
+        """Collect the tests and repairs of a function, once it has a finding."""
         self._tested, self._branched, self._handled = set(), set(), set()
         for statement in self.body:
             for node in ast.walk(statement):
@@ -160,7 +160,7 @@ def _condition(node: ast.Call) -> ast.expr | None:
 
 
 def _tested_names(test: ast.expr) -> set[str]:
-    """Names in a test that is about a value; `x is None` and bare flags say nothing of it."""
+    """Names in a test of a value; `x is None` and bare flags do not test a value."""
     if isinstance(test, ast.BoolOp):
         return set().union(*(_tested_names(part) for part in test.values))
     if isinstance(test, ast.UnaryOp):

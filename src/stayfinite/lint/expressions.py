@@ -30,7 +30,7 @@ _INFINITE = {"inf": v.INF, "Inf": v.INF, "infty": v.INF, "nan": v.NAN, "NaN": v.
 
 
 class Reader(Protocol):
-    """What an expression needs of the file that it stands in."""
+    """The parts of the file that expressions need."""
 
     def returns(self, function: Function) -> Value: ...
 
@@ -50,7 +50,7 @@ class Reader(Protocol):
 
 
 class Expressions:
-    """The variables of one scope, and what expressions over them are."""
+    """The variables of one scope, and the facts of expressions over them."""
 
     def __init__(self, module: Module, context: Context, reader: Reader) -> None:
         self.module = module

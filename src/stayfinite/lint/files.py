@@ -24,13 +24,13 @@ __all__ = ["check_file", "collect", "lint_paths"]
 
 _SKIPPED = {"__pycache__", "node_modules", "build", "dist", "site-packages"}
 _MANY = 48
-"""From so many files on, a second process is worth its start."""
+"""From so many files on, a second process is faster."""
 _ROUNDS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Result:
-    """One file, as a worker hands it back."""
+    """The result for one file, returned by a worker."""
 
     findings: tuple[Finding, ...] = ()
     unreadable: Unreadable | None = None
@@ -40,7 +40,7 @@ class _Result:
 
 
 def collect(paths: Iterable[str | Path], exclude: Iterable[str] = ()) -> list[Path]:
-    """The Python files under these paths, each once; a path that is not there is an error."""
+    """The Python files below these paths, each once; a missing path is an error."""
     patterns = tuple(exclude)
     found: dict[Path, None] = {}
     for given in paths:
@@ -73,7 +73,7 @@ def lint_paths(
     fix: bool = False,
     diff: bool = False,
 ) -> Report:
-    """Check all Python files under these paths; with `fix` repair them, with `diff` show how."""
+    """Check all Python files below these paths; with `fix` repair them, with `diff` show the repairs."""
     start = time.perf_counter()
     settings = settings or Settings()
     files = collect(paths, settings.exclude)
@@ -94,7 +94,7 @@ def lint_paths(
 
 
 def _mapped(work: partial[_Result], files: list[Path], jobs: int | None) -> Iterable[_Result]:
-    """In this process for a few files; the large ones first, so that no process ends late."""
+    """In this process for a few files; the large ones first, so that all processes end at the same time."""
     jobs = min(jobs or _cores(), max(1, len(files) // 8))
     if jobs < 2 or len(files) < _MANY:
         return map(work, files)
@@ -111,7 +111,7 @@ def _cores() -> int:
 
 
 def check_file(path: Path, settings: Settings, fix: bool = False, diff: bool = False) -> _Result:
-    """One file; what cannot be read is reported, not raised."""
+    """Check one file; a file that cannot be read is reported."""
     try:
         text, encoding = _read(path)
         findings = check_source(text, str(path), settings)
@@ -130,7 +130,7 @@ def check_file(path: Path, settings: Settings, fix: bool = False, diff: bool = F
 def _repaired(
     text: str, path: str, settings: Settings, findings: list[Finding]
 ) -> tuple[str, list[Finding], int]:
-    """Repair and look again until nothing more can be repaired; a repair that breaks the file is left out."""
+    """Repair and check again until nothing can be repaired; a repair that breaks the file is dropped."""
     count = 0
     for _ in range(_ROUNDS):
         made, done = remedies.apply(text, [f.remedy for f in findings if f.remedy])
@@ -141,7 +141,7 @@ def _repaired(
         except UsageError:
             break
         if _repairable(rest) >= _repairable(findings):
-            break  # what does not make it better is not kept
+            break  # a repair that does not improve the file is dropped
         text, findings, count = made, rest, count + len(done)
     return text, findings, count
 
@@ -151,14 +151,14 @@ def _repairable(findings: list[Finding]) -> int:
 
 
 def _read(path: Path) -> tuple[str, str]:
-    """The text with its line ends as they are, and its encoding."""
+    """The text with its original line ends, and its encoding."""
     data = path.read_bytes()
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     return data.decode(encoding), encoding
 
 
 def _write(path: Path, text: str, encoding: str) -> None:
-    """Written beside it and moved over it: a file is never half repaired."""
+    """Write a temporary file and move it over the original, so that a file is never half repaired."""
     mode = path.stat().st_mode
     target = path.resolve()
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

@@ -52,7 +52,7 @@ _ARITHMETIC = {
 
 
 class Flow(Calls):
-    """One function, or the statements of a file, as they would run."""
+    """One function, or the statements of a file, in order of execution."""
 
     def __init__(self, module: Module, context: Context, reader: Reader) -> None:
         super().__init__(module, context, reader)
@@ -67,7 +67,7 @@ class Flow(Calls):
             self._inner(node)
 
     def bind_parameters(self, function: Function) -> None:
-        """What names, annotations and the calls within the file say of the arguments."""
+        """The facts of the parameters from names, annotations and the calls within the file."""
         known = function.arguments or {}
         for arg in function.parameters:
             value = known.get(arg.arg)
@@ -124,7 +124,7 @@ class Flow(Calls):
                 self.env[name] = value
 
     def _registered(self, call: ast.Call) -> None:
-        """`self.register_buffer("x", value)` is `self.x = value`."""
+        """`self.register_buffer("x", value)` means `self.x = value`."""
         is_buffer = isinstance(call.func, ast.Attribute) and call.func.attr == "register_buffer"
         name = call.args[0] if is_buffer and len(call.args) > 1 else None
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
@@ -193,12 +193,12 @@ class Flow(Calls):
                 self._nested.append(child)
 
     def _inner(self, node: AnyFunction) -> None:
-        """A function within the function: it sees the variables round it."""
+        """A nested function sees the variables around it."""
         owner = self.context.function.owner if self.context.function else None
         self.reader.read_nested(node, owner, self.env, self.context)
 
     def offer_call(self, node: ast.Call, name: str, receiver: str) -> None:
-        """Keep what a training loop is made of."""
+        """Collect the calls of a training loop."""
         kind = _LOOP_CALLS.get(name)
         if kind is not None and self.context.statement is not None:
             self.context.events.append(
@@ -206,7 +206,7 @@ class Flow(Calls):
             )
 
     def bind(self, target: ast.expr, value: Value) -> None:
-        """What a name stands for from here on."""
+        """Assign facts to a name."""
         if isinstance(target, (ast.Name, ast.Attribute)):
             name = dotted(target)
             if name:
@@ -228,7 +228,7 @@ class Flow(Calls):
             self.bind(part, _element(value))
 
     def _written(self, target: ast.Subscript, value: Value) -> None:
-        """`x[x == 0] = 1` keeps x away from 0."""
+        """After `x[x == 0] = 1`, x is not 0."""
         self.eval(target)
         name = dotted(target.value)
         old = self.env.get(name)
@@ -278,7 +278,7 @@ def _element(value: Value) -> Value:
 
 
 def _named(name: str, value: Value) -> Value:
-    """A name adds what it says where nothing else is known, and always when it says `safe`."""
+    """The facts that a name suggests count if nothing else is known, and always if it contains `safe`."""
     if not value.facts:
         facts = facts_of_name(name)
         return value.with_facts(facts | v.LOCAL) if facts else value

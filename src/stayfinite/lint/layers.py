@@ -37,7 +37,7 @@ _LAYERS = {
 
 
 def operation_of_layer(module: Module, node: ast.Call) -> str | None:
-    """The operation that a layer made by this call stands for; of a Sequential, its last.
+    """The operation of a layer that this call makes; of a Sequential, its last.
 
     >>> tree = ast.parse("from torch import nn; nn.Sequential(nn.Linear(2, 1), nn.Sigmoid())")
     >>> operation_of_layer(Module(tree), tree.body[1].value)

@@ -26,7 +26,7 @@ AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(eq=False)
 class ClassFacts:
-    """A class: its methods, and what is known of `self.x` once it is built."""
+    """A class: its methods, and the facts of `self.x` after construction."""
 
     node: ast.ClassDef
     name: str
@@ -36,7 +36,7 @@ class ClassFacts:
 
     @property
     def is_module(self) -> bool:
-        """Whether this looks like a torch module; an autograd function is never differentiated itself."""
+        """Whether this is probably a torch module; an autograd function is not differentiated itself."""
         if any(b.rpartition(".")[2] == "Function" for b in self.bases):
             return False
         return "forward" in self.methods or any(b.endswith(("Module", "Loss")) for b in self.bases)
@@ -44,7 +44,7 @@ class ClassFacts:
 
 @dataclass(eq=False)
 class Function:
-    """A function or method, with the class that it belongs to."""
+    """A function or method, with its class."""
 
     node: AnyFunction
     name: str
@@ -52,7 +52,7 @@ class Function:
     returned: Value | None = None
     is_running: bool = False
     arguments: dict[str, Value] | None = None
-    """What the calls within the file hand over: known only where all of them agree."""
+    """The arguments of the calls within the file, if all of them agree."""
 
     @property
     def parameters(self) -> list[ast.arg]:
@@ -109,12 +109,12 @@ class Module:
                 self.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def _add_late_imports(self) -> None:
-        """Files that import inside of functions still mean the usual modules by the usual names."""
+        """Files that import inside functions use the usual names for the usual modules."""
         for name, full in _USUAL.items():
             self.aliases.setdefault(name, full)
 
     def resolve(self, node: ast.AST) -> str:
-        """The full name of what `node` refers to; empty for a variable.
+        """The full name of the object of `node`; empty for a variable.
 
         >>> m = Module(ast.parse("import torch.nn.functional as F"))
         >>> m.resolve(ast.parse("F.softmax", mode="eval").body)
@@ -132,7 +132,7 @@ class Module:
 
     @property
     def uses_half(self) -> bool:
-        """Whether the file speaks of float16 or bfloat16 at all."""
+        """Whether the file mentions float16 or bfloat16."""
         if self._uses_half is None:
             self._uses_half = any(
                 isinstance(n, ast.Attribute) and n.attr in ("half", "float16", "bfloat16")
@@ -141,11 +141,11 @@ class Module:
         return self._uses_half
 
     def is_foreign(self, full: str) -> bool:
-        """Whether a full name belongs to a library of numbers that is not torch."""
+        """Whether a full name belongs to a numeric library other than torch."""
         return full.partition(".")[0] in _FOREIGN
 
     def called_with_gradient(self) -> set[str]:
-        """Functions of the file that a forward or a loss calls, directly or through others."""
+        """Functions of the file that a forward or a loss calls, directly or indirectly."""
         if self._called is None:
             every = [m for c in self.classes.values() for m in c.methods.values()]
             every += self.functions.values()
@@ -160,7 +160,7 @@ class Module:
         return self._called
 
     def root_model(self) -> ClassFacts | None:
-        """The one module of a script that no other module of it is made of."""
+        """The only top-level module of a script."""
         modules = [c for c in self.classes.values() if c.is_module and "forward" in c.methods]
         used = {
             dotted(call.func)
@@ -173,7 +173,7 @@ class Module:
 
 
 def is_differentiated(function: Function) -> bool:
-    """Whether the name and the class of a function say that a gradient comes through it."""
+    """Whether the names of a function and its class suggest that a gradient flows through it."""
     owner = function.owner
     if is_evaluation(function.name) or is_backward(function):
         return False
@@ -183,7 +183,7 @@ def is_differentiated(function: Function) -> bool:
 
 
 def is_backward(function: Function) -> bool:
-    """A hand-written backward is not differentiated itself."""
+    """A custom backward is not differentiated itself."""
     first = function.node.args.args[:1]
     return function.name == "backward" or bool(first and first[0].arg == "ctx")
 

@@ -35,7 +35,7 @@ _LOSS = re.compile(r"loss|criterion|penalty|objective|elbo|divergence|(^|_)nll|k
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` as text; empty where it is anything else than names.
+    """`a.b.c` as text; empty for anything but names.
 
     >>> dotted(ast.parse("self.net.loss", mode="eval").body)
     'self.net.loss'
@@ -60,19 +60,19 @@ def is_epsilon(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def says_safe(name: str) -> bool:
-    """Whether a name claims that its value was made safe."""
+    """Whether a name suggests that its value was made safe."""
     return bool(_SAFE.search(name.rpartition(".")[2]))
 
 
 @lru_cache(maxsize=4096)
 def is_evaluation(name: str) -> bool:
-    """Whether a function of this name is hardly ever differentiated."""
+    """Whether a function of this name is rarely differentiated."""
     return bool(_EVALUATION.search(name)) and not _LOSS.search(name)
 
 
 @lru_cache(maxsize=4096)
 def is_loss(name: str) -> bool:
-    """Whether a name means something that is minimized.
+    """Whether a name suggests something that is minimized.
 
     >>> is_loss("dice_loss"), is_loss("forward")
     (True, False)
@@ -92,7 +92,7 @@ _BY_NAME = (
 
 @lru_cache(maxsize=8192)
 def facts_of_name(name: str) -> int:
-    """What a name alone says of its value."""
+    """The facts that a name alone suggests."""
     last = name.rpartition(".")[2]
     if says_safe(last):
         return v.SAFE

@@ -52,7 +52,7 @@ _SIZES = {"square", "pow", "norm", "abs", "cdist", "dist", "relu", "softplus", "
 
 
 class Operation:
-    """A call or an operator with its operands, as function or as method alike."""
+    """A call or an operator with its operands, the same for functions and methods."""
 
     __slots__ = ("args", "home", "keywords", "name", "node", "nodes", "values")
 
@@ -92,7 +92,7 @@ class Operation:
         return next((self.keywords[n] for n in names if n in self.keywords), None)
 
     def number(self, index: int, *names: str) -> float | None:
-        """That operand as a number, where it is written as one."""
+        """That operand as a number, if it is written as one."""
         found = self.value(index, *names)
         return None if found is None else found.number
 
@@ -102,7 +102,7 @@ class Operation:
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
-    """The variables that an expression is made of.
+    """The variables in an expression.
 
     >>> sorted(names_in(ast.parse("mask.sum(dim) + n", mode="eval")))
     ['dim', 'mask', 'n']
@@ -122,7 +122,7 @@ def is_same(a: ast.expr, b: ast.expr) -> bool:
 
 
 def is_small(node: ast.expr, value: Value) -> bool:
-    """Whether an operand is what people add to keep a denominator away from 0."""
+    """Whether an operand is an epsilon that keeps a denominator from 0."""
     if value.number is not None:
         return value.number > 0
     if isinstance(node, ast.Name):
@@ -135,7 +135,7 @@ def is_small(node: ast.expr, value: Value) -> bool:
 
 
 def is_decay(node: ast.expr) -> bool:
-    """Whether this is minus something squared, a distance or a size: its exponential is at most 1.
+    """Whether this is minus a square, a distance or a size, so that its exponential is at most 1.
 
     >>> is_decay(ast.parse("-(x - m) ** 2 / s", mode="eval").body)
     True

@@ -1,4 +1,4 @@
-"""Reads a file's functions in turn, each with what the others pass or return."""
+"""Reads a file's functions in turn, each with the arguments and results of the others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _HANDED_OVER = (
     v.PROB | v.SOFTMAX | v.SIGMOID | v.SELECTED | v.COUNT | v.UNIT | v.HALF | v.BF16 | v.NEGINF
     | v.SQUARE | v.SUMSQ | v.NORM | v.COS | v.UNBOUNDED
 )  # fmt: skip
-"""What is worth a second reading of the function that is called."""
+"""Facts that justify reading the called function again."""
 _NO_GRAD = ("no_grad", "inference_mode")
 
 
 class FileReader:
-    """Reads a whole file and collects what the rules say."""
+    """Reads a whole file and collects the findings of the rules."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.module = Module(tree)
@@ -33,7 +33,7 @@ class FileReader:
         self._model: Value | None = None
 
     def read(self) -> list[Hit]:
-        """Everything that the rules have to say about the file, in the order of its lines."""
+        """All findings of the file, in the order of its lines."""
         top = Context(self.module, None, self.module.tree.body)
         flow = Flow(self.module, top, self)
         flow.run([s for s in self.module.tree.body if not _is_definition(s)])
@@ -69,7 +69,7 @@ class FileReader:
                 self.returns(function)
 
     def returns(self, function: Function) -> Value:
-        """What a function gives; it is read when somebody first asks."""
+        """The facts of a function's result, computed on first use."""
         if function.is_running:
             return UNKNOWN
         if function.returned is None:
@@ -92,7 +92,7 @@ class FileReader:
         return flow.returned or UNKNOWN
 
     def attributes(self, owner: ClassFacts) -> dict[str, Value]:
-        """What is known of `self.x` after the class was built."""
+        """The facts of `self.x` after the class was built."""
         if owner.attributes is None:
             owner.attributes = {}
             init = owner.methods.get("__init__")
@@ -103,7 +103,7 @@ class FileReader:
     def read_nested(
         self, node: AnyFunction, owner: ClassFacts | None, env: dict[str, Value], outer: Context
     ) -> None:
-        """A function within a function sees the variables round it."""
+        """A nested function sees the variables around it."""
         function = Function(node, node.name)
         function.owner = owner
         context = Context(self.module, function, node.body)
@@ -117,7 +117,7 @@ class FileReader:
         self._finish(node, context)
 
     def model_output(self) -> Value:
-        """What the one model of a script gives, where there is just one."""
+        """The result of the only model of a script."""
         if self._model is None:
             self._model = UNKNOWN
             root = self.module.root_model()

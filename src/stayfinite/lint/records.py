@@ -1,4 +1,4 @@
-"""What lint finds: one record for the terminal, for JSON and for a code host."""
+"""The findings of lint: one record for the terminal, for JSON and for code hosts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Finding", "Report", "Unreadable"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One place in a source that can become NaN or Inf, or that hides it."""
+    """A place in a source that can become NaN or Inf, or that hides one."""
 
     code: str
     path: str
     line: int
     column: int
-    """1-based, as editors count."""
+    """1-based, as in editors."""
     end_line: int
     end_column: int
     message: str
@@ -25,9 +25,9 @@ class Finding:
     source: str
     """The first line, as it is written."""
     is_default: bool = True
-    """Whether it is shown without `--pedantic`."""
+    """Whether it is shown only with `--pedantic`."""
     remedy: Remedy | None = None
-    """The repair that `--fix` makes, where one is equivalent on healthy values."""
+    """The repair of `--fix`, if one is equivalent on healthy values."""
 
 
 @dataclass(frozen=True, kw_only=True)

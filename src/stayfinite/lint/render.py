@@ -13,7 +13,7 @@ __all__ = ["FORMATS", "as_github", "as_json", "as_text", "summary"]
 
 
 def as_text(report: Report) -> str:
-    """One block for each finding: place, code, what happens, the line, what to write instead."""
+    """One block per finding: place, code, description, the line, and the replacement."""
     blocks = list(report.diffs)
     for f in report.findings:
         mark = "  [--fix]" if f.remedy else ""
@@ -26,7 +26,7 @@ def as_text(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """The last line: how many, where, how much was read.
+    """The last line: number of findings, where, how much was read.
 
     >>> summary(Report(num_files=2, num_lines=10, duration_ms=400))
     'nothing found in 2 files, 10 lines (0.4 s)'
@@ -45,7 +45,7 @@ def summary(report: Report) -> str:
 
 
 def as_json(report: Report) -> str:
-    """All findings and the sums, for a program."""
+    """All findings and the totals, for programs."""
     data = {
         "version": 1,
         "findings": [_plain(f) for f in report.findings],
@@ -76,7 +76,7 @@ def _plain(f: Finding) -> dict[str, object]:
 
 
 def as_github(report: Report) -> str:
-    """Workflow commands, which GitHub shows beside the changed lines."""
+    """Workflow commands, which GitHub shows next to the changed lines."""
     return "".join(f"{line}\n" for line in _annotations(report))
 
 

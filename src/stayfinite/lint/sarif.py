@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, the format that code hosts take for findings of a tool."""
+"""SARIF 2.1.0, the format of code hosts for the findings of a tool."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _result(f: Finding, index: int) -> dict[str, Any]:
 
 
 def _uri(path: str) -> str:
-    """Relative to the working folder where it lies in it: hosts match paths of the repository."""
+    """The path relative to the working folder if possible, because hosts match paths of the repository."""
     here = Path(path)
     if here.is_absolute() and here.is_relative_to(Path.cwd()):
         here = here.relative_to(Path.cwd())
@@ -89,5 +89,5 @@ def _uri(path: str) -> str:
 
 
 def _fingerprint(f: Finding) -> str:
-    """The same for the same line of code, wherever it moves in its file."""
+    """A fingerprint of a line of code that does not depend on its position."""
     return hashlib.sha256(f"{f.code}:{f.path}:{f.source}".encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""Settings: from `[tool.stayfinite.lint]` in pyproject.toml, and from the command line over them."""
+"""Settings: from `[tool.stayfinite.lint]` in pyproject.toml, overridden by the command line."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LISTS = ("select", "ignore", "exclude")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Which findings are wanted, and which files are left out."""
+    """The selected codes and the excluded files."""
 
     select: frozenset[str] = frozenset()
-    """Only these codes; none means all. A prefix stands for all codes that begin with it."""
+    """Only these codes; none means all. A prefix selects all codes that begin with it."""
     ignore: frozenset[str] = frozenset()
     pedantic: bool = False
     exclude: tuple[str, ...] = field(default=())
@@ -35,7 +35,7 @@ class Settings:
                 raise UsageError(f"unknown code {code!r}; known: {', '.join(known)}")
 
     def wants(self, code: str, is_default: bool) -> bool:
-        """Whether a finding of this code is shown; a code selected by name is, pedantic or not.
+        """Whether a finding of this code is shown; a code that is selected by name is, even if pedantic.
 
         >>> Settings(select=frozenset({"SF1"})).wants("SF105", is_default=False)
         False
@@ -55,7 +55,7 @@ def read_settings(
     ignore: Iterable[str] = (),
     pedantic: bool = False,
 ) -> Settings:
-    """The settings of the project that `start` lies in, with those of the command line over them."""
+    """The settings of the project of `start`, overridden by those of the command line."""
     table = _table(start)
     unknown = sorted(set(table) - {*_LISTS, "pedantic"})
     if unknown:

@@ -18,7 +18,7 @@ _ARITHMETIC = ("add", "sub", "mul", "div")
 
 
 def result(op: Operation) -> Value:
-    """The value that an operation gives, as far as it is known."""
+    """The facts of an operation's result."""
     name = op.name
     if name in PASSES_ON:
         return _same(op)
@@ -45,7 +45,7 @@ def _is_filled_with_inf(op: Operation) -> bool:
 
 
 def _carried(op: Operation) -> int:
-    """Facts of a dtype and of no gradient go on through any operation on all of whose operands they hold."""
+    """Facts about dtype and gradient are kept by an operation if they hold for all operands."""
     every = -1
     some = 0
     for arg in op.args:

@@ -14,12 +14,12 @@ def _fact() -> int:
 
 
 PROB = _fact()
-"""Between 0 and 1, and exactly 0 once it saturates or underflows."""
+"""Between 0 and 1, and exactly 0 if it saturates or underflows."""
 SOFTMAX = _fact()
 SIGMOID = _fact()
 NONNEG = _fact()
 ZERO = _fact()
-"""Exactly 0 for an input that is not far-fetched."""
+"""Exactly 0 for a plausible input."""
 SQUARE = _fact()
 SUMSQ = _fact()
 COUNT = _fact()
@@ -34,12 +34,12 @@ EXP = _fact()
 SUMEXP = _fact()
 MAXIMUM = _fact()
 BOUNDED = _fact()
-"""Limited from above: its exponential does not overflow."""
+"""Bounded from above, so that its exponential does not overflow."""
 NEGINF = _fact()
 """Some entries are -inf on purpose."""
 MASK = _fact()
 SELECTED = _fact()
-"""Picked by a mask: it may have no element."""
+"""Selected by a mask, so that it may be empty."""
 PY = _fact()
 """A Python number."""
 NP = _fact()
@@ -49,7 +49,7 @@ BF16 = _fact()
 WIDE = _fact()
 """Known to be float32 or wider."""
 SAFE = _fact()
-"""Kept away from 0, by a clamp, an epsilon or a name that says so."""
+"""Kept from 0 by a clamp, an epsilon or a name that says so."""
 MEANSQ = _fact()
 SQMEAN = _fact()
 MOMENT = _fact()
@@ -61,42 +61,42 @@ ODDS = _fact()
 TANH = _fact()
 NEGATIVE = _fact()
 UNBOUNDED = _fact()
-"""The output of a linear layer or a matrix product: of any size."""
+"""The output of a linear layer or a matrix product, of any magnitude."""
 TRACE = _fact()
 PROBSUM = _fact()
 NAMED = _fact()
 """Known by its name only."""
 LOCAL = _fact()
-"""Known by the name of a variable that something unknown has made."""
+"""Known by the name of a variable that unknown code has assigned."""
 INF = _fact()
 NAN = _fact()
 FIXED = _fact()
-"""Does not depend on data: made of constants, ranges and sizes."""
+"""Independent of data: made of constants, ranges and sizes."""
 MEAN = _fact()
 DTYPE = _fact()
 TINY = _fact()
 """An epsilon that half precision rounds to 0."""
 DIFFERENCE = _fact()
-"""One thing minus another of its kind: 0 where they coincide."""
+"""A difference of two similar things, which is 0 if they are equal."""
 SUM = _fact()
 TANHSQ = _fact()
 ARC = _fact()
-"""Clamped at exactly -1 and 1, where the arc functions have no derivative."""
+"""Clamped at exactly -1 and 1, where the inverse functions have no derivative."""
 RANGE = _fact()
 """The largest minus the smallest."""
 SAVED = _fact()
-"""The result itself is what the backward needs."""
+"""The backward uses the result itself."""
 LOWEST = _fact()
 """Filled with the lowest number of a dtype."""
 
 GUARDS = SAFE | BOUNDED | NOGRAD | PY | NP | WIDE
-"""Facts that make a value harmless: one branch is enough."""
+"""Facts that make a value harmless, even if only one branch has them."""
 MAY = NEGINF | HALF | BF16
 """Facts that matter even if only one branch has them."""
 
 
 class Value:
-    """What is known of one value: its facts, the expression that made it, its parts."""
+    """The facts of one value, the expression that made it, and its parts."""
 
     __slots__ = ("calls", "facts", "items", "node", "number")
 
@@ -113,7 +113,7 @@ class Value:
         self.items = items
         self.number = number
         self.calls = calls
-        """For a layer or a function kept in a variable: the operation that calling it is."""
+        """For a layer or a function in a variable: the operation of calling it."""
 
     def has(self, facts: int) -> bool:
         """Whether one of these facts is known.
@@ -131,7 +131,7 @@ UNKNOWN = Value()
 
 
 def join(a: Value, b: Value) -> Value:
-    """What is known where two branches meet: hazards of both, guards of either."""
+    """Merge two branches: hazards of both, guards of either."""
     if a is b:
         return a
     either = a.facts | b.facts

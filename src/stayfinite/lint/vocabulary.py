@@ -20,13 +20,13 @@ PASSES_ON = _words(
     adaptive_avg_pool2d interpolate nan_to_num
     """
 )
-"""What is known of the operand is known of the result."""
+"""The facts of the operand hold for the result."""
 LAYERS = _words(
     """
     linear conv1d conv2d conv3d matmul mm bmm addmm baddbmm einsum embedding
     """
 )
-"""Results of any size and sign."""
+"""Results of any magnitude and sign."""
 MAKES = _words(
     """
     arange linspace logspace ones zeros full eye ones_like zeros_like full_like randperm tensor
@@ -47,6 +47,6 @@ LOSSES = _words(
     binary_cross_entropy_with_logits
     """
 )
-"""Losses that average over their elements unless they are told otherwise."""
+"""Losses that average over their elements by default."""
 SAVES_RESULT = _words("exp sigmoid tanh softmax log_softmax sqrt rsqrt")
-"""Operations whose backward uses their result: to change it in place is an error."""
+"""Operations whose backward uses their result, so that changing it in place is an error."""

@@ -134,7 +134,7 @@ class LoaderPatches:
         self._subscriptions: list[Subscription] = [subscribe(target, _next, self)]
         self._around: set[type] = set()
 
-    def look_for_others(self) -> None:
+    def find_others(self) -> None:
         """Patch wrappers of loaders, once their package is imported."""
         for module, name in _AROUND:
             cls = getattr(sys.modules.get(module), name, None)

@@ -1,7 +1,6 @@
 """`stayfinite check`: checks a training before it runs.
 
 from stayfinite.preflight import check
-
 report = check(build)        # build() returns model, loss_fn, loader, optimizer
 report.verdict, report.findings
 """

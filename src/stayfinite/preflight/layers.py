@@ -23,7 +23,7 @@ _MATRICES = (nn.Linear, nn.Bilinear, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAtt
 
 @dataclass(frozen=True)
 class Role:
-    """One parameter and what it does in its module."""
+    """One parameter and its role in its module."""
 
     name: str
     parameter: nn.Parameter
@@ -34,12 +34,12 @@ class Role:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Any normalization, also one that a user wrote: they are called so everywhere."""
+    """Whether this is a normalization, by its name, so that user-defined ones count."""
     return "norm" in type(module).__name__.lower()
 
 
 def roles(subject: Subject) -> Iterator[Role]:
-    """Every parameter with its role, shared ones once, by its first name."""
+    """Every parameter with its role; shared ones once, under their first name."""
     owners: dict[int, nn.Module] = {}
     for _, module in subject.modules():
         for p in module.parameters(recurse=False):
@@ -69,18 +69,18 @@ def _role(name: str, p: nn.Parameter, module: nn.Module) -> Role:
 
 
 def has_scaler(subject: Subject) -> bool:
-    """Whether a GradScaler is at work: then an overflow in a gradient is its ordinary business."""
+    """Whether a GradScaler is in use, so that an overflow of a gradient may be normal."""
     return any(s.is_enabled() for s in subject.scalers)
 
 
 def is_lost(subject: Subject, seen: Seen) -> bool:
-    """Not finite, and not merely a step that the GradScaler leaves out."""
+    """Whether it is not finite, apart from a step that a GradScaler would skip."""
     is_number = seen.loss is not None and math.isfinite(seen.loss)
     return not seen.is_finite and not (has_scaler(subject) and is_number)
 
 
 def ask(subject: Subject, probe: Probe) -> Generator[Probe, Seen, Seen]:
-    """One probe; where a GradScaler would lower its scale and try again, so is it done here."""
+    """Run a probe; if a GradScaler would lower its scale and retry, so does this."""
     seen = yield probe
     for scale in (256.0, 1.0) if has_scaler(subject) else ():
         if seen.error is not None or seen.is_finite:
@@ -90,7 +90,7 @@ def ask(subject: Subject, probe: Probe) -> Generator[Probe, Seen, Seen]:
 
 
 def plain_values(tensor: Tensor) -> Tensor | None:
-    """The tensor's values as one dense tensor in float32; None where there are none to look at."""
+    """The values as one dense float32 tensor; None if there are none."""
     if tensor.device.type == "meta" or is_lazy(tensor) or not tensor.is_floating_point():
         return None
     if hasattr(tensor, "to_local"):
@@ -101,7 +101,7 @@ def plain_values(tensor: Tensor) -> Tensor | None:
 
 
 def few(findings: Sequence[Finding], limit: int = 5) -> list[Finding]:
-    """The first of many findings of one check; the last one says how many were left out.
+    """The first findings of one check; the last one counts the rest.
 
     >>> from .records import warned
     >>> many = [warned("init", "init/scale", "std 40", "lower it", subject=s) for s in "abc"]

@@ -1,15 +1,14 @@
 """The two protocols between the check groups and the runner of the training.
 
-A group is a generator: it is given the Subject, yields Probes (things to try), is sent what each of
-them showed (Seen), and returns its findings. Who runs a probe is not its business: a `build` target
-is called directly, an unmodified script is driven through its own loop.
+A group is a generator: it gets the Subject, yields Probes, receives the result of each (Seen), and returns its findings. It does
+not depend on the runner: a `build` target is called directly, an unmodified script is driven through its own loop.
 
     def edges(subject: Subject) -> Checks:
         seen = yield Probe(batch=zeros_like(subject.batches[0]), name="all zero", trace=True)
         return [...]
 
-A group may be run from the start again with the answers that are already known (a probe that raises
-ends a script, which is then started again): given the same answers it must ask the same questions.
+A group may be restarted with the known answers (a probe that raises ends a script, which is then restarted), so with the same
+answers it must yield the same probes.
 """
 
 from __future__ import annotations
@@ -48,55 +47,56 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 
 @dataclass
 class Probe:
-    """One thing to try on the training.
+    """One trial step of the training.
 
-    Afterwards parameters, buffers, optimizer, scheduler, scaler, gradients and random state are what
-    they were before the training's first step. With `keep` they stay, and the next probe of the same
-    group goes on from there; a probe that raises ends such a chain.
+    Afterwards parameters, buffers, optimizer, scheduler, scaler, gradients and random state are restored to those before the
+    training's first step. With `keep` they are not, and the next probe of the same group continues from there; a probe that raises
+    ends such a chain.
     """
 
     batch: Any
     name: str
     precision: str | None = None
-    """fp32 | bf16 | fp16; None as the training does it."""
+    """fp32 | bf16 | fp16; None for the training's own precision."""
     watch: bool = False
     """Measure every layer's output and gradient."""
     trace: bool = False
-    """Say where a non-finite value was born (slow, so only when one is to be expected)."""
+    """Find where a non-finite value is born; slow, so only if one is expected."""
     apply: bool = False
-    """Let the optimizer's step happen; else it is held back after the gradients are known."""
+    """Run the optimizer's step; otherwise the probe ends after the gradients."""
     keep: bool = False
     fresh: bool = False
-    """Begin from before the first step, whatever the probe before this one kept."""
+    """Start before the first step, even if the previous probe was kept."""
     mark: bool = False
-    """Of a kept step: remember the state behind it."""
+    """For a kept step: mark the state after it."""
     is_later: bool = False
-    """Begin from the marked state instead."""
+    """Start from the marked state instead."""
     drift: float = 0.0
-    """Of one that begins there: the weights so many times further on the way they have gone."""
+    """For a probe from the mark: extrapolate the weights by this factor."""
     weigh: bool = True
-    """Measure how much each weight moves, where the step is applied."""
+    """Measure the update of each weight, if the step is applied."""
     measure: bool = False
-    """Measure how large weights and moments are behind an applied step."""
+    """Measure the magnitude of weights and moments after an applied step."""
     sizes: bool = False
-    """Measure how much memory the training holds, and what the forward keeps for the backward."""
+    """Measure the memory of the training, and what the forward saves for the backward."""
     around: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
-    """What the step runs inside of."""
+    """A context for the step."""
     note_half: bool = False
     """Note whether anything is computed in half precision, and whether random numbers are drawn."""
     save_to: str = ""
-    """A file that keeps everything as it is before this step, for `stayfinite replay`."""
+    """The file to which to save the state before this step, for `stayfinite replay`."""
     lr_factor: float = 1.0
     scale: float | None = None
-    """The loss scale of this step; None: what the training's GradScaler has, 1 without one."""
+    """The loss scale of this step; None: that of the training's GradScaler, or 1."""
     prove: Callable[[Capture, dict[int, float]], Box] | None = None
-    """Capture the step, and judge its operators for the box that this gives; it is handed the
-    capture and the size of each parameter's gradient by the parameter's identity."""
+    """Capture the step, and analyze its operators for the box that this returns; it gets the capture and the magnitude of
+    each parameter's gradient by id.
+    """
 
 
 @dataclass
 class LayerSeen:
-    """What came out of one module, over all its calls in the step."""
+    """The outputs of one module over all its calls in the step."""
 
     module: str
     """Dotted path; "" for the root."""
@@ -132,12 +132,12 @@ class LayerSeen:
 
 @dataclass
 class LossCall:
-    """One call of a loss function of torch, as it was seen."""
+    """One observed call of a loss function of torch."""
 
     name: str
     """cross_entropy | nll_loss | binary_cross_entropy_with_logits | mse_loss | ..."""
     value: float | None = None
-    """What it gave, as a mean over what was counted; None where that is not known."""
+    """Its result as a mean over the counted elements; None if unknown."""
     num_classes: int | None = None
     input_shape: tuple[int, ...] = ()
     target_shape: tuple[int, ...] = ()
@@ -155,7 +155,7 @@ class LossCall:
 
 @dataclass
 class Proof:
-    """What was proved of a captured step, and for which box."""
+    """The proof for a captured step, and its box."""
 
     verdicts: tuple[Verdict, ...]
     box: Box
@@ -166,7 +166,7 @@ class Proof:
 
 @dataclass
 class Seen:
-    """What one probe showed."""
+    """The result of one probe."""
 
     name: str
     loss: float | None = None
@@ -174,9 +174,9 @@ class Seen:
     is_finite: bool = True
     """Loss and gradients (and, with `apply`, parameters and optimizer state) have no NaN or Inf."""
     error: str | None = None
-    """Type and text of what the training raised on this batch."""
+    """Type and text of the exception on this batch."""
     error_at: str = ""
-    """Where it raised, in the user's code: "train.py:31 loss = ce(out, y)"."""
+    """The line in the user's code that raised: "train.py:31 loss = ce(out, y)"."""
     location: Location | None = None
     layers: list[LayerSeen] = field(default_factory=list)
     """In the order of the forward; with `watch`."""
@@ -207,7 +207,7 @@ class Seen:
 
 @dataclass
 class Step:
-    """One real step of the training, as it was seen."""
+    """One observed real step of the training."""
 
     loss: float | None = None
     grad_norm: float | None = None
@@ -218,7 +218,7 @@ class Step:
 
 @dataclass
 class Subject:
-    """The training that is checked: its own live objects, in the state before the first step."""
+    """The training that is checked: its live objects, in the state before the first step."""
 
     models: dict[str, nn.Module]
     """By the prefix of their parameter names: "" for the only model."""
@@ -228,25 +228,26 @@ class Subject:
     criteria: list[nn.Module] = field(default_factory=list)
     """Loss modules that are not part of a model, as far as they were found."""
     clip_norm: float | None = None
-    """What the loop clips the gradient norm to, as seen."""
+    """The limit on the gradient norm in the loop, as observed."""
     autocast_dtype: str | None = None
     """bfloat16 | float16 where the training enters autocast."""
     batches: list[Any] = field(default_factory=list)
-    """A few real ones, by reference: never change them in place."""
+    """A few real batches by reference: never change them in place."""
     loaders: list[Any] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    """The first real steps. The state is that of before them."""
+    """The first real steps. The state is that before them."""
     loss_ops: tuple[str, ...] = ()
     batch_size: int | None = None
     device: str = "cpu"
     source: str = ""
-    """What the user calls the target."""
+    """The user's name for the target."""
     vehicle: str = "build"
     """build | loader | call: who runs the probes. With "call" the batch is the arguments of the
     model, `(args, kwargs)`, and the loop makes the targets: rows cannot be added or dropped."""
     roots: dict[str, Any] = field(default_factory=dict)
-    """What else the training's step can reach, by name: the loss function of a build target, the
-    variables of the script's own frames. Tensors to be trained are looked for in them."""
+    """Further objects that the step can reach, by name: the loss function of a build target, the variables of the script's
+    frames. They are searched for tensors to train.
+    """
     rebuild: Callable[[], dict[str, nn.Module]] | None = None
     """Makes the models anew, where the target allows it (`build`)."""
     config: dict[str, Any] | None = None
@@ -258,19 +259,19 @@ class Subject:
     num_steps: int = 10
     """How many real steps the stability group may take (`--steps`)."""
     longest_run: int | None = None
-    """So many steps in a row are all that the script's loop makes; None where it makes enough."""
+    """The maximum number of consecutive steps of the script's loop; None if there are enough."""
     budget_s: float | None = None
     """How long the whole check may take (`--budget`); None: what fits a small training."""
     is_pedantic: bool = False
-    """Also tell what breaks only with data that nobody would feed (`--pedantic`)."""
+    """Also report failures on unrealistic data (`--pedantic`)."""
     save_dir: str | None = None
-    """Where batches that break the training are kept, for `stayfinite replay`; None: they are not."""
+    """The folder for batches that break the training, for `stayfinite replay`; None: not saved."""
     saved_as: str | None = None
-    """What that folder is called in the end, where it is moved."""
+    """The final name of that folder, if it is moved."""
     data_samples: int | None = None
     """How many samples the data group looks at; None: what fits its time, -1: all."""
     on_samples: Callable[[int, int | None], None] = lambda done, total: None
-    """For a long job inside a group: how much is done, of how much (None: not known)."""
+    """Reports the progress of a long job in a group: done, total (None: unknown)."""
 
     @property
     def can_change_rows(self) -> bool:

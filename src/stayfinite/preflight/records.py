@@ -37,19 +37,19 @@ _RANK = {"fail": 0, "warn": 1, "skip": 2, "pass": 3}
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of a group's table: what was looked at, what was seen, the one thing to do."""
+    """One row of a group's table: what was checked, what was found, the action."""
 
     group: str
     check: str
-    """A slug that names the check: "init/unregistered", "loss/at-start"."""
+    """The name of the check: "init/unregistered", "loss/at-start"."""
     status: str
     """pass | warn | fail | skip"""
     subject: str = ""
-    """The layer, feature, sample, config key or file:line that it is about; "" for the whole."""
+    """The layer, feature, sample, config key or file:line; "" for the whole."""
     value: str = ""
-    """What was seen, with figures."""
+    """What was found, with figures."""
     action: str = ""
-    """The one thing to do; "" on a pass."""
+    """The action; "" on a pass."""
     why: str = ""
     """The reason, or the source of the threshold."""
     data: dict[str, Any] = field(default_factory=dict)
@@ -57,9 +57,9 @@ class Finding:
     weight: float = 1.0
     """How urgent, among findings of the same status, for "three things to do first"."""
     location: Location | None = None
-    """Where it breaks, of what was seen to break: file, line, operator, module, as an incident has it."""
+    """The place of a failure: file, line, operator, module, as in an incident."""
     cause: str = ""
-    """Why, as a code of the catalogue; "" where nothing was seen to break."""
+    """The cause, as a code of the catalogue; "" without a failure."""
 
     def __post_init__(self) -> None:
         if self.group not in ALL_GROUPS:
@@ -80,17 +80,17 @@ def passed(group: str, check: str, value: str = "", **more: Any) -> Finding:
 
 
 def warned(group: str, check: str, value: str, action: str, **more: Any) -> Finding:
-    """Something to look at first; the run may still go well."""
+    """A finding to look at first; the run may still succeed."""
     return Finding(group=group, check=check, status="warn", value=value, action=action, **more)
 
 
 def failed(group: str, check: str, value: str, action: str, **more: Any) -> Finding:
-    """Something that will break the run or make it worthless."""
+    """A finding that will break the run or make it worthless."""
     return Finding(group=group, check=check, status="fail", value=value, action=action, **more)
 
 
 def skipped(group: str, check: str, value: str, **more: Any) -> Finding:
-    """A check that could not be made; `value` says why."""
+    """A check that was not possible; `value` gives the reason."""
     return Finding(group=group, check=check, status="skip", value=value, **more)
 
 
@@ -104,7 +104,7 @@ class SkippedGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """Everything that one `stayfinite check` saw."""
+    """The result of one `stayfinite check`."""
 
     target: str
     findings: tuple[Finding, ...] = ()
@@ -139,7 +139,7 @@ class CheckReport:
         return tuple(f for f in self.findings if f.group == group)
 
     def first_things(self, number: int = 3) -> tuple[Finding, ...]:
-        """What to do first: fails before warns, heavier before lighter, no action twice.
+        """The first actions: fails before warns, urgent ones first, without repetition.
 
         >>> f = failed("init", "init/nan", "1 NaN", "initialize it", subject="fc.weight")
         >>> w = warned("config", "config/lr", "0.1", "lower it", weight=9)

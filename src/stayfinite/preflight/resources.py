@@ -1,8 +1,7 @@
 """The resources group: memory and time of a step by precision and batch size.
 
-Nothing is estimated that can be measured: the bytes that autograd keeps are counted during a real
-step, and the optimizer's state is looked at after one. Only batches that were not run are computed,
-on the straight line through those that were.
+As much as possible is measured: the bytes that autograd saves are counted in a real step, and the optimizer's state is read after
+one. Only other batch sizes are computed, by linear interpolation.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ GROUP = "resources"
 _NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _CHECKS = {"fp32": "resources/fp32", "bf16": "resources/bf16", "fp16": "resources/fp16"}
 _ROOM = 0.9
-"""The share of the free memory that a training may plan with: allocators and libraries need some."""
+"""The usable share of the free memory: allocators and libraries need some."""
 _TIMED = 3
 
 
@@ -41,7 +40,7 @@ class Measured:
     half_activations: int = 0
     half_seconds: float = 0.0
     is_emulated: bool = False
-    """The device computes this precision in another one: its time says nothing."""
+    """Whether the device emulates this precision, so that its time is not relevant."""
 
     @property
     def per_row(self) -> float | None:
@@ -67,7 +66,7 @@ class Measured:
 
 
 def largest_batch(measured: Measured, fixed: float, free: float) -> int | None:
-    """How many samples fit beside what is there in any case; None where that was not measured.
+    """The number of samples that fit; None if it was not measured.
 
     >>> m = Measured("fp32", 8, 8000, 0.1, half_rows=4, half_activations=4000)
     >>> largest_batch(m, fixed=10_000, free=30_000)
@@ -80,7 +79,7 @@ def largest_batch(measured: Measured, fixed: float, free: float) -> int | None:
 
 
 def resources(subject: Subject) -> Checks:
-    """What this training takes, and what would fit."""
+    """The memory and time of this training, and what would fit."""
     if not subject.batches:
         return [skipped(GROUP, "resources/step", "no batch was seen")]
     own = {"float16": "fp16", "bfloat16": "bf16"}.get(used_dtype(subject) or "", "fp32")
@@ -122,7 +121,7 @@ def _held(subject: Subject, seen: Seen) -> Finding:
 
 
 def _measure(subject: Subject, precision: str) -> Generator[Probe, Seen, Measured | str]:
-    """This precision measured, or why it could not be."""
+    """Measure this precision, or give the reason why not."""
     batch = subject.batches[0]
     rows = num_rows(batch) if subject.can_change_rows else None
     half = rows // 2 if rows is not None and rows >= 4 else None

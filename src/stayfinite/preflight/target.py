@@ -67,7 +67,7 @@ class Built:
 
 
 def parse_target(words: list[str], module: str | None = None) -> ScriptTarget | BuildTarget:
-    """What the words of the command line mean.
+    """Parse the target on the command line.
 
     >>> parse_target(["--lr", "1"], module="json.tool")
     ScriptTarget(name='json.tool', args=('--lr', '1'), is_module=True)
@@ -100,7 +100,7 @@ def parse_target(words: list[str], module: str | None = None) -> ScriptTarget | 
 
 
 def load_build(target: BuildTarget) -> Built:
-    """Import the module, call the function, understand what it returns."""
+    """Import the module, call the function, and interpret its result."""
     module = _import(target)
     function = getattr(module, target.function, None)
     if function is None:
@@ -159,7 +159,7 @@ def _in_words(e: BaseException) -> str:
 
 
 def understand(result: Any, label: str = "build") -> Built:
-    """The parts of a training from what a build function returned; all that is wrong at once."""
+    """The parts of a training from the result of a build function; all errors are reported together."""
     from torch import nn
     from torch.optim import Optimizer
 

@@ -1,7 +1,7 @@
 """Source changes: found in the syntax tree, made as text edits, shown as a diff.
 
-One catalogue for `lint --fix`, for the fixes of a diagnosis and for `stayfinite fix`. Nothing is executed,
-and what is not changed stays as its author has written it, comments and formatting included.
+One catalogue for `lint --fix`, for the fixes of a diagnosis and for `stayfinite fix`. Nothing is executed, and the rest of the
+file stays as its author has written it, including comments and formatting.
 
 >>> from stayfinite import remedies
 >>> text = "import torch\\nloss = -torch.log(torch.softmax(z, dim=1))  # per class\\n"

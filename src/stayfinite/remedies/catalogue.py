@@ -17,14 +17,14 @@ Match = Callable[[Source, ast.AST], Iterable[Edit] | None]
 
 @dataclass(frozen=True)
 class Pattern:
-    """One kind of change: its name, what it does, why, and the function that matches a node."""
+    """One kind of change: its name, its effect, the reason, and the function that matches a node."""
 
     name: str
     title: str
     why: str
     match: Match
     is_equivalent: bool = True
-    """Whether what is healthy gives the same result; else only a comparison can tell."""
+    """Whether healthy values give the same result; otherwise a comparison has to show it."""
 
 
 CATALOGUE: dict[str, Pattern] = {}
@@ -33,7 +33,7 @@ CATALOGUE: dict[str, Pattern] = {}
 def pattern(
     name: str, title: str, why: str, is_equivalent: bool = True
 ) -> Callable[[Match], Match]:
-    """Add a change to the catalogue; a name that is taken is rejected."""
+    """Add a change to the catalogue; its name must be unique."""
     if name in CATALOGUE:
         raise UsageError(f"remedy {name!r} is already in the catalogue: {CATALOGUE[name].title}")
 
@@ -45,7 +45,7 @@ def pattern(
 
 
 def find(source: Source, node: ast.AST, name: str) -> Remedy | None:
-    """The change of this name at this node; None where it does not fit."""
+    """The change of this name at this node; None if it does not match."""
     try:
         kind = CATALOGUE[name]
     except KeyError:
@@ -62,7 +62,7 @@ def find(source: Source, node: ast.AST, name: str) -> Remedy | None:
 
 
 def at(source: Source, line: int, names: Iterable[str] | None = None) -> tuple[Remedy, ...]:
-    """All changes that fit on a line, the innermost last.
+    """All changes that match on a line, the innermost last.
 
     >>> from stayfinite import remedies
     >>> s = remedies.Source("import torch\\ny = torch.log(torch.softmax(x, dim=-1))\\n")

@@ -17,15 +17,15 @@ __all__ = ["Candidate", "Symptom", "candidates", "is_equivalent", "is_flat", "is
 _HALF = ("float16", "bfloat16")
 _JITTER = 0.02
 _MOST_SINGLE = 3
-"""Where it fits so often on a line, each place is tried by itself too, after all of them together."""
+"""If a pattern matches up to so many times on a line, each place is also tried alone, after all together."""
 _ONE_OF_MANY = ("mean_or_zero", "loss_or_zero", "nan_to_zero")
-"""Only one selection is empty; the others on the line stay as they are where that is enough."""
+"""If only one selection is empty, the others on the line should stay unchanged."""
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
                 "softplus", "logaddexp", "sigmoid", "tanh", "normalize", "smooth_over_open", "floor_distribution", "floor_distribution_more", "mask_first",
                 *_NORMALIZED}  # fmt: skip
-"""These are looked for in the whole function: the line that fails may be only a part of the pattern."""
+"""Patterns to search in the whole function: the failing line may be only a part of them."""
 
 _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "logaddexp", "with_logits",
         "log_of_positive", "inside_support", "above_support", "floor_log_eps", "floor_log",
@@ -83,41 +83,41 @@ _WIDER = [
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """What is known of the operator that failed."""
+    """The properties of the operator that failed."""
 
     operator: str
-    """As it is written: "log", "sqrt", "div"; of a derivative, what it is the derivative of."""
+    """The operator as written: "log", "sqrt", "div"; for a derivative, its function."""
     dtype: str = ""
     is_masked: bool = False
-    """A row of -inf from end to end."""
+    """Whether a row is all -inf."""
     is_empty: bool = False
-    """It was taken over nothing."""
+    """Whether it is a reduction over no element."""
     is_count: bool = False
-    """What was divided by is a whole number."""
+    """Whether the divisor is an integer."""
     can_be_negative: bool = False
-    """What was divided by is a sum or difference of either sign."""
+    """Whether the divisor is a sum or difference of either sign."""
     is_plain_number: bool = False
-    """What was divided by is no tensor."""
+    """Whether the divisor is not a tensor."""
     is_exploding: bool = False
-    """The product of many derivatives is too large, not the one of this line."""
+    """Whether a product of many derivatives is too large, not only that of this line."""
     is_infeasible: bool = False
-    """A class that is masked out has a share of the target."""
+    """Whether a masked class has a share of the target."""
     is_discarded: bool = False
-    """A mask or where discards what it gave; the backward goes through it all the same."""
+    """Whether a mask or `where` discards its result; the backward still goes through it."""
     is_distribution: bool = False
-    """The code of a distribution failed, which may be made in another function than it is asked."""
+    """Whether the code of a distribution failed, which may be made in another function."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Changes that are made together, and the text with them."""
+    """Changes that are made together, and the resulting text."""
 
     remedies: tuple[Remedy, ...]
     text: str
 
 
 def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
-    """Every change that fits this line, or the function around it, the best first."""
+    """Every change that matches this line or the function around it, the best first."""
     found: list[Candidate] = []
     for name in _ordered(source, line, _names(symptom)):
         remedies = _matches(source, line, name)
@@ -134,7 +134,7 @@ def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
 
 
 def _ordered(source: Source, line: int, names: list[str]) -> list[str]:
-    """What is divided by and multiplied with again gets its floor where it is computed."""
+    """Add the floor where the value is computed, if it is a divisor and a factor."""
     if "floor_definition" not in names or not _is_multiplied_again(source, line):
         return names
     rest = [n for n in names if n != "floor_definition"]
@@ -217,20 +217,20 @@ def _parses(text: str) -> bool:
 
 
 def is_equivalent(made: tuple[Candidate, ...]) -> bool:
-    """Whether all of it computes what was computed before, wherever that was finite."""
+    """Whether all changes give the same results for finite values."""
     return all(r.is_equivalent for c in made for r in c.remedies)
 
 
 def is_flat(made: tuple[Candidate, ...]) -> bool:
-    """Below a floor there is no gradient."""
+    """Below a floor the gradient is zero."""
     return any(r.name.startswith("floor_") for c in made for r in c.remedies)
 
 
 def room_of(made: tuple[Candidate, ...]) -> float:
-    """What is added to a matrix is felt by every matrix, a little."""
+    """A term that is added to a matrix slightly changes every matrix."""
     return _JITTER if any(r.name.startswith("jitter") for c in made for r in c.remedies) else 0.0
 
 
 def is_shift(made: tuple[Candidate, ...]) -> bool:
-    """What is taken off every exponential has to cancel out."""
+    """A term that is subtracted from every exponent has to cancel."""
     return any(r.name.startswith("shift_") for c in made for r in c.remedies)

@@ -112,7 +112,7 @@ def above_support(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _observed(node: ast.AST) -> ast.expr | None:
-    """`value` of `distribution.log_prob(value)`."""
+    """The argument of `distribution.log_prob(value)`."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     is_plain = len(node.args) == 1 and not node.keywords

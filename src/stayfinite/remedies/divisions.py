@@ -91,7 +91,7 @@ def eps_for_dtype(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _epsilon(node: ast.AST) -> ast.Constant | None:
-    """The small number of `x + 1e-8`, `clamp(min=1e-8)` and `eps=1e-8`."""
+    """The small number in `x + 1e-8`, `clamp(min=1e-8)` and `eps=1e-8`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         for side in (node.right, node.left):
             if isinstance(side, ast.Constant):

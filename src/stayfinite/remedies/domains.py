@@ -160,7 +160,7 @@ def hypot_as_norm(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 def _norm_dim(
     source: Source, args: list[ast.expr], keywords: list[ast.keyword]
 ) -> list[str] | None:
-    """What a norm over one axis is asked for besides its order, if that is 2."""
+    """The other arguments of a norm over one axis, if its order is 2."""
     given = {k.arg: k.value for k in keywords}
     order = given.pop("p", None) or given.pop("ord", None)
     rest = list(args)

@@ -14,7 +14,7 @@ _HALF = ("float16", "half")
 
 
 def in_precision(source: Source, dtype: str) -> Remedy | None:
-    """`.half()`, `torch.float16` and what autocast is given, replaced by `dtype` ("bfloat16" or "float32").
+    """Replace `.half()`, `torch.float16` and the dtype of autocast by `dtype` ("bfloat16" or "float32").
 
     >>> s = Source("import torch\\nmodel = Net().half()\\n")
     >>> in_precision(s, "bfloat16").edits

@@ -11,7 +11,7 @@ __all__ = ["Edit", "Remedy", "apply", "unified_diff"]
 
 @dataclass(frozen=True, order=True)
 class Edit:
-    """The characters from `start` to `end` become `text`."""
+    """Replaces the characters from `start` to `end` by `text`."""
 
     start: int
     end: int
@@ -20,7 +20,7 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """One concrete change of a source, ready to be applied."""
+    """A concrete change of a source."""
 
     name: str
     title: str
@@ -32,7 +32,7 @@ class Remedy:
 
 
 def apply(text: str, remedies: Iterable[Remedy]) -> tuple[str, tuple[Remedy, ...]]:
-    """The text with these changes made, and those that were made: one that overlaps another waits.
+    """Apply changes; returns the text and the applied ones. A change that overlaps an earlier one is not applied.
 
     >>> made = Remedy(name="x", title="", why="", line=1, edits=(Edit(0, 3, "safe_log"),))
     >>> apply("log(p)", [made])[0]
@@ -41,7 +41,7 @@ def apply(text: str, remedies: Iterable[Remedy]) -> tuple[str, tuple[Remedy, ...
     taken: list[Edit] = []
     done = []
     for remedy in sorted(remedies, key=lambda r: r.edits):
-        new = [e for e in remedy.edits if e not in taken]  # two may need the same line put in
+        new = [e for e in remedy.edits if e not in taken]  # two changes may insert the same line
         if not any(_overlap(a, b) for a in new for b in taken):
             taken += new
             done.append(remedy)
@@ -52,12 +52,12 @@ def apply(text: str, remedies: Iterable[Remedy]) -> tuple[str, tuple[Remedy, ...
 
 def _overlap(a: Edit, b: Edit) -> bool:
     if a.start == a.end == b.start == b.end:
-        return True  # two insertions at one place have no order
+        return True  # two insertions at one place have no defined order
     return a.start < b.end and b.start < a.end
 
 
 def unified_diff(path: str, before: str, after: str) -> str:
-    """The change as a patch that `git apply` takes; empty where there is none."""
+    """The change as a patch for `git apply`; empty without a change."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True),
         after.splitlines(keepends=True),

@@ -1,4 +1,4 @@
-"""Functions that torch has, written by hand with an exponential that overflows."""
+"""Replaces functions of torch that are written by hand with an exponential that overflows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__: list[str] = []
 
 
 def _exponent(source: Source, node: ast.expr) -> ast.expr | None:
-    """`x` of `exp(x)`, also where the exponential has a name."""
+    """`x` in `exp(x)`, even if the exponential has a name."""
     written = source.definition(node)
     found = call(written, "exp")
     if found is None or found[2] or found[3]:
@@ -23,12 +23,12 @@ def _exponent(source: Source, node: ast.expr) -> ast.expr | None:
 
 
 def _is_cheap(node: ast.expr) -> bool:
-    """Whether an expression can stand in another line: nothing is called in it."""
+    """Whether an expression can be moved to another line, because it has no calls."""
     return not any(isinstance(n, (ast.Call, ast.NamedExpr, ast.Await)) for n in ast.walk(node))
 
 
 def _one_plus_exp(source: Source, node: ast.expr) -> ast.expr | None:
-    """`x` of `1 + exp(x)`."""
+    """`x` in `1 + exp(x)`."""
     written = source.definition(node)
     if not isinstance(written, ast.BinOp) or not isinstance(written.op, ast.Add):
         return None

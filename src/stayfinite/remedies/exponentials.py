@@ -87,7 +87,7 @@ def bound_exp_lowest(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _bounded_everywhere(source: Source, node: ast.AST, limit: str) -> list[Edit] | None:
-    """The quantity itself, in every exponential of the file that it goes into."""
+    """Bound the quantity itself, in every exponential of the file that uses it."""
     found = call(node, *_EXPS)
     first = _quantity(found[1]) if found is not None else None
     if first is None:
@@ -110,7 +110,7 @@ def _name(node: ast.expr) -> str:
 
 
 def _quantity(node: ast.expr) -> ast.expr | None:
-    """The one variable or attribute in an expression: `logvar` of `0.5 * logvar`."""
+    """The only variable or attribute in an expression: `logvar` in `0.5 * logvar`."""
     inner = {id(n.value) for n in ast.walk(node) if isinstance(n, ast.Attribute)}
     found = [
         n for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)) and id(n) not in inner

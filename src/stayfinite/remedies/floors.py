@@ -1,4 +1,4 @@
-"""Limits that keep an operand inside its domain, and change nothing elsewhere."""
+"""Limits that keep an operand inside its domain, and do not change other values."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def divisor_of(node: ast.AST) -> ast.expr | None:
 
 
 def has_floor(source: Source, node: ast.expr) -> bool:
-    """Whether a divisor is kept from zero already: `x.clamp(min=1e-6)`, `torch.max(tiny * ones, x)`."""
+    """Whether a divisor already has a floor: `x.clamp(min=1e-6)`, `torch.max(tiny * ones, x)`."""
     if source.dtype in ("float16", "bfloat16"):
-        return False  # what is written may round to 0 there
+        return False  # the number may round to 0 there
     found = call(node, "clamp", "clamp_min", "clip", "max", "maximum")
     if found is None:
         return False
@@ -35,7 +35,7 @@ def has_floor(source: Source, node: ast.expr) -> bool:
 
 
 def _is_positive(node: ast.expr) -> bool:
-    """A positive number, also one times a tensor of ones."""
+    """Whether this is a positive number, or one times a tensor of ones."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         sides = (node.left, node.right)
         ones = any(call(s, "ones", "ones_like", "new_ones") for s in sides)
@@ -118,7 +118,7 @@ def bound_arc(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _is_unit(args: list[ast.expr], keywords: list[ast.keyword]) -> bool:
-    """`clamp(-1, 1)`, which the narrower limits replace."""
+    """Whether this is `clamp(-1, 1)`, which the narrower limits replace."""
     numbers = [ast.unparse(a) for a in (*args, *(k.value for k in keywords))]
     return [n.removesuffix(".0") for n in numbers] == ["-1", "1"]
 

@@ -84,7 +84,7 @@ def _taken_in_log_space(source: Source, node: ast.AST, operand: ast.expr) -> lis
 
 
 def without_epsilon(node: ast.expr) -> ast.expr:
-    """`p` of `p + eps`, of `p.clamp(min=eps)` and of `torch.clamp(p, eps, 1 - eps)`."""
+    """`p` in `p + eps`, in `p.clamp(min=eps)` and in `torch.clamp(p, eps, 1 - eps)`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         for side, other in ((node.left, node.right), (node.right, node.left)):
             if _is_epsilon(other):
@@ -101,7 +101,7 @@ def _is_epsilon(node: ast.expr) -> bool:
 
 
 def _picked_from(source: Source, node: ast.expr) -> ast.expr:
-    """`p` of `p.gather(1, i).squeeze(1)` and of `p[rows, i]`: picking and log change places."""
+    """`p` in `p.gather(1, i).squeeze(1)` and in `p[rows, i]`: selection and log can be swapped."""
     while True:
         found = call(node, *_PICKS)
         if found is not None and isinstance(node, ast.Call) and not _is_function(node):
@@ -117,7 +117,7 @@ def _is_function(node: ast.Call) -> bool:
 
 
 def _in_log_space(source: Source, node: ast.expr, is_moved: bool) -> tuple[str, list[Edit]] | None:
-    """The logarithm of this expression; and a line for the logits, where they are used elsewhere."""
+    """The logarithm of this expression; and a line for the logits, if they are used elsewhere."""
     inner, is_rest = _without_one_minus(node)
     inner = source.definition(inner) if is_rest else inner
     found = call(inner, "sigmoid") if is_rest else call(inner, "sigmoid", "softmax")

@@ -14,7 +14,7 @@ __all__ = ["clip_behind"]
 
 
 def _calls(source: Source, node: ast.AST, name: str) -> Iterator[ast.Call]:
-    """Calls of a method of this name in the same function, in the order of the source."""
+    """Calls of a method with this name in the same function, in source order."""
     found = [
         n
         for n in ast.walk(source.scope(node))
@@ -28,12 +28,12 @@ def _receiver(node: ast.Call) -> str:
 
 
 def _scaler(source: Source, node: ast.AST) -> str:
-    """The name on which `scale(loss)` is called."""
+    """The object of `scale(loss)`."""
     return next((_receiver(c) for c in _calls(source, node, "scale") if _receiver(c)), "")
 
 
 def _stepped(source: Source, node: ast.AST, scaler: str) -> str:
-    """The optimizer that is handed to `scaler.step`."""
+    """The optimizer in `scaler.step(optimizer)`."""
     for found in _calls(source, node, "step"):
         if _receiver(found) == scaler and found.args:
             return dotted(found.args[0])
@@ -73,7 +73,7 @@ def unscale_first(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _moved_before(source: Source, moved: ast.stmt | None, place: ast.stmt) -> list[Edit] | None:
-    """A statement of its own lines, put in front of another one of the same block."""
+    """Move a statement in front of another one of the same block."""
     if moved is None or moved not in source.block(place) or not stands_alone(source, moved):
         return None
     start, end = source.line_start(moved.lineno), source.line_start((moved.end_lineno or 0) + 1)
@@ -125,7 +125,7 @@ def clip_first(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def clip_behind(source: Source, step: ast.AST) -> ast.Call | None:
-    """The clipping that stands behind a step in its block, where nothing is clipped before it."""
+    """The clipping after a step in its block, if there is none before it."""
     statement = source.statement(step)
     block = source.block(statement) if statement is not None else []
     if statement is None or not isinstance(statement, ast.Expr) or statement not in block:
@@ -202,7 +202,7 @@ def isfinite(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _whole_question(source: Source, node: ast.Call) -> tuple[ast.Call, str]:
-    """`isnan(x).any()` as a whole; its opposite is `isfinite(x).all()`."""
+    """Replace the whole `isnan(x).any()`; its opposite is `isfinite(x).all()`."""
     above = source.parent(node)
     outer = source.parent(above) if above is not None else None
     is_any = isinstance(above, ast.Attribute) and above.attr == "any"

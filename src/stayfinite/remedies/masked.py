@@ -1,4 +1,4 @@
-"""A mask put before an operation that is infinite where it is masked: the double where."""
+"""Puts a mask before an operation that is infinite at masked positions: the double where."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HARMLESS = {
     "pow": "1",
     "div": "1",
 }
-"""Where each function and its derivative are ordinary numbers."""
+"""Values at which each function and its derivative are finite."""
 
 
 @pattern(
@@ -51,7 +51,7 @@ def mask_first(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _discarded(source: Source, node: ast.AST) -> tuple[ast.expr, tuple[str, ast.expr]] | None:
-    """What a mask leaves out in part, and the condition that keeps it."""
+    """The branch that a mask partly discards, and the condition that keeps it."""
     where = call(node, "where")
     if where is not None and isinstance(node, ast.Call) and len(node.args) == 3:
         condition, one, other = node.args
@@ -74,7 +74,7 @@ def _discarded(source: Source, node: ast.AST) -> tuple[ast.expr, tuple[str, ast.
 
 
 def _argument(source: Source, node: ast.expr) -> tuple[ast.expr, str] | None:
-    """What goes into an operation that can be infinite, and what it may be given instead."""
+    """The operand of an operation that can be infinite, and a safe value for it."""
     kernel = source.kernel.lstrip("_").partition("_tensor")[0]
     if kernel.startswith("pow"):
         kernel = "pow"
@@ -95,7 +95,7 @@ def _argument(source: Source, node: ast.expr) -> tuple[ast.expr, str] | None:
 
 
 def _is_known_at(source: Source, mask: ast.expr, written: ast.expr, node: ast.AST) -> bool:
-    """Whether the mask is there already where the operation is, and is the same."""
+    """Whether the mask is defined before the operation and unchanged."""
     statement, own = source.statement(written), source.statement(node)
     if statement is own:
         return True
@@ -110,7 +110,7 @@ def _is_known_at(source: Source, mask: ast.expr, written: ast.expr, node: ast.AS
 
 
 def _with_parentheses(source: Source, node: ast.expr, is_argument: bool) -> tuple[int, int]:
-    """The span of an expression, with the parentheses of its group, which are not needed any more."""
+    """The span of an expression, including the parentheses of its group."""
     start, end = source.span(node)
     if is_argument or source.text[start - 1 : start] != "(" or source.text[end : end + 1] != ")":
         return start, end

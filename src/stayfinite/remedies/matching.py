@@ -1,4 +1,4 @@
-"""Helpers of the patterns: calls in any spelling, and names that are safe to repeat."""
+"""Helpers of the patterns: calls in any spelling, and expressions that can be repeated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def is_namespace(node: ast.AST) -> bool:
-    """`torch`, `F`, `torch.nn.functional`, against a tensor."""
+    """Whether this is `torch`, `F` or `torch.nn.functional`, and not a tensor."""
     return dotted(node).partition(".")[0] in _ROOTS
 
 
@@ -59,14 +59,14 @@ def rest_of_call(source: Source, args: list[ast.expr], keywords: list[ast.keywor
 
 
 def functional(source: Source) -> str | None:
-    """How this file can write `torch.nn.functional`; None where it imports neither."""
+    """The name of `torch.nn.functional` in this file; None if it imports neither."""
     return name_of(source, "torch.nn.functional") or (
         "torch.nn.functional" if name_of(source, "torch") == "torch" else None
     )
 
 
 def name_of(source: Source, full: str) -> str | None:
-    """The name under which a file has imported a module at its top."""
+    """The name under which a file imports a module at its top."""
     for node in source.tree.body:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -91,7 +91,7 @@ def is_simple(node: ast.AST) -> bool:
 
 
 def some_tensor(source: Source, node: ast.expr) -> str | None:
-    """A variable in an expression, whose dtype is that of the result; attributes may be plain numbers."""
+    """A variable in an expression that has the dtype of the result; attributes may be plain numbers."""
     if isinstance(node, ast.Name):
         return None if node.id in _ROOTS or node.id == "self" else node.id
     if isinstance(node, ast.Attribute):
@@ -115,7 +115,7 @@ def _is_number(name: str) -> bool:
 
 
 def floored(source: Source, node: ast.expr, floor: str) -> list[Edit] | None:
-    """The expression with a lower limit of its own dtype: `x.clamp(min=torch.finfo(x.dtype).tiny)`."""
+    """The expression with the smallest number of its dtype as a floor: `x.clamp(min=torch.finfo(x.dtype).tiny)`."""
     limit = limit_of(source, node, floor)
     return None if limit is None else clamped(source, node, low=limit)
 
@@ -123,7 +123,7 @@ def floored(source: Source, node: ast.expr, floor: str) -> list[Edit] | None:
 def clamped(
     source: Source, node: ast.expr, low: str | None = None, high: str | None = None
 ) -> list[Edit]:
-    """The expression kept between limits: `x.clamp(min=low)`, `x.clamp(max=high)`, `x.clamp(low, high)`."""
+    """The expression with limits: `x.clamp(min=low)`, `x.clamp(max=high)`, `x.clamp(low, high)`."""
     if low is not None and high is not None:
         return with_method(source, node, f".clamp({low}, {high})")
     return with_method(
@@ -132,7 +132,7 @@ def clamped(
 
 
 def with_method(source: Source, node: ast.expr, text: str) -> list[Edit]:
-    """A method called on an expression; what is inside of it can be changed by others as well."""
+    """Call a method on an expression, whose contents other edits can still change."""
     start, end = source.span(node)
     if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
         return [Edit(end, end, text)]
@@ -142,7 +142,7 @@ def with_method(source: Source, node: ast.expr, text: str) -> list[Edit]:
 
 
 def is_in_parentheses(text: str, start: int, end: int) -> bool:
-    """Parentheses of a group, not those of a call."""
+    """The parentheses of a group, not those of a call."""
     if text[start - 1 : start] != "(" or text[end : end + 1] != ")":
         return False
     before = text[: start - 1][-1:]
@@ -158,7 +158,7 @@ _LIMITS = {
 
 
 def limit_of(source: Source, node: ast.expr, kind: str) -> str | None:
-    """The smallest number ("tiny") or the rounding ("eps") of an expression's dtype, as it can be written."""
+    """Text for the smallest number ("tiny") or the epsilon ("eps") of an expression's dtype."""
     torch = name_of(source, "torch")
     tensor = some_tensor(source, node)
     if torch is not None and tensor is not None:
@@ -167,7 +167,7 @@ def limit_of(source: Source, node: ast.expr, kind: str) -> str | None:
 
 
 def stands_alone(source: Source, statement: ast.stmt | None) -> bool:
-    """A statement that has its lines for itself."""
+    """Whether a statement is alone on its lines."""
     if statement is None:
         return False
     start, _ = source.span(statement)
@@ -182,7 +182,7 @@ _OWN_SCOPE = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lam
 
 
 def free_name(source: Source, node: ast.AST, wish: str) -> str:
-    """A name that nothing in the function uses."""
+    """A name that is not used in the function."""
     taken = source.names(source.scope(node)) | source.module_names()
     name, number = wish, 1
     while name in taken:
@@ -192,7 +192,7 @@ def free_name(source: Source, node: ast.AST, wish: str) -> str:
 
 
 def hoisted(source: Source, node: ast.expr, wish: str) -> tuple[str, Edit] | None:
-    """A line of its own for an expression, before its statement: the new name, and the edit that adds it."""
+    """Assign an expression to a new name before its statement: returns the name and the edit."""
     statement = source.statement(node)
     if not isinstance(statement, _SIMPLE_STATEMENTS) or not stands_alone(source, statement):
         return None
@@ -209,7 +209,7 @@ def hoisted(source: Source, node: ast.expr, wish: str) -> tuple[str, Edit] | Non
 
 
 def twice(source: Source, node: ast.expr, wish: str) -> tuple[str, str, list[Edit]]:
-    """An expression that a change needs two times: the text for the first, for the others, and what is put in."""
+    """Use an expression twice: returns the text for the first use, that for the others, and the edits."""
     if is_simple(node):
         text = source.text_of(node)
         return text, text, []
@@ -221,7 +221,7 @@ def twice(source: Source, node: ast.expr, wish: str) -> tuple[str, str, list[Edi
 
 
 def grouped(source: Source, node: ast.expr) -> str:
-    """The expression as something that a method can be called on."""
+    """The expression in a form on which a method can be called."""
     text = source.text_of(node)
     is_atom = isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
     return text if is_atom else f"({text})"

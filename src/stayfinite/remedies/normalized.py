@@ -41,12 +41,12 @@ def normalized_in_log_space_without_epsilon(source: Source, node: ast.AST) -> It
 
 
 class _Unclear(Exception):
-    """Something is done with the variable that has no counterpart among the logarithms."""
+    """Raised if the variable is used in a way that has no equivalent for logarithms."""
 
 
 @dataclass
 class _Rewriting:
-    """One variable, from its exponential on."""
+    """One variable from its exponential on."""
 
     source: Source
     name: str
@@ -90,7 +90,7 @@ class _Rewriting:
                 self._read(node, first)
 
     def _normalize(self, statement: ast.AST) -> None:
-        """`m = m / m.sum(1)`, `m /= m.sum(1)`, `m *= 2`: what is multiplied is added."""
+        """`m = m / m.sum(1)`, `m /= m.sum(1)`, `m *= 2`: a product becomes a sum."""
         text = self.name
         for sign, factor in self._factors(statement):
             text += f" {sign} {self._log_of(factor)}"
@@ -130,7 +130,7 @@ class _Rewriting:
             return text
         assert isinstance(factor, ast.Name)
         if self._num_uses(factor) > 1:
-            raise _Unclear  # somebody else wants the sum itself
+            raise _Unclear  # the sum itself is used elsewhere
         self.edits.append(Edit(*self.source.span(written), text))
         self.done.append(written)
         return factor.id
@@ -143,13 +143,13 @@ class _Rewriting:
         )
 
     def _read(self, use: ast.Name, first: ast.Assign) -> None:
-        """Whoever reads the variable gets the exponential again, or its logarithm where it asks for that."""
+        """Replace each use of the variable by its exponential, or by its logarithm if that is taken."""
         around = list(self._around(use))
         if first in around or any(d in around for d in self.done):
             return
         if (use.lineno, use.col_offset) < (first.lineno, first.col_offset):
             if isinstance(use.ctx, ast.Load) and _is_in_loop(self.source, first):
-                raise _Unclear  # it may read what the round before has left
+                raise _Unclear  # it may read the value of the previous iteration
             return
         if not isinstance(use.ctx, ast.Load) or not self.source.reaches(first, use):
             raise _Unclear
@@ -159,7 +159,7 @@ class _Rewriting:
         is_text = any(isinstance(n, ast.JoinedStr) for n in around)
         is_handed_on = any(isinstance(n, ast.Expr) for n in around)
         if is_text or is_handed_on:
-            raise _Unclear  # positions are not known, or it is wanted for what is done to it
+            raise _Unclear  # the positions are unknown, or it is used in place
         logs = (n for n in around[:2] if isinstance(n, ast.Call) and call(n, "log"))
         log = next((n for n in logs if not n.keywords and self._is_it(_operand(n))), None)
         new = self.name if log is not None else f"{self.name}.exp()"
@@ -193,7 +193,7 @@ def _sign(operator: ast.operator) -> str:
 
 
 def _exponential(value: ast.expr) -> ast.Call | None:
-    """`exp(x)` of `exp(x)`, of `exp(x).t()` and of `exp(x).T`."""
+    """`exp(x)` in `exp(x)`, in `exp(x).t()` and in `exp(x).T`."""
     while True:
         found = call(value)
         if found is not None and found[0] == "exp" and not found[2] and not found[3]:
@@ -208,7 +208,7 @@ def _exponential(value: ast.expr) -> ast.Call | None:
 
 
 def _behind(scope: Scope, first: ast.Assign) -> Iterator[ast.AST]:
-    """Statements and calls behind a statement, in the order of the source."""
+    """Statements and calls after a statement, in source order."""
     nodes = [n for n in ast.walk(scope) if isinstance(n, (ast.stmt, ast.Call, ast.NamedExpr))]
     nodes.sort(key=lambda n: (n.lineno, n.col_offset))
     last = first.end_lineno or first.lineno
@@ -216,7 +216,7 @@ def _behind(scope: Scope, first: ast.Assign) -> Iterator[ast.AST]:
 
 
 def _arguments_inside(scope: Scope) -> Iterator[ast.arg]:
-    """Arguments of functions inside a function, not its own."""
+    """Parameters of nested functions."""
     for node in ast.walk(scope):
         if node is not scope and isinstance(
             node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)

@@ -22,9 +22,9 @@ _WHY = (
 def as_parameters(
     source: Source, owners: Iterable[tuple[str, str]], is_fresh: bool = False
 ) -> Remedy | None:
-    """Attributes (class, name) as parameters; None where a line that sets one of them is of another form.
+    """Make attributes (class, name) parameters; None if a line that sets one of them has another form.
 
-    `is_fresh`: with the start of a weight instead of the random numbers that are there, for matrices.
+    `is_fresh`: use the initialization of a weight instead of the given random numbers, for matrices.
 
     >>> text = "class M(nn.Module):\\n    def __init__(self):\\n        self.w = torch.rand(2, 3, requires_grad=True)\\n"
     >>> s = Source("import torch\\nfrom torch import nn\\n" + text)
@@ -56,7 +56,7 @@ def as_parameters(
 
 
 def _values(source: Source, owner: str, name: str) -> list[ast.expr]:
-    """What the class sets this attribute to, wherever it does."""
+    """The assignments to this attribute in the class."""
     found = []
     for cls in ast.walk(source.tree):
         if isinstance(cls, ast.ClassDef) and cls.name == owner:
@@ -71,7 +71,7 @@ def _values(source: Source, owner: str, name: str) -> list[ast.expr]:
 
 
 def _parameter(source: Source, value: ast.expr, home: str, is_fresh: bool) -> str | None:
-    """The same numbers, or a start for them, as a parameter."""
+    """The same numbers, or an initialization for them, as a parameter."""
     if not isinstance(value, ast.Call) or dotted(value.func).partition(".")[0] != "torch":
         return None
     kind = dotted(value.func).removeprefix("torch.")
@@ -90,12 +90,12 @@ def _parameter(source: Source, value: ast.expr, home: str, is_fresh: bool) -> st
 
 
 def _is_kept(argument: ast.AST) -> bool:
-    """`empty` draws nothing."""
+    """`empty` draws no random numbers."""
     return not isinstance(argument, ast.keyword) or argument.arg != "generator"
 
 
 def _is_matrix(call: ast.Call) -> bool:
-    """Whether the sizes that are written are two or more."""
+    """Whether two or more sizes are given."""
     sizes = call.args
     if len(sizes) == 1 and isinstance(sizes[0], (ast.Tuple, ast.List)):
         sizes = sizes[0].elts

@@ -1,4 +1,4 @@
-"""A unified diff, read and applied exactly: every line must be where the diff says, as the diff says."""
+"""Reads and applies a unified diff exactly: every line must match at its position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_END = "\\ No newline at end of file"
 
 @dataclass
 class Hunk:
-    """One part of a file that changes: lines with their line ends."""
+    """One changed part of a file: lines with their line ends."""
 
     start: int
     before: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Patch:
 
 
 def read_patch(diff: str) -> Patch:
-    """The one file that a diff changes, and how.
+    """The only file that a diff changes, and its change.
 
     >>> read_patch("--- a/t.py\\n+++ b/t.py\\n@@ -1 +1 @@\\n-x\\n+y\\n").path
     't.py'
@@ -73,7 +73,7 @@ def _name(line: str, prefix: str) -> str:
 
 
 def apply_patch(text: str, patch: Patch) -> str:
-    """The text with the change made; a UsageError where a line is not as the diff has it.
+    """The text with the change applied; raises a UsageError if a line does not match.
 
     >>> diff = "--- a/t.py\\n+++ b/t.py\\n@@ -1,2 +1,2 @@\\n a\\n-x\\n+y\\n"
     >>> apply_patch("a\\nx\\n", read_patch(diff))

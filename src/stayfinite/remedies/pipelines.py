@@ -15,12 +15,12 @@ from .source import Source
 __all__ = ["pipeline_candidates"]
 
 _FLOORS = ("1e-8", "1e-3")
-"""The second where what is divided by the first is far from the usual."""
+"""Alternatives for cases in which the first change gives unusual values."""
 _Part = tuple[ast.expr, str | None, str | None, str, str]
 
 
 def pipeline_candidates(source: Source, line: int) -> list[Candidate]:
-    """Changes of a line that made a sample bad, the likeliest first.
+    """Changes of a line that made a sample bad, the most likely first.
 
     >>> s = Source("def f(wav):\\n    return wav / wav.abs().max()\\n")
     >>> [c.text.splitlines()[1].strip() for c in pipeline_candidates(s, 2)][0]
@@ -44,7 +44,7 @@ def pipeline_candidates(source: Source, line: int) -> list[Candidate]:
 
 
 def _parts(node: ast.AST) -> Iterator[_Part]:
-    """What has to stay within limits: the part, the lower and the upper one, in words, and why."""
+    """The operand that needs limits: the lower and the upper one, a description, and the reason."""
     divisor = divisor_of(node)
     if divisor is not None:
         for floor in _FLOORS:
@@ -68,7 +68,7 @@ def _parts(node: ast.AST) -> Iterator[_Part]:
 
 
 def _limited(source: Source, part: ast.expr, low: str | None, high: str | None) -> Iterator[str]:
-    """As a method of a tensor, as a function of NumPy's, as one of plain numbers."""
+    """As a method of a tensor, as a function of NumPy, or for plain numbers."""
     text = source.text_of(part)
     is_atom = isinstance(part, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
     given = ", ".join(

@@ -1,4 +1,4 @@
-"""Computes a part in float32 where half precision loses what it needs."""
+"""Computes a part in float32 if half precision is not enough."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ __all__: list[str] = []
 
 
 def _tensors(source: Source, statement: ast.stmt) -> list[ast.Name]:
-    """Names in a statement that may be tensors: arguments and variables of the function, not what is called,
-    an index or the name of a dimension."""
+    """Names in a statement that may be tensors: parameters and variables of the function, but not functions, indices or
+    dimension names.
+    """
     scope = source.scope(statement)
     own = source.parameters(scope) - {"self", "cls"}
     for node in ast.walk(scope):
@@ -112,7 +113,7 @@ _PRODUCTS = (
 
 
 def _operands(node: ast.AST) -> list[ast.expr]:
-    """What an operator or a function of torch is given, as far as it can be a tensor."""
+    """The operands of an operator or a function of torch that may be tensors."""
     if isinstance(node, ast.BinOp):
         return [node.left, node.right]
     found = call(node)
@@ -211,7 +212,7 @@ def _statements(statement: ast.stmt) -> list[ast.stmt]:
 
 
 def _back(source: Source, node: ast.stmt) -> list[Edit] | None:
-    """The result in the dtype that the first tensor of the line had."""
+    """Convert the result to the dtype of the first tensor of the line."""
     value = getattr(node, "value", None)
     tensors = _tensors(source, node)
     if not tensors or not isinstance(value, ast.expr) or isinstance(value, ast.Tuple):
@@ -232,7 +233,7 @@ def float32_line_back(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _joined(edits: list[Edit]) -> list[Edit]:
-    """Two texts that are put in at one place, as one: the later goes behind."""
+    """Merge two insertions at one place, in order."""
     by_place: dict[tuple[int, int], str] = {}
     for edit in edits:
         key = (edit.start, edit.end)

@@ -74,7 +74,7 @@ def loss_or_zero(source: Source, node: ast.AST) -> Iterable[Edit] | None:
 
 
 def _count_of(source: Source, node: ast.Call, target: str) -> str:
-    """What a mean over classes is divided by: the number of targets, or the sum of their weights."""
+    """The divisor of a mean over classes: the number of targets, or the sum of their weights."""
     given = {k.arg: source.text_of(k.value) for k in node.keywords}
     ignored = given.get("ignore_index", "-100")
     if "weight" not in given:
@@ -200,7 +200,7 @@ def open_rows(source: Source, node: ast.AST) -> Iterable[Edit] | None:
     first, again, edits = twice(source, found[1], "scores")
     shut = f'({first} == float("-inf")).all(dim={axis}, keepdim=True)'
     if first != again:
-        return None  # the name would be used before it is given
+        return None  # the name would be used before its assignment
     return [*edits, Edit(*source.span(found[1]), f"{again}.masked_fill({shut}, 0.0)")]
 
 

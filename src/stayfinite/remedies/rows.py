@@ -26,7 +26,7 @@ _WHY_FILLED = (
 
 @pattern("drop_rows", _TITLE, _WHY)
 def _not_by_itself(source: Source, node: ast.AST) -> None:
-    """Needs to know which part of a batch is bad: see `without_bad_rows`."""
+    """Needs the bad part of the batch: see `without_bad_rows`."""
 
 
 def without_bad_rows(
@@ -39,12 +39,12 @@ def without_bad_rows(
     others: Sequence[str | int] = (),
     model: str | None = None,
 ) -> Remedy | None:
-    """Rows left out behind the statement that takes the batch apart.
+    """Drop the bad rows after the statement that unpacks the batch.
 
-    `line`: in the function or loop that has the batch; `batch`: its name, None for the target of the loop at that
-    line; `bad`: keys or positions of its parts that hold bad rows; `num_parts`: how many tensors of one length it
-    has, 0 where it is one by itself; `limit`: what is larger is bad too; `others`: parts that were good this time;
-    `model`: its name in a function that computes the loss: a batch without a good row costs 0 then.
+    `line`: in the function or loop with the batch; `batch`: its name, None for the target of the loop at that line; `bad`: keys or
+    positions of its parts with bad rows; `num_parts`: the number of its tensors of equal length, 0 if it is a single one;
+    `limit`: larger values are bad too; `others`: parts that were good this time; `model`: its name in a function that computes the
+    loss, in which a batch without a good row then costs 0.
     """
     found = _parts(source, line, batch, num_parts)
     torch = name_of(source, "torch")
@@ -65,7 +65,7 @@ def without_bad_rows(
 def with_filled_values(
     source: Source, line: int, batch: str | None, bad: Sequence[str | int], num_parts: int
 ) -> Remedy | None:
-    """0 in place of what is not finite, where no row would be left; arguments as in `without_bad_rows`."""
+    """Replace values that are not finite by 0, if no row would be left; arguments as in `without_bad_rows`."""
     found = _parts(source, line, batch, num_parts)
     torch = name_of(source, "torch")
     if found is None or torch is None:
@@ -89,7 +89,7 @@ def _placed(
     title: str,
     why: str,
 ) -> Remedy | None:
-    """Statements behind the one that gives the batch's parts their names."""
+    """Statements after the one that names the batch's parts."""
     statement, _, is_inside = found
     indent = source.indent(statement)
     body = getattr(statement, "body", None)
@@ -111,7 +111,7 @@ def _placed(
 
 
 def taken_rows(source: Source, line: int) -> list[str] | None:
-    """The names that a statement gives to rows of some data: `x, y = data[i], labels[i]`, `x = data[i]`."""
+    """The names to which a statement assigns rows: `x, y = data[i], labels[i]`, `x = data[i]`."""
     statement = source.statement_at(line)
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
@@ -126,9 +126,9 @@ def taken_rows(source: Source, line: int) -> list[str] | None:
 def without_bad_rows_of(
     source: Source, line: int, names: list[str], bad: Sequence[int], others: Sequence[int]
 ) -> Remedy | None:
-    """Rows left out behind the statement that has taken them; `bad`, `others`: as in `without_bad_rows`.
+    """Drop the bad rows after the statement that selects them; `bad`, `others`: as in `without_bad_rows`.
 
-    Names that the statements right behind it take with the same index belong to the same rows.
+    Names that the following statements select with the same index belong to the same rows.
     """
     statement = source.statement_at(line)
     torch = name_of(source, "torch")
@@ -148,7 +148,7 @@ def without_bad_rows_of(
 
 
 def _taken_too(source: Source, statement: ast.stmt, names: list[str]) -> tuple[ast.stmt, list[str]]:
-    """`y = labels[i]` behind `x = data[i]`: the last such statement, and all names."""
+    """`y = labels[i]` after `x = data[i]`: the last such statement, and all names."""
     block = source.block(statement)
     index = _index_of(statement)
     last, found = statement, list(names)
@@ -202,7 +202,7 @@ def _lines(
 def _parts(
     source: Source, line: int, batch: str | None, num_parts: int
 ) -> tuple[ast.stmt, list[str] | str, bool] | None:
-    """Where the parts of the batch get their names; whether what follows goes inside of that statement."""
+    """The statement that names the parts of the batch; whether the edit goes inside it."""
     scope: ast.AST
     if batch is None:
         loop = _loop(source, line)

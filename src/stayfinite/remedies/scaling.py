@@ -1,4 +1,4 @@
-"""A constant that the loss is multiplied by, replaced by a GradScaler: scale, unscale, step and update."""
+"""Replaces a constant factor of the loss by a GradScaler: scale, unscale, step and update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ScaledLoss", "scaled_loss"]
 
 @dataclass(frozen=True)
 class ScaledLoss:
-    """A product of a loss and its scale, with all places that know the scale."""
+    """A product of a loss and its scale, with all uses of the scale."""
 
     source: Source
     product: ast.BinOp
@@ -26,13 +26,13 @@ class ScaledLoss:
 
     @property
     def uses(self) -> list[ast.expr]:
-        """Where the scale is read, as far as the same name means it."""
+        """The uses of the scale under the same name."""
         wanted = ast.dump(self.scale)
         found = [n for n in ast.walk(self._home()) if isinstance(n, ast.expr)]
         return [n for n in found if ast.dump(n) == wanted]
 
     def _home(self) -> ast.AST:
-        """The class for what hangs on `self`, the function for a variable of its own, else the file."""
+        """The class for an attribute of `self`, the function for a local variable, else the file."""
         source = self.source
         scope = source.scope(self.scale)
         name = dotted(self.scale).partition(".")[0]
@@ -46,7 +46,7 @@ class ScaledLoss:
         return scope if name in stored | source.parameters(scope) else source.tree
 
     def with_number(self, value: float) -> str:
-        """The text in which the scale is a plain number: what a scaler that has come to it computes."""
+        """The text with the scale as a number, as a GradScaler that has reached it would compute."""
         text = self.source.text
         for node in sorted(self.uses, key=lambda n: -self.source.span(n)[0]):
             start, end = self.source.span(node)
@@ -54,7 +54,7 @@ class ScaledLoss:
         return text
 
     def with_scaler(self, device: str) -> Remedy | None:
-        """`scaler.scale(loss).backward()`, `unscale_` where the loop divides, `step` and `update`."""
+        """`scaler.scale(loss).backward()`, `unscale_` in place of the division, `step` and `update`."""
         source = self.source
         first = source.statement(self.product)
         torch = name_of(source, "torch")
@@ -71,7 +71,7 @@ class ScaledLoss:
         divided = self._divided(first)
         known = {self.scale, *(n for s in divided for n in ast.walk(s))}
         if any(n not in known for n in self.uses):
-            return None  # something else goes by it as well
+            return None  # it is used for something else as well
         indent = source.indent(step)
         new = [
             self._scaled(scaler),
@@ -99,7 +99,7 @@ class ScaledLoss:
         return Edit(start, end, f"{scaler}.scale({source.text_of(self._loss)})")
 
     def _step(self) -> ast.Expr | None:
-        """The one `optimizer.step()` behind it in the same function."""
+        """The only `optimizer.step()` after it in the same function."""
         source = self.source
         scope = source.scope(self.product)
         found = [
@@ -111,7 +111,7 @@ class ScaledLoss:
         return found[0] if len(found) == 1 else None
 
     def _made(self, step: ast.Expr, optimizer: str) -> ast.Assign | None:
-        """Where the optimizer is built, as far as its scaler can be seen from the step too."""
+        """The line that makes the optimizer, if a scaler made there is visible at the step too."""
         source = self.source
         found = [
             n for n in ast.walk(source.tree)
@@ -128,7 +128,7 @@ class ScaledLoss:
         return found[0] if is_seen and "." not in optimizer else None
 
     def _divided(self, first: ast.stmt) -> list[ast.stmt]:
-        """Loops over the parameters behind it that do nothing but take the scale out of each gradient."""
+        """Loops over the parameters after it that only remove the scale from each gradient."""
         wanted = ast.dump(self.scale)
         found = []
         for node in ast.walk(self.source.scope(self.product)):
@@ -146,7 +146,7 @@ class ScaledLoss:
 
 
 def scaled_loss(source: Source, line: int, scale: ast.expr) -> ScaledLoss | None:
-    """The product at a line of which `scale` is a factor."""
+    """The product on a line with `scale` as a factor."""
     product = source.parent(scale)
     if not isinstance(product, ast.BinOp) or not isinstance(product.op, ast.Mult):
         return None

@@ -1,4 +1,4 @@
-"""Formulas of schedules: divisors, logarithms, powers and bounds in plain numbers."""
+"""Changes formulas of schedules: divisors, logarithms, powers and bounds of plain numbers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _Part = tuple[ast.expr, str, str, str, str]
 
 
 def _parts(node: ast.AST) -> Iterator[_Part]:
-    """Arguments with a limit: which, max or min, of what, in words, and why."""
+    """Arguments that need a limit: which one, max or min, the limit, a description, and the reason."""
     base = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
     base = base if base is not None else argument_of(node, "pow", "power", "float_power")
     if base is not None:
@@ -73,7 +73,7 @@ _MODULES = ("math", "np", "numpy", "torch", "th")
 
 
 def argument_of(node: ast.AST, *names: str) -> ast.expr | None:
-    """What `math.log(x)`, `log(x)`, `torch.log(x)` and `x.log()` take the logarithm of."""
+    """The argument of `math.log(x)`, `log(x)`, `torch.log(x)` and `x.log()`."""
     if not isinstance(node, ast.Call):
         return None
     if isinstance(node.func, ast.Name):
@@ -88,7 +88,7 @@ def argument_of(node: ast.AST, *names: str) -> ast.expr | None:
 def _limited(
     source: Source, node: ast.AST, part: ast.expr, kind: str, limit: str, title: str, why: str
 ) -> Iterator[Remedy]:
-    """Once as a plain number, once as a tensor."""
+    """For a plain number and for a tensor."""
     text = source.text_of(part)
     key = "min" if kind == "max" else "max"
     for new in (f"{kind}({text}, {limit})", f"{_group(part, text)}.clamp({key}={limit})"):
@@ -96,7 +96,7 @@ def _limited(
 
 
 def _bounded_product(source: Source, node: ast.BinOp) -> Iterator[Remedy]:
-    """0 times infinite: the factor that was made elsewhere, at a number that can be multiplied."""
+    """0 times infinity: limit the factor that was computed elsewhere."""
     for side in (node.left, node.right):
         if isinstance(side, (ast.Name, ast.Attribute)):
             text = source.text_of(side)

@@ -11,7 +11,7 @@ __all__ = ["with_keyword"]
 
 
 def with_keyword(source: Source, call: ast.Call, key: str, value: str) -> Remedy:
-    """The call with this keyword set.
+    """Set this keyword of a call.
 
     >>> s = Source("opt = Adam(p, lr=1e-3)")
     >>> with_keyword(s, s.tree.body[0].value, "eps", "1e-8").edits

@@ -15,12 +15,12 @@ Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 
 
 class Source:
-    """A parsed text that can be edited in place, byte by byte as its author has written it."""
+    """A parsed text that can be edited in place."""
 
     def __init__(
         self, text: str, tree: ast.Module | None = None, dtype: str = "", kernel: str = ""
     ) -> None:
-        """`dtype`, `kernel`: what the failing operator was seen to compute in, and its name."""
+        """`dtype`, `kernel`: the dtype and the name of the failing operator."""
         self.text = text
         self.dtype = dtype
         self.tree = parsed(text) if tree is None else tree
@@ -30,7 +30,7 @@ class Source:
         self._parents: dict[ast.AST, ast.AST] | None = None
 
     def span(self, node: Any) -> tuple[int, int]:
-        """Where a node begins and ends in the text.
+        """The start and the end of a node in the text.
 
         >>> s = Source("é = log(x)")
         >>> s.span(s.tree.body[0].value)
@@ -45,7 +45,7 @@ class Source:
         return self.text[start:end]
 
     def _offset(self, line: int, column: int) -> int:
-        """Columns of a tree count bytes; the text counts characters."""
+        """Convert a column, because trees count bytes and texts characters."""
         text = self.lines[line - 1]
         if text.isascii():
             return self._starts[line - 1] + column
@@ -73,14 +73,14 @@ class Source:
         return self._parents.get(node)
 
     def statement(self, node: ast.AST) -> ast.stmt | None:
-        """The statement that an expression stands in."""
+        """The statement that contains an expression."""
         at: ast.AST | None = node
         while at is not None and not isinstance(at, ast.stmt):
             at = self.parent(at)
         return at
 
     def scope(self, node: ast.AST) -> Scope:
-        """The function that a node stands in, or the module."""
+        """The function that contains a node, or the module."""
         at = self.parent(node)
         while at is not None:
             if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
@@ -89,7 +89,7 @@ class Source:
         return self.tree
 
     def function_at(self, line: int) -> Scope:
-        """The innermost function that a line belongs to, or the module."""
+        """The innermost function that contains a line, or the module."""
         around = [
             node
             for node in ast.walk(self.tree)
@@ -99,7 +99,7 @@ class Source:
         return max(around, key=lambda n: n.lineno) if around else self.tree
 
     def statement_at(self, line: int) -> ast.stmt | None:
-        """The innermost statement that a line belongs to."""
+        """The innermost statement that contains a line."""
         around = [
             node
             for node in ast.walk(self.tree)
@@ -112,7 +112,7 @@ class Source:
         return {n.id for n in ast.walk(scope) if isinstance(n, ast.Name)} | _parameters(scope)
 
     def module_names(self) -> set[str]:
-        """Names that the file itself has: imports, functions, classes and variables at its top."""
+        """Names at the top level of the file: imports, functions, classes and variables."""
         found: set[str] = set()
         for node in self.tree.body:
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -127,7 +127,7 @@ class Source:
         return _parameters(scope)
 
     def block(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The statements among which this one stands."""
+        """The block that contains a statement."""
         parent = self.parent(statement)
         for name in ("body", "orelse", "finalbody", "handlers"):
             found = getattr(parent, name, None)
@@ -136,14 +136,14 @@ class Source:
         return []
 
     def at_line(self, line: int) -> Iterator[ast.AST]:
-        """All nodes that a line belongs to, the outer ones first; whole blocks left out."""
+        """All nodes of a line, the outer ones first, without the contents of blocks."""
         for node in ast.walk(self.tree):
             first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
             if first <= line <= last and isinstance(node, (ast.expr, ast.Expr, ast.Assign)):
                 yield node
 
     def definition(self, node: ast.expr) -> ast.expr:
-        """What a name was assigned, if that is beyond doubt; else the node itself.
+        """The expression assigned to a name, if that is certain; else the node itself.
 
         >>> s = Source("p = softmax(x)\\nq = log(p)")
         >>> s.text_of(s.definition(s.tree.body[1].value.args[0]))
@@ -165,7 +165,7 @@ class Source:
         return assigned.value if self.is_unchanged(assigned.value, node) else node
 
     def is_unchanged(self, value: ast.expr, use: ast.AST) -> bool:
-        """Whether nothing that an expression is made of changes between it and its use."""
+        """Whether nothing in an expression changes between it and its use."""
         parts = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
         last = getattr(use, "lineno", 0)
         return not any(
@@ -174,7 +174,7 @@ class Source:
         )
 
     def reaches(self, assigned: ast.Assign, use: ast.AST) -> bool:
-        """Whether the use stands behind the assignment, in its block or deeper."""
+        """Whether the use is after the assignment, in its block or deeper."""
         holds_block = self.block(assigned)
         at: ast.AST | None = use
         while at is not None and at not in holds_block:
@@ -198,7 +198,7 @@ def _parameters(scope: Scope) -> set[str]:
 
 
 def binds(node: ast.AST) -> set[str]:
-    """Names that a statement gives a new value, or changes in place."""
+    """Names that a statement assigns, or changes in place."""
     if isinstance(node, ast.Assign):
         targets: list[ast.expr] = node.targets
     elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.For, ast.NamedExpr)):

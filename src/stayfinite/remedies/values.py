@@ -1,4 +1,4 @@
-"""Changes or limits the value that a line sets: rates, schedule formulas, first values."""
+"""Changes or limits the value that a line sets: rates, schedule formulas, initial values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["at_most", "filled", "lines_after", "lines_before", "with_argument"]
 def with_argument(
     source: Source, call: ast.Call, key: str, position: int, value: str
 ) -> Edit | None:
-    """The argument of a call, by its name or its place, with another value; added where it is not given.
+    """Set an argument of a call, by its name or position; it is added if missing.
 
     >>> s = Source("opt = SGD(p, 0.1)")
     >>> with_argument(s, s.tree.body[0].value, "lr", 1, "0.01")
@@ -35,7 +35,7 @@ def with_argument(
 
 
 def at_most(source: Source, line: int, limit: str, is_list: bool = False) -> Remedy | None:
-    """What a line returns or assigns, or the lambda that it holds, at most `limit`.
+    """Limit what a line returns or assigns, or the result of its lambda, to `limit`.
 
     >>> s = Source("def f(step):\\n    return step / 10\\n")
     >>> at_most(s, 2, "1.0").edits
@@ -56,7 +56,7 @@ def at_most(source: Source, line: int, limit: str, is_list: bool = False) -> Rem
 
 
 def _result(source: Source, line: int) -> ast.expr | None:
-    """The expression whose value a line hands on."""
+    """The expression whose value a line passes on."""
     statement = source.statement_at(line)
     inner = ast.walk(statement) if statement is not None else ()
     lambdas = [n for n in inner if isinstance(n, ast.Lambda) and n.lineno <= line]
@@ -68,7 +68,7 @@ def _result(source: Source, line: int) -> ast.expr | None:
 
 
 def filled(source: Source, line: int) -> Remedy | None:
-    """What a line computes, with 0 in place of what is not finite."""
+    """Replace values that are not finite by 0 in what a line computes."""
     statement = source.statement_at(line)
     if name_of(source, "torch") is None or statement is None:
         return None
@@ -112,7 +112,7 @@ def _made(statement: ast.stmt) -> ast.expr | None:
 
 
 def _is_array(source: Source, statement: ast.stmt) -> bool:
-    """Whether a function may return no tensor: numpy is at work in it."""
+    """Whether a function may return an array: it uses numpy."""
     numpy = name_of(source, "numpy")
     names = {n.id for n in ast.walk(source.scope(statement)) if isinstance(n, ast.Name)}
     return isinstance(statement, ast.Return) and numpy is not None and numpy in names
@@ -125,7 +125,7 @@ def _name(function: ast.expr) -> str:
 def lines_after(
     source: Source, line: int, lines: list[str], name: str, title: str, why: str
 ) -> Remedy | None:
-    """Statements put behind the one at a line, in its block."""
+    """Insert statements after the one at a line, in its block."""
     statement = source.statement_at(line)
     if statement is None or not stands_alone(source, statement) or hasattr(statement, "body"):
         return None
@@ -138,7 +138,7 @@ def lines_after(
 def lines_before(
     source: Source, line: int, lines: list[str], name: str, title: str, why: str
 ) -> Remedy | None:
-    """Statements put in front of the one at a line."""
+    """Insert statements before the one at a line."""
     statement = source.statement_at(line)
     if statement is None or not stands_alone(source, statement):
         return None

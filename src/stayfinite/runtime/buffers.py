@@ -19,7 +19,7 @@ __all__ = ["Buffers", "join"]
 
 _ALWAYS_MOVED = -1
 """A version number that no tensor has."""
-_MAX_LOOKS = 4
+_MAX_SEARCHES = 4
 
 
 class Buffers:
@@ -37,7 +37,7 @@ class Buffers:
         self._moving: list[tuple[nn.Module, str, str]] = []
         """Parameters without gradients that the forward itself updates (a momentum encoder), treated like buffers."""
         self._seen: dict[tuple[int, str], float] = {}
-        self._num_looks = 0
+        self._num_searches = 0
         self.is_needed = True
         """Whether `copy` may have anything to do."""
 
@@ -51,10 +51,10 @@ class Buffers:
         """Whether this attribute is a buffer that `restore` restores."""
         return any(m is module and k == key for m, k, _ in self._found())
 
-    def look_again(self) -> None:
+    def search_again(self) -> None:
         """Search again, because the models have changed."""
         self.homes = None
-        self._moving, self._seen, self._num_looks = [], {}, 0
+        self._moving, self._seen, self._num_searches = [], {}, 0
         self.is_needed = True
 
     def clear(self) -> None:
@@ -88,22 +88,22 @@ class Buffers:
         Batch norm updates its running statistics without the counter, so those are always copied.
         `is_kept`: do not overwrite the previous copies, which are still needed (see `copies`).
         """
-        if self._num_looks < _MAX_LOOKS:
-            self._look_for_moving()
+        if self._num_searches < _MAX_SEARCHES:
+            self._find_moving()
         if self.homes is None or self.homes or self._moving:
             self._copy(is_kept)
-        self.is_needed = self._num_looks < _MAX_LOOKS or bool(self.homes or self._moving)
+        self.is_needed = self._num_searches < _MAX_SEARCHES or bool(self.homes or self._moving)
 
     @outside_user_modes
     @torch.no_grad()
-    def _look_for_moving(self) -> None:
+    def _find_moving(self) -> None:
         """Find parameters that change without gradients; they do so in the first steps or not at all."""
-        self._num_looks += 1
+        self._num_searches += 1
         found = list(self._without_gradients())
         for (module, key, name), value in zip(found, _first_values(found)):
             if value == value and self._seen.setdefault((id(module), key), value) != value:
                 self._moving.append((module, key, name))
-                self._num_looks = 1  # the rest of it may show later
+                self._num_searches = 1  # the rest of it may show later
 
     def _without_gradients(self) -> Iterator[tuple[nn.Module, str, str]]:
         known = {(id(m), k) for m, k, _ in self._moving}

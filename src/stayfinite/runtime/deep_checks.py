@@ -63,7 +63,9 @@ class _Engine(Protocol):
     def deferral(self) -> _Deferral: ...
 
     @property
-    def lookout(self) -> _Monitor: ...
+    def monitor(self) -> _Monitor: ...
+
+    def forget_windows(self) -> None: ...
 
 
 class DeepChecks:
@@ -256,7 +258,7 @@ class DeepChecks:
         if engine.journal is not None:
             engine.journal.deep(step)
         uncompared, self.uncompared = self.uncompared, []
-        spike = engine.lookout.compare_late(step, uncompared)
+        spike = engine.monitor.compare_late(step, uncompared)
         if spike is not None:
             return spike
         if engine.ranks.is_together:

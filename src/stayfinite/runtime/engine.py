@@ -34,7 +34,7 @@ from .recovery.carry_out import Recovery
 from .rng import RngMemory, RngState
 from .state import TrainState
 from .step.parts import StepParts
-from .warn.lookout import Lookout
+from .warn.monitor import Monitor
 from .weak import weakly
 from .window import Failure, RunningReplay, Verdict, Window
 from .window_log import WindowLog
@@ -62,7 +62,7 @@ class Engine:
         self.shared = SharedCheck(self)
         self.deferral = Deferral(self, self.shared)
         self.scale_watch = ScaleWatch()
-        self.lookout = Lookout(self)
+        self.monitor = Monitor(self)
         self.deep_checks = DeepChecks(self)
         state.on_over = weakly(self.forget_windows)
         self.has_world = False
@@ -138,13 +138,13 @@ class Engine:
         if window.losses:
             window.loss = seen.loss
             window.losses = []  # with the graph that hangs on it
-        return self.lookout.compare(window, window.loss, seen.norm) if is_compared else None
+        return self.monitor.compare(window, window.loss, seen.norm) if is_compared else None
 
     def compare(self, window: Window) -> Failure | None:
         """Compare loss and norm with the usual, where the host has just waited for them and reading is free."""
         window.is_seen = True
         loss = window.losses[-1][1] if window.losses else None
-        return self.lookout.compare(window, *(number_of(t) for t in (loss, window.norm)))
+        return self.monitor.compare(window, *(number_of(t) for t in (loss, window.norm)))
 
     @outside_user_modes
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None:

@@ -20,14 +20,14 @@ from ..numerics.health import is_finite
 from ..parsing import parsed
 
 __all__ = [
-    "Standing",
+    "SavedFrame",
     "StepPlace",
     "bad_tensors",
     "calling_frames",
     "codes_of_step",
     "holds_bad_number",
     "is_at_loop_head",
-    "standing_at",
+    "save_frames",
     "variables",
 ]
 
@@ -47,7 +47,7 @@ def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class SavedFrame:
     """The position and the variables of a function at some moment."""
 
     frame: FrameType
@@ -56,9 +56,9 @@ class Standing:
     variables: dict[str, Any]
 
 
-def standing_at(frame: FrameType | None) -> tuple[Standing, ...]:
+def save_frames(frame: FrameType | None) -> tuple[SavedFrame, ...]:
     """Save the positions and variables of the frames on the stack, innermost first."""
-    return tuple(Standing(f, f.f_lineno, f.f_lasti, variables(f)) for f in calling_frames(frame))
+    return tuple(SavedFrame(f, f.f_lineno, f.f_lasti, variables(f)) for f in calling_frames(frame))
 
 
 class StepPlace:

@@ -138,7 +138,7 @@ class TrainState:
         moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
         known = others | {id(m) for m in (*self.roots.values(), *self.optimizers)}
         self.companions.adopt(auxiliaries, moved, known, num_applied)
-        self.buffers.look_again()
+        self.buffers.search_again()
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Track averages of our models (`AveragedModel`); True if there was a new one."""
@@ -162,7 +162,7 @@ class TrainState:
 
     def _forget_caches(self) -> None:
         self._names = self._params = None
-        self.buffers.look_again()
+        self.buffers.search_again()
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the models, then those that only an optimizer has."""

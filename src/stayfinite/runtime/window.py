@@ -20,7 +20,7 @@ from ..locate.frames import Frame
 from ..locate.slice import Origin
 from ..locate.trace import OpTrace
 from ..recover.policy import Outlook
-from .frames import Standing
+from .frames import SavedFrame
 from .probes import Reading
 from .rng import RngState
 
@@ -162,7 +162,7 @@ class Window:
     """The last loss as a number, if the check has read it."""
     live_loss: weakref.ref[Tensor] | None = None
     """The last loss with its graph, while the loop keeps it."""
-    standing: tuple[Standing, ...] = ()
+    saved_frames: tuple[SavedFrame, ...] = ()
     """The frames of the loop at a backward that was not finite, if other backwards followed before the step."""
     is_seen = False
     """Whether its loss and norm were compared with the usual."""
@@ -170,9 +170,9 @@ class Window:
     """Whether an optimizer had already stepped in this window when the failure was found."""
     is_loaderless = False
     """Whether the loop makes its batches itself, without a loader."""
-    own_update = ""
+    manual_update = ""
     """In a training without a torch optimizer: what was done about the script's own update, as text."""
-    is_put_back = False
+    is_reverted = False
     """Whether such an update is undone before the next step."""
     changed_from: tuple[Window, Callable[[Any], Any], bool] | None = None
     """For a copy with changed batches: the original, the change, and whether all ranks apply it."""
@@ -210,7 +210,7 @@ class Window:
     @property
     def is_added_up(self) -> bool:
         """Whether it has several backwards without a loader, and the frames of the earlier ones are unknown."""
-        return self.is_loaderless and self.num_backward > 1 and not self.standing
+        return self.is_loaderless and self.num_backward > 1 and not self.saved_frames
 
     @property
     def epoch(self) -> int:
@@ -288,7 +288,7 @@ class RunningReplay(Protocol):
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None: ...
 
-    def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None: ...
+    def check_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None: ...
 
 
 class Verdict:

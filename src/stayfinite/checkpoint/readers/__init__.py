@@ -1,4 +1,4 @@
-"""One file per format. A reader turns a mapped file into a tree and runs none of its code."""
+"""One file per format. A reader turns a mapped file into a tree without running its code."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def read(file: MappedFile, limits: Limits) -> Contents:
 
 
 def read_npy(region: Region) -> TensorRef | ArrayRef:
-    """The array in a npy file; one of text or records is handed back as it is."""
+    """The array in an npy file; an array of text or records is returned unchanged."""
     head = region.read(0, 12)
     if head[:6] != _MAGIC or len(head) < 10:
         raise FileFault("unreadable", "not an npy file")
@@ -107,7 +107,7 @@ def _strides(shape: tuple[int, ...], fortran_order: bool) -> tuple[int, ...]:
 
 
 def _region(data: bytes | memoryview | Region) -> Region:
-    """The bytes, wherever they are; torch wants them writable, though nobody writes."""
+    """The bytes as a writable buffer, which torch requires, though nothing writes to it."""
     if isinstance(data, Region):
         return data
     return Region(memoryview(bytearray(data)) if isinstance(data, bytes) else data)

@@ -16,25 +16,24 @@ __all__ = ["Contents", "Reader", "find_reader", "register_reader", "unregister_r
 
 @dataclass
 class Contents:
-    """What a reader found: named trees of containers, numbers and tensor references."""
+    """The contents of a file: named trees of containers, numbers and tensor references."""
 
     format: str
     roots: list[tuple[str, Any]] = field(default_factory=list)
-    """(name, tree); the name is "" for the one tree of an ordinary checkpoint."""
+    """(name, tree); the name is "" for the only tree of an ordinary checkpoint."""
     findings: list[tuple[str, str]] = field(default_factory=list)
     """(code, message)"""
     placeholders: dict[str, None] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     hint: str = ""
-    """The role of all its tensors when the format tells (npy: "data")."""
+    """The role of all its tensors if the format determines it (npy: "data")."""
     verify: Callable[[], list[str]] | None = None
     """Names of the parts whose checksum does not match; None when the format has no checksums."""
 
     def run(self, machine: Machine, num_pickles: int = 1) -> Any:
-        """The next pickle, or the next few as a list; None for one that cannot be read.
+        """The next pickle, or the next few as a list; None if it cannot be read.
 
-        What the machine objected to is kept even when the pickle turns out to be broken: the real
-        unpickler would already have run it.
+        Findings are kept even if the pickle is broken, because the real unpickler would already have run it.
         """
         roots: list[Any] = []
         machine.limits.part("its pickle")
@@ -63,7 +62,7 @@ _READERS: list[Reader] = []
 
 
 def register_reader(reader: Reader) -> Reader:
-    """Add a format. Those added last are asked first.
+    """Add a format. The last one added is tried first.
 
     >>> from stayfinite.checkpoint import Contents, Reader, register_reader, unregister_reader
     >>> mine = Reader("mine", lambda head: head[:4] == b"MINE", lambda f, limits: Contents("mine"))
@@ -85,7 +84,7 @@ def register_reader(reader: Reader) -> Reader:
 
 
 def unregister_reader(name: str) -> None:
-    """Take a format away again; an unknown name lists those that there are."""
+    """Remove a format; an unknown name lists the existing ones."""
     for reader in _READERS:
         if reader.name == name:
             _READERS.remove(reader)

@@ -24,7 +24,7 @@ _MAX_INDEX = 256 << 20
 
 @dataclass(frozen=True)
 class Item:
-    """A piece of one entry of the state: where it lies, and which part of the whole it is."""
+    """A piece of one entry of the state: its position in a file, and in the whole."""
 
     name: str
     shard: tuple[int, ...]
@@ -86,7 +86,7 @@ def _item(key: Any, info: Any) -> tuple[Item | None, str | None]:
 
 
 def read_items(file: MappedFile, items: list[Item], limits: Limits) -> Contents:
-    """The pieces in one `.distcp` file; each is a file of its own."""
+    """The pieces in one `.distcp` file, each of which is a file."""
     contents = Contents("dcp")
     limits = limits.inner()
     counts: dict[str, int] = {}

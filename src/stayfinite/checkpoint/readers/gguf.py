@@ -1,7 +1,6 @@
-"""GGUF, the files of llama.cpp: typed facts, a list of tensors, then the bytes.
+"""GGUF, the format of llama.cpp: typed metadata, a list of tensors, then the data.
 
-A quantized tensor is judged by the scales of its blocks: they are the only floats in it, and one NaN
-among them makes a whole block NaN.
+A quantized tensor is judged by the scales of its blocks: they are its only floats, and a NaN scale makes a whole block NaN.
 """
 
 from __future__ import annotations
@@ -165,7 +164,7 @@ def _storage(dtype: str, data: Region, offset: int, size: int, width: int) -> St
 
 
 class _Cursor:
-    """Reads the head of a file piece by piece; how long it is only reading tells."""
+    """Reads the header step by step, because its length is not stored."""
 
     def __init__(self, region: Region, limits: Limits) -> None:
         self._region = region
@@ -196,7 +195,7 @@ class _Cursor:
         return self.take(length)
 
     def fact(self, kind: int) -> Any:
-        """A value; long lists (a vocabulary) are passed over."""
+        """A value; long lists (a vocabulary) are skipped."""
         if kind == _TEXT:
             return self.text()
         if kind in _FACTS:

@@ -17,12 +17,12 @@ _formats: list[tuple[Matches, ReadInner]] = []
 
 
 def embed(matches: Matches, read_inner: ReadInner) -> None:
-    """Let files of this format be read inside others; `read_inner` learns how deep it is."""
+    """Allow files of this format inside others; `read_inner` limits the depth."""
     _formats.append((matches, read_inner))
 
 
 def read(raw: Any, limits: Limits, outer: Contents, depth: int = 0) -> Any:
-    """The tree in a file embedded as bytes; its findings go to the file round it."""
+    """The tree in a file embedded as bytes; its findings are added to those of the outer file."""
     if not isinstance(raw, (bytes, memoryview)):
         raise ValueError("an embedded file that is not bytes")
     if len(outer.notes) > 1000 or depth > _MAX_NESTING:

@@ -1,6 +1,6 @@
-"""`.pt2` archives of torch.export: raw tensors with their shapes in JSON, and torch files within.
+"""`.pt2` archives of torch.export: raw tensors with their shapes in JSON, and torch files inside.
 
-Archives from before torch 2.7 hold nothing but torch files.
+Archives from torch before 2.7 contain only torch files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_pt2(archive: Archive) -> bool:
 
 
 def read_archive(archive: Archive) -> Contents:
-    """The tensors of an exported program; its code is not looked at."""
+    """The tensors of an exported program; its code is not read."""
     contents = Contents("pt2", findings=list(archive.findings))
     limits = archive.limits
     for name in archive.entries:
@@ -88,7 +88,7 @@ def _tensor(archive: Archive, entry: Any, folder: str, contents: Contents) -> An
 
 
 def _inner(archive: Archive, name: str, limits: Limits, contents: Contents) -> Any:
-    """A torch file inside the archive; what it wants to run is a finding of the whole."""
+    """A torch file inside the archive; its findings count for the archive."""
     try:
         return nested.read(memoryview(bytearray(archive.read(name, _MAX_INNER))), limits, contents)
     except (FileFault, ValueError) as e:

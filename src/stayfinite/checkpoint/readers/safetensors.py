@@ -1,4 +1,4 @@
-"""safetensors: a JSON header, none of which is trusted, followed by the bytes."""
+"""safetensors: an untrusted JSON header, followed by the data."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _tensor(entry: Any, data: Region) -> tuple[TensorRef, tuple[int, int]]:
 def _check_ranges(
     ranges: list[tuple[int, int, str]], size: int, has_faults: bool
 ) -> list[tuple[str, str]]:
-    """Tensors must follow one another without overlap, and end where the file ends."""
+    """Tensors must be contiguous without overlap, and end at the end of the file."""
     free = 0
     for start, end, name in sorted(ranges):
         if start < free:

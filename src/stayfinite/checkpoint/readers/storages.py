@@ -61,7 +61,7 @@ class StorageTable:
 
 
 def attach(ref: StorageRef, blob: Blob | None) -> None:
-    """Give a storage its bytes; too few of them is a finding."""
+    """Assign the bytes of a storage; too few of them is a finding."""
     if blob is None:
         raise FileFault("truncated", f"the bytes of storage {ref.key!r:.60} are missing")
     elements = dtype_of(ref.dtype) if ref.dtype else None

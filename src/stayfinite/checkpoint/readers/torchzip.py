@@ -35,7 +35,7 @@ def read_archive(archive: Archive) -> Contents:
     """A torch or npz archive, wherever its bytes lie."""
     pickles = sorted((n for n in archive.entries if n.rpartition("/")[2] == "data.pkl"), key=len)
     if pickles:
-        # Loaders differ in which one they take, so a second one is no place to hide.
+        # Loaders differ in which one they use, so a second one could hide something.
         return _read_torch(archive, [p.removesuffix("data.pkl") for p in pickles[:_MAX_PICKLES]])
     if any(n.endswith(".npy") for n in archive.entries):
         return _read_npz(archive)

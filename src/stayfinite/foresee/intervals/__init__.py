@@ -1,1 +1,1 @@
-"""Bounds what every captured operator can give for all inputs in a box."""
+"""Bounds the results of every captured operator for all inputs in a box."""

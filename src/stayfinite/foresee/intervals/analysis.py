@@ -1,8 +1,8 @@
 """Interval analysis of a captured step: lower and upper bounds of every operator's result in a box.
 
-Each operator is computed again on ranges: the smallest and largest value of every element, rounded
-as its dtype rounds. An operator without a model makes its results unknown, and unknown is never
-called safe. What follows an operator that is not safe is not called safe either: it is `after` it.
+Each operator is computed again on ranges: the smallest and largest value of every element, rounded according to its dtype. An
+operator without a model makes its results unknown, and an unknown result is never called safe. An operator that uses the result
+of one that is not safe is `after` it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["ON_PURPOSE", "Judgment", "judge", "judge_fully"]
 
 @dataclass(frozen=True)
 class Judgment:
-    """All verdicts, and what it took."""
+    """All verdicts, and the cost."""
 
     verdicts: tuple[Verdict, ...]
     peak_bytes: int
@@ -51,7 +51,7 @@ class Judgment:
 
 
 def judge(capture: Capture, box: Box) -> tuple[Verdict, ...]:
-    """A verdict for every captured operator that gives numbers, in their order."""
+    """Compute a verdict for every captured numeric operator, in order."""
     return judge_fully(capture, box).verdicts
 
 
@@ -125,7 +125,7 @@ class _Court:
             KeyError,
             AssertionError,
         ) as e:
-            # A form of the operator that its model does not expect.
+            # A call that its model does not support.
             self._unknown(
                 call, given, targets + written, f"{call.operation.op}: {type(e).__name__}: {e}"
             )
@@ -177,7 +177,7 @@ class _Court:
         return paired(call.results, result)
 
     def _check_unwritten(self, at: At, call: Call, given: list[Ref]) -> None:
-        """Who computes with memory that nobody has written gets whatever was there."""
+        """An operator that uses uninitialized memory gets arbitrary values."""
         if at.name in MOVES or at.name.endswith("_like") or at.name.startswith("new_"):
             return
         written = set(map(id, written_by(call))) if at.name in FILLS else set()
@@ -227,7 +227,7 @@ class _Court:
         return all(self.shadows.of(r).is_exact and self.shadows.of(r).after is None for r in given)
 
     def _executed(self, call: Call) -> list[tuple[Ref, Span]]:
-        """Everything that goes in is known: the operator itself says what comes out."""
+        """If everything that goes in is known, the operator itself determines the result."""
         real: dict[int, Tensor] = {}
 
         def made(ref: Ref) -> Tensor:
@@ -279,7 +279,7 @@ class _Court:
         self._verdicts.pronounce(at, call, [r for r, _ in results], inherited, parts, is_on_purpose)
 
     def _settled(self, at: At, call: Call, ref: Ref, span: Span, has_sentinel: bool) -> Span:
-        """Rounded to its dtype; what is beyond that is a failure, and the rest goes on as it was seen."""
+        """Round to the dtype; an overflow is a failure, and the captured value continues."""
         if span.lo.dtype is not torch.float64:
             span = replace(span, lo=span.lo.double(), hi=span.hi.double())
         if not ref.dtype.is_floating_point:
@@ -336,7 +336,7 @@ class _Court:
             memory.seen = (op.seen_lo, op.seen_hi)
 
     def _unknown(self, call: Call, given: list[Ref], targets: list[Ref], why: str) -> None:
-        """No model: what it gave in the captured step goes on, and nothing after it is called safe."""
+        """Without a model, the captured result continues, and nothing after it is called safe."""
         op = call.operation
         parts = self.shadows.parts(given)
         for ref in dict.fromkeys(targets):

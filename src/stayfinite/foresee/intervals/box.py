@@ -17,20 +17,20 @@ from ..tape import Capture
 __all__ = ["Box", "batch_sizes_of", "box_around", "reach_of", "read_box", "widened_by"]
 
 NUM_STEPS = 100
-"""Weights are those that so many steps at the present rate can reach."""
+"""The number of steps at the current rate for which the weights may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Box:
-    """Ranges of the batch's parts, how far the weights may move, the sizes of a batch."""
+    """The ranges of the batch's parts, the possible changes of the weights, the batch sizes."""
 
     data: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By the part's name: "batch[0]". A part that is not named has the values of the capture."""
+    """By the part's name: "batch[0]". A part without an entry keeps its captured values."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By the parameter's name: how far each of its elements may be from what it is now."""
+    """By the parameter's name: the maximum change of each of its elements."""
     num_steps: int = NUM_STEPS
     batch_sizes: tuple[int, ...] = ()
-    """Rows of a batch; () where only the captured one is meant."""
+    """The numbers of rows; () for only the captured one."""
 
 
 def box_around(
@@ -39,7 +39,7 @@ def box_around(
     batch_sizes: Iterable[int] = (),
     num_steps: int = NUM_STEPS,
 ) -> Box:
-    """The box of what was seen: each part between its smallest and largest value."""
+    """The box of observed values: each part between its smallest and largest value."""
     data: dict[str, tuple[float, float]] = {}
     for part in capture.parts:
         source = capture.sources.get(part.ref.storage)
@@ -57,7 +57,7 @@ def box_around(
 
 
 def widened_by(box: Box, named: Iterable[tuple[str, torch.Tensor]]) -> Box:
-    """The box with what another batch holds."""
+    """The box extended by another batch."""
     data = dict(box.data)
     for name, values in named:
         found = _range(values) if isinstance(values, torch.Tensor) else None
@@ -67,7 +67,7 @@ def widened_by(box: Box, named: Iterable[tuple[str, torch.Tensor]]) -> Box:
 
 
 def _range(values: torch.Tensor) -> tuple[float, float] | None:
-    """From the smallest to the largest; whole numbers above 0 (counts, lengths) from 0 on."""
+    """From the smallest to the largest; positive integers (counts, lengths) from 0 on."""
     if values.layout != torch.strided or values.is_complex() or not values.numel():
         return None
     wide = values.detach().cpu().double()
@@ -81,7 +81,7 @@ def _range(values: torch.Tensor) -> tuple[float, float] | None:
 
 
 def batch_sizes_of(loaders: Iterable[Any], seen: Iterable[int]) -> tuple[int, ...]:
-    """The sizes of batches that will come: those seen, and the last one of an epoch."""
+    """The expected batch sizes: the observed ones, and that of an epoch's last batch."""
     sizes = {n for n in seen if n}
     for loader in loaders:
         size = getattr(loader, "batch_size", None)
@@ -102,11 +102,10 @@ def reach_of(
     clip_norm: float | None = None,
     gradients: Mapping[int, float] | None = None,
 ) -> dict[str, float]:
-    """How far `num_steps` steps at the present rate can move each parameter (`names` by identity).
+    """The maximum change of each parameter in `num_steps` steps at the current rate (`names` by id).
 
-    Adam and its kin move an element by at most about the rate. SGD moves it by the rate times the
-    gradient: the clipped norm where the loop clips, else the size of the gradient that was seen
-    (`gradients`, by the parameter's identity).
+    Adam and similar optimizers change an element by at most about the rate per step. SGD changes it by the rate times the gradient:
+    the clipped norm if the loop clips, else the magnitude of the observed gradient (`gradients`, by the parameter's id).
     """
     found: dict[str, float] = {}
     for optimizer in optimizers:
@@ -136,7 +135,7 @@ def _is_plain(grad: Any) -> bool:
 
 
 def read_box(path: Path, box: Box) -> Box:
-    """A box with what a JSON file says: `{"data": {"batch[0]": [0, 1]}, "weights": 0.1, ...}`.
+    """Read a box from a JSON file: `{"data": {"batch[0]": [0, 1]}, "weights": 0.1, ...}`.
 
     Keys: data (ranges by part), weights (one number, or by parameter), num_steps, batch_sizes.
     """

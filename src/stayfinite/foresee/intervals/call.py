@@ -1,4 +1,4 @@
-"""What a model of an operator gets, and how it reports that the operator can fail."""
+"""The interface of an operator's model: its call, and how it reports a possible failure."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 LOOSE = 1e6
-"""A range that is so many times wider than what was seen proves nothing: it is called unknown."""
+"""A range that is so many times wider than the observed values proves nothing: it is unknown."""
 NEAR = 1e3
-"""An overflow is claimed where what was seen is within this factor of the dtype's limit."""
+"""An overflow is reported only if the observed values are within this factor of the dtype's limit."""
 
 
 class NotModeled(Exception):
-    """This form of the operator has no model; the text says why."""
+    """Raised if the model does not support this call; the text says why."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One way in which an operator can give a value that is not finite."""
+    """One way in which an operator can return a non-finite value."""
 
     kind: str
     condition: str
@@ -45,7 +45,7 @@ class Failure:
     low: float | None = None
     high: float | None = None
     is_loose: bool = False
-    """The range that says so is far wider than what was seen."""
+    """Whether the range is far wider than the observed values."""
     key: Key | None = None
     """The denominator, for a mask that leaves its zeros out."""
     is_bounded: bool = False
@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass
 class At:
-    """One call, while its model runs."""
+    """One call while its model runs."""
 
     call: Call
     dtype: torch.dtype
@@ -65,12 +65,12 @@ class At:
     captured_size: int | None = None
     """Rows of the captured batch."""
     variable: tuple[int, str, int] | None = None
-    """A size that changes with the data, what is said when it is 0, and the largest it can be."""
+    """A size that depends on the data, the message if it is 0, and its maximum."""
     failures: list[Failure] = field(default_factory=list)
     words: str = ""
-    """What the result is."""
+    """A description of the result."""
     overflow: Failure | None = None
-    """What is said when the result is beyond the dtype's limit."""
+    """The message if the result exceeds the dtype's limit."""
     cancels: Key | None = None
     """A mask puts something else where this denominator is zero."""
 
@@ -80,7 +80,7 @@ class At:
 
     def fail(self, kind: str, where: Tensor | bool, condition: str, span: Span | None = None,
              operand: str = "self") -> None:  # fmt: skip
-        """It fails where `where` is true."""
+        """Report a failure where `where` is true."""
         is_any = bool(where.any()) if isinstance(where, Tensor) else where
         if not is_any:
             return
@@ -103,7 +103,7 @@ class At:
 
 
 def is_loose(span: Span) -> bool:
-    """The range is far wider than what was seen there."""
+    """Whether the range is far wider than the observed values."""
     if span.seen is None or not span.lo.numel() or float(span.lo.min()) == 0.0:
         return False  # that a sum or a norm begins at 0 does not come from a wide range
     finite_lo, finite_hi = span.lo[span.lo.isfinite()], span.hi[span.hi.isfinite()]
@@ -128,7 +128,7 @@ HANDLES_INF: set[str] = set()
 
 
 def model(*names: str, inf: bool = False) -> Callable[[_M], _M]:
-    """Registers the model of these operators (without "aten." and a closing underscore)."""
+    """Register the model of these operators (without "aten." and a trailing underscore)."""
 
     def register(function: _M) -> _M:
         for name in names:

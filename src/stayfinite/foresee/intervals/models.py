@@ -37,4 +37,4 @@ FILES = (
     intervals_backward, intervals_layers, intervals_linear, intervals_move, intervals_pointwise,
     intervals_random, intervals_reduce, intervals_select, intervals_whole,
 )  # fmt: skip
-"""A new model goes into one of these, or into a new file that is named here."""
+"""A new model goes into one of these files, or into a new file that is listed here."""

@@ -13,11 +13,11 @@ from .shadow import Shadows
 __all__ = ["UNKNOWN_SOURCE", "Seeds"]
 
 UNKNOWN_SOURCE = -1
-"""`after` of memory whose values are not known."""
+"""`after` for memory with unknown values."""
 
 
 class Seeds:
-    """Fills the shadow of a storage when it is first read, and parameters again with each step."""
+    """Fills the shadow of a storage at its first read, and the parameters again in each step."""
 
     def __init__(self, capture: Capture, box: Box, shadows: Shadows) -> None:
         self._sources = capture.sources

@@ -1,7 +1,6 @@
 """Shadow memory: the smallest and largest possible value of every element of every storage.
 
-Views and writes in place need no model: a tensor is a view of its storage's shadows, as it is of
-the storage itself.
+Views and in-place writes need no model: a tensor is a view of the shadow of its storage, as it is of the storage.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class Span:
     dtype: torch.dtype = torch.float32
     key: Key | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is known beyond the ranges: that it is the maximum of something, a comparison."""
+    """Knowledge beyond the ranges: that it is the maximum of something, a comparison."""
     words: str = ""
-    """What it is, for a sentence: "the sum of batch['mask']"."""
+    """A description for messages: "the sum of batch['mask']"."""
     seen: tuple[float, float] | None = None
-    """Smallest and largest value that was there in the captured step."""
+    """Smallest and largest captured value."""
     has_inf: bool = False
 
     @property
@@ -64,7 +63,7 @@ class _Memory:
     hi: Tensor
     version: int = 0
     after: int | None = None
-    """Index of the first operator in its history that is not safe."""
+    """The index of the first unsafe operator in its history."""
     parts: frozenset[str] = frozenset()
     words: str = ""
     seen: tuple[float, float] | None = None
@@ -79,7 +78,7 @@ class _Memory:
 
 
 class Shadows:
-    """The shadows of all storages that are still needed."""
+    """The shadows of all storages that are still used."""
 
     def __init__(self) -> None:
         self._memory: dict[int, _Memory] = {}

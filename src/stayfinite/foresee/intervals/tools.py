@@ -1,4 +1,4 @@
-"""Helpers that take operator calls apart."""
+"""Helpers for operator calls."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _has_plus(span: Span) -> bool:
 
 
 def assumed(call: Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What is gone on with where nothing is known: ten times what was seen."""
+    """A substitute for unknown values: ten times the observed ones."""
     low, high = call.operation.seen_lo, call.operation.seen_hi
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
         low, high = -1.0, 1.0

@@ -1,4 +1,4 @@
-"""Gives each operator its verdict (safe, can fail, unknown) once its range is known."""
+"""Determines the verdict of each operator (safe, can fail, unknown) from its range."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ON_PURPOSE = "an infinite number that was written on purpose is passed on"
 
 @dataclass
 class _Failed:
-    """An operator that was found not safe; a mask behind it may take that back."""
+    """An unsafe operator; a mask after it may revoke that."""
 
     failures: list[Failure]
     inherited: int | None
@@ -80,7 +80,7 @@ class Verdicts:
         )
 
     def cancel(self, at: At, index: int | None, inherited: int | None) -> int | None:
-        """Where the denominator is zero something else is put: the division (`index`) was no failure.
+        """Revoke a division (`index`) whose zero denominators are masked.
 
         Returns what the masked result is `after`.
         """

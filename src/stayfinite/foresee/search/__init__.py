@@ -1,1 +1,1 @@
-"""Builds batches that real data may bring one day, starting from real ones."""
+"""Builds plausible batches, starting from real ones."""

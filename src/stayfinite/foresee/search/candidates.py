@@ -15,8 +15,9 @@ from .parts import Part, change
 __all__ = ["Candidate", "Seen", "all_rows", "first_row", "on_rows"]
 
 LEVELS = ("certain", "likely", "possible", "far")
-"""certain: it is in the data, or follows from it; likely: such samples were seen; possible: a small
-change of a real sample; far: data that nobody would feed."""
+"""certain: it is in the data, or follows from it; likely: such samples were seen; possible: a small change of a real
+sample; far: unrealistic data.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,36 +27,36 @@ class Candidate:
     family: str
     """The kind of change: "blank", "repeated", "mask"."""
     what: str
-    """The change in words: "one sample of batch[0] all zero"."""
+    """The change as text: "one sample of batch[0] all zero"."""
     make: Callable[[], Any]
-    """Makes the batch; the real one stays as it is."""
+    """Makes the batch; the real one is not changed."""
     level: str = "possible"
     why: str = ""
-    """How likely it is, in words: "2 of 1,000 rows seen are blank"."""
+    """The likelihood as text: "2 of 1,000 rows seen are blank"."""
     may_raise: bool = False
-    """Code may well refuse such a batch, which says nothing against it."""
+    """Whether code may reject such a batch, which is not a fault."""
     is_wild: bool = False
-    """Far out already: on weights that have moved far as well it says little."""
+    """Whether it is so unlikely that results on weights far ahead mean little."""
     probability: float | None = None
-    """Of coming in one step, where that is known."""
+    """The probability in one step, if known."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """The batches that candidates are made from."""
+    """The real batches from which candidates are made."""
 
     batches: Sequence[Any]
     parts: Sequence[Part]
     num_rows: int | None
     can_change_rows: bool = True
     is_half: bool = False
-    """The training computes in half precision, where every limit is near."""
+    """Whether the training computes in half precision, with its small range."""
     is_costly: bool = False
-    """A batch that is refused ends a script, which has to be started again."""
+    """Whether an exception on a batch ends a script, which then has to be restarted."""
     num_ids: tuple[int, ...] = ()
     """The sizes of the model's embedding tables."""
     num_last: int | None = None
-    """How many samples an epoch's last batch has; 0: as many as the others, None: not known."""
+    """The number of samples in an epoch's last batch; 0: as many as the others, None: unknown."""
 
     @property
     def batch(self) -> Any:

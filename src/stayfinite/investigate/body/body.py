@@ -100,7 +100,7 @@ class Body:
             if isinstance(value, (Tensor, list, tuple, dict)):
                 yield from ((n, t) for n, t in named_tensors(value, name) if not t.requires_grad)
 
-    def wider(self) -> Body | None:
+    def extended(self) -> Body | None:
         """The body of the next outer loop, with what it has computed before in the same iteration."""
         mine = self.functions
         is_outside = False

@@ -40,7 +40,7 @@ class Rules:
     """Whether lost values are replaced by current ones: another batch, good enough to try a setting."""
     start: int = 0
     """Statements before this position belong to a finished step."""
-    is_put_back: Callable[[Path], bool] = lambda path: False
+    is_restored: Callable[[Path], bool] = lambda path: False
     """Whether a value is restored before a replay, like a model's buffer."""
 
 
@@ -126,7 +126,7 @@ class Cut:
             return False
         sources, is_entry = self.reaching(path, unit)
         absent = [s for s in sources if s in self.blocked]
-        if is_entry and self.rules.is_put_back(path):
+        if is_entry and self.rules.is_restored(path):
             return bool(absent)
         if is_entry and not self._is_there_at_entry(path):
             return self._is_overwritten(path, unit)

@@ -77,7 +77,7 @@ class Plan:
             start=self._start(env),
             is_full=self._body.functions.is_full,
             is_loose=self._body.functions.is_loose,
-            is_put_back=functools.partial(_is_put_back, self._body.functions, env),
+            is_restored=functools.partial(_is_restored, self._body.functions, env),
         )
 
     def _start(self, env: Env) -> int:
@@ -311,7 +311,7 @@ def _declared_global(scene: Scene) -> set[str]:
     return {n for node in nodes if isinstance(node, ast.Global) for n in node.names}
 
 
-def _is_put_back(functions: Functions, env: Env, path: Path) -> bool:
+def _is_restored(functions: Functions, env: Env, path: Path) -> bool:
     """Whether it is a buffer of a model, which is restored before a replay."""
     name = _name(path[0])
     value = env.lookup(name) if env.root(name) == path[0] else functions.value_of(path[0])

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from ...runtime.frames import Standing, variables
+from ...runtime.frames import SavedFrame, variables
 from .source import file_kind
 
-__all__ = ["Scene", "scenes_of_frame", "scenes_of_standing", "scenes_of_traceback"]
+__all__ = ["Scene", "scenes_of_frame", "scenes_of_saved", "scenes_of_traceback"]
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -59,7 +59,7 @@ def scenes_of_frame(frame: FrameType | None) -> list[Scene]:
     return found
 
 
-def scenes_of_standing(places: Iterable[Standing]) -> list[Scene]:
+def scenes_of_saved(places: Iterable[SavedFrame]) -> list[Scene]:
     """The same for saved frames, which have moved on."""
     found = []
     for place in places:

@@ -43,8 +43,8 @@ from .sample_source import (
 __all__ = [
     "bad_batch",
     "first_bad_line",
+    "inspect_data",
     "is_bad_batch",
-    "look_at_data",
     "other_batches",
     "worker_of",
 ]
@@ -59,7 +59,7 @@ _READS = {
 }  # fmt: skip
 
 
-def look_at_data(window: Window, seconds: float) -> Data:
+def inspect_data(window: Window, seconds: float) -> Data:
     """The origin of the bad value in this window's batch."""
     ref = bad_batch(window)
     if ref is None:

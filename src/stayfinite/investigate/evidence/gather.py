@@ -21,7 +21,7 @@ from ...records import Incident, TensorStats
 from ...runtime.batches import named_tensors
 from ...runtime.window import BatchRef
 from ..investigation import Investigation
-from .data_facts import look_at_data
+from .data_facts import inspect_data
 from .unscaled_steps import step_without_scaler
 
 __all__ = ["gather", "owner_of", "source_files"]
@@ -40,7 +40,7 @@ def gather(
     phase = incident.event.phase
     data: Data | None = None
     if phase == "data":
-        data = look_at_data(investigation.window, seconds)
+        data = inspect_data(investigation.window, seconds)
     traced = investigation.traced
     return Evidence(
         event=incident.event,

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 
 from ...locate.frames import is_user_file
 from ...parsing import parsed
-from ...runtime.frames import Standing, calling_frames, variables
+from ...runtime.frames import SavedFrame, calling_frames, variables
 
 __all__ = ["counters"]
 
@@ -21,23 +21,23 @@ _Loop = (ast.For, ast.While, ast.AsyncFor)
 def counters(
     frame: FrameType | None,
     traceback: TracebackType | None = None,
-    standing: Sequence[Standing] = (),
+    saved: Sequence[SavedFrame] = (),
 ) -> dict[str, int]:
     """The counters of the running loops, the outermost first: {"epoch": 1, "it": 76}.
 
-    `frame`: the current frame of the step; `traceback`: where the script raised, if it did; `standing`: the saved frames of the
+    `frame`: the current frame of the step; `traceback`: where the script raised, if it did; `saved`: the saved frames of the
     backward that failed, if the loop has moved on.
     """
     places: list[tuple[FrameType, int]] = []
-    kept = {id(s.frame): s for s in standing}
+    kept = {id(s.frame): s for s in saved}
     if traceback is not None:
         while traceback is not None:
             places.append((traceback.tb_frame, traceback.tb_lineno))
             traceback = traceback.tb_next
     else:
         places = [(f, f.f_lineno) for f in reversed(calling_frames(frame))]
-    if standing:
-        places = [(s.frame, s.line) for s in reversed(standing)]
+    if saved:
+        places = [(s.frame, s.line) for s in reversed(saved)]
     found: dict[str, int] = {}
     for each, line in places:
         file = each.f_code.co_filename

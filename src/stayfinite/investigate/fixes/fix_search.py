@@ -45,7 +45,6 @@ _MAX_LINES = 3
 _MAX_REFUTED = 2
 _MAX_SCHEDULES = 3
 _SCALE = 8.0
-_FEWEST_COUNTED = 2
 _INVERTING = ("pow", "rsqrt", "reciprocal")
 _FRESH = ("empty", "empty_like", "new_empty", "empty_strided")
 
@@ -62,7 +61,7 @@ class _Place:
 _NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "loss_scaling", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
                  "bad_preprocessing", "bad_initialization"}  # fmt: skip
-"""The line only shows the effect of another cause, which a change of it would hide."""
+"""Causes for which the line only shows the effect, which a change of it would hide."""
 
 
 def proved_fixes(
@@ -332,12 +331,11 @@ def _is_scaled_loss(e: Evidence) -> bool:
 
 def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
     """Patterns that depend on the cause and not only on the operator."""
+    # The weights of all targets may be 0, which is an average over nothing as well.
+    is_mean = cause == "empty_reduction" or symptom.operator.startswith("nll_loss")
     return replace(
         symptom,
-        # The weights of all targets may be 0, which is an average over nothing as well.
-        is_empty=symptom.is_empty
-        or cause == "empty_reduction"
-        or symptom.operator.startswith("nll_loss"),
+        is_empty=symptom.is_empty or is_mean,
         is_exploding=cause == "exploding_gradient",
         is_infeasible=cause == "infeasible_target",
         is_discarded=cause == "masked_branch_leak",
@@ -379,10 +377,9 @@ def _symptom(e: Evidence) -> Symptom:
     whole = e.operand("tensor2", "other")
     stats = whole.stats if whole is not None else None
     counted = e.operand("self") if operator in _INVERTING else whole
+    is_private = operator in ("_softmax", "_log_softmax", "_ctc_loss")
     return Symptom(
-        operator=operator.lstrip("_")
-        if operator not in ("_softmax", "_log_softmax", "_ctc_loss")
-        else operator,
+        operator=operator if is_private else operator.lstrip("_"),
         dtype=e.dtype,
         is_masked=any(c.facts.get("rows_all_neginf", 0.0) > 0 for c in e.location.chain),
         is_empty=e.birth is not None and e.birth.facts.get("num_reduced", 2.0) <= 1.0,
@@ -394,10 +391,10 @@ def _symptom(e: Evidence) -> Symptom:
 
 
 def _is_count(stats: TensorStats | None) -> bool:
-    """Whole numbers; a largest of 1 may be that of probabilities as well."""
+    """Whether these are integers; a maximum of 1 may be that of probabilities."""
     if stats is None or stats.min is None or stats.max is None:
         return False
     if not stats.dtype.startswith(("float", "bfloat")):
         return True
     is_whole = float(stats.max).is_integer() and float(stats.min).is_integer()
-    return is_whole and stats.min >= 0 and stats.max >= _FEWEST_COUNTED
+    return is_whole and stats.min >= 0 and stats.max > 1

@@ -172,7 +172,7 @@ class Trial:
         self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab, state = self.lab, self.lab.state
-        vehicle, windows = lab.at_hand()
+        vehicle, windows = lab.trial_steps()
         result = ReplayResult(is_complete=False)
         if not windows:
             return Proof(note="the steps before it could not be run here"), result

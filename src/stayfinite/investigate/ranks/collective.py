@@ -93,7 +93,7 @@ def follow(investigation: Investigation) -> None:
                 result = investigation.compute(wanted)
             ranks.gather(_part(result, ranks.rank))
     finally:
-        lab.put_back_if_begun()
+        lab.restore_if_begun()
 
 
 def _share_fingerprints(investigation: Investigation) -> bool:

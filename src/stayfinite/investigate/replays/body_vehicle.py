@@ -36,8 +36,8 @@ class BodyVehicle(Vehicle):
     def has_effects(self) -> bool:
         return self.body.has_effects
 
-    def wider(self) -> Vehicle | None:
-        body = self.body.wider()
+    def extended(self) -> Vehicle | None:
+        body = self.body.extended()
         return None if body is None else BodyVehicle(self.engine, body, self._own)
 
     @property
@@ -112,7 +112,7 @@ class BodyVehicle(Vehicle):
     def _check_computed(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
         """Check the numbers that a loop computed before it stopped without a backward."""
         for number in made:
-            active.look_at_loss(number)
+            active.check_loss(number)
         if active.is_decided or not made:
             active.result.is_complete = bool(made)
             return

@@ -15,7 +15,7 @@ from ...runtime.recovery.carry_out import DEEP
 from ...runtime.undo import helpers_of
 from ...runtime.window import Failure, Replay, ReplayResult, Window
 from ..body.body import Body
-from ..body.scene import Scene, scenes_of_frame, scenes_of_standing, scenes_of_traceback
+from ..body.scene import Scene, scenes_of_frame, scenes_of_saved, scenes_of_traceback
 from .body_vehicle import BodyVehicle
 from .frameworks import framework_step
 from .vehicles import ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
@@ -48,7 +48,7 @@ def choose_vehicle(
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
     is_behind = window.num_backward > 1  # other losses followed
-    scenes = scenes_of_standing(window.standing) if is_behind else []
+    scenes = scenes_of_saved(window.saved_frames) if is_behind else []
     scenes = scenes or scenes_of_frame(frame)
     if window.error is not None:
         scenes = scenes_of_traceback(window.error.__traceback__)
@@ -58,7 +58,7 @@ def choose_vehicle(
     if engine.settings.replay == "full":
         bodies = itertools.chain(bodies, _bodies(engine, window, scenes, is_full=True))
     first = next(bodies, None)
-    return NoVehicle(engine) if first is None else FirstThatShows(engine, first, bodies)
+    return NoVehicle(engine) if first is None else FirstReproducing(engine, first, bodies)
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
@@ -74,12 +74,12 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
 
     Its batch is gone, but the current batch is good enough for trying a setting.
     """
-    if engine.settings.replay == "off" or window.error is not None or window.own_update:
+    if engine.settings.replay == "off" or window.error is not None or window.manual_update:
         return NoVehicle(engine)
     if has_flat_shards(engine.state.roots.values()):
         return NoVehicle(engine)
     found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
-    return FirstThatRuns(engine, found)
+    return FirstRunnable(engine, found)
 
 
 def _bodies(
@@ -94,7 +94,7 @@ def _bodies(
     def is_training_object(value: object) -> bool:
         state = engine.state
         if value is torch.autograd.grad:
-            return bool(window.own_update)
+            return bool(window.manual_update)
         if value in state.optimizers or value in state.schedulers or value in state.scalers:
             return True
         return any(value is h for o in state.optimizers for h in helpers_of(o))
@@ -106,7 +106,7 @@ def _bodies(
             yield BodyVehicle(engine, body, window)
 
 
-class FirstThatShows(Vehicle):
+class FirstReproducing(Vehicle):
     """Tries several frames, and keeps the first whose replay reproduces the failure."""
 
     def __init__(self, engine: Engine, first: Vehicle, others: Iterator[Vehicle]) -> None:
@@ -129,9 +129,9 @@ class FirstThatShows(Vehicle):
     def has_effects(self) -> bool:
         return self._now.has_effects
 
-    def wider(self) -> Vehicle | None:
-        wider = self._now.wider() or next(self._others, None)
-        return None if wider is None else FirstThatShows(self.engine, wider, self._others)
+    def extended(self) -> Vehicle | None:
+        extended = self._now.extended() or next(self._others, None)
+        return None if extended is None else FirstReproducing(self.engine, extended, self._others)
 
     @property
     def scene(self) -> Scene | None:
@@ -171,7 +171,7 @@ class FirstThatShows(Vehicle):
         return first
 
 
-class FirstThatRuns(Vehicle):
+class FirstRunnable(Vehicle):
     """Tries several vehicles, and keeps the first that computes a loss."""
 
     def __init__(self, engine: Engine, candidates: Iterator[Vehicle]) -> None:

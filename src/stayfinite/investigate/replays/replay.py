@@ -164,12 +164,12 @@ class ActiveReplay:
         if self.num_backward < len(self.steps):
             self.step = self.steps[self.num_backward]
         self.num_backward += 1
-        self.look_at_loss(loss if raw is None else raw, loss)
+        self.check_loss(loss if raw is None else raw, loss)
         self._end_if_decided()
         # The loop may have computed a part of the graph before the replayed statements, and still need it.
         result = keeping() if keeping and not is_compiled(loss) else call()
         if not self.engine.state.is_scaled:
-            self.look_at_gradients(loss)
+            self.check_gradients(loss)
             self._end_if_decided()
         return result
 
@@ -177,7 +177,7 @@ class ActiveReplay:
         if self.is_decided and not self.engine.ranks.is_on:
             raise ReplayDecided  # with several ranks, the backward runs on all of them or on none
 
-    def look_at_loss(self, loss: Tensor, scaled: Tensor | None = None) -> None:
+    def check_loss(self, loss: Tensor, scaled: Tensor | None = None) -> None:
         """Check whether the loss is the symptom."""
         if self.is_decided:
             return
@@ -193,7 +193,7 @@ class ActiveReplay:
             self.result.failure = Failure("loss", self.step, value=value)
             self._trace_back([loss])
 
-    def look_at_gradients(self, loss: Tensor | None = None) -> None:
+    def check_gradients(self, loss: Tensor | None = None) -> None:
         """Check the gradients.
 
         `loss`: used if the model is made anew in a function, so that its parameters are unknown.
@@ -210,10 +210,10 @@ class ActiveReplay:
             self.result.failure = Failure("gradient", self.step, name=name)
             self._trace_back([g for _, g in bad])
 
-    def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None:
+    def check_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None:
         """Check gradients that a training without a torch optimizer received as values."""
         self.num_backward += 1
-        self.look_at_loss(loss)
+        self.check_loss(loss)
         if not self.is_decided and (bad := [g for g in grads if not is_finite(g)]):
             self.result.failure = Failure("gradient", self.step)
             self._trace_back(bad)
@@ -236,7 +236,7 @@ class ActiveReplay:
     def begin_step(self) -> bool:
         """Called when the gradients are complete; returns whether to run the step."""
         self.result.num_steps += 1
-        self.look_at_gradients()
+        self.check_gradients()
         self.agree()
         self._end_if_decided()
         if self.is_decided or not self.wanted.is_applied:
@@ -270,7 +270,7 @@ class ActiveReplay:
     def on_scaler_skip(self, optimizer: Optimizer) -> None:
         """Called if the scaler skips the step because its gradients are not finite."""
         self.result.num_steps += 1
-        self.look_at_gradients()
+        self.check_gradients()
         self._end_if_decided()
 
     def raised(self, bad: list[tuple[str, str, Tensor]]) -> None:

@@ -78,7 +78,7 @@ class Vehicle:
         """The tensors from which a loop without a loader makes its batches, by variable name."""
         return ()
 
-    def wider(self) -> Vehicle | None:
+    def extended(self) -> Vehicle | None:
         """A vehicle that computes more of the same iteration, or None."""
         return None
 
@@ -107,7 +107,7 @@ class Vehicle:
                 torch.enable_grad(),
             ):
                 try:
-                    with _changed(wanted), _where_it_failed(wanted), active:
+                    with _changed(wanted), _at_failed_weights(wanted), active:
                         self._compute(active)
                 except ReplayDecided:
                     pass
@@ -119,7 +119,7 @@ class Vehicle:
                 except (Exception, SystemExit) as error:  # scripts exit on NaN, too
                     if _is_our_own(error):
                         raise
-                    self._broke_off(active, error)
+                    self._on_exception(active, error)
             self.refused += [r for r in report.refused if r not in self.refused]
         finally:
             self.engine.replay = None
@@ -144,7 +144,7 @@ class Vehicle:
         is_part = ref.step in active.wanted.window.unsynced or any(map(has_memory, wrappers))
         return unsynced(wrappers) if is_part else contextlib.nullcontext()
 
-    def _broke_off(self, active: ActiveReplay, error: BaseException) -> None:
+    def _on_exception(self, active: ActiveReplay, error: BaseException) -> None:
         """Handle an exception of the replayed code, which is usually caused by a value that is not finite."""
         active.result.is_complete = False
         active.is_broken = True
@@ -161,7 +161,7 @@ def _changed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
     return wanted.change.installed() if wanted.change else contextlib.nullcontext()
 
 
-def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
+def _at_failed_weights(wanted: Replay) -> contextlib.AbstractContextManager[None]:
     """Move to the weights of the failed evaluation, for an optimizer with a line search."""
     point = wanted.window.search_point
     if point is None or wanted.is_applied:
@@ -208,9 +208,9 @@ class StepVehicle(Vehicle):
             self.engine.state.set_lrs(wanted.window.lrs)
         for ref in wanted.window.batches:
             active.step = ref.step
-            self._one(active, ref)
+            self._run_batch(active, ref)
 
-    def _one(self, active: ActiveReplay, ref: BatchRef) -> None:
+    def _run_batch(self, active: ActiveReplay, ref: BatchRef) -> None:
         parts, wanted = self._parts, active.wanted
         optimizer, scaler = parts.optimizer, parts.scaler
 
@@ -221,7 +221,7 @@ class StepVehicle(Vehicle):
             active.on_backward(scaled, loss.detach(), scaled.backward)
             if scaler is not None:
                 scaler.unscale_(optimizer)
-                active.look_at_gradients()
+                active.check_gradients()
             active.agree()
             if active.is_decided:
                 raise ReplayDecided
@@ -261,7 +261,7 @@ class ClosureVehicle(Vehicle):
             active.result.is_complete = False
             return
         self._closure()
-        active.look_at_gradients()
+        active.check_gradients()
         if self._own.search_point is None and active.num_backward != self._own.num_backward:
             active.result.is_complete = False  # the optimizer was at a later evaluation
 
@@ -293,4 +293,4 @@ class FrameworkVehicle(Vehicle):
                 loss = loss / len(refs) if len(refs) > 1 else loss
                 with self._as_synced(active, ref):
                     active.on_backward(loss, loss.detach(), loss.backward)
-        active.look_at_gradients()
+        active.check_gradients()

@@ -91,7 +91,7 @@ def _parts(op: Operation) -> tuple[ast.expr, tuple[tuple[ast.expr, Value], ...]]
 
 
 def _singular(node: ast.expr, value: Value) -> list[tuple[ast.expr, ast.expr]]:
-    """Operations with a pole in a branch, written there or kept in a variable before."""
+    """Operations with a pole in a branch, written there or assigned to a variable before."""
     found: list[tuple[ast.expr, ast.expr]] = []
     whole = value.node if isinstance(node, ast.Name) and value.node is not None else node
     for child in ast.walk(whole):

@@ -34,7 +34,7 @@ def division_by_zero(op: Operation, ctx: Context) -> None:
 
 def _by_count(op: Operation, ctx: Context, a: Value, b: Value) -> None:
     if not b.has(v.ZERO):
-        return  # a name alone says nothing of where the count comes from
+        return  # a name alone does not tell where the count comes from
     if b.has(v.NAMED) and _is_own_sum(op):
         ctx.report("SF113", op.node, "weights that are all 0 have a sum of 0", default=False)
         return
@@ -48,19 +48,19 @@ def _by_count(op: Operation, ctx: Context, a: Value, b: Value) -> None:
 
 
 def _is_mean(a: Value) -> bool:
-    """A sum above the line: a mean over what was counted, not a share or a scale."""
+    """A sum in the numerator: a mean over what was counted, not a share or a scale."""
     return a.has(v.SUM) and not a.has(v.COUNT)
 
 
 def _is_plain_count(op: Operation, ctx: Context, b: Value) -> bool:
-    """Of a mask that was made here, or of one that is an argument, row by row."""
+    """The sum of a mask that was computed here, or of a parameter row by row."""
     if ctx.is_sure(b):
         return True
     return not b.has(v.LOCAL) and _is_by_row(b.node if b.node is not None else op.nodes[1])
 
 
 def _is_by_row(node: ast.expr) -> bool:
-    """`mask.sum(1)`: one row may be empty; a whole batch hardly ever is."""
+    """`mask.sum(1)`: one row may be empty; a whole batch is rarely."""
     sums = [n for n in ast.walk(node) if isinstance(n, ast.Call) and _is_sum(n)]
     dims = [
         d
@@ -88,19 +88,19 @@ def _by_norm(op: Operation, ctx: Context, a: Value, b: Value) -> None:
 
 
 def _is_likely_zero(b: Value) -> bool:
-    """The length of an embedding is hardly ever 0; that of a difference, or a deviation, is."""
+    """The norm of an embedding is rarely 0; that of a difference, or a deviation, may be."""
     return b.has(v.STD | v.DIFFERENCE | v.RELU) and not b.has(v.NAMED)
 
 
 def _is_own_sum(op: Operation) -> bool:
-    """`w / w.sum()`: weights that are normalized, not a mean over a count."""
+    """`w / w.sum()`: normalized weights, not a mean over a count."""
     names = set(names_in(op.nodes[0]))
     return bool(names) and names == set(names_in(op.nodes[1])) - {"dim"}
 
 
 @on("div")
 def odds(op: Operation, ctx: Context) -> None:
-    """p / (1 - p), whatever p is called."""
+    """p / (1 - p), for any p."""
     if len(op.nodes) < 2 or op.args[1].has(v.ODDS | v.SAFE | v.PY) or op.args[0].has(v.PY | v.NP):
         return
     below = op.nodes[1]

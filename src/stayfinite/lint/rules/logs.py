@@ -103,7 +103,7 @@ def zero_times_log(op: Operation, ctx: Context) -> None:
 
 
 def _logged(node: ast.expr | None) -> ast.expr | None:
-    """What the log in this expression is taken of."""
+    """The argument of the log in this expression."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
     if node.func.attr not in ("log", "log2"):

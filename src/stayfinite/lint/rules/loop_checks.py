@@ -47,7 +47,7 @@ def clamped_loss(op: Operation, ctx: Context) -> None:
 
 @end_of_function
 def repaired_gradients(ctx: Context) -> None:
-    """Zeroed or `nan_to_num`-ed gradients, and then a step: momentum and decay still move the weights."""
+    """Zeroed or `nan_to_num`-ed gradients, followed by a step: momentum and decay still change the weights."""
     steps = [e for e in ctx.events if e.kind == "step" and "sched" not in e.receiver.lower()]
     backward = [e for e in ctx.events if e.kind == "backward"]
     if not steps or not backward:
@@ -69,7 +69,7 @@ def _repairs(event: Event) -> bool:
 
 
 def _zeroes_bad(event: Event, ctx: Context) -> bool:
-    """`if isnan(...): optimizer.zero_grad()` with nothing that leaves the step out."""
+    """`if isnan(...): optimizer.zero_grad()` without skipping the step."""
     if event.kind != "zero_grad" or not event.tests:
         return False
     test = event.tests[-1]
@@ -109,7 +109,7 @@ def nan_without_inf(ctx: Context) -> None:
 
 
 def _is_condition(event: Event) -> bool:
-    """In the test of an `if` or an `assert`, not in arithmetic."""
+    """Whether it is in the test of an `if` or an `assert`, not in arithmetic."""
     kept = event.statement
     if not isinstance(kept, (ast.If, ast.While, ast.Assert)):
         return False

@@ -57,7 +57,7 @@ def gradients_never_zeroed(ctx: Context) -> None:
 
 
 def _is_made_in_loop(step: Event) -> bool:
-    """An optimizer that is new in every round has parameters without gradients."""
+    """An optimizer that is made in every iteration has parameters without gradients."""
     for node in ast.walk(step.loop) if step.loop is not None else ():
         if isinstance(node, ast.Assign) and any(dotted(t) == step.receiver for t in node.targets):
             return True
@@ -95,7 +95,7 @@ def accumulation_without_division(ctx: Context) -> None:
 
 
 def _period(tests: tuple[ast.expr, ...]) -> ast.expr | None:
-    """`n` of `(i + 1) % n == 0`."""
+    """`n` in `(i + 1) % n == 0`."""
     for test in tests:
         for node in ast.walk(test):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod):
@@ -104,7 +104,7 @@ def _period(tests: tuple[ast.expr, ...]) -> ast.expr | None:
 
 
 def _divides(body: list[ast.stmt], period: ast.expr) -> bool:
-    """Whether anything is divided by that number, or the loss is scaled in another way."""
+    """Whether the loss is divided by that number, or scaled in another way."""
     names = set(names_in(period)) | {
         n.attr for n in ast.walk(period) if isinstance(n, ast.Attribute)
     }

@@ -48,7 +48,7 @@ def clip_before_unscale(ctx: Context) -> None:
 
 
 def _is_alternative(clip: Event, scaled: list[Event]) -> bool:
-    """The clip stands in the branch without a scaler."""
+    """Whether the clipping is in the branch without a scaler."""
     return not any(set(s.tests) <= set(clip.tests) for s in scaled) and bool(clip.tests)
 
 

@@ -1,4 +1,4 @@
-"""Unwritten memory, and in-place writes to memory that the backward needs."""
+"""Uninitialized memory, and in-place writes to memory that the backward needs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unwritten_parameters(module: Module, contexts: list[Context]) -> Iterable[Hi
 
 
 def _is_plain_module(module: Module, owner: ClassFacts) -> bool:
-    """A base class that is elsewhere may write what this one allocates."""
+    """A base class in another file may fill what this one allocates."""
     if any("_init_weights" in c.methods for c in module.classes.values()):
         return False
     return bool(owner.bases) and all(module.resolve(_name(b)) in _PLAIN for b in owner.bases)
@@ -58,7 +58,7 @@ def _name(base: str) -> ast.expr:
 
 
 def _allocated(module: Module, owner: ClassFacts) -> Iterator[tuple[str, ast.expr, str, str]]:
-    """Parameters and buffers made from memory that holds anything."""
+    """Parameters and buffers made from uninitialized memory."""
     for method in owner.methods.values():
         for node in ast.walk(method.node):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
@@ -103,7 +103,7 @@ def _words(node: ast.expr, kind: str) -> tuple[str, str]:
 
 
 def _fills_all(module: Module) -> bool:
-    """A method that goes through all parameters, or hands itself to somebody who may."""
+    """A method that handles all parameters, or passes itself to a function that may."""
     methods = [m.node for c in module.classes.values() for m in c.methods.values()]
     return any(
         isinstance(node, ast.Attribute)
@@ -115,7 +115,7 @@ def _fills_all(module: Module) -> bool:
 
 
 def _written_names(module: Module) -> set[str]:
-    """Attributes that something in the file fills: `init.normal_(m.x)`, `self.x.data.zero_()`, `x[...] = 0`."""
+    """Attributes that code in the file fills: `init.normal_(m.x)`, `self.x.data.zero_()`, `x[...] = 0`."""
     found: set[str] = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call):
@@ -142,7 +142,7 @@ def _attributes(node: ast.AST) -> Iterator[str]:
 
 @end_of_function
 def partly_written(ctx: Context) -> None:
-    """Memory from `empty` that only some of its places are written in."""
+    """Memory from `empty` that is only partly written."""
     allocated = {}
     for node in _own_nodes(ctx.body):
         if isinstance(node, ast.Assign) and _is_allocation(node.value) and len(node.targets) == 1:
@@ -164,7 +164,7 @@ def _own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
 
 
 def _written_whole(node: ast.AST) -> Iterator[str]:
-    """Names that a node fills, or hands to somebody who may."""
+    """Names that a node fills, or passes to a function that may."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_everything(target.slice):

@@ -34,12 +34,12 @@ def on(*names: str) -> Callable[[OnOperation], OnOperation]:
 
 
 def end_of_function(rule: OnFunction) -> OnFunction:
-    """A rule for a function, once it is read; it finds the loop's calls in `context.events`."""
+    """A rule for a function after it was read; the loop's calls are in `context.events`."""
     END_OF_FUNCTION.append(rule)
     return rule
 
 
 def end_of_file(rule: OnFile) -> OnFile:
-    """A rule for a file, once all of its functions are read."""
+    """A rule for a file after all of its functions were read."""
     END_OF_FILE.append(rule)
     return rule

@@ -11,7 +11,7 @@ from ..values import Value
 from .registry import on
 
 _AT_ZERO = v.SUMSQ | v.SQUARE | v.ABS | v.DIFFERENCE
-"""Not a relu: its backward puts 0 where it is off, whatever comes in."""
+"""Not relu: its backward is 0 where it is off, for any incoming gradient."""
 
 
 @on("sqrt", "rsqrt")
@@ -72,12 +72,12 @@ def power_below_one(op: Operation, ctx: Context) -> None:
 
 
 def _is_likely_zero(x: Value) -> bool:
-    """A difference is 0 where two things coincide."""
+    """A difference is 0 if two things are equal."""
     return x.has(v.DIFFERENCE) and x.has(v.NONNEG) and x.has(v.SUMSQ | v.SQUARE | v.ABS)
 
 
 def _unknown_power(op: Operation, ctx: Context, x: Value) -> None:
-    """A learned exponent: below 1 at 0, or any at a negative base."""
+    """A learned exponent: problematic below 1 at 0, or at a negative base."""
     node = op.expression(1, "exponent")
     if isinstance(node, ast.Attribute) and ctx.is_differentiated and not x.has(v.PY | v.EXP):
         ctx.report(

@@ -22,11 +22,11 @@ _LAUNCHER = "torch.multiprocessing.spawn"
 
 
 class Elsewhere(BaseException):
-    """The script trains in processes of its own. No `except Exception` of the script stops it."""
+    """Raised if the script trains in child processes. A BaseException, so that the script does not catch it."""
 
 
 class _Kept:
-    """What a process of the script's is to run, with its files held back. Picklable, for `spawn`."""
+    """The target of a child process, with its files redirected. Picklable, for `spawn`."""
 
     def __init__(self, target: Callable[..., Any], folder: str) -> None:
         self.target, self.folder = target, folder
@@ -38,7 +38,7 @@ class _Kept:
         return self.target(*args, **kwargs)
 
     def leave(self) -> None:
-        """It trains: that is all there is to know of it."""
+        """Report that it trains, which is all that is needed."""
         note = {"function": getattr(self.target, "__name__", "a function")}
         Path(self.folder, ELSEWHERE).write_text(json.dumps(note), encoding="utf-8")
         os._exit(1)
@@ -58,9 +58,9 @@ _parent = 0
 
 
 def keep_children(folder: str) -> None:
-    """From now on, training in a process that the script starts ends the script; one is run here.
+    """Let training in a child process end the script; a single one is run in this process.
 
-    Other processes (DataLoader workers, a function that prepares data) go on, their files held back.
+    Other processes (DataLoader workers, a function that prepares data) run with their files redirected.
     """
     global _parent
     _parent = os.getpid()

@@ -1,7 +1,7 @@
 """Uses an unmodified script's own loop to run probes.
 
-The first steps are watched as they are. Then everything is put back to before the first one, and
-whenever the loop asks for a batch it is handed the batch of a probe.
+The first steps are observed unchanged. Then the state before the first step is restored, and whenever the loop requests a batch,
+it gets the batch of a probe.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ Conducted = Generator[Probe, Seen, None]
 
 
 class Finished(BaseException):
-    """Everything is known: the script may end. No `except Exception` of the script stops it."""
+    """Raised when everything is known, to end the script. A BaseException, so that the script does not catch it."""
 
 
 class KeptBatches(BaseException):
-    """The loop goes on with batches that it has kept, so none can be handed to it any more."""
+    """Raised if the loop reuses batches that it has stored, so that it cannot be given others."""
 
 
 class Unprobed(BaseException):
-    """The loop has nothing that a probe could change."""
+    """Raised if the loop has nothing that a probe could change."""
 
 
 _PATIENCE = 12
-"""Steps after which a loop without a loader is taken to get none."""
+"""The number of steps after which a loop counts as one without a loader."""
 
 
 class Captor:
-    """Watches the loop first, then hands it probes."""
+    """Observes the loop first, then gives it probes."""
 
     def __init__(self, num_first: int, begin: Callable[[Subject], Conducted]) -> None:
         self.state = TrainState()
@@ -64,13 +64,13 @@ class Captor:
         self.thread = 0
         """The thread that trains."""
         self.on_loaderless: Callable[[], None] = lambda: None
-        """Called once, when the loop turns out to take its batches from no loader."""
+        """Called once if the loop does not take its batches from a loader."""
         self._num_first = num_first
         self._begin = begin
         self._conducted: Conducted | None = None
         self._is_busy = False
         self._loaders: list[Any] = []
-        """Held, since an iterator does not hold its loader."""
+        """Kept alive, because an iterator does not refer to its loader."""
         self._num_drawn: dict[int, int] = {}
         """Batches of each loader's present epoch."""
         self._asked: Any = None
@@ -89,11 +89,11 @@ class Captor:
 
     @property
     def moves(self) -> bool:
-        """Whether the step that is running is applied."""
+        """Whether the current step is applied."""
         return self.attempt is None or self.attempt.probe.apply
 
     def start_where_it_stands(self) -> Conducted | None:
-        """The script is over before its time: what can be said without another step of it."""
+        """The script has ended early: run the checks that need no further step."""
         if not self.state.roots:
             self._find_models()
         if not self.state.roots:
@@ -109,7 +109,7 @@ class Captor:
         return self._begin(self.subject)
 
     def note_end(self) -> None:
-        """The script is through: its last step was one, though nobody asked for another batch."""
+        """The script has ended: count its last step."""
         if self._conducted is None and self.watch.iteration.num_steps:
             self.watch.close()
 
@@ -120,7 +120,7 @@ class Captor:
         self._num_drawn[id(loader)] = 0
 
     def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
-        """The loader's batch while watching, that of a probe afterwards."""
+        """The loader's batch while observing, later that of a probe."""
         if self._is_busy:
             return draw()
         if self._conducted is None:
@@ -148,7 +148,7 @@ class Captor:
             self.watch.loader_ended(loader, self._num_drawn.get(id(loader), 0))
 
     def _settle(self, loader: Any) -> None:
-        """Before each batch: is a step over, and have enough been seen?"""
+        """Before each batch: check whether a step is over, and whether there are enough."""
         self.watch.asks(loader)
         self._take_late_baseline()
         if len(self.steps) >= self._num_first > 0 and is_in(loader, self.watch.loaders):
@@ -185,7 +185,7 @@ class Captor:
             self.bench.take_baseline()
 
     def _start(self) -> None:
-        """ReplayDecided has been seen: back to before the first step, and on to the groups."""
+        """Enough steps were observed: restore the state before the first step, and run the groups."""
         self.bench.reset()
         self.subject = self._make_subject()
         self._conducted = self._begin(self.subject)
@@ -257,14 +257,14 @@ class Captor:
         self._advance(self.bench.end(attempt))
 
     def ended(self) -> Seen | None:
-        """The script ended by itself while a probe was running: what that had shown by then."""
+        """The script ended normally during a probe: use the result so far."""
         attempt, self.attempt = self.attempt, None
         if attempt is None or attempt.seen.loss is None or self._repeats:
             return None
         return attempt.finish()
 
     def raised(self, error: BaseException, where: str) -> Seen | None:
-        """The script did not survive the probe that is running."""
+        """The script raised in the current probe."""
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return None
@@ -366,7 +366,7 @@ class Captor:
             self.attempt.saw_loss(value)
 
     def _loaderless_step(self) -> None:
-        """No batch was handed out: the model's own arguments are what a probe can change."""
+        """There is no batch, so a probe can change only the model's arguments."""
         if not self._is_loaderless:
             self._is_loaderless = True
             self.on_loaderless()
@@ -381,11 +381,11 @@ class Captor:
             raise Unprobed
 
     def why_unprobed(self) -> str:
-        """Why nothing of a loop without a loader can be changed; "" where it can, or has a loader."""
+        """The reason why nothing in a loop without a loader can be changed, else ""."""
         return no_change(self.state, self.watch.batches) if self._is_loaderless else ""
 
     def on_model_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """What the model of a loop without a loader is called with: its own, or a probe's."""
+        """The arguments of the model in a loop without a loader: its own, or a probe's."""
         roots = list(self.state.roots.values())
         if len(roots) != 1 or getattr(module, "_orig_mod", module) is not roots[0]:
             return args, kwargs

@@ -1,7 +1,6 @@
-"""The patches of a checked script, and who answers them.
+"""The patches of a checked script, and their listener.
 
-The calls that the runtime listens to reach `check` by the same patches (`patches.training`,
-`patches.loaders`); the few below are needed only where a loop is handed probes.
+The runtime's patches (`patches.training`, `patches.loaders`) are reused; the few below are needed only to give probes to a loop.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _CALL = "a loop without a loader is probed by what its model is called with"
 
 
 class CapturePatches:
-    """Everything that is patched in the process of a script that is checked; `close` ends it."""
+    """All patches in the process of a checked script; `close` removes them."""
 
     def __init__(self, captor: Captor) -> None:
         self.captor = captor
@@ -47,7 +46,7 @@ class CapturePatches:
         self._add(DataLoader, "__iter__", _EPOCH, _iter)
         self._add(AveragedModel, "update_parameters", _AVERAGE, _update_parameters)
         self._add(nn.utils.clip_grad, "clip_grad_norm_", _CLIP, _clip)
-        listener.on_optimizer_made = self._loaders.look_for_others
+        listener.on_optimizer_made = self._loaders.find_others
         listener.on_scheduler_made = self._watch_scheduler
         captor.on_loaderless = lambda: self._add(nn.Module, "__call__", _CALL, _call)
 
@@ -62,7 +61,7 @@ class CapturePatches:
                 self._add(cls, "step", _SCHEDULE, _scheduler_step)
 
     def close(self) -> None:
-        """All originals are back."""
+        """Restore all originals."""
         while self._subscriptions:
             self._subscriptions.pop().close()
         self._loaders.close()
@@ -71,14 +70,14 @@ class CapturePatches:
 
 
 class _Seen(Firewall):
-    """An error of ours in the process of a check ends it, and is shown: no training is at stake."""
+    """An error of our own ends the process of a check and is shown, because no training is at stake."""
 
     def fail(self, error: Exception) -> None:
         raise error
 
 
 class _Listener:
-    """The captor as the runtime's patches know a listener: every call goes through its hands."""
+    """The captor as a listener of the runtime's patches."""
 
     is_replaying = True
     ordinary = None

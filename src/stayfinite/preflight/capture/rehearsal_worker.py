@@ -1,9 +1,8 @@
-"""The process that runs a whole training in short: `python -m stayfinite.preflight.capture.rehearsal_worker FOLDER`.
+"""Runs a whole training in short: `python -m stayfinite.preflight.capture.rehearsal_worker FOLDER`.
 
-Unlike the probes it comes to what a script does when it has trained, so from the first step on it may reach nobody: connections and
-other programs are refused. Every epoch has a few batches, and `len(loader)` says so: schedules, temperatures and stages that follow the
-epochs go their whole way in a few steps. What breaks is investigated as `stayfinite run` does it; files
-are held back.
+Unlike probes, it also runs the code after the training, so connections and other programs are refused from the first step on.
+Every epoch has a few batches, and `len(loader)` says so: schedules, temperatures and stages that depend on the epoch run
+completely in a few steps. Failures are investigated as in `stayfinite run`; files are redirected.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks an unmodified script: runs it in its own process until everything is known."""
+"""Checks an unmodified script: runs it in a separate process until everything is known."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIRST_STEPS = 3
 _MAX_STARTS = 30
 _FEW_STARTS = 8
 _PATIENCE_S = 900.0
-"""Without any news from the script for so long, it is taken for hung."""
+"""A script without any progress for so long counts as hung."""
 _QUIET = {
     "WANDB_MODE": "disabled",
     "COMET_MODE": "disabled",
@@ -74,7 +74,7 @@ def check_script(
     progress: Callable[[str, str], None] | None = None,
     on_samples: Callable[[int, int | None], None] | None = None,
 ) -> CheckReport:
-    """Check a script as it is. Its output is muted and its files are held back."""
+    """Check a script unchanged. Its output is muted and its files are redirected."""
     start = time.perf_counter()
     names = list(selected([*(only or GROUPS), "proof"] if prove else only, skip))
     with tempfile.TemporaryDirectory(prefix="stayfinite-check-") as folder:
@@ -110,14 +110,14 @@ def _keep(found: Path, home: Path) -> None:
 
 @dataclass
 class _Session:
-    """Starts the worker as often as it takes."""
+    """Starts the worker as often as necessary."""
 
     folder: Path
     job: dict[str, Any]
     progress: Callable[[str, str], None] | None
     on_samples: Callable[[int, int | None], None] | None
     reason: str = ""
-    """Why the groups that are not done were left out."""
+    """The reasons for groups that were not run."""
     num_starts: int = 0
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     starter: Starter = field(default_factory=Starter)
@@ -259,7 +259,7 @@ class _Session:
             self.on_samples(*now["share"])
 
     def _died(self, code: int, is_hung: bool) -> dict[str, Any]:
-        """It left no outcome: the probe that was running is to blame."""
+        """It left no result, so the current probe is the cause."""
         how = f"gave no sign for {_PATIENCE_S:.0f} s" if is_hung else f"died: {_how_ended(code)}"
         now = self._now()
         if now.get("index") is not None:

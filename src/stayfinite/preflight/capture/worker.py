@@ -1,7 +1,6 @@
-"""The process that runs the user's script: `python -m stayfinite.preflight.capture.worker FOLDER`.
+"""Runs the user's script: `python -m stayfinite.preflight.capture.worker FOLDER`.
 
-Everything that it learns is written to FOLDER at once, so that a script that dies of a probe can be
-started again and goes on with the next one.
+Every result is written to FOLDER at once, so that a script that dies of a probe can be restarted with the next one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Job = dict[str, Any]
 
 
 def main(folder: Path) -> None:
-    """Run the job in `folder` and leave an outcome there."""
+    """Run the job in `folder` and write the result there."""
     job: Job = json.loads((folder / "job.json").read_text())
     end_with_the_parent(folder)
     ledger = FolderLedger(folder)
@@ -130,7 +129,7 @@ def _no_reason(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _soften_exit() -> None:
-    """`os._exit` leaves no time to say anything: in the script's main thread it is `sys.exit`."""
+    """Replace `os._exit`, which would prevent writing the result: in the main thread it becomes `sys.exit`."""
     leave, own = os._exit, os.getpid()
 
     def exit_softly(code: int) -> None:
@@ -152,7 +151,7 @@ def _fill(subject: Subject, job: Job, ledger: FolderLedger) -> None:
 
 
 def _judged(error: BaseException | None, captor: Captor, ledger: FolderLedger) -> dict[str, Any]:
-    """What it means that the script ended with this."""
+    """The meaning of how the script ended."""
     if isinstance(error, Finished):
         return {"kind": "finished"}
     if isinstance(error, Unprobed):

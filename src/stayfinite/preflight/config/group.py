@@ -23,7 +23,7 @@ _CHECKS = {rule.quantity: rule.name for rule in RULES}
 
 
 def config(subject: Subject) -> Checks:
-    """Every figure against the rules, and the config file against what is really used."""
+    """Check every setting against the rules, and the config file against the settings in use."""
     yield from ()
     mine = list(held(subject))
     written = list(in_file(subject.config or {}, subject.config_path))
@@ -94,7 +94,7 @@ def _listed(readings: list[Reading]) -> str:
 
 
 def _differences(mine: list[Reading], written: list[Reading]) -> list[Finding]:
-    """A figure in the file that nobody uses."""
+    """A setting in the file that is not used."""
     found: list[Finding] = []
     for quantity in _COMPARED:
         used = [r for r in mine if r.quantity == quantity]
@@ -196,7 +196,7 @@ def _clip(subject: Subject) -> list[Finding]:
 
 
 def _schedules(subject: Subject) -> list[Finding]:
-    """Each schedule followed ahead: does it ever hand out a rate that is no rate?"""
+    """Simulate each schedule: does it ever return an invalid rate?"""
     return [
         judge_schedule(scheduler, num_batches(subject))
         for scheduler in subject.schedulers

@@ -1,6 +1,6 @@
-"""The config rules as a table: which quantity, when, beyond which figure, who says so, what to do.
+"""The config rules as a table: quantity, condition, limit, source, action.
 
-Every figure has a source; docs/CHECK.md shows the same table.
+Every limit has a source; docs/CHECK.md shows the same table.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["RULES", "Rule", "broken", "expected_range"]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One row. The rule is broken when the value lies outside of the bounds it states."""
+    """One rule. It is broken if the value is outside its bounds."""
 
     name: str
     quantity: str
@@ -21,7 +21,7 @@ class Rule:
     action: str
     source: str
     when: tuple[str, ...] = ()
-    """Tags of the training that must all be there."""
+    """Tags that the training must have."""
     unless: tuple[str, ...] = ()
     above: float = -math.inf
     """The value must be above this."""
@@ -50,7 +50,7 @@ def broken(quantity: str, value: float, tags: frozenset[str]) -> Rule | None:
 
 
 def expected_range(rule: Rule) -> str:
-    """What the rule would have let pass.
+    """The bounds as text.
 
     >>> expected_range(RULES[0])
     'above 0'

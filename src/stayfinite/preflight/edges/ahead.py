@@ -26,7 +26,7 @@ _MEASURED = 8
 
 @dataclass
 class Ahead:
-    """What a number of real steps showed."""
+    """The result of several real steps."""
 
     steps: list[Seen] = field(default_factory=list)
     broke: Prediction | None = None
@@ -60,10 +60,10 @@ def run_on(
     mark: bool = False,
     group: str = "edges",
 ) -> Generator[Probe, Seen, Ahead]:
-    """Steps in their order, again from the first batch when they are through.
+    """Run steps in order, starting again from the first batch after the last.
 
-    Ends after `num_steps`, or when `seconds` are spent (by the first step's cost, so that the same
-    answers bring the same questions), or when a step breaks: that one is then traced.
+    Ends after `num_steps`, or after `seconds` (estimated from the first steps, so that the same answers give the same probes), or
+    when a step breaks: that one is then traced.
     """
     ahead = Ahead()
     i = -1

@@ -1,4 +1,4 @@
-"""The edges group: which possible batch breaks the training, where, why and how likely it is."""
+"""The edges group: which plausible batch breaks the training, where, why, and how likely it is."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
 
 
 def edges(subject: Subject) -> Checks:
-    """The training's own batches, then batches that real data will bring one day."""
+    """Try the training's own batches, then candidates."""
     if not subject.batches:
         return [skipped(GROUP, "edges/any", "no batch was seen")]
     plain = yield from ask(
@@ -90,7 +90,7 @@ def _budget(subject: Subject, step_seconds: float) -> float:
 
 @dataclass
 class Search:
-    """Tries one candidate after another, and remembers what broke."""
+    """Tries candidates, and records what broke."""
 
     subject: Subject
     batches: Sequence[Any]
@@ -237,7 +237,7 @@ class Search:
             self.untold[candidate.family] += 1
 
     def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, Any]:
-        """The smallest change of the real batch that still breaks it in this way, by halving."""
+        """Find the smallest change of the real batch that still breaks it, by bisection."""
         real, far = self.batches[0], probe.batch
         low, high = 0.0, 1.0
         for _ in range(_HALVINGS):
@@ -275,7 +275,7 @@ class Search:
         )
 
     def add(self, new: Prediction | None) -> None:
-        """One for each line: the likeliest."""
+        """One failure per line: the most likely."""
         if new is None:
             return
         old = self._found.get(new.key)

@@ -1,4 +1,4 @@
-"""Turns a step that broke into a finding: line, cause, likelihood, and the saved batch."""
+"""Turns a broken step into a finding: line, cause, likelihood, and the saved batch."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Prediction:
     group: str
     check: str
     what: str
-    """The batch, the draw or the steps, in words."""
+    """The batch, the draw or the steps, as text."""
     level: str
     """certain | likely | possible | far"""
     why: str
-    """How likely it is, in words."""
+    """The likelihood, as text."""
     seen: Seen
     """What the traced step showed."""
     batch: Any = None
@@ -89,7 +89,7 @@ def placed(subject: Subject, seen: Seen) -> Seen:
 
 
 def diagnosis_of(subject: Subject, p: Prediction, usual: Sequence[Any] = ()) -> Diagnosis:
-    """The cause by the rules that judge an incident, without experiments."""
+    """Determine the cause by the rules for incidents, without experiments."""
     where = p.seen.location or Location()
     evidence = Evidence(
         event=event_of(p),

@@ -24,7 +24,7 @@ WARM_STEPS = 4
 
 
 def forward(subject: Subject) -> Checks:
-    """Activations, the loss and gradients: their scale, layer by layer."""
+    """Check activations, the loss and gradients layer by layer."""
     if not subject.batches:
         return [skipped(GROUP, "forward/runs", "no batch was seen")]
     watched: list[Seen] = []
@@ -51,7 +51,7 @@ def forward(subject: Subject) -> Checks:
 
 
 def _warm(subject: Subject) -> Generator[Probe, Seen, tuple[list[Seen], Seen | None]]:
-    """A few real steps, then a look at the layers; no look where the steps broke."""
+    """Run a few real steps, then check the layers, unless the steps broke."""
     steps: list[Seen] = []
     for i in range(min(WARM_STEPS, subject.num_steps - 1)):
         batch = subject.batches[i % len(subject.batches)]

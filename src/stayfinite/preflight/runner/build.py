@@ -58,7 +58,7 @@ class BuildRunner:
         """What the loader raised among the first batches."""
 
     def prepare(self) -> Subject:
-        """Take the first steps, go back, and say what there is."""
+        """Run the first steps, restore the state, and make the Subject."""
         torch.manual_seed(self._seed)
         built, state = self._built, self.state
         batches = self._first_batches()
@@ -111,7 +111,7 @@ class BuildRunner:
         return self.bench.end(attempt)
 
     def _first_batches(self) -> list[Any]:
-        """The first batches; where the loader raises, those before it."""
+        """The first batches; if the loader raises, those before it."""
         batches: list[Any] = []
         try:
             for batch in itertools.islice(iter(self._built.loader), self._num_first):
@@ -206,9 +206,9 @@ def model_device(model: nn.Module) -> str:
 
 
 def error_place(error: BaseException) -> str:
-    """The innermost line of the user's own code that an exception went through.
+    """The innermost line of the user's code in a traceback.
 
-    A file below the current folder is named from there, as the user has named the script.
+    A file below the current folder is shown relative to it.
     """
     found = ""
     tb = error.__traceback__

@@ -27,7 +27,7 @@ _SWITCH = "check"
 def in_precision(
     precision: str | None, state: TrainState, device: str
 ) -> contextlib.AbstractContextManager[Any]:
-    """Everything inside runs in this precision; None leaves it as it is."""
+    """Run everything in this block in this precision; None changes nothing."""
     if precision is None:
         return contextlib.nullcontext()
     if precision == "fp32":
@@ -139,7 +139,7 @@ def autocast_off(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def noting_autocast(seen: set[torch.dtype]) -> Iterator[None]:
-    """Writes down with which dtypes the training enters autocast."""
+    """Records the dtypes with which the training enters autocast."""
     target = Target(_AUTOCAST, "__enter__", "the dtype of autocast is noted", _SWITCH)
     with subscribe(target, _note_dtype, seen):
         yield
@@ -156,7 +156,7 @@ def _note_dtype(original: Any, subscribers: Subscribers) -> Any:
 
 
 class HalfWatch(TorchDispatchMode):
-    """Notes whether an operator gives half precision, and whether one draws random numbers.
+    """Records whether an operator returns half precision, and whether one draws random numbers.
 
     >>> with HalfWatch() as watch:
     ...     x = torch.ones(2).half() * 2

@@ -64,10 +64,10 @@ def load_groups(names: Iterable[str]) -> dict[str, Group]:
 
 
 class Ledger(Protocol):
-    """Who writes down what happens; a script's ledger survives its process."""
+    """Records the progress; a script's ledger survives its process."""
 
     def answer(self, group: str, index: int) -> Seen | None:
-        """What this probe showed when it was run earlier."""
+        """The result of this probe, if it was run before."""
 
     def note_answer(self, group: str, index: int, seen: Seen) -> None: ...
     def about_to_ask(self, group: str, index: int, probe: Probe) -> None: ...
@@ -113,7 +113,7 @@ class Book:
 def conduct(
     subject: Subject, groups: Mapping[str, Group], ledger: Ledger
 ) -> Generator[Probe, Seen, None]:
-    """All the groups' probes in their order; what is known already is not asked again."""
+    """Yield all probes of the groups in order, except those with known results."""
     for name, group in groups.items():
         if ledger.is_done(name):
             continue
@@ -133,8 +133,7 @@ def conduct(
 def _asked(
     name: str, checks: Generator[Probe, Seen, list[Finding]], ledger: Ledger
 ) -> Generator[Probe, Seen, list[Finding]]:
-    """One group's probes. A chain of steps whose beginning is known from an earlier start of the
-    script is run again from there: a new process has not taken these steps."""
+    """The probes of one group. A chain of kept steps that began in an earlier process is repeated from its start."""
     index = 0
     seen: Seen | None = None
     chain: list[Probe] = []
@@ -191,7 +190,7 @@ FROM_PARTS_ALONE = ("environment", "config", "data", "init")
 def without_steps(
     names: tuple[str, ...], skipped: list[SkippedGroup], error: str, step: int | None = 0
 ) -> tuple[str, ...]:
-    """One of the training's own first steps raised: only what needs no step can be looked at."""
+    """A first step of the training raised: run only the checks that need no step."""
     for name in names:
         if name not in FROM_PARTS_ALONE:
             skipped.append(SkippedGroup(group=name, reason=f"{_which(step)} raised {error}"))

@@ -1,7 +1,7 @@
-"""Restores what a training's own code keeps in Python: counters, lists, caches, replaced buffers.
+"""Restores the Python state of a training's own code: counters, lists, caches, replaced buffers.
 
-A step that counts itself in an attribute, in a closure or in a global is another step the next time. Probes run a
-step hundreds of times, so what it keeps is noted and put back with the tensors.
+A step that counts itself in an attribute, a closure or a global behaves differently the next time. Probes run a step hundreds of
+times, so this state is saved and restored with the tensors.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Undo = Callable[[], None]
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _MOST_HOLDERS = 200
 _MOST_ITEMS = 4096
-"""A list of more is data, which no step moves."""
+"""Longer lists are data, which a step does not change."""
 _MOST_VALUES = 1 << 20
 _OF_MODULES = frozenset(vars(nn.Module()))
 _GONE: Any = object()
 
 
 class Keeps:
-    """Everything of this kind that can be reached from the models and the loss function.
+    """All such state that is reachable from the models and the loss function.
 
     >>> count = {"steps": 0}
     >>> def loss_fn() -> None:
@@ -53,7 +53,7 @@ class Keeps:
             self._value(function)
 
     def note(self) -> Undo:
-        """How everything is now, and the way back."""
+        """Save everything; returns the undo function."""
         undos = [_of_buffers(m) for m in self._buffered if m._buffers]
         undos += [_of_holder(h) for h in self._holders]
         undos += [_of_cell(c) for c in self._cells]
@@ -193,7 +193,7 @@ def _of_entry(home: dict[str, Any], name: str) -> Undo:
 
 
 def _kept(value: Any) -> Callable[[], Any] | None:
-    """How to have this value again, the same object with its contents; None for what is left alone."""
+    """A function that restores this value, the same object with its contents; None for other types."""
     if isinstance(value, _PLAIN):
         return lambda: value
     if isinstance(value, Tensor):

@@ -41,7 +41,7 @@ _NODES = 40
 
 
 class Bench:
-    """The training as it was before its first step, and how to get back there."""
+    """The state of the training before its first step, and how to restore it."""
 
     def __init__(self, state: TrainState, device: str = "cpu") -> None:
         self.state = state
@@ -54,7 +54,7 @@ class Bench:
         self._mark_rng: RngState | None = None
         self._is_chained = False
         self._is_clean = False
-        """Nothing has run since everything was put back: a copy of a large model takes its time."""
+        """Whether nothing has run since the last restore, because copying a large model takes time."""
         self.beside: list[nn.Module] = []
         """Modules that are no part of a model and keep a state: a loss with a running center."""
         self._beside: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -66,7 +66,7 @@ class Bench:
         """Puts back what its own code keeps in Python, by the snapshot that it belongs to."""
 
     def take_baseline(self) -> None:
-        """Everything that a probe moves is put back to what it is now."""
+        """Save everything that a probe can change."""
         self._keeps = Keeps([*self.state.roots.values(), *self.beside], self.functions)
         self._copy_into(self._baseline)
         self._rng = RngState.now()
@@ -96,7 +96,7 @@ class Bench:
         return self._rng is not None
 
     def reset(self) -> None:
-        """Back to before the first step."""
+        """Restore the state before the first step."""
         self.clear_gradients()
         if self._rng is not None:
             if not self._is_clean:
@@ -112,7 +112,7 @@ class Bench:
             p.grad = None
 
     def _reset_to_mark(self, drift: float) -> None:
-        """Back to the step that was marked; to the first one where none was."""
+        """Restore the marked state, or that before the first step."""
         if drift or self._mark_rng is None:
             self.reset()
         if self._mark_rng is None:
@@ -127,7 +127,7 @@ class Bench:
                 p.add_(p - before, alpha=drift)
 
     def begin(self, probe: Probe, *around: contextlib.AbstractContextManager[Any]) -> Attempt:
-        """Ready for the step, inside of `around`; call `Attempt.finish` when it is over."""
+        """Prepare a step inside `around`; call `Attempt.finish` after it."""
         if probe.is_later:
             self._reset_to_mark(probe.drift)
         elif probe.fresh or not self._is_chained:
@@ -151,7 +151,7 @@ class Bench:
 
 
 class Attempt:
-    """One probe while it runs. The vehicle reports the loss, the gradients and the step to it."""
+    """One running probe. The vehicle reports the loss, the gradients and the step to it."""
 
     def __init__(self, bench: Bench, probe: Probe) -> None:
         self.bench = bench
@@ -211,7 +211,7 @@ class Attempt:
             self._stack.enter_context(self._capture)
 
     def finish(self) -> Seen:
-        """The step is over, or has raised: what was seen."""
+        """Collect the results after the step, or after its exception."""
         seen = self.seen
         self.bench.num_done += seen.loss is not None
         if self._watch is not None:

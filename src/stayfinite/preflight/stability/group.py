@@ -24,7 +24,7 @@ LEAST_LOSS = 0.1
 
 @dataclass(frozen=True)
 class Course:
-    """What a few steps at one learning rate did."""
+    """The result of a few steps at one learning rate."""
 
     factor: float
     losses: tuple[float, ...]
@@ -62,9 +62,9 @@ class Course:
 
 
 def stability(subject: Subject) -> Checks:
-    """How far this learning rate is from the one at which the training diverges.
+    """Check how far this learning rate is from divergence.
 
-    Ten times the rate comes first: most trainings are steady there, and need no other steps.
+    Ten times the rate is tried first: most trainings are stable there, and need no other steps.
     """
     if not subject.batches or not subject.optimizers:
         return [skipped(GROUP, "stability/lr", "no batch or no optimizer was seen")]

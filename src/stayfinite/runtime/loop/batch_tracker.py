@@ -194,7 +194,7 @@ class BatchTracker:
             and not any(grad.any() for _, grad in self._engine.state.grads())
         ):
             window.losses.clear()
-            window.standing = ()
+            window.saved_frames = ()
 
     def _take_ahead(self, window: Window) -> None:
         """After a second backward without a new batch: several batches were prefetched, one for each backward."""

@@ -29,7 +29,7 @@ from .loaderless import Loaderless
 from .number_errors import failure_behind, is_about_numbers
 from .ordinary import OrdinaryIteration
 from .scaling import Scaling
-from .validation import ValidationLooks
+from .validation import ValidationChecks
 from .window_ends import WindowEnds
 
 __all__ = ["LoopDriver"]
@@ -47,9 +47,9 @@ class LoopDriver:
         self.firewall = Firewall(
             "the protection of this training", self._give_up, lambda: engine.replay is not None
         )
-        self._bad = BadSteps(engine, self.tracker, self.internal_work, self._made_again)
-        self._ends = WindowEnds(engine, self._bad)
-        self._validation = ValidationLooks(engine, self.tracker)
+        self._bad_steps = BadSteps(engine, self.tracker, self.internal_work, self._made_again)
+        self._window_ends = WindowEnds(engine, self._bad_steps)
+        self._validation = ValidationChecks(engine, self.tracker)
         self.loaderless = Loaderless(engine, self.tracker)
         engine.recovery.position = self.tracker.position
         engine.recovery.num_open = self.tracker.num_open
@@ -62,7 +62,7 @@ class LoopDriver:
         self.is_internal = False
         self._is_deferred = engine.settings.deferred
         self.owns: Callable[[Any], bool] = self.state.optimizers.__contains__
-        self.ordinary = OrdinaryIteration(self, self._bad.handle)
+        self.ordinary = OrdinaryIteration(self, self._bad_steps.handle)
 
     is_replaying = property(lambda self: self.engine.replay is not None)
 
@@ -74,7 +74,7 @@ class LoopDriver:
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
 
     wants_gradients = False
-    own_updates: Any = None
+    manual_updates: Any = None
     seed: Any = None
 
     def after_backward(self) -> None:
@@ -87,7 +87,7 @@ class LoopDriver:
         """Switch off after an error of our own; the training continues without protection."""
         self.phase = Phase.OVER
         self.engine.replay = None
-        put_back(self._bad.put_back, *([] if self.on_close is None else [self.on_close]))
+        put_back(self._bad_steps.put_back, *([] if self.on_close is None else [self.on_close]))
 
     def _made_again(self) -> None:
         self.phase = Phase.STEPPED
@@ -109,7 +109,7 @@ class LoopDriver:
         if window is not None:
             self.tracker.close(window)
             self.phase = Phase.FORWARD
-            self._ends.after(window, is_regular=True)
+            self._window_ends.after(window, is_regular=True)
 
     draw: Callable[[Any, Callable[[], Any]], Any] | None = None
     """Not used here: the loop gets the batches of the loader itself."""
@@ -140,10 +140,10 @@ class LoopDriver:
             self.before_batch(loader)
         self.tracker.forget(loader)
         if self.tracker.is_trained(loader):
-            self._ends.after_epoch()
+            self._window_ends.after_epoch()
             self.tracker.end_epoch(loader)
         else:
-            self._bad.firewall.once(self._validation.look, sys._getframe(1))
+            self._bad_steps.firewall.once(self._validation.check, sys._getframe(1))
 
     @outside_user_modes
     def before_backward(self, loss: Tensor) -> bool | None:
@@ -152,7 +152,7 @@ class LoopDriver:
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
             self.phase = Phase.FORWARD
-            self._ends.after_backward_of_next(over)
+            self._window_ends.after_backward_of_next(over)
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
@@ -169,7 +169,7 @@ class LoopDriver:
             if window.is_loaderless:
                 self.loaderless.note_backward(window, loss, sys._getframe(1))
         window.num_backward += 1
-        return bool(window.standing) and self.loaderless.can_keep(loss)
+        return bool(window.saved_frames) and self.loaderless.can_keep(loss)
 
     def replay_backward(
         self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
@@ -187,7 +187,7 @@ class LoopDriver:
     def before_scale(self) -> None:
         """A loop without a loader has begun its next iteration; undo what a skipped step left behind."""
         if self.tracker.window is None and not self.is_internal and self.engine.replay is None:
-            self._bad.put_back()
+            self._bad_steps.put_back()
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
         self.scaling.note(scaler, raw, scaled)
@@ -240,7 +240,7 @@ class LoopDriver:
         """Skip this step; True if the scaler does so itself."""
         self.engine.step_place.note()
         self.refuse(window, failure)
-        self._bad.firewall.once(self.end_refused, window)
+        self._bad_steps.firewall.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"
 
     def window_for(self, optimizer: Any) -> Window:
@@ -261,7 +261,7 @@ class LoopDriver:
 
     def undo_only(self, undo: Callable[[], None] | None) -> None:
         """Undo only this, for an iteration whose update is the script's own."""
-        self._bad.undo = [] if undo is None else [undo]
+        self._bad_steps.undo = [] if undo is None else [undo]
 
     def end_refused(self, window: Window) -> None:
         """End the window of a loop without a loader, which ends with its step."""
@@ -341,21 +341,21 @@ class LoopDriver:
             return
         self.release_others()
         if window.is_added_up and failure.symptom == "gradient":
-            self.loaderless.look_closely()
+            self.loaderless.check_each_backward()
         # If our code fails before this point, the step is applied unchecked. From here on it is skipped, even if the
         # investigation fails.
         window.small_state = self.state.capture_small()
-        self._bad.plan(window, failure)
+        self._bad_steps.plan(window, failure)
         window.is_moved = window.num_applied > 0
         window.failure = failure
         # The rest of the iteration (saving, validating) must not see what the bad forward wrote.
         if window.error is None or not window.is_moved:
-            self._bad.firewall.once(self.state.buffers.restore)
+            self._bad_steps.firewall.once(self.state.buffers.restore)
         self.phase = Phase.REFUSED
-        self._bad.firewall.once(self._bad.handle, window, failure)
+        self._bad_steps.firewall.once(self._bad_steps.handle, window, failure)
 
     def _open_loaderless(self) -> Window:
-        self._bad.put_back()
+        self._bad_steps.put_back()
         self.before_window()
         self.engine.deep_checks.initialize()
         self.phase = Phase.FORWARD
@@ -365,7 +365,7 @@ class LoopDriver:
         """Close a window after its step; the next one is noticed only at its backward."""
         self.tracker.window = None
         if window.failure is None:
-            self._ends.close_healthy(window)
+            self._window_ends.close_healthy(window)
         self.loaderless.after_step()
 
     def on_error(self, error: BaseException) -> None:
@@ -395,6 +395,6 @@ class LoopDriver:
         window, self.tracker.window = self.tracker.window, None
         if window is not None and window.num_attempted:
             self.tracker.close(window)
-            self._ends.after(window, is_regular=False)
-        self._ends.look_deeper(is_regular=False)
+            self._window_ends.after(window, is_regular=False)
+        self._window_ends.check_deeply(is_regular=False)
         self.phase = Phase.OVER

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...numerics.health import is_finite
 from ...patches.compiled import is_compiled
 from ..engine import Engine
-from ..frames import Standing, standing_at
+from ..frames import SavedFrame, save_frames
 from ..ranks.groups import has_world
 from ..window import Window
 from .batch_tracker import BatchTracker
@@ -32,7 +32,7 @@ class Loaderless:
         self._rng: Any = None
         self._is_close = False
         """Whether each backward is checked, because an accumulated step had bad gradients from an earlier one."""
-        self._last: tuple[Window, tuple[Standing, ...]] | None = None
+        self._last: tuple[Window, tuple[SavedFrame, ...]] | None = None
         """The frames of the loop at its last backward, while each is checked."""
 
     @property
@@ -64,27 +64,27 @@ class Loaderless:
 
         Not with several ranks, whose frames differ: they use the step, which they share.
         """
-        is_asked = not window.standing and loss.is_cpu and not has_world()
+        is_asked = not window.saved_frames and loss.is_cpu and not has_world()
         if is_asked and not is_finite(loss):
-            window.standing = standing_at(frame)
+            window.saved_frames = save_frames(frame)
         elif is_asked and self._is_close:
-            self._look_back(window, frame)
+            self._check_last_backward(window, frame)
 
     def can_keep(self, loss: Tensor) -> bool:
         """Whether the graph can be retained for a replay; with a compiled one, the loop's backward would raise."""
         return not is_compiled(loss)
 
-    def look_closely(self) -> None:
+    def check_each_backward(self) -> None:
         """Check the gradients at each backward from now on."""
         self._is_close, self._last = True, None
 
-    def _look_back(self, window: Window, frame: FrameType) -> None:
+    def _check_last_backward(self, window: Window, frame: FrameType) -> None:
         """Check the gradients of the previous backward."""
-        last, self._last = self._last, (window, standing_at(frame))
+        last, self._last = self._last, (window, save_frames(frame))
         if last is None or last[0] is not window:
             return
         if not all(is_finite(g) for _, g in self._engine.state.grads()):
-            window.standing, self._last = last[1], None
+            window.saved_frames, self._last = last[1], None
 
     def same_iteration(self, optimizer: Any) -> None:
         """Note that the loop is still in the iteration in which this optimizer has stepped."""

@@ -38,7 +38,7 @@ class _Driver(Protocol):
     is_internal: bool
     was_stepped: bool
     stepped_here: set[int]
-    own_updates: Any
+    manual_updates: Any
 
     def before_window(self) -> None: ...
 
@@ -54,7 +54,7 @@ class OrdinaryIteration:
         self._state, self._scaling = engine.state, driver.scaling
         self._scalers = engine.state.scalers
         self._optimizers = engine.state.optimizers
-        self._note_place, self._compare = engine.step_place.note, engine.lookout.compare
+        self._note_place, self._compare = engine.step_place.note, engine.monitor.compare
         self._steps_to_place = 0
         """Steps until the place of the step is noted again."""
         self._check_on_host = engine.checker.check_on_host
@@ -124,7 +124,7 @@ class OrdinaryIteration:
             or window.is_loaderless
             or type(loss) is not Tensor
             or driver.is_internal
-            or driver.own_updates is not None
+            or driver.manual_updates is not None
             or driver.phase is Phase.OVER
             or self._engine.replay is not None
             or self._tracker.other is not None

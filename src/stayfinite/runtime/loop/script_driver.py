@@ -13,7 +13,7 @@ from ..discover import Reach, find_models, find_schedulers, find_stateful
 from ..engine import Engine
 from ..window import Phase
 from .driver import LoopDriver
-from .own_updates import OwnUpdates
+from .manual_updates import ManualUpdates
 
 __all__ = ["ScriptDriver"]
 
@@ -27,7 +27,7 @@ class ScriptDriver(LoopDriver):
         """The version of the list of optimizers at the last search for models."""
         self._has_searched_in_loop = False
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
-        self.own_updates: OwnUpdates | None = OwnUpdates(self)
+        self.manual_updates: ManualUpdates | None = ManualUpdates(self)
         """None as soon as there is a torch optimizer."""
         self._is_grad = False
         """Whether the current `torch.autograd.grad` belongs to a training."""
@@ -38,14 +38,16 @@ class ScriptDriver(LoopDriver):
     @property
     def wants_gradients(self) -> bool:  # type: ignore[override]
         return (
-            self.own_updates is not None and not self.is_internal and self.phase is not Phase.OVER
+            self.manual_updates is not None
+            and not self.is_internal
+            and self.phase is not Phase.OVER
         )
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
-        if self.own_updates is not None:
-            self.own_updates.close()
-            self.own_updates = None
+        if self.manual_updates is not None:
+            self.manual_updates.close()
+            self.manual_updates = None
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
         # A loop without a loader does not announce its first forward, so a quick search is done now.
@@ -59,38 +61,40 @@ class ScriptDriver(LoopDriver):
         self._find_models()
 
     def before_backward(self, loss: Tensor) -> bool | None:
-        if self.own_updates is not None and self.wants_gradients:
-            self.own_updates.begin(loss)
+        if self.manual_updates is not None and self.wants_gradients:
+            self.manual_updates.begin(loss)
         return super().before_backward(loss)
 
     def after_backward(self) -> None:
-        if self.own_updates is not None:
-            self.own_updates.look_at_gradients()
+        if self.manual_updates is not None:
+            self.manual_updates.check_gradients()
 
     def before_grad(self, loss: Tensor, inputs: Sequence[Any]) -> None:
         """Before `torch.autograd.grad`, in a training without a torch optimizer."""
-        self._is_grad = self.own_updates is not None and self.own_updates.begin_grad(loss, inputs)
-        if self.own_updates is not None and self._is_grad:
+        self._is_grad = self.manual_updates is not None and self.manual_updates.begin_grad(
+            loss, inputs
+        )
+        if self.manual_updates is not None and self._is_grad:
             super().before_backward(loss)
 
     def after_grad(self, grads: Sequence[Any]) -> None:
-        if self.own_updates is not None and self._is_grad:
-            self.own_updates.look_at_results(grads)
+        if self.manual_updates is not None and self._is_grad:
+            self.manual_updates.check_results(grads)
 
     def replay_grad(self, loss: Tensor, call: Callable[[], Any]) -> Any:
         replay = self.engine.replay
-        if replay is None or self.own_updates is None:
+        if replay is None or self.manual_updates is None:
             return call()
         results = call()
-        replay.look_at_results(loss, [g for g in results if isinstance(g, Tensor)])
+        replay.check_results(loss, [g for g in results if isinstance(g, Tensor)])
         return results
 
     def on_func_grad(
         self, given: Any, results: tuple[Any, Any], call: Callable[[], tuple[Any, Any]]
     ) -> None:
         """After `torch.func.grad` or `grad_and_value`, in a training without a torch optimizer."""
-        if self.own_updates is not None:
-            self.own_updates.on_func_grad(given, results, call)
+        if self.manual_updates is not None:
+            self.manual_updates.on_func_grad(given, results, call)
 
     def before_window(self) -> None:
         """Search for models if there is a new optimizer, and when the loop begins.

@@ -23,26 +23,26 @@ from ..engine import Engine
 from ..frames import calling_frames, variables
 from .batch_tracker import BatchTracker
 
-__all__ = ["ValidationLooks"]
+__all__ = ["ValidationChecks"]
 
 _MOST = 4096
 
 
-class ValidationLooks:
+class ValidationChecks:
     """Reports NaN in results of evaluation loops, in one line per place."""
 
     def __init__(self, engine: Engine, tracker: BatchTracker) -> None:
         self._engine, self._tracker = engine, tracker
         self._reported: set[str | None] = set()
 
-    def look(self, frame: FrameType) -> None:
-        event = _look_at_untrained(frame, self._tracker.num_batches, self._tracker.num_epochs)
+    def check(self, frame: FrameType) -> None:
+        event = _find_nan(frame, self._tracker.num_batches, self._tracker.num_epochs)
         if event is not None and event.name not in self._reported:
             self._reported.add(event.name)
-            self._engine.lookout.warn(event)
+            self._engine.monitor.warn(event)
 
 
-def _look_at_untrained(frame: FrameType | None, step: int, epoch: int) -> Event | None:
+def _find_nan(frame: FrameType | None, step: int, epoch: int) -> Event | None:
     """A warning about the loop in this frame, or None."""
     mine = next((f for f in calling_frames(frame) if is_user_file(f.f_code.co_filename)), None)
     if mine is None:

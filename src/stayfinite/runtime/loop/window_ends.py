@@ -16,16 +16,16 @@ class WindowEnds:
     """Closes a healthy window, undoes a bad one, and judges deferred ones when their verdict is known."""
 
     def __init__(self, engine: Engine, bad: BadSteps) -> None:
-        self._engine, self._bad = engine, bad
+        self._engine, self._bad_steps = engine, bad
         self._state = engine.state
 
     def after(self, window: Window, is_regular: bool) -> None:
         """End a window; `is_regular`: the loop went on to its next batch. If it was left instead, nothing is undone."""
         if not is_regular:
-            self._bad.undo.clear()
+            self._bad_steps.undo.clear()
         if window.failure is not None:
-            rates = self._rates_that_stay() if self._bad.undo else None
-            self._bad.put_back()
+            rates = self._rates_that_stay() if self._bad_steps.undo else None
+            self._bad_steps.put_back()
             if rates is not None:
                 self._state.set_lrs(rates)
             return
@@ -39,7 +39,7 @@ class WindowEnds:
 
         Nothing is restored: the next forward has run already, and its graph needs the tensors as they are.
         """
-        self._bad.undo.clear()
+        self._bad_steps.undo.clear()
         is_deferred = window.is_moved and self._engine.settings.deferred
         if window.failure is None and not is_deferred:
             self._engine.close_healthy(window, is_followed=True)
@@ -50,7 +50,7 @@ class WindowEnds:
         if self._state.scalers.refs:
             self._note_scale(window)
         if failure is not None:
-            self._bad.handle(window, failure)
+            self._bad_steps.handle(window, failure)
 
     def _note_scale(self, window: Window) -> None:
         if window.num_applied and self._state.scalers.refs:
@@ -61,16 +61,16 @@ class WindowEnds:
         if self._engine.ranks.is_together:
             self._engine.deep_checks.request()
             return
-        self.look_deeper(is_regular=True)
+        self.check_deeply(is_regular=True)
 
-    def look_deeper(self, is_regular: bool) -> None:
+    def check_deeply(self, is_regular: bool) -> None:
         """Collect deferred steps, then run a deep check."""
         self._collect(is_last=True, is_regular=is_regular)
         if self._engine.log:
             last = self._engine.log[-1]
             failure = self._engine.deep_checks.run(last.step)
             if failure is not None:
-                self._bad.handle(last, failure)
+                self._bad_steps.handle(last, failure)
 
     def _rates_that_stay(self) -> tuple[float, ...] | None:
         """The learning rates to keep: a loop that calls `next` itself may have set them for its next step."""
@@ -83,7 +83,7 @@ class WindowEnds:
         fine, bad, later = self._engine.deferral.collect(is_last)
         found = self._engine.deferral.close_fine(fine, bad)
         if found is not None:
-            self._bad.handle(*found)
+            self._bad_steps.handle(*found)
             return
         if bad is None:
             if self._engine.deep_checks.must_wait:
@@ -91,4 +91,4 @@ class WindowEnds:
             return
         failure = self._engine.shared.late_failure(bad)
         if failure is not None:
-            self._bad.handle_late(bad, failure, later, is_regular)
+            self._bad_steps.handle_late(bad, failure, later, is_regular)

@@ -36,7 +36,7 @@ class Planned(Protocol):
     def history(self) -> Any: ...
 
     @property
-    def lookout(self) -> Warns: ...
+    def monitor(self) -> Warns: ...
 
     @property
     def replay(self) -> Any: ...
@@ -149,7 +149,7 @@ class PlanRun:
         event = Event(
             step=step, phase="optimizer", kind="plan", symptom="plan", name=name, message=text
         )
-        self._host.lookout.warn(event, is_printed=False)
+        self._host.monitor.warn(event, is_printed=False)
         if self._is_alone:
             self._say(f"step {step}: {text}")
 

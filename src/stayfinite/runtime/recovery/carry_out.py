@@ -87,7 +87,7 @@ class Recovery:
         self.tally.num_total += 1
         verdict.outlook = verdict.outlook or self._lost
         decision = self._decide(incident, window, verdict.outlook)
-        is_own = window is not None and bool(window.own_update)
+        is_own = window is not None and bool(window.manual_update)
         if is_own and decision.kind not in ("raise", "stop"):
             decision = Decision("skip")  # the script applies its own update in any case
         if decision.kind == "sanitize":
@@ -109,7 +109,7 @@ class Recovery:
             action = self._stop_healthy(verdict, verdict.outlook)
         elif decision.kind not in ("sanitize", "parts"):
             action = self._plain_action(incident, decision)
-            is_out = not is_own or (window is not None and window.is_put_back)
+            is_out = not is_own or (window is not None and window.is_reverted)
             if is_out and action.kind != "rebuilt":
                 self.left_out.note(window, "skipped", incident)
         incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
@@ -136,7 +136,7 @@ class Recovery:
         """Add facts that only the running training knows; not for repeated incidents."""
         if incident.same_as is not None:
             return incident
-        limits = [*self._host.lookout.limits, *everywhere]
+        limits = [*self._host.monitor.limits, *everywhere]
         cost = self.last_save.cost(self._host.num_applied)
         is_loop = window is not None and window.batches[0].loss_fn is None
         home = incident.location.module
@@ -210,7 +210,7 @@ class Recovery:
         """Stop the run, with its last healthy state restored and saved."""
         state, window = self.state, verdict.window
         detail = f"leaving batches out cannot help: {outlook.reason}"
-        is_own = window is not None and bool(window.own_update)
+        is_own = window is not None and bool(window.manual_update)
         if state.snapshot.is_taken and not is_own:
             tag = state.snapshot.tag
             state.clear_grads()
@@ -320,7 +320,7 @@ class Recovery:
         def moved(move: RampMove) -> None:
             if before is not None:
                 before(move)
-            self._host.lookout.warn(
+            self._host.monitor.warn(
                 Event(
                     step=move.step, phase="forward", kind="precision", symptom="precision",
                     message=f"{move.before} -> {move.after}: {move.reason}",
@@ -336,7 +336,7 @@ class Recovery:
         new = [n for n in names if n not in self.bad_parts]
         self.bad_parts.update(names)
         if new:
-            self._host.lookout.warn(
+            self._host.monitor.warn(
                 Event(
                     step=self._host.num_applied, phase="loss", kind="bad_part", name=new[0],
                     message=f"{', '.join(new)}: not finite, left out of the loss "
@@ -364,7 +364,7 @@ class Recovery:
         host.log.clear()
         host.deep_checks.forget_due()
         self.tally.num_rollbacks += 1
-        host.lookout.forget_after(tag)
+        host.monitor.forget_after(tag)
         assert verdict.incident is not None
         for window in since:
             is_bad = window is verdict.window

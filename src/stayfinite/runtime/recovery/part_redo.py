@@ -34,7 +34,7 @@ class PartRedo:
         if self._host.ranks.has_others:
             self._warn_of_ranks(window.step)
             return False
-        return (window.epoch, window.step) not in self._tried and not window.own_update
+        return (window.epoch, window.step) not in self._tried and not window.manual_update
 
     def _warn_of_ranks(self, step: int) -> None:
         """Warn once. `run` refuses the policy under a launcher, but a script may start its ranks itself."""
@@ -43,7 +43,7 @@ class PartRedo:
             text = (
                 "policy parts is for one rank: with several, a bad step is skipped on all of them"
             )
-            self._host.lookout.warn(Event(step=step, phase="loss", kind="policy", message=text))
+            self._host.monitor.warn(Event(step=step, phase="loss", kind="policy", message=text))
 
     def again(self, window: Window) -> Window:
         """A copy of the window that is computed by parts."""

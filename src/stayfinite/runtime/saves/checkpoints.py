@@ -116,7 +116,7 @@ class CheckpointWatch:
         if what in self._reported:
             return
         self._reported.add(what)
-        engine.lookout.warn(
+        engine.monitor.warn(
             Event(
                 step=engine.num_applied, phase="parameter", kind="copy_left_out", symptom="parameter",
                 name=first.tensor,
@@ -159,7 +159,7 @@ class CheckpointWatch:
         if found is None:
             return
         self._reported.add(path)
-        engine.lookout.warn(
+        engine.monitor.warn(
             Event(
                 step=engine.num_applied, phase="resume", kind="resume_mismatch", symptom="learning_rate",
                 name="lr", value=found[1], message=found[2],

@@ -188,14 +188,14 @@ class ScriptRun:
             self._gradients = GradientPatches(self.driver)
         if "loaders" not in without:
             self._loaders = LoaderPatches(self.driver)
-            self.driver.on_new_optimizer = lambda _: self._look_for_loaders()
+            self.driver.on_new_optimizer = lambda _: self._find_loaders()
         self.driver.on_close = self._unlisten
         if self._shows_patches:
             say(patch_table())
 
-    def _look_for_loaders(self) -> None:
+    def _find_loaders(self) -> None:
         if self._loaders is not None:
-            self._loaders.look_for_others()
+            self._loaders.find_others()
 
     def _unlisten(self) -> None:
         parts = (self._training, self._gradients, self._loaders, self._checkpoints)

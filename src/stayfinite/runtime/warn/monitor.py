@@ -21,14 +21,14 @@ from .headroom import Headroom
 from .limits import Limit, everywhere
 from .untrained import untrained_weights
 
-__all__ = ["SPIKE_NAMES", "Lookout"]
+__all__ = ["SPIKE_NAMES", "Monitor"]
 
 _LOUD = 3.0
 """A spike is printed only from this multiple of the usual value; small batches have heavy tails."""
 SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
-class Lookout:
+class Monitor:
     """Compares each step with the usual, and collects and prints the warnings of one training."""
 
     def __init__(self, host: Host) -> None:
@@ -103,11 +103,11 @@ class Lookout:
         self.headroom.check_weights(self, step)
         if not self._has_checked_untrained:
             self._has_checked_untrained = True
-            self._look_for_untrained(step)
+            self._warn_of_untrained(step)
         # These steps are applied already, so the only possible action is a rollback.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
 
-    def _look_for_untrained(self, step: int) -> None:
+    def _warn_of_untrained(self, step: int) -> None:
         """Warn of tensors that no optimizer trains. An error here must not end the training."""
         try:
             event = untrained_weights(self.state, step)

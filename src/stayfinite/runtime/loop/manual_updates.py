@@ -25,7 +25,7 @@ from ..graph import leaves_of
 from ..window import Failure, Window
 from .loaderless import Loaderless
 
-__all__ = ["OwnDriver", "OwnUpdates", "Trained"]
+__all__ = ["ManualUpdateDriver", "ManualUpdates", "TrainedTensors"]
 
 _MARKED = 4
 _NOT_HELD = (
@@ -49,7 +49,7 @@ _GONE = (
 _LEFT = f"{_NOT_HELD}: the tensors that it trains are not finite from here on"
 
 
-class Trained:
+class TrainedTensors:
     """Takes the place of an optimizer: weak references to the tensors that are trained."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Trained:
         self._names = [found.get(id(t), f"tensor{i}") for i, t in enumerate(tensors)]
 
 
-class OwnDriver(Protocol):
+class ManualUpdateDriver(Protocol):
     """The parts of the loop driver that are used here."""
 
     engine: Engine
@@ -94,12 +94,12 @@ class OwnDriver(Protocol):
     def on_trained(self, trained: Any) -> None: ...
 
 
-class OwnUpdates:
+class ManualUpdates:
     """Checks the losses and gradients of such a training."""
 
-    def __init__(self, driver: OwnDriver) -> None:
+    def __init__(self, driver: ManualUpdateDriver) -> None:
         self._driver = weakref.ref(driver)
-        self._trained = Trained()
+        self._trained = TrainedTensors()
         self._shapes: list[torch.Size] = []
         self._is_repeated = False
         """Whether tensors of the same shapes were trained more than once, which makes it a training."""
@@ -121,7 +121,7 @@ class OwnUpdates:
                 self._trained
             )  # gradients are added up, or a graph is used again
 
-    def look_at_gradients(self) -> None:
+    def check_gradients(self) -> None:
         """After a backward: check the gradients."""
         pairs = [(p, p.grad) for p in self._trained.tensors if p.grad is not None]
         if not pairs:
@@ -137,7 +137,7 @@ class OwnUpdates:
         self._note(leaves, sys._getframe(1))
         return True
 
-    def look_at_results(self, grads: Iterable[Any]) -> None:
+    def check_results(self, grads: Iterable[Any]) -> None:
         """After `torch.autograd.grad`: check the gradients."""
         self._check([g for g in grads if isinstance(g, Tensor)], self._trained.tensors)
 
@@ -176,11 +176,11 @@ class OwnUpdates:
     def _is_whole(self) -> bool:
         return all(is_finite(t) for t in self._trained.tensors)
 
-    def _now(self) -> tuple[OwnDriver, Window]:
+    def _now(self) -> tuple[ManualUpdateDriver, Window]:
         driver = self._driver()
         assert driver is not None
         window = driver.window_now()
-        window.own_update = window.own_update or _MADE_ANEW
+        window.manual_update = window.manual_update or _MADE_ANEW
         return driver, window
 
     def _note(
@@ -225,7 +225,7 @@ class OwnUpdates:
             driver.end_refused(window)
 
     def _failure(
-        self, driver: OwnDriver, window: Window, grads: list[Tensor], trained: list[Tensor]
+        self, driver: ManualUpdateDriver, window: Window, grads: list[Tensor], trained: list[Tensor]
     ) -> Failure | None:
         """Checked on the CPU only; tensors on a device wait for the deep checks."""
         if not all(g.is_cpu for g in grads):
@@ -243,7 +243,7 @@ class OwnUpdates:
         name = driver.engine.state.name_of(trained[bad]) if is_paired else None
         return Failure("gradient", window.step, name=name)
 
-    def _refuse(self, driver: OwnDriver, window: Window, failure: Failure) -> None:
+    def _refuse(self, driver: ManualUpdateDriver, window: Window, failure: Failure) -> None:
         """Investigate now, before the script applies the update."""
         undo = self._plan(driver, window)
         # A retained graph must not notice that its tensors were written to.
@@ -256,19 +256,19 @@ class OwnUpdates:
         if undo is not None and window.is_loaderless:
             self._put_back_at_call(driver, undo)
 
-    def _plan(self, driver: OwnDriver, window: Window) -> Callable[[], None] | None:
+    def _plan(self, driver: ManualUpdateDriver, window: Window) -> Callable[[], None] | None:
         """The function that restores the current tensors after the update, if that is possible."""
         tensors = self._trained.tensors
         if not self._is_in_place:
-            window.own_update = _MADE_ANEW
+            window.manual_update = _MADE_ANEW
             return None
         has_model = any(isinstance(t, nn.Parameter) for t in tensors)
         if (window.is_loaderless and not has_model) or not self._is_whole:
-            window.own_update = _LEFT
+            window.manual_update = _LEFT
             return None
         when = _AT_CALL if window.is_loaderless else _AT_BATCH
-        window.own_update = _PUT_BACK.format(len(tensors), when)
-        window.is_put_back = True
+        window.manual_update = _PUT_BACK.format(len(tensors), when)
+        window.is_reverted = True
         kept = [(t, t.detach().clone()) for t in tensors]
 
         @torch.no_grad()
@@ -279,7 +279,7 @@ class OwnUpdates:
 
         return undo
 
-    def _put_back_at_call(self, driver: OwnDriver, undo: Callable[[], None]) -> None:
+    def _put_back_at_call(self, driver: ManualUpdateDriver, undo: Callable[[], None]) -> None:
         """Undo the update when the next step begins: at the first call of a module."""
         self._leave_hook()
 
@@ -305,7 +305,7 @@ def _results(engine: Engine, results: tuple[Any, Any]) -> None:
     grads, value = results
     loss = value[0] if isinstance(value, tuple) else value
     if engine.replay is not None:
-        engine.replay.look_at_results(loss, [t for _, t in named_tensors(grads)])
+        engine.replay.check_results(loss, [t for _, t in named_tensors(grads)])
 
 
 def _is_trainable(tensor: Tensor) -> bool:
