@@ -94,3 +94,26 @@ def test_a_logarithm_that_a_data_set_takes_when_it_is_made_is_part_of_the_pipeli
     lines, first = inspect.getsourcelines(Prices)
     made = first + next(i for i, t in enumerate(lines) if "# MADE" in t)
     assert (incident.location.culprit.line == made) == (cause == "bad_preprocessing")
+
+
+def standardized(x):
+    return (x - x.mean(0)) / x.std(0)  # WARNED
+
+
+@pytest.mark.filterwarnings("default:invalid value:RuntimeWarning")
+def test_the_line_that_numpy_has_warned_of_has_made_what_the_data_set_stores():
+    x = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
+    x[:, 2] = 0.0
+    data = torch.from_numpy(standardized(x))
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Guard(model, optimizer) as guard:
+        for batch in guard(DataLoader(data, batch_size=4)):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    incident = guard.incidents[0]
+    assert incident.diagnosis.cause == "bad_preprocessing"
+    lines, first = inspect.getsourcelines(standardized)
+    assert incident.location.culprit.line == first + 1
+    assert "NumPy warned there: invalid value" in " ".join(render(incident).split())

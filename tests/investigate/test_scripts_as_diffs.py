@@ -99,6 +99,48 @@ WARMUP_OF_NONE = """
     print("final", loss.item())
 """
 
+SHARES_BY_HAND = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    model, teacher = nn.Linear(4, 3), nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(12):
+        x = torch.randn(8, 4)
+        t = torch.exp(teacher(x) / (0.001 if step == 7 else 1.0))
+        t = (t / t.sum(1, keepdim=True)).detach()
+        loss = -(t * torch.log_softmax(model(x), 1)).sum(1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
+RAISED = """
+    import torch
+    from torch import nn
+    from torch.distributions import Categorical
+
+    def act(policy, seen):
+        drawn = Categorical(logits=policy(seen / seen.abs().sum(1, keepdim=True)))
+        action = drawn.sample()
+        return action, drawn.log_prob(action)
+
+    torch.manual_seed(0)
+    policy = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
+    for step in range(12):
+        seen = torch.randn(8, 4)
+        seen[3] *= step != 7
+        action, log_prob = act(policy, seen)
+        loss = -(log_prob * (action == 1)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
 LONE_NODE = """
     import torch
     from torch import nn
@@ -384,6 +426,10 @@ CLASS_WEIGHTS = """
         (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
         # The formula stands in another method than the one that sets the rate.
         (WARMUP_OF_NONE, "guard_schedule", "np.float32(self.t) / max(self.steps, 1))"),
+        # To bound what is divided by its own sum would give other shares.
+        (SHARES_BY_HAND, "softmax_later", "t = torch.softmax(t, dim=1).detach()"),
+        # The distribution raises before there is a loss; the statement that raised is run with the change.
+        (RAISED, "floor_norm", "seen.abs().sum(1, keepdim=True).clamp(min="),
         (LONE_NODE, "floor_count", "scale = degree.clamp(min=1).pow(-0.5)"),
         (
             CONSTANT_COLUMN,

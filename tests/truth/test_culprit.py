@@ -9,6 +9,7 @@ from torch import nn
 
 from clinic import form, measure
 from stayfinite import Guard, Incident
+from stayfinite.investigate.evidence.own_rate import own_rate
 
 LOOP = """
 data = TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
@@ -168,3 +169,19 @@ def test_a_rate_that_the_loop_sets_by_a_name_is_named_where_it_is_computed(watch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(watch(script), "bad_schedule")
+
+
+@pytest.mark.parametrize(
+    ("update", "line"),
+    [
+        ("w -= rate * w.grad", 1),
+        ("w.sub_(rate * g)", 1),
+        ("w.add_(w.grad, alpha=-rate)", 1),
+        ("w.data = w.data - self.lr * w.grad", 2),
+        ("w -= rate * decay", None),
+    ],
+)
+def test_the_rate_of_updates_by_hand_is_found_where_it_is_set(update, line, tmp_path):
+    (tmp_path / "train.py").write_text(f"rate = 5.0\n{update}\n")
+    found = own_rate([str(tmp_path / "train.py")])
+    assert (found and found[0].line) == line

@@ -21,7 +21,7 @@ _MOST_SINGLE = 3
 _ONE_OF_MANY = ("mean_or_zero", "loss_or_zero", "nan_to_zero")
 """If only one selection is empty, the others on the line should stay unchanged."""
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")
-_IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
+_IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax", "softmax_later",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
                 "softplus", "logaddexp", "sigmoid", "tanh", "normalize", "smooth_over_open", "floor_distribution", "floor_distribution_more", "mask_first",
                 *_NORMALIZED}  # fmt: skip
@@ -31,9 +31,9 @@ _LOG = ("log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "
         "log_of_positive", "inside_support", "above_support", "floor_log_eps", "floor_log",
         "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_HAND = ("softplus", "logaddexp", "sigmoid", "tanh")
-_EXP = ("log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
+_EXP = ("log_of_share", "logsumexp", "log_cosh", *_BY_HAND, "softmax", "softmax_later", *_NORMALIZED, "shift_exp", "shift_exp_all", "bound_exp",
         "bound_exp_everywhere", "bound_exp_low", "bound_exp_lowest", "bound_exp_high")  # fmt: skip
-_DIVISION = ("log_of_share", "sigmoid", "tanh", "softmax", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
+_DIVISION = ("log_of_share", "sigmoid", "tanh", "softmax", "softmax_later", *_NORMALIZED, "normalize", "floor_norm", "nonzero_divisor",
              "floor_definition", "floor_reciprocal", "floor_distribution", "floor_distribution_more")  # fmt: skip
 _BY_OPERATOR: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log2", "log10", "xlogy"), _LOG),

@@ -13,6 +13,7 @@ from .matching import (
     floored,
     functional,
     hoisted,
+    is_in_parentheses,
     is_namespace,
     is_simple,
     name_of,
@@ -298,3 +299,49 @@ def floor_log(source: Source, node: ast.AST) -> Iterable[Edit] | None:
         return None
     inside = found[2][0] if found[0] == "xlogy" and found[2] else found[1]
     return floored(source, inside, "tiny")
+
+
+@pattern(
+    "softmax_later",
+    "leave the exponential to torch.softmax, where it is divided by its own sum",
+    "it subtracts the largest entry first; inf / inf and 0 / 0 cannot happen",
+)
+def softmax_later(source: Source, node: ast.AST) -> Iterable[Edit] | None:
+    """`t = exp(x)` and, further down, `t / t.sum(1, keepdim=True)`, which is all that reads it."""
+    torch = name_of(source, "torch")
+    if torch is None or not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return None
+    target, exp = node.targets[0], call(node.value, "exp")
+    if not isinstance(target, ast.Name) or exp is None or exp[2] or exp[3]:
+        return None
+    reads = _reads_until_bound_again(source, node, target.id)
+    share = source.parent(reads[0]) if len(reads) == 2 else None
+    if not isinstance(share, ast.BinOp) or not isinstance(share.op, ast.Div):
+        return None
+    total = call(share.right, "sum")
+    if total is None or share.left is not reads[0] or total[1] is not reads[1]:
+        return None
+    dim = _kept_dimension(source, total[2], total[3])
+    if dim is None:
+        return None
+    start, end = source.span(share)
+    if is_in_parentheses(source.text, start, end):
+        start, end = start - 1, end + 1
+    text = f"{torch}.softmax({target.id}, dim={dim})"
+    return [Edit(*source.span(node.value), source.text_of(exp[1])), Edit(start, end, text)]
+
+
+def _reads_until_bound_again(source: Source, first: ast.Assign, name: str) -> list[ast.Name]:
+    """Where a variable is read between a statement and the next one of its block that gives it a new value."""
+    block = source.block(first)
+    if first not in block:
+        return []
+    found: list[ast.Name] = []
+    for statement in block[block.index(first) + 1 :]:
+        uses = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and n.id == name]
+        found += [n for n in uses if isinstance(n.ctx, ast.Load)]
+        if len(uses) > sum(isinstance(n.ctx, ast.Load) for n in uses):
+            is_plain = isinstance(statement, ast.Assign)
+            return sorted(found, key=lambda n: (n.lineno, n.col_offset)) if is_plain else []
+    is_last = isinstance(source.parent(first), (ast.FunctionDef, ast.AsyncFunctionDef))
+    return sorted(found, key=lambda n: (n.lineno, n.col_offset)) if is_last else []

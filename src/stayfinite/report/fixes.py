@@ -35,6 +35,8 @@ def proof_words(proof: Proof, step: int) -> str:
         return proof.note
     if not proof.num_healthy and proof.note.startswith("from "):
         return f"{proof.num_after} steps {proof.note} stay finite"
+    if proof.note.startswith("what raised "):
+        return f"step {step}: {proof.note}"
     parts = [f"step {step} is finite"]
     if proof.note.startswith(("it ", "step ")):
         return f"{parts[0]}, but {proof.note}"

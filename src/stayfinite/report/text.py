@@ -179,7 +179,8 @@ def _where(location: Location) -> str:
         lines.append(f"  module    {location.module or '(the model itself)'}")
     if location.file:
         lines.append(
-            f"  line      {short_path(location.file)}:{location.line}  in {location.function}"
+            f"  line      {short_path(location.file)}:{location.line}"
+            + (f"  in {location.function}" if location.function else "")
         )
         if location.source:
             lines.append(f"            {location.source}")

@@ -43,9 +43,10 @@ def _sentence(e: Evidence) -> str:
             f"Inputs of {num(e.largest_input)} reach this operator and overflow. Neither the loss nor the "
             f"weights had run away; a learning rate of {rates(e)} may still be too high."
         )
+    rate = f"The learning rate of {rates(e)}" if e.event.lr else "The learning rate"
     return (
-        f"The training had run away before this step: {told}. The learning rate of {rates(e)} makes "
-        "each update overshoot the one before, until something overflows."
+        f"The training had run away before this step: {told}. {rate} makes each update overshoot "
+        "the one before, until something overflows."
     )
 
 

@@ -282,6 +282,14 @@ class Body:
             if is_scalar(v) and before.get(k) is not v and not k.startswith("__stayfinite")
         ]  # fmt: skip
 
+    def given_anew(self, namespace: dict[str, Any]) -> list[Tensor]:
+        """Floating-point tensors that a run has assigned, of any shape."""
+        before = self.scene.variables
+        found = [
+            t for k, v in namespace.items() if before.get(k) is not v for _, t in named_tensors(v)
+        ]
+        return [t for t in found if t.is_floating_point()]
+
     @functools.cached_property
     def _expressions(self) -> dict[str, ast.expr]:
         """The expressions of the caller for the arguments, if the body is a whole function."""

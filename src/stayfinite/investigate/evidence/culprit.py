@@ -25,6 +25,7 @@ from ...sandbox.compute import computing_only
 from ..investigation import Investigation
 from .gather import owner_of, source_files
 from .layer_lines import layer_line
+from .own_rate import own_rate
 from .own_schedules import by_counter, own_schedules
 from .setting_lines import (
     assigned_key,
@@ -111,8 +112,9 @@ def _rate(optimizer: Any) -> float:
 def _learning_rate(investigation: Investigation, e: Evidence) -> Culprit | None:
     """The schedule that raised the rate, the line that assigned it, or the optimizer that was made with it."""
     optimizer = max(investigation.state.optimizers, key=_rate, default=None)
-    if optimizer is None:
-        return None
+    if optimizer is None or not any("lr" in g for g in optimizer.param_groups):
+        by_hand = own_rate(_files(investigation))
+        return culprit(*by_hand) if by_hand is not None else None
     now, given = _rate(optimizer), _given_rate(optimizer)
     is_scheduled = now > _GREW * given or not math.isfinite(now)
     found = None

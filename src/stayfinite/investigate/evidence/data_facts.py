@@ -30,7 +30,7 @@ from ...runtime.rng import RngState
 from ...runtime.window import BatchRef, Window
 from ...sandbox.compute import computing_only
 from ..budget import Budget
-from .prepared import made_by_logarithm
+from .prepared import made_by_logarithm, made_with_warning
 from .sample_source import (
     SampleSource,
     as_worker,
@@ -66,7 +66,8 @@ def inspect_data(window: Window, seconds: float) -> Data:
         return Data()
     owner = ref.loader
     if isinstance(owner, (list, tuple)):
-        return Data(origin="stored", detail="The list of batches already holds it.")
+        made = made_with_warning([(n, t) for n, t in named_tensors(ref.value, "the list")])
+        return made or Data(origin="stored", detail="The list of batches already holds it.")
     loader = source_behind(owner)
     if loader is None:
         return Data()
@@ -115,8 +116,9 @@ def bad_batch(window: Window) -> BatchRef | None:
 def _again(loader: SampleSource, indices: Any, batch: Any, budget: Budget) -> Data:
     stored = list(itertools.islice(_stored(loader.dataset, "dataset", 0, set()), _MAX_STORED))
     found = _looked_at(loader, stored, indices, batch, budget)
-    made = made_by_logarithm(loader.dataset, stored) if found.origin == "stored" else None
-    return made or found
+    if found.origin != "stored":
+        return found
+    return made_by_logarithm(loader.dataset, stored) or made_with_warning(stored) or found
 
 
 def _looked_at(

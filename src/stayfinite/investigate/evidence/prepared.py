@@ -6,15 +6,16 @@ import ast
 import inspect
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...diagnose.evidence import Data
-from ...locate.frames import is_user_file
+from ...locate.frames import Frame, is_user_file
 from ...parsing import parsed
 from ..replays.changed_source import text_of_file
 
-__all__ = ["made_by_logarithm"]
+__all__ = ["made_by_logarithm", "made_with_warning"]
 
 _LOGS = ("log", "log2", "log10")
 _CONVERT = ("tensor", "as_tensor", "from_numpy", "FloatTensor", "asarray", "array", "astype", "to_numpy",
@@ -44,6 +45,54 @@ def made_by_logarithm(dataset: Any, stored: Iterable[tuple[str, Any]]) -> Data |
                     detail=f"{name} holds -inf, which a logarithm gives for 0 and for nothing else.",
                 )  # fmt: skip
     return None
+
+
+_WARNINGS = {
+    "invalid value encountered in": math.isnan,
+    "divide by zero encountered in": math.isinf,
+}
+
+
+def made_with_warning(stored: Iterable[tuple[str, Any]]) -> Data | None:
+    """The one line of the script where NumPy has warned of such numbers as the data set stores."""
+    held = [(name, bad) for name, value in stored if (bad := _bad_numbers(value))]
+    if not held:
+        return None
+    name, bad = held[0]
+    found = [
+        (file, line, text)
+        for file, line, text in dict.fromkeys(_warned())
+        if any(text.startswith(k) and any(map(kind, bad)) for k, kind in _WARNINGS.items())
+    ]
+    if len({(file, line) for file, line, _ in found}) != 1:
+        return None
+    file, line, text = found[0]
+    frame = Frame(file, line, "?")
+    return Data(
+        origin="pipeline", is_stored=True, file=file, line=line, source=frame.source,
+        detail=f"NumPy warned there: {text}. {name} holds such numbers.",
+    )  # fmt: skip
+
+
+def _warned() -> Iterator[tuple[str, int, str]]:
+    """The warnings that Python has noted as shown, of the user's modules."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        noted = getattr(module, "__warningregistry__", None)
+        if not isinstance(file, str) or not isinstance(noted, dict) or not is_user_file(file):
+            continue
+        for key in list(noted):
+            if isinstance(key, tuple) and len(key) == 3 and key[1] is RuntimeWarning:
+                yield file, key[2], str(key[0])
+
+
+def _bad_numbers(value: Any) -> list[float]:
+    """One of each kind: NaN, infinite."""
+    flat = value.reshape(-1).tolist() if hasattr(value, "reshape") else value
+    if not isinstance(flat, (list, tuple)):
+        return []
+    bad = [v for v in flat if isinstance(v, float) and not math.isfinite(v)]
+    return list({str(abs(v)): v for v in bad}.values())
 
 
 def _is_only_minus_inf(value: Any) -> bool:

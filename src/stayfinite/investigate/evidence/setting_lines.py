@@ -12,11 +12,14 @@ from ...parsing import parsed
 
 __all__ = [
     "assigned_key",
+    "assignment_before",
     "called",
     "computed_at",
+    "functions_of_file",
     "given_keyword",
     "made_attribute",
     "returned_by",
+    "users_files",
 ]
 
 _WRAPS = {
@@ -33,7 +36,7 @@ def _tree(file: str) -> ast.Module | None:
         return None
 
 
-def _functions(file: str) -> Iterator[tuple[str, list[ast.stmt]]]:
+def functions_of_file(file: str) -> Iterator[tuple[str, list[ast.stmt]]]:
     """(name, statements in order) of the file itself and of each of its functions."""
     tree = _tree(file)
     if tree is None:
@@ -60,15 +63,15 @@ def _only(found: list[Frame]) -> Frame | None:
     return places[0] if len(places) == 1 else None
 
 
-def _users(files: Iterable[str | None]) -> list[str]:
+def users_files(files: Iterable[str | None]) -> list[str]:
     return [f for f in dict.fromkeys(files) if f and is_user_file(f)]
 
 
 def called(files: Iterable[str | None], name: str) -> list[Frame]:
     """The lines that call something of this name: `optim.SGD(...)` for "SGD"."""
     found = []
-    for file in _users(files):
-        for function, statements in _functions(file):
+    for file in users_files(files):
+        for function, statements in functions_of_file(file):
             found += [
                 Frame(file, node.lineno, function)
                 for node in _own_nodes(statements)
@@ -80,8 +83,8 @@ def called(files: Iterable[str | None], name: str) -> list[Frame]:
 def given_keyword(files: Iterable[str | None], *names: str) -> Frame | None:
     """The only line with an argument of this name, for objects that a framework makes."""
     found = []
-    for file in _users(files):
-        for function, statements in _functions(file):
+    for file in users_files(files):
+        for function, statements in functions_of_file(file):
             found += [
                 Frame(file, node.value.lineno, function)
                 for node in _own_nodes(statements)
@@ -93,8 +96,8 @@ def given_keyword(files: Iterable[str | None], *names: str) -> Frame | None:
 def assigned_key(files: Iterable[str | None], key: str) -> tuple[Frame, ast.expr] | None:
     """The only line that assigns to `[key]`, with the assigned value: `group["lr"] = rate`."""
     found: list[tuple[Frame, ast.expr]] = []
-    for file in _users(files):
-        for function, statements in _functions(file):
+    for file in users_files(files):
+        for function, statements in functions_of_file(file):
             for s in statements:
                 if isinstance(s, (ast.Assign, ast.AugAssign)) and any(
                     isinstance(t, ast.Subscript)
@@ -111,14 +114,14 @@ def returned_by(file: str, value: ast.expr, function: str) -> tuple[str, ast.Cal
     for _ in range(4):
         if isinstance(value, ast.Call):
             name = _name(value.func)
-            is_here = any(n == name for n, _ in _functions(file))
+            is_here = any(n == name for n, _ in functions_of_file(file))
             return (name, value) if name and is_here else None
         if isinstance(value, ast.BinOp):
             value = value.right if isinstance(value.right, ast.Call) else value.left
             continue
         if not isinstance(value, ast.Name):
             return None
-        made = _assignment(file, function, value.id, value.lineno)
+        made = assignment_before(file, function, value.id, value.lineno)
         if made is None:
             return None
         value = made[1]
@@ -137,8 +140,8 @@ def made_attribute(files: Iterable[str | None], path: str) -> Frame | None:
     """The statement that gave a parameter or buffer (a dotted path) its values."""
     *owners, attribute = path.split(".")
     found: list[tuple[int, Frame, str, ast.expr | None]] = []
-    for file in _users(files):
-        for function, statements in _functions(file):
+    for file in users_files(files):
+        for function, statements in functions_of_file(file):
             for s in statements:
                 rank, value = _writes(s, attribute, owners)
                 if rank:
@@ -162,7 +165,7 @@ def _behind(frame: Frame, function: str, value: ast.expr | None) -> Frame:
             value = receiver if is_plain and not inner else inner[0] if inner else None
         made = None
         if isinstance(value, ast.Name):
-            made = _assignment(frame.file, function, value.id, frame.line)
+            made = assignment_before(frame.file, function, value.id, frame.line)
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
             made = _returned(frame.file, value.func.id)
         if made is None:
@@ -176,7 +179,7 @@ def _returned(file: str, name: str) -> tuple[Frame, ast.expr] | None:
     """The only return statement of a function of this file."""
     found = [
         (Frame(file, s.lineno, function), s.value)
-        for function, statements in _functions(file)
+        for function, statements in functions_of_file(file)
         if function == name
         for s in statements
         if isinstance(s, ast.Return) and s.value is not None
@@ -184,7 +187,9 @@ def _returned(file: str, name: str) -> tuple[Frame, ast.expr] | None:
     return found[0] if len(found) == 1 else None
 
 
-def _assignment(file: str, function: str, name: str, before: int) -> tuple[Frame, ast.expr] | None:
+def assignment_before(
+    file: str, function: str, name: str, before: int
+) -> tuple[Frame, ast.expr] | None:
     """The last assignment to a name before a line in the same function."""
     found = _assignments(file, function, name, before)
     return found[-1] if found else None
@@ -192,7 +197,7 @@ def _assignment(file: str, function: str, name: str, before: int) -> tuple[Frame
 
 def _assignments(file: str, function: str, name: str, before: int) -> list[tuple[Frame, ast.expr]]:
     found = []
-    for each, statements in _functions(file):
+    for each, statements in functions_of_file(file):
         if each != function:
             continue
         for s in statements:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,9 @@ _ABSURD = 1e6
 _ABSURD_FLOOR = 1e3
 """A quotient by a floor may be finite and still absurd."""
 _EXACT = 2e-6
+_PAST_THE_ERROR = (
+    "what raised the error runs and gives finite values; the rest of the step was not run"
+)
 _ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
 Replays = Generator[Replay, ReplayResult, Any]
@@ -137,21 +140,18 @@ class Trial:
             number, largest, note = yield from self._compared(change, dtype, limits_gradients)
         note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
         is_alone = not (number or self._windows or self._unseen() or lab.had_no_gradient)
-        if (self.is_in_state or is_alone) and result.grad_norm == 0.0 and not note:
+        if lab.window.error is not None and not (result.losses or note):
+            note = _PAST_THE_ERROR
+        elif (self.is_in_state or is_alone) and result.grad_norm == 0.0 and not note:
             note = "it leaves no gradient to learn from"  # in this step, and in all that fail in the same way
+        made = Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note)
         if note:
-            return (
-                Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),
-                result,
-            )
+            return made, result
         after, note, is_bad = yield from self._after(change, dtype)
         if is_flat and not note:
             note = yield from self._is_stuck(change)
-        made = Proof(
-            is_step_finite=True, num_healthy=number, largest_change=largest, num_after=after,
-            note=note,
-        )  # fmt: skip
-        return made if not is_bad else Proof(**{**vars(made), "is_step_finite": False}), result
+        made = replace(made, num_after=after, note=note, is_step_finite=not is_bad)
+        return made, result
 
     def spoils(
         self, change: Change, dtype: str, limits_gradients: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -97,7 +97,7 @@ class BodyVehicle(Vehicle):
             if wanted.is_applied and not wanted.is_current:
                 body.run_following(namespace)
             if not active.num_backward:
-                self._check_computed(active, body.made(namespace))
+                self._check_computed(active, body, namespace)
         is_part = wanted.window.is_loaderless and wanted.trace is not None and wanted.change is None
         if is_whole or is_part:
             # Earlier iterations computed batches that the variables no longer hold.
@@ -109,8 +109,14 @@ class BodyVehicle(Vehicle):
             return body.run(ref.value, is_part)
         return body.run()
 
-    def _check_computed(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
+    def _check_computed(self, active: ActiveReplay, body: Body, namespace: dict[str, Any]) -> None:
         """Check the numbers that a loop computed before it stopped without a backward."""
+        made = body.made(namespace)
+        if not made and active.wanted.window.error is not None and active.wanted.change is not None:
+            # The statement raised before there was any loss, and does not with the change.
+            given = body.given_anew(namespace)
+            active.result.is_complete = bool(given) and not any(map(badness, given))
+            return
         for number in made:
             active.check_loss(number)
         if active.is_decided or not made:
