@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import gc
+import os
 import random
 import re
 import sys
@@ -12,11 +13,15 @@ from tests.launch import the_nursery
 from tests.preflight import forks
 
 import stayfinite.guard  # noqa: F401
+from stayfinite.investigate import diagnosis
 from stayfinite.locate.trace import OpTrace
 from stayfinite.patches import manager, provenance
 
 # The notes that begin with this import end here, so that each test finds the same process.
 provenance.remove(is_last_user=True)
+
+# The compiler in this process: a pool of its own would import torch once more for each core.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # A notice that torch gives once in a process would fail whichever test comes first: here each
 # gives it always, so that a test's result does not depend on the others'.
@@ -87,6 +92,17 @@ def as_script(monkeypatch):
     monkeypatch.setattr(sys, "argv", list(sys.argv))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+
+@pytest.fixture
+def causes_only(monkeypatch):
+    """The cause is found as ever; changes of the source, most of the work, are not looked for."""
+
+    def no_fixes(*_):
+        return ()
+        yield
+
+    monkeypatch.setattr(diagnosis, "proved_fixes", no_fixes)
 
 
 @pytest.fixture(autouse=True)

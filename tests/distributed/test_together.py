@@ -6,6 +6,7 @@ from tests.distributed.test_agreement import check_fault, check_proved
 
 from stayfinite.records import Incident
 
+pytestmark = pytest.mark.slow
 TOGETHER = "run by all ranks together"
 
 
@@ -17,7 +18,6 @@ def test_tensor_parallel_is_experimented_with_by_all_ranks(crew):
     check_proved(incident, TOGETHER)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "world", "form"), [("2d", 4, "loop"), ("fsdp_half", 2, "step"), ("tp", 2, "loop")]
 )

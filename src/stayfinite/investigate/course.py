@@ -1,4 +1,8 @@
-"""The order of an investigation: replay, trace, time travel for corrupted state, diagnosis."""
+"""The order of an investigation: replay, trace, time travel for corrupted state, diagnosis.
+
+It is a coroutine: it yields the replays it needs and receives their results, so it does not depend on the vehicle that
+runs them. It leaves the training as if the bad step had not run.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ _MAX_DRAWS = 8
 
 
 def course(investigation: Investigation) -> Replays:
-    """The whole investigation; returns the Verdict."""
+    """Run the whole investigation; returns the Verdict."""
     failure, window = investigation.failure, investigation.window
     if failure.symptom == "spike":
         if not window.num_applied:
@@ -65,7 +69,7 @@ def course(investigation: Investigation) -> Replays:
     if with_step:
         before.restore()
     if is_scaler_skip and result.failure is None:
-        left.put_back()
+        left.restore()
         return Verdict(_scale_incident(investigation), [], window)
     found = result.failure or failure
     is_older = investigation.is_older(result) and not window.own_update
@@ -80,7 +84,7 @@ def course(investigation: Investigation) -> Replays:
 
 
 def _from_another(investigation: Investigation, result: ReplayResult) -> Verdict:
-    """A part of the sum over the ranks was bad, and it was not this rank's."""
+    """The verdict if the bad part of a sum over the ranks came from another rank."""
     window, ranks = investigation.window, investigation.engine.ranks
     ranks.has_received = result.is_complete
     investigation.rewind()
@@ -95,7 +99,7 @@ def _from_another(investigation: Investigation, result: ReplayResult) -> Verdict
 def _replay_again(
     investigation: Investigation, result: ReplayResult, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
-    """The step was finite this time: chance is named only when it is so twice."""
+    """Replay a step that was finite this time once more: only two finite replays count as chance."""
     if not investigation.has_drawn_the_same():
         investigation.is_on_other_numbers = True
         result.is_complete = False
@@ -116,16 +120,15 @@ def _replay_again(
 
 
 def _on_other_numbers(investigation: Investigation, first: ReplayResult) -> Replays:
-    """What draws between the start and the loss cannot all be run again, so the numbers that failed are out
-    of reach; others that fail in the same way do as well."""
+    """Trace the step on other random numbers that make it fail, if its own cannot be drawn again."""
     trace = investigation.trace
     for _ in range(_MAX_DRAWS):
-        start = investigation.rng_after.now_too()
+        start = investigation.rng_after.current()
         investigation.rewind()
         start.restore()
         result: ReplayResult = yield investigation.trace_replay()
         if result.failure is not None and result.origin is not None:
-            investigation.window.rng = start  # every replay from here on begins with these
+            investigation.window.rng = start  # all later replays start with these
             return result
     investigation.trace = trace
     return first
@@ -134,7 +137,7 @@ def _on_other_numbers(investigation: Investigation, first: ReplayResult) -> Repl
 def _trace_further_back(
     investigation: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
-    """Where the bad value came in by a variable: with what made that, earlier in the same iteration."""
+    """If the bad value came from a variable, also replay the earlier statements that computed it."""
     while (wider := _wider_vehicle(investigation, result)) is not None:
         vehicle, trace, window = investigation.vehicle, investigation.trace, investigation.window
         investigation.rewind()
@@ -153,7 +156,7 @@ def _trace_further_back(
 
 
 def _wider_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
-    """Who computes more of the iteration, if that would tell more; of several ranks, the leader knows."""
+    """The vehicle that computes more of the iteration, if that would help; with several ranks, the leader decides."""
     wider = investigation.vehicle.wider() if _has_external_input(result.origin) else None
     ranks = investigation.engine.ranks
     if not ranks.is_on:
@@ -165,7 +168,7 @@ def _wider_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicl
 
 
 def _has_external_input(origin: Origin | None) -> bool:
-    """Whether the slice ended at an operator that was given the bad value by nobody known."""
+    """Whether the slice ended at an operator whose bad input has an unknown origin."""
     return (
         origin is not None
         and origin.birth is not None
@@ -176,7 +179,7 @@ def _has_external_input(origin: Origin | None) -> bool:
 
 
 def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Replays:
-    """The step's own batch is gone; what stands there now may fail in the same way."""
+    """If the batch of the step is gone, replay with the current one, which may fail in the same way."""
     if investigation.engine.ranks.has_others or investigation.failure.symptom not in (
         "loss",
         "gradient",
@@ -198,7 +201,7 @@ def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Repl
 
 
 def _undo_other_steps(investigation: Investigation) -> Replays:
-    """Another optimizer has stepped on this batch: the state before it is built anew, if it can be."""
+    """Undo the steps of other optimizers on this batch by rebuilding the state before it, if possible."""
     engine, state = investigation.engine, investigation.state
     if engine.ranks.is_joining() or not state.snapshot.is_taken:
         return
@@ -230,12 +233,12 @@ def _travel(investigation: Investigation, failure: Failure) -> Replays:
 
 
 def _scale_incident(investigation: Investigation) -> Incident | None:
-    """An overflow that vanishes without the scale: the scaler's business, unless it collapses."""
+    """An overflow that vanishes without the scale is normal, unless the scale collapses."""
     engine, window = investigation.engine, investigation.window
     scale = engine.state.scale() or 1.0
     if not engine.scale_watch.note_skip(scale):
         engine.recovery.note_scaler_skip()
-        if engine.journal is not None:  # it shows it; nobody is alarmed
+        if engine.journal is not None:
             engine.journal.skipped(row_of(window, engine.state), "scaler_skip")
         return None
     engine.scale_watch.note_applied()
@@ -254,7 +257,7 @@ def _finish(
     redo: list[Window],
     noticed: int | None = None,
 ) -> Replays:
-    """The incident with its diagnosis, and the generators where they belong."""
+    """Diagnose, and restore the random state."""
     engine = investigation.engine
     incident = investigation.incident(failure, origin, location, noticed)
     if engine.ranks.has_others:
@@ -277,7 +280,7 @@ def _finish(
         incident = replace(incident, action=replace(incident.action, detail=detail))
     is_rebuilt = investigation.method == "time_travel"
     if not is_unlucky and not is_rebuilt and investigation.window.batches[0].loss_fn is None:
-        # The loop goes on behind its step, as if nobody had looked.
+        # The loop continues after its step, so it needs the random state from there.
         investigation.rng_after.restore()
     verdict = Verdict(incident, redo, investigation.window, keeps_random_state=keeps)
     verdict.is_rebuilt = is_rebuilt

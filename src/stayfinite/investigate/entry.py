@@ -33,7 +33,7 @@ _COUNTED = ("loss", "gradient", "learning_rate")
 
 
 def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
-    """What happened, where and why; the training is left as if the step had not been."""
+    """Find out what happened, where and why; the training is left as if the step had not run."""
     is_countable = failure.symptom in _COUNTED and not engine.ranks.has_others
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
@@ -46,7 +46,7 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
     investigation.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
     verdict = _investigate_safely(investigation)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
-    # What an earlier step had done to the state says nothing of the next failure that looks alike.
+    # If an earlier step corrupted the state, the next failure that looks the same may have another cause.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
     if is_countable and is_own and verdict.incident.event.kind == "nonfinite":
         engine.known.add(signature, verdict.incident, verdict.keeps_random_state)
@@ -56,17 +56,19 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
 def _vehicle(engine: Engine, window: Window, failure: Failure, frame: FrameType) -> Vehicle:
     ranks = engine.ranks
     if ranks.is_lost and not ranks.can_be_apart:
-        return NoVehicle(engine)  # of a model that is spread over the ranks, this one has a part
+        return NoVehicle(engine)  # the model is sharded, and this rank has only a part of it
     try:
         return choose_vehicle(engine, window, failure, frame)
     except Exception:
         if not ranks.is_together:
             raise
-        return NoVehicle(engine)  # the others come to the end of this look, and wait there
+        return NoVehicle(
+            engine
+        )  # the other ranks wait for this one at the end of the investigation
 
 
 def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
-    """The same incident once more: counted, with what is known of it."""
+    """Report a known incident again, without an investigation."""
     old = known.incident
     investigation = Investigation(engine, window, failure, Vehicle(engine))
     engine.known.note_draw(investigation.rng_before, investigation.rng_after)
@@ -99,10 +101,10 @@ def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncide
 def _run_again(
     engine: Engine, vehicle: Vehicle, window: Window, is_current: bool
 ) -> Verdict | bool:
-    """Compute a window and apply its step; False where that cannot be done.
+    """Compute a window and apply its step; False if that is not possible.
 
-    A Verdict where it is bad by itself, not because of the state that it first began with: it is left
-    out too, and the ones after it are for the caller to go on with.
+    Returns a Verdict if the window is bad even on a good state. It is skipped then, and the caller continues
+    with the windows after it.
     """
     if not vehicle.can_run(window):
         return False
@@ -120,7 +122,7 @@ def _run_again(
         return _bad_as_well(engine, vehicle, window, result.failure)
     if not engine.ranks.settle(result.failure is None and result.is_complete).is_fine:
         if engine.ranks.has_others:
-            before.restore()  # some of them may have made it
+            before.restore()  # some ranks may have applied it
         return False
     engine.state.buffers.copy()
     window.failure = None
@@ -138,14 +140,14 @@ def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Fail
     window.failure = failure
     window.num_applied, window.is_moved = 0, False
     if failure.symptom in DEEP:
-        engine.log.append(window)  # where going back looks for it
+        engine.log.append(window)  # time travel looks for it there
     return _investigate_safely(Investigation(engine, window, failure, vehicle))
 
 
 def _investigate_safely(investigation: Investigation) -> Verdict:
-    """An error of ours is no reason for the training to end, nor to end in another mode."""
+    """Investigate; an error of our own must not end the training, nor change its modes or gradients."""
     put_modes = modes(investigation.state.roots.values())()
-    put_grads = investigation.state.take_grads()  # the loop goes on with those that it has
+    put_grads = investigation.state.take_grads()  # the loop needs its gradients afterwards
     window = investigation.window
     try:
         verdict, error = _run_to_end(investigation)
@@ -167,7 +169,7 @@ def _investigate_safely(investigation: Investigation) -> Verdict:
 
 
 def _run_to_end(investigation: Investigation) -> tuple[Verdict | None, Exception | None]:
-    """The verdict, or why there is none; who waits for this rank is let go then."""
+    """Returns the verdict or the error; after an error, ranks that wait for this one are released."""
     ranks = investigation.engine.ranks
     try:
         replays = course(investigation)
@@ -185,12 +187,11 @@ def _run_to_end(investigation: Investigation) -> tuple[Verdict | None, Exception
 def _give_up(
     investigation: Investigation, error: Exception, window: Window, has_moved: bool
 ) -> Verdict:
-    """What is known, and a state that is whole; `has_moved`: a rank went back, so all do."""
+    """The verdict after an error: what is known so far; `has_moved`: a rank restored its snapshot, so all do."""
     investigation.window = window
     if has_moved and investigation.state.snapshot.is_taken:
-        investigation.num_given_up = max(
-            1, go_back(investigation)
-        )  # in the middle of the way there is no other
+        # Time travel was interrupted, so only the snapshot is a consistent state.
+        investigation.num_given_up = max(1, go_back(investigation))
     else:
         investigation.rewind()
     note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ _NOT_AGAIN = (
 
 @dataclass
 class Found:
-    """What going back has shown."""
+    """The result of time travel."""
 
     failure: Failure
     location: Location
@@ -39,7 +39,7 @@ class Found:
 def travel(
     investigation: Investigation, failure: Failure
 ) -> Generator[Replay, ReplayResult, Found]:
-    """To the step that did it; it is left out, and the steps behind it are to be run again."""
+    """Find the step that corrupted the state. It is skipped, and the steps after it have to be run again."""
     engine, state = investigation.engine, investigation.state
     if engine.ranks.has_diverged:
         return Found(failure, Location(is_reproduced=False, method="none", note=DIVERGED_NOTE))
@@ -82,7 +82,7 @@ def _trace_window(
     failure: Failure,
     before: StateCopy,
 ) -> Generator[Replay, ReplayResult, Found]:
-    """The step that corrupts the state once more, traced."""
+    """Replay the step that corrupts the state under the trace."""
     traced = yield investigation.trace_replay(with_step=True)
     origin = traced.origin or _origin_in_state(bad)
     before.restore()
@@ -102,7 +102,7 @@ def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
 
 
 def _vanished(investigation: Investigation, failure: Failure, windows: list[Window]) -> Found:
-    """All the steps since the snapshot were run again and stayed finite."""
+    """The result if all steps since the snapshot were run again and stayed finite."""
     investigation.engine.log[:] = windows
     investigation.num_rebuilt = len(windows)
     note = (
@@ -121,13 +121,13 @@ def _without_snapshot(investigation: Investigation, failure: Failure) -> Found:
 
 
 def _given_up(investigation: Investigation, failure: Failure) -> Found:
-    """Nothing can be run again: back to the last snapshot, and say so."""
+    """Restore the last snapshot, if the steps since then cannot be run again."""
     investigation.num_given_up = max(1, go_back(investigation))
     return Found(failure, Location(is_reproduced=False, method="none", note=_NOT_AGAIN))
 
 
 def go_back(investigation: Investigation) -> int:
-    """To the last snapshot for good; how many steps are lost by it."""
+    """Restore the last snapshot permanently; returns how many steps are lost."""
     lost = len(investigation.engine.log)
     investigation.state.clear_grads()
     investigation.state.snapshot.restore()

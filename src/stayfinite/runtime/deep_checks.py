@@ -200,8 +200,7 @@ class DeepChecks:
         self.generation, self._is_initialized = self._state.generation, False
         self._state.forget_gone()
         engine.rng.forget_others()
-        engine.log.clear()
-        self.forget_due()
+        engine.forget_windows()
 
     @outside_user_modes
     def _take_due_snapshot(self) -> None:

@@ -252,6 +252,8 @@ class ReplayResult:
     failure: Failure | None = None
     origin: Origin | None = None
     is_complete: bool = True
+    num_steps: int = 0
+    """How often it came to an optimizer's step."""
     losses: list[float] = field(default_factory=list)
     grad_norm: float | None = None
     """The norm of all gradients at its end, if requested."""

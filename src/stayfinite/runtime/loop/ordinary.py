@@ -1,9 +1,8 @@
 """The fast path of an ordinary iteration: one call each for the batch, the backward and the step.
 
-Between two steps PyTorch's kernels have emptied the processor's caches, so what a healthy step costs is
-the number of different functions that it goes through. Here the few conditions are looked at together
-under which there is nothing to decide. Where one of them does not hold, nothing has been noted yet, and
-the driver's general way does the whole of it.
+PyTorch's kernels evict our code from the processor's caches between two steps, so the cost of a healthy step is the
+number of different functions that it calls. Each method here first tests all conditions of the ordinary case. If one does
+not hold, it returns without any effect, and the general method of the driver does the work.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ __all__ = ["OrdinaryIteration"]
 
 _INF = float("inf")
 _PLACE_EVERY = 8
-"""A deep check, which asks where the last step was made, comes after as many steps at the soonest."""
+"""The place of the step is noted every so many steps; deep checks, which use it, are not more frequent."""
 _num_function_modes = torch._C._len_torch_function_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class _Driver(Protocol):
-    """Who drives the loop, as far as this asks."""
+    """The attributes of the driver that are used here."""
 
     engine: Engine
     tracker: BatchTracker
@@ -47,7 +46,7 @@ class _Driver(Protocol):
 
 
 class OrdinaryIteration:
-    """One batch of one loader, one scalar loss, one optimizer, nobody else who has a say."""
+    """One batch of one loader, one scalar loss, one optimizer; no scaler, no ranks, no closure."""
 
     def __init__(self, driver: _Driver, investigate: Callable[[Window, Failure], object]) -> None:
         engine = driver.engine
@@ -57,14 +56,13 @@ class OrdinaryIteration:
         self._optimizers = engine.state.optimizers
         self._note_place, self._compare = engine.step_place.note, engine.lookout.compare
         self._steps_to_place = 0
-        """After so many steps it is noted where the loop makes them."""
+        """Steps until the place of the step is noted again."""
         self._check_on_host = engine.checker.check_on_host
         self._investigate = investigate
         self._is_deferred = engine.settings.deferred
 
     def is_over_by(self, loader: Any) -> bool:
-        """The loop asks this loader for its next batch: closes the window that this ends, where its one
-        step was applied; False where the general way has to look."""
+        """The loop asks this loader for its next batch: close the window; False if it is not ordinary."""
         tracker = self._tracker
         window = tracker.window
         if (
@@ -92,8 +90,7 @@ class OrdinaryIteration:
         return True
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
-        """Opens a window with the next batch of the loader that gave the last one; False where the general
-        way has to look."""
+        """Open a window with the next batch of the same loader; False if it is not ordinary."""
         tracker, driver, engine = self._tracker, self._driver, self._engine
         source = tracker.epoch_of
         if (
@@ -119,7 +116,7 @@ class OrdinaryIteration:
         return True
 
     def takes_backward(self, loss: Any) -> bool:
-        """Notes the loss of a window's first backward; False where the general way has to look."""
+        """Note the loss of a window's first backward; False if it is not ordinary."""
         window, driver = self._tracker.window, self._driver
         if (
             window is None
@@ -140,14 +137,14 @@ class OrdinaryIteration:
             return False
         last = window.batches[-1]
         last.is_used = True
-        # As `detach` gives it, and no operator is called.
+        # Like `detach`, but without calling an operator.
         window.losses.append((last.step, loss.data))
         window.live_loss = weakref.ref(loss)
         window.num_backward = 1
         return True
 
     def may_step(self, optimizer: Any) -> bool | None:
-        """Whether this step is applied; None where the general way has to decide."""
+        """Check a step; False if it must not be applied, None if it is not ordinary."""
         window, driver = self._tracker.window, self._driver
         refs: list[Any] = self._optimizers.refs
         if (

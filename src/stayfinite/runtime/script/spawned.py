@@ -1,9 +1,9 @@
-"""Watches processes that a script starts itself (`mp.spawn`, `mp.Process`, the launchers of frameworks).
+"""Protects processes that a script starts itself (`mp.spawn`, `mp.Process`, the launchers of frameworks).
 
-A spawned process is a new interpreter that knows nothing of the watching; so what it is to run is
-handed to it inside a `Spawned`, which watches first. A framework that starts the other ranks by a command of its
-own (`python train.py` with another LOCAL_RANK, as Lightning does) gets `python -m stayfinite run train.py`.
-DataLoader workers and other processes that are not the script's own are left alone.
+A spawned process is a new interpreter without our patches, so its target is wrapped in a `Spawned`, which installs them
+first. A framework that starts the other ranks by a command of its own (`python train.py` with another LOCAL_RANK, as
+Lightning does) gets `python -m stayfinite run train.py`. DataLoader workers and other processes that do not train are
+left alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _numbers = itertools.count()
 
 
 class Watching(Protocol):
-    """The run that watches a process."""
+    """The run that protects a process."""
 
     engine: Engine
 
@@ -47,11 +47,11 @@ class Watching(Protocol):
 
 
 _here: Watching | None = None
-"""The run that watches this process; a forked child finds it here, a spawned one does not."""
+"""The run that protects this process; a forked child inherits it, a spawned one does not."""
 
 
 class Spawned:
-    """A process's target, with what it takes to watch it. Picklable, as `spawn` needs it."""
+    """The target of a process, and a function that makes its run. Picklable for `spawn`."""
 
     def __init__(self, target: Callable[..., Any], make: Callable[[], Watching]) -> None:
         self.target = target
@@ -65,7 +65,7 @@ class Spawned:
 
 @contextmanager
 def watch_spawned(run: Watching) -> Iterator[None]:
-    """While it is entered, what the script starts is watched too."""
+    """In this block, processes that the script starts are protected too."""
     global _here
     if "processes" in run.engine.settings.without:
         yield
@@ -99,7 +99,7 @@ def _start(original: Any, subscribers: Subscribers) -> Any:
 
 
 def trains(target: Any) -> bool:
-    """Whether this may train: torch's own launcher, or a function of the script that knows torch."""
+    """Whether this may train: torch's own launcher, or a function of the script in a module that imports torch."""
     if target is None:
         return False
     if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":

@@ -70,7 +70,6 @@ class StepDriver:
         self._investigation_firewall = Firewall("a look into a bad step")
         self._plain: PlainStep
         self._copy: OptimizerCopy | None = None
-        self._is_plain = scheduler is None and enabled is None
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
         """Run one step: forward, backward, check, and apply it if it is finite.
