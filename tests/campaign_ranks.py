@@ -218,30 +218,37 @@ class Result:
 
 
 class Idle:
-    """How long none of some processes has worked, in spans of a second or more."""
+    """How long none of some processes has worked or wanted to, in spans of a second or more."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._at = self._worked = 0.0
+        self._num_looks = self._num_ready = 0
 
     def note(self, pids: set[int]) -> None:
+        found = [_at_work(pid) for pid in pids]
+        self._num_looks += 1
+        self._num_ready += any(is_ready for _, is_ready in found)
         now = time.monotonic()
         if now - self._at < 1:
             return
-        worked = sum(_processor_seconds(pid) for pid in pids)
+        worked = sum(seconds for seconds, _ in found)
         span = now - self._at if self._at else 0.0
-        # Less than two percent of the time is what waiting itself takes; an ended rank takes its share with it.
-        if abs(worked - self._worked) < 0.02 * span:
+        # Less than two percent of the time is what waiting itself takes; an ended rank takes its share with it. On a
+        # busy machine one that is ready to work may get no more.
+        if abs(worked - self._worked) < 0.02 * span and self._num_ready < self._num_looks / 2:
             self.seconds += span
         self._at, self._worked = now, worked
+        self._num_looks = self._num_ready = 0
 
 
-def _processor_seconds(pid: int) -> float:
+def _at_work(pid: int) -> tuple[float, bool]:
+    """Its processor seconds, and whether its first thread works or is ready to."""
     try:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0, False
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == "R"
 
 
 def _wait(pids: list[int], folder: pathlib.Path, limit: float) -> tuple[float, float, bool]:

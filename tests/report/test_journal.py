@@ -12,9 +12,11 @@ import time
 import pytest
 import torch
 
+from stayfinite.records import Action, Event
 from stayfinite.report.journal import JOURNAL_SCHEMA, Journal
 from stayfinite.report.journal_read import read_journal
 from stayfinite.report.thinning import segment_paths
+from stayfinite.runtime.incidents import new_incident
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -94,6 +96,17 @@ def test_lines_come_out_by_number_and_by_time(tmp_path):
     assert len(lines(tmp_path / "k.jsonl")) == 3
     slow.close()
     journal.close()
+
+
+@pytest.mark.parametrize(
+    ("action", "kinds"), [("skipped", ["step", "incident"]), ("diverted", ["incident"])]
+)
+def test_a_save_that_is_held_back_is_no_step(tmp_path, action, kinds):
+    journal = Journal(tmp_path / "j.jsonl")
+    event = Event(step=0, phase="checkpoint", kind="nonfinite", symptom="parameter")
+    journal.incident(new_incident(event, action=Action(kind=action)))
+    journal.close()
+    assert [r.get("event", "step") for r in lines(tmp_path / "j.jsonl")[1:-1]] == kinds
 
 
 def test_events_keep_their_place_among_the_steps(tmp_path):

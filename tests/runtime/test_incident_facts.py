@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from stayfinite import Guard
+from stayfinite.investigate.evidence import loop_counters
 from stayfinite.runtime.incident_facts import LastSave
 
 
@@ -90,3 +91,9 @@ def test_a_save_amid_an_iteration_has_its_step_in_it(tmp_path):
             if i == 2:
                 torch.save(model.state_dict(), tmp_path / "a.pt")  # holds 3 steps; 5 are made
     assert any("a.pt, 2 steps ago" in e for e in guard.incidents[0].diagnosis.evidence)
+
+
+def test_a_loop_over_an_underscore_counts_nothing_that_is_told(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("for _ in range(3):\n    for i in range(2):\n        x = 1\n")
+    assert loop_counters._names(str(script), 3) == ("i",)

@@ -128,10 +128,12 @@ class Journal:
         self._tell(lambda listener: listener.event(plain))
 
     def incident(self, incident: Incident) -> None:
-        """Write the line of the failed step, and the incident after it."""
-        event, self.parts = incident.event, {}
-        figures = (event.step, event.epoch, event.loss, event.grad_norm, event.lr, event.scale)
-        self.append((*figures, False, {"flags": ["incident"]}))
+        """Write the line of the failed step, and the incident after it; a save that was held back is no step."""
+        event = incident.event
+        if incident.action.kind != "diverted":
+            self.parts = {}
+            figures = (event.step, event.epoch, event.loss, event.grad_norm, event.lr, event.scale)
+            self.append((*figures, False, {"flags": ["incident"]}))
         self.event(
             "incident",
             step=event.step,

@@ -61,7 +61,8 @@ def _names(file: str, line: int) -> tuple[str, ...]:
             loops = []
         elif isinstance(node, _Loop):
             loops.append(node)
-    return tuple(dict.fromkeys(name for loop in loops for name in _counted_by(loop)))
+    names = dict.fromkeys(name for loop in loops for name in _counted_by(loop))
+    return tuple(name for name in names if name.strip("_"))  # `_` is no name for anybody
 
 
 def _holds(node: ast.AST, line: int) -> bool:
