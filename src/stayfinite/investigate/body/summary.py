@@ -1,7 +1,7 @@
-"""What a call of a Python function does, read from its source; and the function without its side effects.
+"""The effects of calling a Python function, read from its source; and the function without its side effects.
 
-A helper that counts, logs or appends beside computing the loss can be called again without that: the
-statements that reach outside are left out of it, unless its result depends on them.
+A helper that computes the loss and also counts, logs or appends can be called again without that: statements with side effects
+are removed from it, unless its result depends on them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Key = tuple[Any, ...]
 
 @dataclass
 class FunctionSummary:
-    """In terms of the names of the function's arguments, of globals and of closure variables."""
+    """The effects, in terms of its parameters, globals and closure variables."""
 
     outside: str | None = None
     is_training: bool = False
@@ -69,7 +69,7 @@ class Functions:
         self._compiled: dict[types.CodeType, types.CodeType] = {}
 
     def value_of(self, root: str) -> Value:
-        """What a variable of another scope holds: a function's closure, or a module."""
+        """A variable of another scope: a function's closure, or a module."""
         if root in self._outer:
             return self._outer[root]
         name, _, space = root.partition("@")
@@ -77,7 +77,7 @@ class Functions:
         return known(values[name]) if name in values else UNKNOWN
 
     def code_for(self, code: types.CodeType) -> types.CodeType:
-        """The code to run in place of this one: without the statements that reach outside."""
+        """The code to run instead of this one: without side effects."""
         code = current_code(code)
         if not self._left_out.get(code):
             return code
@@ -93,7 +93,7 @@ class Functions:
         is_library: bool,
         depth: int,
     ) -> FunctionSummary | None:
-        """None where the source is not known, or a call leads to too many functions."""
+        """The summary; None if the source is unknown, or a call leads to too many functions."""
         source = function_source(func.__code__)
         if depth == 0:
             self._budget = _MAX_FUNCTIONS
@@ -218,7 +218,7 @@ def _is_result(unit: Unit, is_generator: bool) -> bool:
 
 
 def _is_felt(path: Path, unit: Unit, local: frozenset[str]) -> bool:
-    """Written where the caller can see it: not just a local name."""
+    """Whether it is visible for the caller, and not just a local name."""
     return path[0] not in local or len(path) > 1 or path in unit.access.mutates
 
 
@@ -263,7 +263,7 @@ def _environment(func: types.FunctionType, values: dict[str, Value]) -> Env:
 
 
 def _fingerprint(value: Value) -> tuple[Any, ...]:
-    """Tensors and plain values of one type are all the same to an analysis."""
+    """Tensors and plain values of one type are equivalent for an analysis."""
     if not value.is_known:
         return (value.kind, value.is_shared)
     obj = value.obj

@@ -36,7 +36,7 @@ class Unit:
     access: Access
     parent: Unit | None
     loops: tuple[Unit, ...]
-    """The loops around it inside of the body, innermost last."""
+    """The inner loops around it, innermost last."""
     position: int = 0
     blocks: dict[str, list[Unit]] = field(default_factory=dict)
     result: Value = UNKNOWN
@@ -66,7 +66,7 @@ class Unit:
 
 
 def flat(units: list[Unit]) -> Iterator[Unit]:
-    """All of them, as they stand in the source."""
+    """All of them, in source order."""
     for unit in units:
         yield unit
         for block in unit.blocks.values():
@@ -74,7 +74,7 @@ def flat(units: list[Unit]) -> Iterator[Unit]:
 
 
 def build_units(statements: list[ast.stmt], env: Env, judge: CallJudge) -> list[Unit]:
-    """The statements of a body with what they do, in the order in which they are run."""
+    """The statements of a body with their effects, in order."""
     units = _Builder(env, judge).block(statements, None, ())
     for position, unit in enumerate(flat(units)):
         unit.position = position
@@ -127,7 +127,7 @@ class _Builder:
             reader.store(target, reader.value(node.value))
 
     def _parts(self, target: ast.expr, value: ast.Tuple | ast.List, reader: Reader) -> None:
-        """`a, b = x, y`: each its own."""
+        """`a, b = x, y`: pair the elements."""
         if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == len(value.elts):
             for part, given in zip(target.elts, value.elts):
                 reader.store(part, reader.value(given))
@@ -198,7 +198,7 @@ class _Builder:
         reader: Reader,
         own: set[str],
     ) -> None:
-        """A function inside: it reads what its body reads; its calls count where they are known."""
+        """A nested function reads what its body reads; its calls count if they are known."""
         names = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)]
         own = own | {n.id for n in names if isinstance(n.ctx, ast.Store)}
         for name in names:
@@ -252,7 +252,7 @@ class _Builder:
         reader.access.outside = reader.access.outside or "it waits for something"
 
     def _store_elements(self, target: ast.expr, source: ast.expr, reader: Reader) -> None:
-        """What the loop variable stands for, also through `enumerate`, `zip` and `.items()`."""
+        """The values of the loop variable, also through `enumerate`, `zip` and `.items()`."""
         if isinstance(source, ast.Call) and isinstance(source.func, ast.Name) and source.args:
             name, parts = source.func.id, getattr(target, "elts", [])
             if name == "enumerate" and len(parts) == 2:
