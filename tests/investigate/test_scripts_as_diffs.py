@@ -414,6 +414,49 @@ CLASS_WEIGHTS = """
     print("final", loss.item())
 """
 
+# The loss function raises before there is a loss: that iteration never comes to its step.
+RAISES_BEFORE_THE_STEP = """
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = (x[:, :1] > 0).float()
+    model = nn.Linear(4, 2)
+    opt = torch.optim.Adam(model.parameters(), lr=1e3)
+    for epoch in range(8):
+        for i in range(4):
+            out = model(x[16 * i : 16 * i + 16])
+            p = torch.sigmoid(out[:, :1] + torch.exp(out[:, 1:]) * torch.randn(16, 1))
+            loss = nn.functional.binary_cross_entropy(p, y[16 * i : 16 * i + 16])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    print("final", loss.item())
+"""
+
+TWO_OPTIMIZERS = """
+    import torch
+    from torch import nn
+
+    rate = float("1e9")
+    torch.manual_seed(0)
+    G, D = nn.Linear(4, 2), nn.Linear(2, 1)
+    opt_g = torch.optim.SGD(G.parameters(), lr=rate)
+    opt_d = torch.optim.SGD(D.parameters(), lr=rate)
+    opt_slow = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1e-6)
+    for it in range(30):
+        loss_d = D(torch.randn(16, 2) + 1).square().mean() + (D(G(torch.randn(16, 4))) - 1).square().mean()
+        opt_d.zero_grad()
+        loss_d.backward()
+        opt_d.step()
+        loss_g = D(G(torch.randn(16, 4))).square().mean()
+        opt_g.zero_grad()
+        loss_g.backward()
+        opt_g.step()
+    print("final", loss_d.item())
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "remedy", "added"),
@@ -422,6 +465,9 @@ CLASS_WEIGHTS = """
         (OWN_CLIP, "floor_norm", "factor = limit / total.clamp(min="),
         (BESIDE_THE_SCALER, "scaler_step", "scaler.step(opt_d)\n    loss_g"),
         (CLASS_WEIGHTS, "fill_initial", "return (counts.sum() / counts).nan_to_num("),
+        (RAISES_BEFORE_THE_STEP, "set_lr", "opt = torch.optim.Adam(model.parameters(), lr=0."),
+        # Both were slower when it was seen to pass; the third is slow enough.
+        (TWO_OPTIMIZERS, "set_lr", "(D.parameters(), lr=0.0"),
         (LOSS_SCALE, "grad_scaler", "self.scaler.unscale_(self.optimizer)"),
         (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
         # The formula stands in another method than the one that sets the rate.

@@ -150,6 +150,7 @@ class Vehicle:
         active.is_broken = True
         if active.is_decided:
             return
+        self.engine.state.buffers.restore()  # without what this very forward has written
         bad = self.engine.state.bad_state()
         if bad:
             active.raised(bad)

@@ -47,4 +47,6 @@ def failure_behind(error: BaseException, window: Window, engine: Engine) -> Fail
     if not bad and not is_about_numbers(error):
         return None
     symptom = "gradient" if window.num_backward else "loss"
-    return Failure(symptom, window.step, bad[0][1] if bad else None)
+    # A buffer may have been written by the very forward that raised; a replay begins without that.
+    names = [name for kind, name, _ in bad if kind != "buffer"]
+    return Failure(symptom, window.step, names[0] if names else None)
