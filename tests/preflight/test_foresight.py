@@ -243,6 +243,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FAILURES, ids=lambda f: f.__name__)
 def test_failure_that_no_batch_has_shown_is_foreseen_with_its_line(make):
     torch.manual_seed(0)
@@ -250,6 +251,7 @@ def test_failure_that_no_batch_has_shown_is_foreseen_with_its_line(make):
     assert any(FAILURES[make] in source for source in found), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FAILURES, ids=lambda f: f.__name__)
 def test_its_repaired_twin_is_not_warned_of(make):
     torch.manual_seed(0)

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["WeakList", "reference"]
+__all__ = ["WeakList", "reference", "weakly"]
 
 T = TypeVar("T")
 
 
 def reference(thing: T) -> Callable[[], T | None]:
-    """What gives the thing for as long as somebody else holds it; a list, say, has to be held.
+    """A weak reference; a strong one for types that do not support weak references, such as lists.
 
     >>> class Thing: ...
     >>> thing = Thing()
@@ -29,8 +29,20 @@ def reference(thing: T) -> Callable[[], T | None]:
         return lambda: thing
 
 
+def weakly(method: Callable[[], Any]) -> Callable[[], None]:
+    """Calls the method for as long as somebody else holds its object."""
+    ref = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = ref()
+        if found is not None:
+            found()
+
+    return call
+
+
 class WeakList(Generic[T]):
-    """In the order of `append`; a member that nobody else holds is gone from it.
+    """A list of weak references: a member that is deleted elsewhere disappears from it.
 
     >>> class Thing: ...
     >>> thing, things = Thing(), WeakList()
@@ -44,10 +56,10 @@ class WeakList(Generic[T]):
 
     def __init__(self, on_gone: Callable[[], None] | None = None) -> None:
         self.refs: list[Callable[[], T | None]] = []
-        """Who is gone is taken out; for what is in every healthy step, without a call."""
+        """The references, for code in every healthy step that must not call `__iter__`."""
         self.version = 0
-        """Goes up with every change."""
-        self._on_gone = weakref.WeakMethod(on_gone) if on_gone is not None else None
+        """Incremented with every change."""
+        self._on_gone = weakly(on_gone) if on_gone is not None else None
 
     def append(self, member: T) -> None:
         self.version += 1
@@ -59,9 +71,8 @@ class WeakList(Generic[T]):
     def _gone(self, ref: Any) -> None:
         self.refs = [r for r in self.refs if r is not ref]
         self.version += 1
-        tell = self._on_gone() if self._on_gone is not None else None
-        if tell is not None:
-            tell()
+        if self._on_gone is not None:
+            self._on_gone()
 
     def remove(self, member: T) -> None:
         self.refs = [ref for ref in self.refs if ref() is not member]
@@ -75,7 +86,7 @@ class WeakList(Generic[T]):
         return iter([member for ref in self.refs if (member := ref()) is not None])
 
     def __len__(self) -> int:
-        return len(self.refs)  # `_gone` takes out who is gone
+        return len(self.refs)  # `_gone` removes deleted members
 
     def __contains__(self, wanted: object) -> bool:
         for ref in self.refs:  # noqa: SIM110 - in every healthy step

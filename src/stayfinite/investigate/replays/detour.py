@@ -1,11 +1,12 @@
 """Sends a replay's collectives over copies of the training's process groups.
 
-Where a rank breaks off in the middle of a replay, the others are let go by closing the copies; the training's own
-groups have not heard of any of it.
+If a rank leaves in the middle of a replay, closing the copies releases the others. The training's own groups are not affected.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ _PLAIN = Tensor.__torch_dispatch__
 
 
 class Detour(TorchDispatchMode):
-    """Leads collectives to the copies of their groups."""
+    """Redirects collectives to the copies of their groups."""
 
     def __init__(self, copies: GroupCopies) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -34,7 +35,7 @@ class Detour(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if any(t.__torch_dispatch__ is not _PLAIN for t in types):
-            return NotImplemented  # a DTensor: what it does to its part comes here again
+            return NotImplemented  # a DTensor: the operation on its local part is dispatched here again
         kwargs = kwargs or {}
         if func.namespace not in _TALK:
             return func(*args, **kwargs)
@@ -42,7 +43,8 @@ class Detour(TorchDispatchMode):
         args = tuple(self._led(name, value) for name, value in zip(names, args))
         kwargs = {name: self._led(name, value) for name, value in kwargs.items()}
         try:
-            return func(*args, **kwargs)
+            with _without_compiler_context():
+                return func(*args, **kwargs)
         except RuntimeError as error:
             raise OthersBrokeOff from error
 
@@ -52,3 +54,22 @@ class Detour(TorchDispatchMode):
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
             return self._copies.of(_c10d.ProcessGroup.unbox(value)).boxed()
         return value
+
+
+@contextlib.contextmanager
+def _without_compiler_context() -> Iterator[None]:
+    """Keeps out of a collective the Python object that torch gives each backward for its compiler.
+
+    A collective holds the state of its thread until gloo's thread drops it, and dropping a Python object takes the
+    interpreter's lock. Whoever closes a group holds that lock and waits for gloo's thread: a deadlock.
+    """
+    c, key = torch._C, "context"
+    if not hasattr(c, "_remove_obj_from_tls") or not c._is_key_in_tls(key):
+        yield
+        return
+    context = c._get_obj_in_tls(key)
+    c._remove_obj_from_tls(key)
+    try:
+        yield
+    finally:
+        c._stash_obj_in_tls(key, context)

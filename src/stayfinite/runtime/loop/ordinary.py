@@ -1,9 +1,8 @@
 """The fast path of an ordinary iteration: one call each for the batch, the backward and the step.
 
-Between two steps PyTorch's kernels have emptied the processor's caches, so what a healthy step costs is
-the number of different functions that it goes through. Here the few conditions are looked at together
-under which there is nothing to decide. Where one of them does not hold, nothing has been noted yet, and
-the driver's general way does the whole of it.
+PyTorch's kernels evict our code from the processor's caches between two steps, so the cost of a healthy step is the
+number of different functions that it calls. Each method here first tests all conditions of the ordinary case. If one does
+not hold, it returns without any effect, and the general method of the driver does the work.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ __all__ = ["OrdinaryIteration"]
 
 _INF = float("inf")
 _PLACE_EVERY = 8
-"""A deep check, which asks where the last step was made, comes after as many steps at the soonest."""
+"""The place of the step is noted every so many steps; deep checks, which use it, are not more frequent."""
 _num_function_modes = torch._C._len_torch_function_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class _Driver(Protocol):
-    """Who drives the loop, as far as this asks."""
+    """The attributes of the driver that are used here."""
 
     engine: Engine
     tracker: BatchTracker
     scaling: Scaling
     phase: Phase
-    is_own_work: bool
+    is_internal: bool
     was_stepped: bool
     stepped_here: set[int]
     own_updates: Any
@@ -47,24 +46,23 @@ class _Driver(Protocol):
 
 
 class OrdinaryIteration:
-    """One batch of one loader, one scalar loss, one optimizer, nobody else who has a say."""
+    """One batch of one loader, one scalar loss, one optimizer; no scaler, no ranks, no closure."""
 
-    def __init__(self, driver: _Driver, look_into: Callable[[Window, Failure], object]) -> None:
+    def __init__(self, driver: _Driver, investigate: Callable[[Window, Failure], object]) -> None:
         engine = driver.engine
         self._driver, self._engine, self._tracker = driver, engine, driver.tracker
         self._state, self._scaling = engine.state, driver.scaling
         self._scalers = engine.state.scalers
         self._optimizers = engine.state.optimizers
-        self._note_place, self._see = engine.step_place.note, engine.lookout.see
+        self._note_place, self._compare = engine.step_place.note, engine.lookout.compare
         self._steps_to_place = 0
-        """After so many steps it is noted where the loop makes them."""
-        self._look_here = engine.checker.look_here
-        self._look_into = look_into
+        """Steps until the place of the step is noted again."""
+        self._check_on_host = engine.checker.check_on_host
+        self._investigate = investigate
         self._is_deferred = engine.settings.deferred
 
     def is_over_by(self, loader: Any) -> bool:
-        """The loop asks this loader for its next batch: closes the window that this ends, where its one
-        step was applied; False where the general way has to look."""
+        """The loop asks this loader for its next batch: close the window; False if it is not ordinary."""
         tracker = self._tracker
         window = tracker.window
         if (
@@ -73,7 +71,7 @@ class OrdinaryIteration:
             or window.failure is not None
             or window.is_moved
             or len(window.batches) != 1
-            or self._driver.is_own_work
+            or self._driver.is_internal
             or tracker.other is not None
             or self._scalers.refs
         ):
@@ -88,19 +86,18 @@ class OrdinaryIteration:
         self._driver.phase = Phase.FORWARD
         failure = self._engine.close_healthy(window)
         if failure is not None:
-            self._look_into(window, failure)
+            self._investigate(window, failure)
         return True
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
-        """Opens a window with the next batch of the loader that gave the last one; False where the general
-        way has to look."""
+        """Open a window with the next batch of the same loader; False if it is not ordinary."""
         tracker, driver, engine = self._tracker, self._driver, self._engine
         source = tracker.epoch_of
         if (
             source is None
             or source() is not loader
             or tracker.window is not None
-            or driver.is_own_work
+            or driver.is_internal
             or engine.replay is not None
             or engine.recovery.left_out.drops
         ):
@@ -119,14 +116,14 @@ class OrdinaryIteration:
         return True
 
     def takes_backward(self, loss: Any) -> bool:
-        """Notes the loss of a window's first backward; False where the general way has to look."""
+        """Note the loss of a window's first backward; False if it is not ordinary."""
         window, driver = self._tracker.window, self._driver
         if (
             window is None
             or window.num_backward
             or window.is_loaderless
             or type(loss) is not Tensor
-            or driver.is_own_work
+            or driver.is_internal
             or driver.own_updates is not None
             or driver.phase is Phase.OVER
             or self._engine.replay is not None
@@ -140,14 +137,14 @@ class OrdinaryIteration:
             return False
         last = window.batches[-1]
         last.is_used = True
-        # As `detach` gives it, and no operator is called.
+        # Like `detach`, but without calling an operator.
         window.losses.append((last.step, loss.data))
         window.live_loss = weakref.ref(loss)
         window.num_backward = 1
         return True
 
     def may_step(self, optimizer: Any) -> bool | None:
-        """Whether this step is applied; None where the general way has to decide."""
+        """Check a step; False if it must not be applied, None if it is not ordinary."""
         window, driver = self._tracker.window, self._driver
         refs: list[Any] = self._optimizers.refs
         if (
@@ -159,7 +156,7 @@ class OrdinaryIteration:
             or len(window.losses) != 1
             or len(refs) != 1
             or refs[0]() is not optimizer
-            or driver.is_own_work
+            or driver.is_internal
             or driver.phase is Phase.OVER
             or self._is_deferred
             or self._engine.has_world
@@ -176,7 +173,7 @@ class OrdinaryIteration:
             if type(rate) is not float or not -_INF < rate < _INF:
                 return None
             grads += [g for p in group["params"] if (g := p.grad) is not None]
-        figures = self._look_here(grads, window.losses[0][1], window.norm)
+        figures = self._check_on_host(grads, window.losses[0][1], window.norm)
         if figures is None:
             return None
         driver.was_stepped = True
@@ -190,5 +187,5 @@ class OrdinaryIteration:
         window.is_seen = True
         window.loss = figures[0]
         window.losses = []  # with the graph that hangs on it
-        failure = self._see(window, *figures)
+        failure = self._compare(window, *figures)
         return True if failure is None else driver.leave_out(window, failure)

@@ -14,12 +14,12 @@ NOT_PLAIN = object()
 
 
 def copied(t: Tensor) -> Tensor:
-    """A copy in the host's memory."""
+    """A copy in host memory."""
     return t.detach().cpu().clone()
 
 
 def plain(value: Any) -> Any:
-    """The value made of plain parts; else `NOT_PLAIN`."""
+    """The value, made of plain parts; else `NOT_PLAIN`."""
     if isinstance(value, Tensor):
         return copied(value) if value.layout == torch.strided else value.detach()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -38,5 +38,5 @@ def plain(value: Any) -> Any:
 
 
 def plain_part(value: dict[str, Any]) -> dict[str, Any]:
-    """What of it is plain; a scheduler's functions are rebuilt by whoever builds it."""
+    """The plain part of a value; a scheduler's functions are omitted."""
     return {k: p for k, v in value.items() if (p := plain(v)) is not NOT_PLAIN}

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 from ...saying import say
 
 __all__ = ["show"]
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = str(Path(__file__).resolve().parents[2])
 
 
 def show(error: BaseException) -> None:
-    """Print it, by the script's own hook where it has set one."""
+    """Print the exception, with the script's own `sys.excepthook` if it has set one."""
     sys.stdout.flush()
     if sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, _first_of_script(error.__traceback__))
