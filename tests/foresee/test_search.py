@@ -308,3 +308,15 @@ def test_column_that_is_no_feature_is_not_a_hundred_times_as_large_with_the_othe
     found = {c.what: b for c, b in made([(X, Y.float() - 9.5, Y)])["outlier-batch"]}
     batch = found["a whole batch 100 times as large"]
     assert torch.equal(batch[0], X * 100) and torch.equal(batch[1], Y.float() - 9.5)
+
+
+def test_sequence_keeps_the_end_that_every_one_has():
+    lengths = torch.tensor([2, 5, 3, 8, 4, 2, 6, 3])
+    places = torch.arange(8)
+    ids = torch.randint(3, 50, (8, 8)) * (places < lengths[:, None] - 1)
+    ids = torch.where(places == lengths[:, None] - 1, 2, ids)
+    found = {c.what: (c, b) for c, b in made([(ids, Y.repeat(2)[:8])])["padding"]}
+    nothing, _ = found["one sequence of batch[0] with nothing but padding (0)"]
+    only, batch = found["one sequence of batch[0] with nothing but what every one has ([2])"]
+    assert (nothing.level, only.level) == ("far", "possible")
+    assert batch[0][0].tolist() == [2, 0, 0, 0, 0, 0, 0, 0]

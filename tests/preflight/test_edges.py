@@ -141,6 +141,19 @@ def test_finding_has_the_place_and_the_cause_of_an_incident_and_its_batch_is_kep
     assert sorted(p.name for p in (tmp_path / "incidents").iterdir()) == [folder.name]
 
 
+def test_first_batch_that_breaks_is_told_with_its_place_and_cause():
+    model, loss_fn, loads, optimizer = divides()
+    loads[0][1][2] = False
+    found = check((model, loss_fn, loads, optimizer), only=["forward"]).findings
+    (first,) = [f for f in found if f.is_problem]
+    assert (first.check, first.location.op, first.cause) == (
+        "forward/finite",
+        "aten.div",
+        "zero_denominator",
+    )
+    assert first.data["is_executed"] and "safe_div" in first.action
+
+
 def test_safe_twin_is_ready():
     report = check(lambda: divides(is_safe=True), only=["edges"])
     assert [f for f in report.findings if f.is_problem] == []

@@ -16,6 +16,7 @@ from stayfinite.preflight.runner.build import BuildRunner
 from stayfinite.preflight.runner.check import check
 from stayfinite.preflight.runner.groups import Book, conduct, drive
 from stayfinite.preflight.target import Built, understand
+from stayfinite.records import Location
 
 
 def runner_of(build):
@@ -239,6 +240,15 @@ def test_a_group_that_stops_is_left_out_with_its_reason_and_the_others_go_on():
         "it stopped with ZeroDivisionError: oops (test_runner.py:"
     )
     assert [f.group for f in book.findings] == ["init"]
+
+
+def test_what_broke_at_a_known_line_comes_before_what_broke_somewhere():
+    seen = {"is_executed": True}
+    lost = failed("edges", "edges/ahead", "nan", "look", weight=9, data=seen)
+    where = Location(file="a.py", line=3, op="aten.log", method="trace")
+    placed = failed("stability", "stability/x", "nan", "floor it", data=seen, location=where)
+    report = CheckReport(target="t", findings=(lost, placed))
+    assert [f.check for f in report.first_things()] == ["stability/x", "edges/ahead"]
 
 
 def test_verdict_and_what_comes_first():

@@ -147,7 +147,7 @@ class CheckReport:
         ['init/nan', 'config/lr']
         """
         chosen: list[Finding] = []
-        for f in sorted(self._problems(), key=lambda f: (_RANK[f.status], -f.weight)):
+        for f in sorted(self._problems(), key=_urgency):
             if not any(_is_same(c, f) for c in chosen):
                 chosen.append(f)
         return tuple(chosen[:number])
@@ -186,3 +186,9 @@ class CheckReport:
 def _is_same(a: Finding, b: Finding) -> bool:
     """The same thing to do: here and elsewhere, or here for two reasons."""
     return a.action == b.action and (a.check == b.check or a.subject == b.subject)
+
+
+def _urgency(f: Finding) -> tuple[int, bool, float]:
+    """What was seen to break at no known place comes behind what has one."""
+    is_lost = bool(f.data.get("is_executed")) and (f.location is None or f.location.op is None)
+    return _RANK[f.status], is_lost and f.cause != "bad_schedule", -f.weight

@@ -35,7 +35,12 @@ def tokens(seen: Seen) -> Iterator[Candidate]:
         if p.padding is not None:
             how = first_row(_filled(p.padding), seen.num_rows)
             what = f"one sequence of {p.name} with nothing but padding ({p.padding})"
-            yield Candidate("padding", what, seen.changed([p], how))
+            marks = _always(seen, p) if p.tensor.dim() == 2 else set()
+            yield Candidate("padding", what, seen.changed([p], how), "far" if marks else "possible")
+            if marks:
+                how = first_row(_only_marks(marks, p.padding), seen.num_rows)
+                what = f"one sequence of {p.name} with nothing but what every one has ({sorted(marks)})"
+                yield Candidate("padding", what, seen.changed([p], how))
         elif p.tensor.dim() > 1:
             for value in dict.fromkeys((int(p.low), int(p.tensor.reshape(-1)[0]))):
                 how = first_row(_filled(value), seen.num_rows)
@@ -47,6 +52,25 @@ def tokens(seen: Seen) -> Iterator[Candidate]:
             yield Candidate("padding", what, seen.changed([p], how))
         if p.kind == "tokens":
             yield from one_class(seen, p, "category")
+
+
+def _always(seen: Seen, p: Part) -> set[int]:
+    """The ids that every sequence seen has: its beginning, its end."""
+    rows = [set(r.tolist()) for t in _tensors(seen, p) for r in t]
+    return set.intersection(*rows) - {p.padding} if len(rows) >= _SMALL else set()
+
+
+def _only_marks(marks: set[int], padding: int) -> Callable[[Tensor], Tensor]:
+    def changed(t: Tensor) -> Tensor:
+        new = torch.full_like(t, padding)
+        is_left = t.shape[1] > 1 and bool((t[:, 0] == padding).any())
+        for row, old in zip(new, t):
+            kept = [i for i in old.tolist() if i in marks]
+            part = row[-len(kept) :] if is_left else row[: len(kept)]
+            part.copy_(torch.tensor(kept))
+        return new
+
+    return changed
 
 
 def _only_first(padding: int) -> Callable[[Tensor], Tensor]:

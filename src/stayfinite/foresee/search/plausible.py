@@ -34,10 +34,14 @@ class Distance:
         'a real batch with 1 of 16 samples changed, every value within what was seen'
         >>> Distance(1, 16, 0.06, 30.0).words()
         'a real batch with 1 of 16 samples changed, up to 30 times the largest value seen'
+        >>> Distance(0, 10, 0.06, 1.0).words()
+        'a real batch with 6% of its values changed, every value within what was seen'
         """
         if not self.share:
             return "a real batch as it is"
-        rows = f"{self.num_rows} of {self.total} samples" if self.total else f"{self.share:.0%}"
+        rows = f"{self.num_rows} of {self.total} samples"
+        if not self.num_rows:
+            rows = f"{self.share:.0%} of its values"
         far = (
             f"up to {self.beyond:.3g} times the largest value seen"
             if self.beyond > 1.0001

@@ -45,6 +45,12 @@ _DRAWS_SHARE = 0.25
 _FEWEST_DRAWS = 4
 _SAME_BATCH = ("memory", "random", "draw", "zero-grad", "dead", "drift")
 _SHRINKING = ("outlier", "outlier-value", "outlier-batch")
+_REMEDIES = {
+    "long": "bound what grows with the length: normalize the state, or cut sequences to a fixed length",
+    "size": "leave so small a batch out (drop_last=True), or make this line safe for it",
+    "drift": "lower the learning rate, add weight decay, or bound what goes into this line",
+}
+"""By family, where no rule knows a better one."""
 
 
 def edges(subject: Subject) -> Checks:
@@ -218,7 +224,9 @@ class Search:
             save_to=capsule_path(self.subject, name),
         )  # fmt: skip
         if candidate.family in _SHRINKING and candidate.level != "far":
-            probe.batch = yield from self._shrunk(probe, seen)
+            probe.batch, share = yield from self._shrunk(probe, seen)
+            if share < 1.0:
+                candidate = replace(candidate, what=f"{candidate.what}, or {share:.0%} of that,")
         is_plain_first = draw is None or candidate.family == "memory"
         for inside in (None, unwritten_memory) if is_plain_first else (around,):
             traced = yield replace(probe, around=inside)
@@ -236,8 +244,8 @@ class Search:
         if candidate.level != "far":
             self.untold[candidate.family] += 1
 
-    def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, Any]:
-        """Find the smallest change of the real batch that still breaks it, by bisection."""
+    def _shrunk(self, probe: Probe, broke: Seen) -> Generator[Probe, Seen, tuple[Any, float]]:
+        """The smallest change of the real batch that still breaks it in this way, by halving, and its share."""
         real, far = self.batches[0], probe.batch
         low, high = 0.0, 1.0
         for _ in range(_HALVINGS):
@@ -249,7 +257,7 @@ class Search:
                 high = middle
             else:
                 low = middle
-        return between(real, far, high) if high < 1.0 else far
+        return between(real, far, high) if high < 1.0 else far, high
 
     def _note_error(self, candidate: Candidate, seen: Seen) -> None:
         if candidate.level == "certain":
@@ -271,6 +279,7 @@ class Search:
             seen=seen,
             batch=batch,
             probability=c.probability,
+            remedy=_REMEDIES.get(c.family, ""),
             id=name,
         )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Generator
+from dataclasses import replace
 
 from ...lint import sentence_at
 from ...records import Location
+from ..edges.predict import Prediction, diagnosis_of
 from ..layers import ask, has_scaler, is_lost
 from ..probes import Checks, Probe, Seen, Subject
 from ..records import Finding, failed, passed, skipped
@@ -36,7 +38,7 @@ def forward(subject: Subject) -> Checks:
             scale = 1.0 if has_scaler(subject) else None
             name = f"batch {i}, traced"
             traced = yield Probe(batch=batch, name=name, trace=True, scale=scale)
-            return [_nonfinite(seen, traced)]
+            return [_nonfinite(subject, seen, traced)]
         watched.append(seen)
     first = watched[0]
     found = [passed(GROUP, "forward/finite", _summary(watched))]
@@ -85,21 +87,34 @@ def _raised(seen: Seen) -> Finding:
     return failed(GROUP, "forward/runs", error, action, subject=where, weight=10)
 
 
-def _nonfinite(seen: Seen, traced: Seen) -> Finding:
+def _nonfinite(subject: Subject, seen: Seen, traced: Seen) -> Finding:
     """The training's own batch gives a NaN or Inf, in the loss or only in the gradients."""
     location = traced.location or seen.location
     is_loss = not _is_number(seen.loss)
     check = "forward/finite" if is_loss else "gradients/finite"
     what = f"the loss is {seen.loss}" if is_loss else f"loss {seen.loss:.4g}, gradients not finite"
-    subject, value = at_location(location)
+    place, value = at_location(location)
+    broken = Prediction(
+        group=GROUP, check=check, what=seen.name, level="certain", why="",
+        seen=replace(seen, location=location),
+    )  # fmt: skip
+    diagnosis = diagnosis_of(subject, broken)
+    fix = next((f.title for f in diagnosis.fixes if f.status != "refuted"), "")
+    more = "`stayfinite run` explains the cause and the fix"
     return failed(
         GROUP,
         check,
         f"{what} on {seen.name}{value}",
-        "repair this operation; `stayfinite run` explains the cause and the fix",
-        subject=subject,
+        fix or (f"repair this operation; {more}" if place else f"{more}, and names the line"),
+        subject=place,
         weight=10,
-        data={"op": location.op if location else None},
+        data={
+            "op": location.op if location else None,
+            "is_executed": True,
+            "level": broken.level,
+        },
+        location=location,
+        cause=diagnosis.cause or "",
     )
 
 
