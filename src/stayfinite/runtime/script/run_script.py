@@ -92,6 +92,8 @@ class ScriptRun:
         """With several ranks one of them reports; the others hold the incidents and are silent."""
         self._accumulates = False
         """A bad step was one of several batches: they are what is counted."""
+        self.is_interrupted = False
+        """The script has ended by Control-C, as a process that a shell should see end by it."""
         self._training: TrainingPatches | None = None
         self._gradients: GradientPatches | None = None
         self._loaders: LoaderPatches | None = None
@@ -232,6 +234,7 @@ class ScriptRun:
                 Firewall("the look at the end").once(self._finish, e)
         except KeyboardInterrupt as e:
             show(e)
+            self.is_interrupted = True
             code = 130
         except (NonFiniteError, BudgetExceededError, CheckpointError, StageFailedError) as e:
             if self._has_reported or isinstance(e, (CheckpointError, StageFailedError)):
