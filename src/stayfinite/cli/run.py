@@ -122,4 +122,8 @@ def run(
         start = prepare(given)
     except UsageError as e:
         raise typer.BadParameter(str(e)) from e
-    raise typer.Exit(start())
+    try:
+        code = start()
+    except KeyboardInterrupt:
+        code = 130  # this command line answers no other way
+    raise typer.Exit(code)

@@ -109,7 +109,10 @@ def read(args: list[str]) -> RunOptions | None:
 
 
 def prepare(given: RunOptions) -> Callable[[], int]:
-    """What runs the script and returns its exit code; raises UsageError for what is wrong."""
+    """What runs the script and returns its exit code; raises UsageError for what is wrong.
+
+    A script that Control-C has ended raises KeyboardInterrupt there, so that the process ends as Python would.
+    """
     from ..config import Settings
     from ..errors import UsageError
     from ..recover.policy import Policy
@@ -151,7 +154,12 @@ def prepare(given: RunOptions) -> Callable[[], int]:
         words = list(given.target)
         sys.excepthook = sys.__excepthook__  # the command line's own would show our frames
         if given.module is not None:
-            return script.run_module(given.module, words)
-        return script.run_file(words[0], words[1:])
+            code = script.run_module(given.module, words)
+        else:
+            code = script.run_file(words[0], words[1:])
+        if script.is_interrupted:
+            sys.excepthook = lambda *_: None  # it has been shown; Python ends itself by the signal
+            raise KeyboardInterrupt
+        return code
 
     return start

@@ -108,7 +108,8 @@ def load_last_good(
 def refuse(target: Any, state: Any) -> list[TensorFinding]:
     """The findings that prevent this restore, from any source.
 
-    An infinity that the target already has, in a tensor that is not trained, is intended.
+    An infinity that the target holds already is one by design, in a place that is not trained or where
+    all that would be restored is there already.
     """
     if not isinstance(state, dict) or not isinstance(target, (nn.Module, Optimizer)):
         return []
@@ -120,7 +121,11 @@ def refuse(target: Any, state: Any) -> list[TensorFinding]:
         for f in bad_tensors({"model": state})
     ]
     if found:
-        fixed = [(n, p) for n, p in target.named_parameters() if not p.requires_grad]
+        fixed = [
+            (n, p)
+            for n, p in target.named_parameters()
+            if not p.requires_grad or _is_equal(p, state.get(n))
+        ]
         by_design = {
             n
             for n, t in (*fixed, *target.named_buffers())
@@ -128,6 +133,14 @@ def refuse(target: Any, state: Any) -> list[TensorFinding]:
         }
         found = [f for f in found if f.tensor not in by_design]
     return found
+
+
+def _is_equal(live: torch.Tensor, saved: Any) -> bool:
+    """The same values in the same places, NaN included."""
+    if not isinstance(saved, torch.Tensor) or live.is_meta or saved.shape != live.shape:
+        return False
+    a, b = live.detach().to_dense(), saved.detach().to_dense().to(live.device)
+    return a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def blame(found: Sequence[TensorFinding], path: str | None) -> str:

@@ -31,4 +31,7 @@ def run_module_as_main(name: str, args: list[str]) -> None:
     """As `python -m name args…`."""
     sys.argv = [name, *args]
     sys.path[0] = os.getcwd()
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    # It stays `__main__` until the process ends: what the module leaves for the end may pickle itself.
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]

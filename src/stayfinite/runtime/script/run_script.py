@@ -95,6 +95,8 @@ class ScriptRun:
         """Whether this process has reported; with several ranks only one of them does."""
         self._accumulates = False
         """Whether a bad step had several batches, so that the summary counts batches."""
+        self.is_interrupted = False
+        """Whether Control-C has ended the script, which the exit status must show to the shell."""
         self._training: TrainingPatches | None = None
         self._gradients: GradientPatches | None = None
         self._loaders: LoaderPatches | None = None
@@ -243,6 +245,7 @@ class ScriptRun:
                 Firewall("the last check").once(self._finish, e)
         except KeyboardInterrupt as e:
             show(e)
+            self.is_interrupted = True
             code = 130
         except (NonFiniteError, BudgetExceededError, CheckpointError, StageFailedError) as e:
             if self._has_reported or isinstance(e, (CheckpointError, StageFailedError)):
