@@ -119,6 +119,7 @@ class Engine:
     def want_deep_check(self) -> None:
         """Look with the next step: a save was held back, or ranks came to the end of an epoch."""
         self._is_deep_wanted = True
+        self.state.num_changes += 1
 
     @unseen
     def prime(self) -> None:
@@ -201,6 +202,7 @@ class Engine:
 
         `is_opening`: a window opens right now, which primes by itself.
         """
+        self.state.num_changes += 1
         if self.num_applied == 0:
             self._is_primed, self._early = False, None
             if not is_opening:
@@ -222,6 +224,7 @@ class Engine:
     def forget_due(self) -> None:
         """The training went back: what was checked is no longer there."""
         self._due = None
+        self.state.num_changes += 1
         self._unseen.clear()
         self.log.let_go()
 
@@ -285,28 +288,52 @@ class Engine:
         """
         if window.num_applied:
             self.recovery.note_applied()
-            self.num_applied += 1
             if not window.is_seen:
                 self._unseen.append(window)  # read where a deep check waits for the device anyway
-            row = row_of(window, self.state)
-            self.history.append(row)
-            if self.journal is not None:
-                self.journal.step(row)
-            # A clock read every few steps is enough; the interval is in steps' worth of time.
+            goes_on = self.keep(window)
             if (
-                self._has_room
-                and self.log.add(window)
+                goes_on
                 and not self._is_deep_wanted
                 and not self._num_wary
                 and not (self.has_world and self.ranks.has_others)
             ):
                 return None
+        return self.look_deeper(window, is_followed)
+
+    def keep(self, window: Window) -> bool:
+        """A step that was applied goes into journal, history and log. Whether nobody has to ask for the time:
+        every few steps is enough, since the interval of deep checks is in steps' worth of time."""
+        self.num_applied += 1
+        row = row_of(window, self.state)
+        self.history.append(row)
+        if self.journal is not None:
+            self.journal.step(row)
+        return self._has_room and self.log.add(window)
+
+    def look_deeper(self, window: Window, is_followed: bool = False) -> Failure | None:
+        """A deep check, if it is time for one."""
         if not self._is_deep_due():
             return None
         if is_followed and not self.ranks.is_together:
-            self._is_deep_wanted = True
+            self.want_deep_check()
             return None
         return self.deep_check(window.step)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next steps, while `state.num_changes` stays what it is, are all that there is to note."""
+        return (
+            self.replay is None
+            and self._is_primed
+            and self._early is None
+            and self._due is None
+            and self._generation == self.state.generation
+            and not self._is_deep_wanted
+            and not self._num_wary
+            and not self.has_world
+            and not self.recovery.counts_steps
+            and not self.recovery.left_out.drops
+        )
 
     def _is_deep_due(self) -> bool:
         if self.ranks.is_together:
@@ -348,12 +375,14 @@ class Engine:
                 self.log.begin_anew()
         else:
             self._due = (step + 1, self.state.versions())
+            self.state.num_changes += 1
             self._cost = time.perf_counter() - start
         self._deep_started = time.perf_counter()
         return None
 
     def handle(self, window: Window, failure: Failure) -> tuple[Incident | None, Verdict]:
         """Look into a bad step, and do what the policy says; raises where the run must not go on."""
+        self.state.num_changes += 1
         with self.ranks.each_for_itself():
             verdict = self._investigate(self, window, failure)
             return (self.conclude(verdict) if verdict.incident else None), verdict

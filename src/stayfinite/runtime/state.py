@@ -42,6 +42,8 @@ class TrainState:
         self.scalers: WeakList[Any] = WeakList()
         self.generation = 0
         """Goes up when an optimizer is gone: what was copied before is of another training."""
+        self.num_changes = 0
+        """Goes up with all that decides how a step is taken: who has looked at it need not look at each step."""
         self.averages: dict[str, nn.Module] = {}
         """Running averages of the weights: nothing moves them but the loop itself."""
         self.others: dict[str, Any] = {}
@@ -84,6 +86,7 @@ class TrainState:
         """With its last optimizer a training is over: nothing of it is kept. Where others are left, a step
         of theirs may be under way, and what is kept for it stays until the next one begins."""
         self.generation += 1
+        self.num_changes += 1
         if not self.optimizers:
             self.let_go()
 
@@ -119,6 +122,7 @@ class TrainState:
 
     def add_scaler(self, scaler: Any) -> None:
         if not any(s is scaler for s in self.scalers):
+            self.num_changes += 1
             self.scalers.append(scaler)
             if self.snapshot.is_taken and scaler.is_enabled():
                 self.snapshot.add(scaler_state(scaler))
@@ -132,6 +136,7 @@ class TrainState:
         known = others | {id(m) for m in self.roots.values()}
         self.companions.adopt(beside, moved, known, num_applied)
         self.buffers.look_again()
+        self.num_changes += 1
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
         """Take in averages of our models (`AveragedModel`); True if there was a new one."""
@@ -156,6 +161,7 @@ class TrainState:
     def _forget_caches(self) -> None:
         self._names = self._params = None
         self.buffers.look_again()
+        self.num_changes += 1
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of the models, then those that only an optimizer knows."""

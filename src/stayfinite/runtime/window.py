@@ -7,7 +7,6 @@ a replay (its backward, its optimizer step) to whoever runs it.
 from __future__ import annotations
 
 import copy
-import enum
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +29,6 @@ __all__ = [
     "Change",
     "Failure",
     "Item",
-    "Phase",
     "Replay",
     "ReplayResult",
     "RunningReplay",
@@ -105,20 +103,6 @@ def is_same(one: list[BatchRef], other: list[BatchRef]) -> bool:
         return [id(item) for ref in refs for _, item in ref.items]
 
     return one is other or ids(one) == ids(other)
-
-
-class Phase(enum.Enum):
-    """Where in an iteration the loop stands."""
-
-    FORWARD = "forward"
-    """A batch was drawn, or the last step is over."""
-    STEPPED = "stepped"
-    """The step was applied."""
-    REFUSED = "refused"
-    """The step was left out; what the loop does until it asks for a batch is put back where it is
-    part of the training (rates, schedules, scales, averages, random numbers)."""
-    OVER = "over"
-    """Nothing is watched any more."""
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,13 @@ __all__ = ["BadSteps"]
 
 
 class BadSteps:
-    """`own_work`: what is computed meanwhile is not the loop's doing; `on_made`: the step that the loop
-    stands in was made again, and counts as applied."""
+    """`own_work`: what is computed meanwhile is not the loop's doing."""
 
     def __init__(
         self,
         engine: Engine,
         tracker: BatchTracker,
         own_work: Callable[[], AbstractContextManager[None]],
-        on_made: Callable[[], None],
     ) -> None:
         self.engine = engine
         self.state = engine.state
@@ -36,7 +34,6 @@ class BadSteps:
         """What puts things back when the iteration is over."""
         self._tracker = tracker
         self._own_work = own_work
-        self._on_made = on_made
         self._beside: list[Callable[[], None]] = []
         """The same for what moves with the training, from the moment that the step was refused."""
 
@@ -79,7 +76,6 @@ class BadSteps:
                 is_back = self._left_out_too(again, old is current)
                 todo = again.redo if is_back else [*again.redo, *todo]
             elif old is current:
-                self._on_made()
                 self.undo.clear()
 
     def _left_out_too(self, verdict: Verdict, is_current: bool) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ...patches.imports import renew
 from ..discover import Reach, find_models, find_schedulers, find_stateful
 from ..engine import Engine
-from ..window import Phase
 from .driver import LoopDriver
 from .own_updates import OwnUpdates
 
@@ -37,9 +36,7 @@ class ScriptDriver(LoopDriver):
 
     @property
     def wants_gradients(self) -> bool:  # type: ignore[override]
-        return (
-            self.own_updates is not None and not self.is_own_work and self.phase is not Phase.OVER
-        )
+        return self.own_updates is not None and not self.is_own_work and not self.is_over
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
@@ -108,6 +105,7 @@ class ScriptDriver(LoopDriver):
         """An optimizer that this thread has made may be another one's to train with."""
         if optimizer in self.state.optimizers and id(optimizer) not in self.stepped_here:
             self._elsewhere[id(optimizer)] = optimizer
+            self.state.num_changes += 1
 
     def release_others(self) -> None:
         while self._elsewhere:

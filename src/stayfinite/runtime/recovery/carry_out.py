@@ -290,6 +290,12 @@ class Recovery:
             return Action(kind="stopped", detail=decision.reason)
         return incident.action
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether a step that was applied changes anything here."""
+        is_lost = self._lost is not None or self._lost_epoch is not None
+        return bool(self.tally.num_consecutive or is_lost or self._ramp or self.plan)
+
     def note_applied(self) -> None:
         self.tally.num_consecutive = 0
         self._lost = self._lost_epoch = None
@@ -311,6 +317,7 @@ class Recovery:
     def follow(self, ramp: PrecisionRamp) -> None:
         """Let this ramp know how each step went; its moves are told and journaled."""
         self._ramp = ramp
+        self.state.num_changes += 1
         before = ramp.on_move
 
         def moved(move: RampMove) -> None:
