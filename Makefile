@@ -6,7 +6,7 @@ JOBS ?= 2
 # Each of the parallel test processes computes on one core; two threads each would starve one another.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-fast test-versions check docs bench clinic clean
+.PHONY: demo test test-whole test-fast test-versions check docs bench clinic clean
 .venv/core.stamp: pyproject.toml constraints.txt
 	@echo "setting up .venv: this downloads PyTorch and takes a few minutes, once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -31,6 +31,10 @@ check: .venv/test.stamp
 
 test: check
 	$(PYTEST) -n $(JOBS) --dist loadgroup --durations=40
+
+# Every combination where `make test` runs a sample.
+test-whole: check
+	$(PYTEST) -n $(JOBS) --dist loadgroup --durations=40 --whole
 
 test-fast: .venv/test.stamp
 	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow"

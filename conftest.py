@@ -23,3 +23,11 @@ def restores_are_noted():
     provenance.install()
     yield
     provenance.remove()
+
+
+def pytest_ignore_collect(collection_path):
+    """A module without an example in its docstrings is not imported for nothing: some import a framework for seconds."""
+    name = collection_path.name
+    if not name.endswith(".py") or name.startswith("test_") or name == "conftest.py":
+        return None
+    return None if ">>>" in collection_path.read_text(encoding="utf-8") else True

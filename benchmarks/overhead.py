@@ -83,7 +83,7 @@ class Variant:
         self._engine = engine
         self._left = time.perf_counter()
         if engine is not None:
-            self._time(engine, "deep_check")
+            self._time(engine.deep_checks, "run")
             self._time(engine.state, "take_snapshot")
             self._time(engine.state, "is_still_finite")
 
@@ -104,10 +104,11 @@ class Variant:
         all), after some first steps: a patch that comes in empties Python's caches, and a run does that
         once."""
         if self._engine is not None:
+            checks = self._engine.deep_checks
             # The time that the other variants took, and what they wrote, are not this run's.
-            self._engine._deep_started += time.perf_counter() - self._left
-            if self._engine._due is not None:
-                self._engine._due = (self._engine._due[0], self._engine.state.versions())
+            checks._last_started += time.perf_counter() - self._left
+            if checks._due_snapshot is not None:
+                checks._due_snapshot = (checks._due_snapshot[0], self._engine.state.versions())
         with self._patched():
             begin, before = time.perf_counter(), self.deep
             self.run(num_first)

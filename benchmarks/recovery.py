@@ -58,7 +58,7 @@ def share_of_snapshots(w: Workload) -> tuple[float, int, int]:
     guard = Guard(w.model, w.optimizer())
     guard.step(w.loss_fn, w.batches[0])  # the first snapshot allocates; it is made once
     timed, taken = _Timed(), _Timed()
-    timed.wrap(guard.engine, "deep_check")
+    timed.wrap(guard.engine.deep_checks, "run")
     taken.wrap(guard.state, "take_snapshot")
     timed.wrap(guard.state, "take_snapshot")
     timed.wrap(guard.state, "is_still_finite")

@@ -81,7 +81,7 @@ def main():
     for name in TORCH if sys.argv[1] == "plain" else TORCH + OURS:
         with contextlib.suppress(ImportError):  # another version of a library
             importlib.import_module(name)
-    importlib.import_module("tests.gloo_exit").avoid()
+    importlib.import_module("gloo_exit").avoid()  # beside this file, wherever PYTHONPATH leads
     gc.collect()
     gc.freeze()  # a child's collections pass by what was imported here, and leave its memory shared
     for line in sys.stdin:

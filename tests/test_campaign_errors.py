@@ -11,9 +11,9 @@ pytestmark = pytest.mark.slow
 
 def test_no_training_feels_an_exception_in_our_own_functions():
     """In a process of its own: what has failed there stays off there."""
-    done = alone(["-m", "tests.campaign_errors", "--count", "40", "--seed", "13"], ROOT)
+    done = alone(["-m", "tests.campaign_errors", "--count", "20", "--seed", "13"], ROOT)
     assert done.code == 0, done.out + done.err
-    assert "40 thrown, 0 wrong" in done.out
+    assert "20 thrown, 0 wrong" in done.out
 
 
 def test_the_campaign_notices_a_training_that_ends_differently():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tests.integrations.watched import line_of
-from tests.launch import ROOT, alone
+from tests.launch import ROOT, forked
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -126,13 +126,13 @@ def test_a_bad_step_is_replayed_eagerly_and_located(what, backend, form):
 
 
 def test_a_whole_compiled_step_has_as_many_graphs():
-    """In an interpreter of its own: what was compiled before has a say in where a region breaks."""
+    """In a process of its own: what was compiled before has a say in where a region breaks."""
     code = (
         "from tests.test_compile import train\n"
         "counted = [train('whole step', 'eager', how)[2] for how in ('plain', 'loop')]\n"
         "assert counted[0] == counted[1], counted\n"
     )
-    done = alone(["-c", code], ROOT)
+    done = forked(["-c", code], ROOT)
     assert done.code == 0, done.err
 
 

@@ -242,7 +242,7 @@ def test_lbfgs():
     assert_same(found, wanted)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     bad=st.sets(st.integers(0, 11), max_size=6),
     kind=st.sampled_from([-99.0, 77.0, NAN, math.inf]),

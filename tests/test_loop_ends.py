@@ -109,7 +109,7 @@ def test_what_another_thread_adds_to_a_list_stays():
         while not is_over.wait(0.001):
             filled.append(1)
 
-    thread = threading.Thread(target=fill)
+    thread = threading.Thread(target=fill, daemon=True)
     thread.start()
     seen = []
     model, optimizer = make()

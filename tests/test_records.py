@@ -48,7 +48,7 @@ RECORDS = [
     STATS,
     OPERAND,
     LINK,
-    StepRecord(step=1, loss=-INF, grad_norm=INF, lr=(0.1, INF), scale=2.0, bad_state=("a", "b")),
+    StepRecord(step=1, loss=-INF, grad_norm=INF, lr=(0.1, INF), scale=2.0),
     Event(step=2, phase="loss", value=-INF, loss=INF, lr=(1e-3,), name="w", noticed_at_step=4),
     Location(op="aten.log", chain=(LINK, LINK), note="n", culprit=CULPRIT),
     Experiment(name="fp32", changed="precision", outcome="finite", duration_ms=INF),

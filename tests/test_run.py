@@ -191,7 +191,7 @@ class Pair:
     found: list[Incident]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def both(nursery, tmp_path_factory):
     """Each script once, however many tests look at it."""
     known = {}
@@ -450,7 +450,10 @@ def test_the_incident_is_told_once_in_full_and_then_in_one_line(both):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["raises.py", "raises_in_torch.py", "not_python.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["raises.py", "not_python.py", pytest.param("raises_in_torch.py", marks=pytest.mark.whole)],
+)
 def test_a_script_that_fails_by_itself_fails_the_same_way(name, tmp_path):
     """A fresh interpreter each: the traceback is the plain run's, to the letter."""
     path = str(SCRIPTS / name)
@@ -463,7 +466,15 @@ def test_a_script_that_fails_by_itself_fails_the_same_way(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["plain_for.py", "accumulate.py loss", "gan.py", "workers.py", "parcel/inner/train.py"]
+    "name",
+    [
+        "workers.py",
+        "parcel/inner/train.py",
+        *(
+            pytest.param(n, marks=pytest.mark.whole)
+            for n in ("plain_for.py", "accumulate.py loss", "gan.py")
+        ),
+    ],
 )
 def test_the_same_in_a_fresh_interpreter(name, tmp_path):
     """Nothing hangs on torch having been imported before."""

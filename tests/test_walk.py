@@ -56,7 +56,7 @@ def as_file(module):
 
 
 @pytest.mark.parametrize(
-    ("form", "most", "most_that_ran"), [("guard.step", 23, 112), ("stayfinite run", 24, 139)]
+    ("form", "most", "most_that_ran"), [("guard.step", 21, 111), ("stayfinite run", 22, 138)]
 )
 def test_the_walk_of_a_failing_step_is_the_one_in_the_docs_and_does_not_grow(
     form, most, most_that_ran, walks
@@ -71,4 +71,4 @@ def test_the_walk_begins_at_the_driver_and_ends_in_the_journal(walks):
     assert walks["guard.step"]["walk"][0] == "stayfinite.runtime.step.driver"
     assert walks["stayfinite run"]["walk"][0] == "stayfinite.runtime.loop.bad_steps"
     for walk in walks.values():
-        assert walk["walk"][-1] == "stayfinite.runtime.journal"
+        assert walk["walk"][-1] == "stayfinite.report.journal"

@@ -1,4 +1,4 @@
-"""Typed settings: unknown keys rejected, every problem listed at once."""
+"""Typed settings. Unknown keys are rejected, and all problems are listed at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = ("training", "loaders", "saves", "provenance", "processes", "plan")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that can be set, with its default.
+    """All settings with their defaults.
 
     >>> Settings(budget=0.02).budget
     0.02
@@ -29,28 +29,28 @@ class Settings:
     """
 
     budget: float = 0.005
-    """Share of step time that deep checks and snapshots together may take."""
+    """Share of the step time that deep checks and snapshots may take together."""
     deferred: bool = False
-    """Read the sentinel's flag one step late instead of syncing (fused Adam, AdamW, SGD)."""
+    """Read the result of each check one step later, instead of syncing (fused Adam, AdamW, SGD)."""
     history: int = 256
-    """How many steps of loss, gradient norm and learning rate an incident carries."""
+    """How many steps of loss, gradient norm and learning rate an incident includes."""
     max_batches: int = 1024
-    """How many batches are kept by reference for going back to the last snapshot."""
+    """How many batches are kept by reference, for replays that start at the last snapshot."""
     snapshot_ram_share: float = 0.25
-    """Share of the machine's free memory that a snapshot may take; above it, it goes to a file."""
+    """Share of the free memory that a snapshot may take; a larger one goes to a file."""
     diagnose: bool = True
-    """Look for the cause and try fixes after locating."""
+    """Find the cause and try fixes after locating the origin."""
     diagnose_seconds: float = 20.0
     """Time limit for the experiments of one incident."""
     rank_seconds: float = 30.0
-    """How long a rank waits for the others while they look into a bad step together."""
+    """How long a rank waits for the others while they investigate a bad step together."""
     replay: str = "auto"
-    """How a bad step is computed again: "auto" by what cannot be felt outside, "full" also by statements that
-    reach outside (in the sandbox), "off" not at all."""
+    """How a bad step is replayed: "auto" runs only statements without side effects, "full" runs all statements
+    in the sandbox, "off" runs none."""
     without: tuple[str, ...] = ()
-    """Parts that are turned off: training, loaders, saves, provenance, processes, plan (reading what is printed)."""
+    """Parts to turn off: training, loaders, saves, provenance, processes, plan (reading what is printed)."""
     store_args: bool = False
-    """Keep the command line as it is beside an incident, instead of without its secrets."""
+    """Store the whole command line with an incident, instead of removing its secrets."""
 
     def __post_init__(self) -> None:
         problems = list(_problems(self))
@@ -59,7 +59,7 @@ class Settings:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Settings:
-        """Settings from a config file's mapping."""
+        """Make settings from the mapping of a config file."""
         known = {f.name for f in dataclasses.fields(cls)}
         problems = [
             f"unknown setting {key!r}; known: {', '.join(sorted(known))}"

@@ -1,6 +1,6 @@
-"""One interface to every accelerator, and what some of them lack.
+"""One interface to all accelerators, with fallbacks for features that some of them lack.
 
-Nothing else in the package names a kind of device, but for facts that only one kind has (cuDNN).
+No other module names a kind of device, except for features that only one kind has (cuDNN).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = [
 _unpinned: set[str] = set()
 _without_events: set[str] = set()
 current = getattr(torch._C, "_accelerator_getAccelerator", torch.accelerator.current_accelerator)
-"""The accelerator of this process, or None, without another call of ours: it is asked in every healthy step."""
+"""The accelerator of this process, or None. The C function itself, because every healthy step calls it."""
 
 
 def accelerator() -> str | None:
-    """The kind of accelerator that this torch was built for or has registered; None without one."""
+    """The kind of accelerator that this torch supports; None without one."""
     found = current()
     return None if found is None else found.type
 
 
 def has_accelerator() -> bool:
-    """Whether there is one to compute on."""
+    """Whether an accelerator is available."""
     return bool(torch.accelerator.is_available())
 
 
@@ -49,7 +49,7 @@ def _module(kind: str) -> Any:
 
 
 def is_accelerator_started() -> bool:
-    """Whether this process uses it; asking for its state would start a driver that nobody uses."""
+    """Whether this process uses the accelerator. If not, reading its state would start the driver needlessly."""
     found = current()
     if found is None:
         return False
@@ -58,7 +58,7 @@ def is_accelerator_started() -> bool:
 
 
 def random_states() -> list[Tensor] | None:
-    """The state of the accelerator's generators; None where there is none, or it is not used."""
+    """The states of the accelerator's generators; None if there is no accelerator, or it is not used."""
     if not is_accelerator_started():
         return None
     module = _module(str(accelerator()))
@@ -68,7 +68,7 @@ def random_states() -> list[Tensor] | None:
 
 
 def set_random_states(states: Sequence[Tensor]) -> None:
-    """What `random_states` returned, put back."""
+    """Restore the states that `random_states` returned."""
     module = _module(str(accelerator()))
     if hasattr(module, "set_rng_state_all"):
         module.set_rng_state_all(list(states))
@@ -77,14 +77,14 @@ def set_random_states(states: Sequence[Tensor]) -> None:
 
 
 def autocast_devices() -> list[str]:
-    """Kinds of device that autocast can be on for."""
+    """The kinds of device that autocast supports."""
     kind = accelerator()
     return ["cpu"] if kind is None else ["cpu", kind]
 
 
 @lru_cache(maxsize=16)
 def widest(device: torch.device) -> torch.dtype:
-    """float64 where the device has it, else float32 (Apple's MPS, some others).
+    """float64 if the device supports it, else float32 (Apple's MPS, some others).
 
     >>> widest(torch.device("cpu"))
     torch.float64
@@ -97,7 +97,7 @@ def widest(device: torch.device) -> torch.dtype:
 
 
 def room_on_host(like: Tensor) -> Tensor:
-    """Memory of the host for a copy of this; pinned where a device can copy to it by itself."""
+    """Allocate host memory for a copy; pinned if the device can copy to it asynchronously."""
     if like.layout == torch.strided and like.device.type not in _unpinned:
         try:
             return torch.empty_like(like, device="cpu", pin_memory=like.device.type != "cpu")
@@ -107,10 +107,10 @@ def room_on_host(like: Tensor) -> Tensor:
 
 
 def copy_out(value: Tensor) -> tuple[Tensor, Any]:
-    """A copy on its way to the host, and the event that tells when it has arrived.
+    """Start an asynchronous copy to the host; returns it with the event that marks its arrival.
 
-    The event is None where the copy is there already: from the host itself, or from a device that has
-    no events, which makes us wait.
+    The event is None if the copy is complete: a copy from the host, or from a device without events, which
+    is waited for.
     """
     kind = value.device.type
     if kind == "cpu":
@@ -131,12 +131,12 @@ def copy_out(value: Tensor) -> tuple[Tensor, Any]:
 
 
 def device_name(kind: str) -> str:
-    """What the maker calls it; empty where the device does not say."""
+    """The product name of the device; empty if it has none."""
     name = getattr(_module(kind), "get_device_name", None) if kind != "cpu" else None
     return str(name()) if name is not None else ""
 
 
 def device_memory(kind: str) -> float | None:
-    """Free bytes on the accelerator; None where it does not say."""
+    """Free bytes on the accelerator; None if unknown."""
     read = getattr(_module(kind), "mem_get_info", None) if kind != "cpu" else None
     return float(read()[0]) if read is not None else None

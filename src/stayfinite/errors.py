@@ -1,13 +1,13 @@
 """The exception classes.
 
 StayfiniteError
-├── UsageError            (also ValueError)  a wrong argument, setting or call; names the value and the way out
+├── UsageError            (also ValueError)  a wrong argument, setting or call; names the value and what is allowed
 ├── NonFiniteError        (also ArithmeticError)  policy "raise": carries the Incident
-├── BudgetExceededError   skipping went past its budget; carries the last Incident
-├── StageFailedError      a stage of a plan did not show what it had to
+├── BudgetExceededError   too many steps were skipped; carries the last Incident
+├── StageFailedError      a stage of a plan did not meet its condition
 ├── CheckpointError       a checkpoint that cannot or must not be used
-│   ├── UnreadableError   not a format that is known, truncated, or lying about itself
-│   └── HostileFileError  reading it the usual way would run code
+│   ├── UnreadableError   an unknown format, truncated, or inconsistent
+│   └── HostileFileError  loading it the usual way would run code
 └── MissingExtraError     (also ImportError)  names the exact `pip install` line
 """
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class StayfiniteError(Exception):
-    """Everything that stayfinite raises on purpose."""
+    """The base of every exception that stayfinite raises on purpose."""
 
 
 class UsageError(StayfiniteError, ValueError):
@@ -40,11 +40,11 @@ class _CarriesIncident(StayfiniteError):
     def __init__(self, message: str, incident: Any = None) -> None:
         super().__init__(message)
         self.incident = incident
-        """The `Incident`; not named as a type here, since records stand above errors."""
+        """The `Incident`. Typed as Any, because `records` imports this module."""
 
 
 class NonFiniteError(_CarriesIncident, ArithmeticError):
-    """A step went non-finite and the policy is "raise"; `.incident` has the whole story."""
+    """A step was not finite and the policy is "raise"; `.incident` has the explanation."""
 
 
 class BudgetExceededError(_CarriesIncident):
@@ -52,7 +52,7 @@ class BudgetExceededError(_CarriesIncident):
 
 
 class StageFailedError(StayfiniteError):
-    """A stage of a plan did not show what it had to: the run ends before the next one."""
+    """A stage of a plan did not meet its condition, so the run ends before the next stage."""
 
 
 class CheckpointError(StayfiniteError):
@@ -60,7 +60,7 @@ class CheckpointError(StayfiniteError):
 
 
 class UnreadableError(CheckpointError):
-    """Not a known format, truncated, or lying about itself."""
+    """An unknown format, truncated, or inconsistent."""
 
 
 class HostileFileError(CheckpointError):

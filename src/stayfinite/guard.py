@@ -42,14 +42,14 @@ from .saying import say
 
 __all__ = ["Guard", "Outcome"]
 
-# What is restored before there is a guard is evidence too; the last guard that is closed ends it.
+# A checkpoint that is loaded before the guard is made is evidence too. The last guard to close removes this.
 _provenance.install()
 
 
 class Guard:
-    """Keeps a training finite: catches the first NaN or Inf, explains it, leaves the state clean.
+    """Keeps a training finite: catches the first NaN or Inf, explains it, and keeps the state clean.
 
-    Either the guard makes the step,
+    Either the guard runs the step,
 
     >>> import torch
     >>> from stayfinite import Guard
@@ -59,7 +59,7 @@ class Guard:
     >>> outcome.applied
     True
 
-    or an existing loop goes on as it is, with `for batch in guard(loader):`. That form also takes a
+    or an existing loop stays as it is, with `for batch in guard(loader):`. That form also accepts a
     list of optimizers (a generator's and a discriminator's), and an optimizer over float32 copies
     of a half-precision model: one copy for each trained parameter, of the same shape.
     """
@@ -79,13 +79,13 @@ class Guard:
     ) -> None:
         models = _check_models(model)
         optimizers = _check_optimizers(models, optimizer)
-        schedulers = [s for s in _listed(scheduler) if s is not None]
+        schedulers = [s for s in _as_list(scheduler) if s is not None]
         if clip_norm is not None and not clip_norm > 0:
             raise UsageError(f"`clip_norm` must be above 0, got {clip_norm!r}")
         if ramp is not None and scaler is None:
             scaler = ramp.scaler
-        self._held = (models, optimizers, schedulers, scaler)
-        """The training's own objects; everything behind the guard holds them weakly."""
+        self._objects = (models, optimizers, schedulers, scaler)
+        """Keeps the training's objects alive with the guard; everything else refers to them weakly."""
         self.state = TrainState()
         for name, module in models.items():
             self.state.add_root(module, name)
@@ -96,11 +96,11 @@ class Guard:
         if scaler is not None:
             self.state.scalers.append(scaler)
         self.optimizer = optimizers[0]
-        """The optimizer, or the first of several; `state.optimizers` has them all."""
+        """The first optimizer; `state.optimizers` lists all of them."""
         self._loop_only = _loop_only(models, optimizers, schedulers)
         self.engine = Engine(self.state, _settings(settings), Policy.parse(policy), investigate)
         if run_dir is not None:
-            run_dir = Path(run_dir).absolute()  # the loop may go into another folder
+            run_dir = Path(run_dir).absolute()  # the script may change its working directory
         self.folder = RunFolder(run_dir)
         self.engine.on_incident = self.folder.save
         if run_dir is not None:
@@ -111,52 +111,52 @@ class Guard:
         )  # fmt: skip
         self.engine.step_parts = self._steps.parts
         self._loop: LoopDriver | None = None
-        self._start = Firewall("the start of a guarded loop")
-        # A script that ends without `close` still has its last step looked at and its last lines written.
-        self._open = _Open(self.engine, self._steps.flush)
-        self._at_end = weakref.finalize(self, self._open.close, is_quiet=True)
+        self._start_firewall = Firewall("the start of a guarded loop")
+        # A script that ends without `close` still gets its last check, and its last lines are written.
+        self._resources = _Resources(self.engine, self._steps.flush)
+        self._at_end = weakref.finalize(self, self._resources.close, is_quiet=True)
         if ramp is not None:
             self.engine.recovery.follow(ramp)
         self._plan = self._follow(plan, run_dir) if plan is not None else None
 
     def _follow(self, plan: StagedPlan | str | Path, run_dir: str | Path | None) -> PlanRun:
-        """Every step counts for this plan from now on."""
+        """Let the plan follow every step from now on."""
         chosen = plan if isinstance(plan, StagedPlan) else StagedPlan.from_file(plan)
         following = follow_plan(self.engine, chosen, Path(run_dir) if run_dir is not None else None)
-        self._open.add_closing(following.close)
+        self._resources.add_closing(following.close)
         return following
 
     @property
     def plan(self) -> StagedPlan | None:
-        """The plan that this training follows; `reports()` says how its stages went."""
+        """The plan that this training follows; its `reports()` show how each stage went."""
         return self._plan.plan if self._plan is not None else None
 
     @property
     def incidents(self) -> list[Incident]:
-        """Every incident so far, oldest first."""
+        """All incidents so far, oldest first."""
         return list(self.engine.incidents)
 
     @property
     def warnings(self) -> list[Event]:
-        """What was worth a warning so far: spikes, limits, a learning rate that a resume changed."""
+        """All warnings so far: spikes, exceeded limits, a learning rate that a resume changed."""
         return list(self.engine.lookout.warnings)
 
     @property
     def bad_parts(self) -> dict[str, int]:
-        """How often `finite_mean` and `finite_sum` left each part of the loss out."""
+        """How often `finite_mean` and `finite_sum` dropped each part of the loss."""
         return dict(self.engine.recovery.bad_parts)
 
     @property
     def ledger(self) -> Ledger:
-        """Every batch that was left out or cut, and why; `ledger.jsonl` in the run folder."""
+        """Every batch that was skipped or cut, and why; also `ledger.jsonl` in the run folder."""
         return self.engine.recovery.ledger
 
     def report(self) -> InlineReport:
-        """The incidents so far: printed it is text, in a notebook it shows itself."""
+        """The incidents so far, as text when printed and as HTML in a notebook."""
         return InlineReport(self.incidents, self.warnings, self.engine.num_applied)
 
     def watch(self, pattern: str, *, max_abs: float, action: str = "warn") -> None:
-        """Warn (or raise) when a parameter whose name matches grows beyond `max_abs`.
+        """Warn (or raise) when a parameter whose name matches `pattern` exceeds `max_abs`.
 
         >>> import torch
         >>> model = torch.nn.Linear(2, 1)
@@ -173,10 +173,10 @@ class Guard:
         self.engine.lookout.limits.append(limit)
 
     def track(self, name: str, what: Any) -> None:
-        """Take something else along: it is checked, and goes back with a rollback.
+        """Add another object to the training's state: it is checked, and restored by a rollback.
 
         `what` is a module (a running average, a teacher) or has `state_dict` and `load_state_dict`.
-        `torch.optim.swa_utils.AveragedModel` is found by itself. Call it before the first step.
+        `torch.optim.swa_utils.AveragedModel` is found without this. Call it before the first step.
         """
         if isinstance(what, nn.Module):
             self.state.averages[name] = what
@@ -189,21 +189,21 @@ class Guard:
             )
 
     def check(self) -> list[str]:
-        """Names of all that is not finite now: parameters, buffers, optimizer state, averages.
+        """Name everything that is not finite now: parameters, buffers, optimizer state, averages.
 
-        Good to call before an epoch; what was so from the start by design (a mask) is left out.
+        Useful before an epoch. Values that were not finite from the start (a mask of -inf) are not listed.
         """
         return [f"{kind} {name}" for kind, name, _ in self.state.bad_state()]
 
     @property
     def replaying(self) -> bool:
-        """True while a bad step is computed again; skip logging if you like."""
+        """True while a bad step is replayed; use it to skip your own logging."""
         return self.engine.replay is not None
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
-        """One step: zero_grad, forward, backward, check, and apply it unless it went bad.
+        """Run one step: zero_grad, forward, backward, check, and apply it if it is finite.
 
-        `loss_fn(model, batch)` returns the scalar loss. With `scheduler` given it advances after
+        `loss_fn(model, batch)` returns the scalar loss. The `scheduler`, if given, advances after
         each applied step, unless your loop advances it itself.
         """
         if self._loop_only is not None:
@@ -214,9 +214,9 @@ class Guard:
         return self._steps.step(loss_fn, batch)
 
     def log(self, **parts: Any) -> None:
-        """Parts of this step's loss, for the journal: `guard.log(text=text_loss, image=image_loss)`.
+        """Record parts of this step's loss in the journal: `guard.log(text=text_loss, image=image_loss)`.
 
-        Call it before the step is applied; tensors are kept by reference and read later.
+        Call it before the step is applied. Tensors are kept by reference and read later.
         """
         if self.engine.journal is not None and not self.replaying:
             self.engine.journal.note_parts(parts)
@@ -226,30 +226,30 @@ class Guard:
                     self._plan.note_metric(name, float(value))
 
     def __call__(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The loader's batches, for an existing loop that makes its own steps."""
+        """Iterate over the loader's batches, in a loop that makes its own steps."""
         if isinstance(loader, nn.Module) or not hasattr(loader, "__iter__"):
             raise UsageError(
                 f"guard(...) takes a loader or another iterable of batches, got {type(loader).__name__}"
             )
-        driver = self._start.call(self._listen)
+        driver = self._start_firewall.call(self._loop_driver)
         return GivenBatches(driver, loader, self) if driver is not None else iter(loader)
 
-    def _listen(self) -> LoopDriver:
+    def _loop_driver(self) -> LoopDriver:
         if self._loop is None:
             driver = LoopDriver(self.engine, counts_every_batch=True)
             patches = TrainingPatches(driver, finds_optimizers=False)
             driver.on_close = patches.close
-            self._open.add(driver.finish, patches.close)
+            self._resources.add(driver.finish, patches.close)
             for optimizer in self.state.optimizers:
                 patches.watch_optimizer(optimizer)
             self._loop = driver
         return self._loop
 
     def close(self) -> None:
-        """A last deep check; then every patch is taken out."""
+        """Run a last deep check, then remove every patch."""
         if self._at_end.detach() is not None:
             self._loop = None
-            self._open.close()
+            self._resources.close()
 
     def __enter__(self) -> Guard:
         return self
@@ -258,8 +258,8 @@ class Guard:
         self.close()
 
 
-class _Open:
-    """What is open on behalf of a guard, so that it can be closed without it."""
+class _Resources:
+    """The resources of a guard. A separate object, so that a finalizer can close them after the guard is gone."""
 
     def __init__(self, engine: Engine, flush: Callable[[], None]) -> None:
         self._engine = engine
@@ -275,7 +275,7 @@ class _Open:
         part_listeners.add(engine.recovery)
 
     def add(self, flush: Callable[[], None], close: Callable[[], None]) -> None:
-        """A loop is watched from now on."""
+        """Use the loop driver's `flush` from now on, and remove its patches at the end."""
         self._flush = flush
         self._patches.append(close)
 
@@ -283,7 +283,7 @@ class _Open:
         self._patches.append(close)
 
     def close(self, is_quiet: bool = False) -> None:
-        """A last look, then everything is taken out; `is_quiet`: what it raises is only printed."""
+        """Run the last check, then remove everything; `is_quiet`: print what is raised."""
         end = Firewall("the end of a guard")
         try:
             end.once(self._flush)
@@ -323,12 +323,12 @@ def _check_models(model: nn.Module | Mapping[str, nn.Module]) -> dict[str, nn.Mo
     return models
 
 
-def _listed(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _check_optimizers(models: Mapping[str, nn.Module], given: Any) -> list[Optimizer]:
-    optimizers = _listed(given)
+    optimizers = _as_list(given)
     for i, each in enumerate(optimizers):
         if not isinstance(each, Optimizer) and not hasattr(each, "param_groups"):
             place = f"[{i}]" if isinstance(given, (list, tuple)) else ""
@@ -337,13 +337,13 @@ def _check_optimizers(models: Mapping[str, nn.Module], given: Any) -> list[Optim
             )
     if not optimizers:
         raise UsageError("`optimizer` must be a torch optimizer or a list of them, got none")
-    held = {id(p) for m in models.values() for p in m.parameters()}
+    owned = {id(p) for m in models.values() for p in m.parameters()}
     moved = {id(p) for p in _moved(optimizers)}
-    if not held & moved and not _are_masters(models, optimizers):
+    if not owned & moved and not _are_masters(models, optimizers):
         names = ", ".join(type(m).__name__ for m in models.values())
         who = "optimizer moves" if len(optimizers) == 1 else "optimizers move"
         raise UsageError(
-            f"the {who} {len(moved)} parameters and {names} has {len(held)}, but they "
+            f"the {who} {len(moved)} parameters and {names} has {len(owned)}, but they "
             "share none; build the optimizer from this model's .parameters() (after any "
             f"copy, .to() or wrapping){_masters_rule(models)}"
         )
@@ -355,10 +355,9 @@ def _moved(optimizers: Iterable[Optimizer]) -> list[Tensor]:
 
 
 def _are_masters(models: Mapping[str, nn.Module], optimizers: Iterable[Optimizer]) -> bool:
-    """One float32 copy for each trained parameter of a half-precision model.
+    """Whether the optimizers have one float32 copy of each trained parameter of a half-precision model.
 
-    A copy in the model's own precision serves nothing: that is a model that was replaced after its
-    optimizer was made.
+    Copies in the model's own precision do not count: then the model was replaced after its optimizer was made.
     """
     trained = [p for m in models.values() for p in m.parameters() if p.requires_grad]
     copies = _moved(optimizers)
@@ -377,12 +376,12 @@ def _masters_rule(models: Mapping[str, nn.Module]) -> str:
 def _loop_only(
     models: Mapping[str, nn.Module], optimizers: list[Optimizer], schedulers: list[Any]
 ) -> str | None:
-    """Why `guard.step` cannot make this training's steps."""
+    """The reason why `guard.step` cannot run this training; None if it can."""
     if len(optimizers) > 1:
         return f"there are {len(optimizers)} optimizers"
     if len(schedulers) > 1:
         return f"there are {len(schedulers)} schedulers"
-    held = {id(p) for m in models.values() for p in m.parameters()}
-    if not any(id(p) in held for p in _moved(optimizers)):
+    owned = {id(p) for m in models.values() for p in m.parameters()}
+    if not any(id(p) in owned for p in _moved(optimizers)):
         return "this one moves copies of the model's parameters, which only your loop can fill"
     return None

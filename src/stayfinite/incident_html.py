@@ -23,7 +23,7 @@ _CODE = (
 
 
 def incident_html(incident: Any) -> str:
-    """What an `Incident` shows of itself: where, why, what to change, what was done."""
+    """The HTML of an `Incident`: where, why, what to change, what was done."""
     return f'<div style="{_BOX}">{"".join(_parts(incident))}</div>'
 
 

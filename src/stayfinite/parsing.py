@@ -12,20 +12,20 @@ __all__ = ["parsed", "without_syntax_warnings"]
 
 @contextlib.contextmanager
 def without_syntax_warnings() -> Iterator[None]:
-    """Not by `catch_warnings`: that makes Python show once more what it has shown already."""
+    """Ignore syntax warnings. `catch_warnings` would make Python repeat warnings that it has shown already."""
     quiet = [("ignore", None, kind, None, 0) for kind in (SyntaxWarning, DeprecationWarning)]
     filters = warnings.filters
     filters[:0] = quiet  # type: ignore[index]
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # somebody has cleared them meanwhile
+        with contextlib.suppress(ValueError):  # other code has cleared the filters
             for each in quiet:
                 filters.remove(each)  # type: ignore[attr-defined]
 
 
 def parsed(text: str, file: str = "<unknown>") -> ast.Module:
-    """The tree of a file; raises SyntaxError as `ast.parse` does.
+    """Parse source without warnings; raises SyntaxError as `ast.parse` does.
 
     >>> ast.unparse(parsed("x = 1"))
     'x = 1'

@@ -1,7 +1,7 @@
 """Converts records to JSON values and back.
 
-JSON has no NaN and no Infinity; here they travel as the strings "nan", "inf" and "-inf", so that
-every reader can parse an incident.
+JSON has no NaN and no Infinity. They are written as the strings "nan", "inf" and "-inf", so that every
+JSON parser can read an incident.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["from_plain", "to_plain"]
 
 
 def to_plain(value: Any) -> Any:
-    """A record as dicts, lists and scalars that JSON can hold."""
+    """Convert a record to dicts, lists and scalars for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -36,7 +36,7 @@ _NAMES = {int: "a whole number", str: "text", bool: "true or false"}
 
 
 def from_plain(cls: type[_R], data: dict[str, Any]) -> _R:
-    """The record of type `cls` from what `to_plain` made; unknown keys are rejected, all at once."""
+    """Convert the result of `to_plain` back to a record; unknown keys are rejected."""
     if not isinstance(data, dict):
         raise UsageError(f"{cls.__name__}: expected an object, got {type(data).__name__}")
     hints = _HINTS.get(cls)

@@ -12,9 +12,9 @@ _FOLDER, _FILE = 0o700, 0o600
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder and what is missing above it, each for the owner only.
+    """Make a folder and its missing parents, readable for the owner only.
 
-    A folder that is there already stays as its owner made it.
+    The permissions of existing folders are not changed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as home:
@@ -36,5 +36,5 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
-    """An `opener` for `open`: a file that is made now is for the owner only."""
+    """An `opener` for `open` that makes new files readable for the owner only."""
     return os.open(path, flags, _FILE)

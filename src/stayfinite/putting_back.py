@@ -1,4 +1,4 @@
-"""Restores things step by step, whatever else fails."""
+"""Runs several undo functions, even if some of them fail."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["put_back"]
 
 
 def put_back(*calls: Callable[[], object]) -> None:
-    """Call each, though others fail; one that fails is called once more, when the others are through.
+    """Call every function, even if some fail; those that failed are called once more at the end.
 
-    What still fails then is raised. Each must be such that calling it twice is the same as once.
+    An error of the second attempt is raised. Every function must be idempotent.
 
     >>> done = []
     >>> put_back(lambda: done.append("weights"), lambda: done.append("rates"))

@@ -1,6 +1,6 @@
-"""The records that pass between the stages: frozen, JSON both ways, without torch.
+"""The records that pass between the stages: frozen, convertible to JSON and back, without torch.
 
-StepRecord ──► Event ──► Location ──► Diagnosis ──► Action        all of it together: Incident
+StepRecord ──► Event ──► Location ──► Diagnosis ──► Action        an Incident holds all of them
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ __all__ = [
     "TensorStats",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
+_UNSET = ("is_scaler_skip", "has_bad_loss", "has_bad_grad", "bad_state", "duration_ms")
 PHASES = ("data", "forward", "loss", "backward", "parameter", "optimizer", "checkpoint", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorStats:
-    """The health of one tensor. Statistics are of the finite part; None where there is none."""
+    """The health of one tensor. The statistics cover the finite values; None if there are none."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -55,11 +56,11 @@ class TensorStats:
     mean: float | None = None
     abs_max: float | None = None
     headroom_bits: float | None = None
-    """How many times the largest magnitude can still double before it overflows its dtype."""
+    """How often the largest magnitude can double before it overflows its dtype."""
     first_bad: tuple[int, ...] | None = None
     """Index of the first non-finite element."""
     histogram: tuple[int, ...] = ()
-    """The finite part in equal bins from min to max; of a sample where the tensor is large."""
+    """The finite values in equal bins from min to max; of a sample if the tensor is large."""
 
     @property
     def num_nonfinite(self) -> int:
@@ -78,9 +79,9 @@ class Operand:
     stats: TensorStats | None = None
     value: str | None = None
     label: str | None = None
-    """Where the tensor comes from, when that is known: "parameter fc.weight", "batch[0]"."""
+    """The origin of the tensor, if known: "parameter fc.weight", "batch[0]"."""
     stats_at_bad: TensorStats | None = None
-    """The same argument at just those places where an elementwise result went bad."""
+    """Statistics of the argument at the positions where an elementwise result is not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +107,16 @@ class Link:
     inputs: tuple[Operand, ...] = ()
     outputs: tuple[Operand, ...] = ()
     facts: dict[str, float] = field(default_factory=dict)
-    """What was measured at a birth: rows all -inf, zeros in the denominator, elements reduced, ..."""
+    """Measurements at a birth: rows that are all -inf, zeros in the denominator, elements reduced, ..."""
     label: str | None = None
-    """A source that is no operator: "batch['x']", "parameter fc.weight"."""
+    """A source that is not an operator: "batch['x']", "parameter fc.weight"."""
     num_left_out: int = 0
-    """So many links before this one were left out, to keep the chain short."""
+    """The number of links before this one that were omitted to keep the chain short."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What the sentinel knows of one step."""
+    """The figures of one step."""
 
     step: int
     epoch: int = 0
@@ -124,17 +125,11 @@ class StepRecord:
     lr: tuple[float, ...] = ()
     scale: float | None = None
     is_applied: bool = True
-    is_scaler_skip: bool = False
-    has_bad_loss: bool = False
-    has_bad_grad: bool = False
-    bad_state: tuple[str, ...] = ()
-    """Names of parameters, buffers or optimizer entries that a deep check found non-finite."""
-    duration_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something was noticed: when, where in the step, and the step's figures."""
+    """What was noticed: when, where in the step, and the figures of the step."""
 
     step: int
     phase: str
@@ -143,7 +138,7 @@ class Event:
     symptom: str = "loss"
     """loss | gradient | parameter | buffer | optimizer_state | output"""
     name: str | None = None
-    """The gradient, parameter, buffer or entry that was seen to be bad."""
+    """The gradient, parameter, buffer or entry that is not finite."""
     value: float | None = None
     noticed_at_step: int | None = None
     loss: float | None = None
@@ -153,17 +148,17 @@ class Event:
     rank: int = 0
     message: str = ""
     counters: dict[str, int] = field(default_factory=dict)
-    """By which the script counts its own loops, as they stood: {"epoch": 1, "it": 76}."""
+    """The script's own loop counters at that time: {"epoch": 1, "it": 76}."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """The line that set what is to blame, where that is a setting and not the line of the birth."""
+    """The line that set the cause, if the cause is a setting and not the line of the birth."""
 
     file: str
     line: int
     what: str
-    """What happens in that line: "SGD is made here", "the learning rate is set here"."""
+    """What the line does: "SGD is made here", "the learning rate is set here"."""
     source: str | None = None
     function: str | None = None
 
@@ -189,7 +184,7 @@ class Location:
     culprit: Culprit | None = None
     """For a setting, a schedule, a load, a pipeline, an initialization: the line that set it."""
     first_bad: str = ""
-    """The index of the first bad value, with its meaning where the shape tells: "sample 3, feature 8"."""
+    """The index of the first bad value, in words if the shape is clear: "sample 3, feature 8"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,18 +201,18 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What was seen when a change was run in place of the source as it is."""
+    """The result of running a change of the source."""
 
     is_step_finite: bool = False
-    """Whether the step that failed is finite with the change."""
+    """Whether the failed step is finite with the change."""
     num_healthy: int = 0
-    """Healthy steps before it that were computed both ways."""
+    """The number of earlier healthy steps that were computed both with and without it."""
     largest_change: float | None = None
-    """The largest relative change of their losses; None where there were none."""
+    """The largest relative change of their losses; None if there were none."""
     num_after: int = 0
-    """Steps behind it that were run with the change, all finite."""
+    """The number of later steps that were run with the change, all finite."""
     note: str = ""
-    """What could not be run, or why it was refuted."""
+    """What could not be run, or why the change was refuted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,12 +229,12 @@ class Fix:
     after: str | None = None
     experiment: str | None = None
     diff: str | None = None
-    """The change as a patch of the user's own file; None where it is only described."""
+    """The change as a patch of the user's file; None if it is only described."""
     proof: Proof | None = None
     remedy: str | None = None
-    """Its name in the catalogue of remedies."""
+    """The name of the remedy in the catalogue."""
     file_sha256: str | None = None
-    """The file that the diff was made of: it is applied to no other."""
+    """The hash of the file that the diff belongs to; it is not applied to any other version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +249,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Why it happened and what to change."""
+    """The cause, and what to change."""
 
     cause: str | None = None
     confidence: float = 0.0
@@ -264,17 +259,17 @@ class Diagnosis:
     experiments: tuple[Experiment, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     samples: tuple[int, ...] = ()
-    """Rows of the batch that are enough to fail."""
+    """The rows of the batch that fail on their own."""
     dataset_indices: tuple[int, ...] = ()
     worker: int | None = None
-    """Which of the DataLoader's processes has read the batch; None where it was the training's own."""
+    """The DataLoader worker that read the batch; None if the main process did."""
     observed: dict[str, float] = field(default_factory=dict)
-    """Figures that were measured beside the links: weights, batches, rates, replays."""
+    """Further measurements: weights, batches, rates, replays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """What was done about it."""
+    """The response to an incident."""
 
     kind: str
     """skipped | sanitized | partial | raised | rolled_back | put_back | rebuilt | stopped | none"""
@@ -284,21 +279,21 @@ class Action:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPart:
-    """What one rank of a training had to do with an incident."""
+    """The part of one rank in an incident."""
 
     rank: int
     role: str
-    """began | sent | received | fine: `sent` is a bad value of its own that only the others noticed."""
+    """began | sent | received | fine; `sent`: it had a bad value that only the other ranks noticed."""
     loss: float | None = None
     indices: tuple[int, ...] = ()
-    """Of its batch in the data set, where they are known."""
+    """The positions of its batch in the data set, if known."""
     place: str = ""
-    """Its part of the model, where that has a name: the stage of a pipeline."""
+    """Its part of the model, such as a pipeline stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One failure, from the first sign to what was done about it."""
+    """One failure, from the symptom to the response."""
 
     id: str
     event: Event
@@ -310,9 +305,9 @@ class Incident:
     created: str = ""
     path: str | None = None
     same_as: str | None = None
-    """The id of the incident that this one repeats: it was counted, not investigated again."""
+    """The id of the incident that this one repeats; it was counted and not investigated again."""
     ranks: tuple[RankPart, ...] = ()
-    """Of a training on several ranks: who began and who only received it."""
+    """With several ranks: where it began, and which ranks only received it."""
     schema: int = SCHEMA_VERSION
 
     KIND: ClassVar[str] = "stayfinite.incident"
@@ -353,8 +348,18 @@ class Incident:
 
 
 def _upgraded(data: dict[str, Any]) -> dict[str, Any]:
-    """An incident of schema 1: its fixes were called verified when a line was kept finite, not when
-    the change itself was run."""
+    """Read an incident of an older schema.
+
+    Schema 1 called a fix verified if keeping the line finite helped, even if the change itself was not run. Schema 2
+    had fields of a step that were never set.
+    """
+    rows = data.get("history")
+    if isinstance(rows, list):
+        new_rows = [
+            {k: v for k, v in r.items() if k not in _UNSET} if isinstance(r, dict) else r
+            for r in rows
+        ]
+        data = {**data, "history": new_rows}
     diagnosis = data.get("diagnosis")
     fixes = diagnosis.get("fixes") if isinstance(diagnosis, dict) else None
     if isinstance(diagnosis, dict) and isinstance(fixes, list):

@@ -1,7 +1,7 @@
 """Prints to standard error, even if the script has replaced it.
 
-Not by `print`, which a script may have replaced, nor by methods that a stream of its own may lack; a
-stream that is gone is no reason for a training to end.
+`print` is not used, because a script may have replaced it. A closed or incomplete stream must not end a
+training, so errors are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["flush_output", "is_terminal", "say"]
 
 
 def say(text: str) -> None:
-    """The text and a line's end, in one piece."""
+    """Print one line to standard error, in one write."""
     stream = sys.stderr
     if stream is None:
         return
@@ -24,16 +24,16 @@ def say(text: str) -> None:
 
 
 def flush_output() -> None:
-    """What the script has printed so far comes before what is said next."""
+    """Flush standard output, so that the script's output comes before our next message."""
     with contextlib.suppress(Exception):
         _flush(sys.stdout)
 
 
 def is_terminal() -> bool:
-    """Whether somebody reads standard error in a terminal."""
-    asked = getattr(sys.stderr, "isatty", None)
+    """Whether standard error is a terminal."""
+    isatty = getattr(sys.stderr, "isatty", None)
     with contextlib.suppress(Exception):
-        return asked is not None and bool(asked())
+        return isatty is not None and bool(isatty())
     return False
 
 

@@ -150,8 +150,8 @@ def test_an_interrupt_during_the_scan(tmp_path):
         "import time, typer; from stayfinite.cli import scan; app = typer.Typer(); scan.register(app)\n"
         "from stayfinite.checkpoint import scanner\n"
         "real = scanner.scan_file\n"
-        "scanner.scan_file = lambda *a, **k: (time.sleep(1), real(*a, **k))[1]  # large files\n"
-        "print('ready', flush=True)\n"
+        "def large(*a, **k): print('at work', flush=True); time.sleep(1); return real(*a, **k)\n"
+        "scanner.scan_file = large\n"
         f"app(['scan', {str(tmp_path)!r}, '--full', '--quarantine', {str(tmp_path / 'q')!r}, '--yes'])"
     )
     process = subprocess.Popen(
@@ -162,8 +162,8 @@ def test_an_interrupt_during_the_scan(tmp_path):
         # A test run in the background of a shell ignores interrupts, and so would its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    process.stdout.readline()
-    time.sleep(3)
+    while process.stdout.readline() != "at work\n":
+        assert process.poll() is None, process.stderr.read()
     os.kill(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err

@@ -33,9 +33,9 @@ def test_every_hostile_file_gives_its_finding_and_runs_nothing(hostile_files):
     wrong = []
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for path, case in files.items():
-        begin = time.perf_counter()
+        begin = time.process_time()
         report = scan_file(path)
-        took = time.perf_counter() - begin
+        took = time.process_time() - begin
         codes = {f.code for f in report.findings}
         if not codes.intersection(case.codes) and (case.codes or codes):
             wrong.append(f"{case.name}: expected one of {case.codes}, got {codes or 'nothing'}")
@@ -114,10 +114,10 @@ def test_nothing_is_imported_for_a_file(tmp_path):
 def test_a_hundred_thousand_keys(tmp_path):
     value = torch.ones(2)
     torch.save({f"layer.{i}.weight": value for i in range(100_000)}, tmp_path / "many.pt")
-    begin = time.perf_counter()
+    begin = time.process_time()
     report = scan_file(tmp_path / "many.pt")
     assert report.verdict == "healthy" and len(report.tensors) == 1
-    assert time.perf_counter() - begin < 15
+    assert time.process_time() - begin < 15
 
 
 def test_a_file_that_shrinks_while_it_is_scanned(tmp_path):

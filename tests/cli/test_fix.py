@@ -130,6 +130,17 @@ def test_a_wrong_path_names_the_newest_run(here):
     assert "try: stayfinite fix stayfinite-runs/train-1" in fix("nowhere").output
 
 
+def test_without_a_path_it_reads_the_newest_run(here):
+    assert "there is none in stayfinite-runs" in fix().output
+    home = saved(here)
+    (here / "stayfinite-runs").mkdir()
+    home.parents[1].rename(here / "stayfinite-runs" / "train-1")
+    shown = fix()
+    assert shown.exit_code == 0
+    assert "the newest run: stayfinite-runs/train-1" in shown.output
+    assert "+++ b/train.py" in shown.output
+
+
 def test_a_proved_value_without_a_line_is_to_be_set_by_hand(here):
     home = saved(here)
     incident = Incident.from_json((home / "incident.json").read_text())

@@ -39,6 +39,7 @@ def zero_at(value=0.0):
     return x
 
 
+@pytest.mark.usefixtures("causes_only")
 @pytest.mark.filterwarnings("ignore:std:UserWarning")  # what a user would see
 @pytest.mark.parametrize(
     ("loss_fn", "bad", "cause"),
@@ -85,6 +86,7 @@ def test_the_operation_decides(loss_fn, bad, cause):
     assert any(e.outcome == "finite" for e in found.experiments)
 
 
+@pytest.mark.usefixtures("causes_only")
 @pytest.mark.parametrize(
     ("loss_fn", "bad", "cause"),
     [

@@ -51,6 +51,7 @@ def learned_zero(m, x):
     return (y.sqrt() * (y - y.detach() + y)).mean()
 
 
+@pytest.mark.usefixtures("causes_only")
 @pytest.mark.parametrize(
     ("loss_fn", "cause"),
     [

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
 import typer
+from tests.launch import forked
 from typer.testing import CliRunner
 
 from stayfinite.cli import replay
@@ -49,11 +48,12 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def broken_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replay")
     (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    subprocess.run([sys.executable, "train.py"], cwd=folder, check=True, capture_output=True)
+    done = forked(["train.py"], folder)
+    assert done.code == 0, done.err
     return folder
 
 
@@ -133,25 +133,17 @@ def test_a_script_is_replayed_by_itself(tmp_path):
     (tmp_path / "loop.py").write_text(textwrap.dedent(LOOP))
 
     def stayfinite(*args):
-        code = "import sys; from stayfinite.cli import main; main(sys.argv[1:])"
-        if args[0] == "replay":
-            code = (
-                "import sys, typer; from stayfinite.cli import replay; app = typer.Typer(); "
-                "app.callback()(lambda: None); replay.register(app); app(sys.argv[1:])"
-            )
-        return subprocess.run(
-            [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True
-        )
+        return forked(["-m", "stayfinite", *args], tmp_path)
 
     first = stayfinite("run", "--run-dir", "run", "loop.py", "8")
-    assert first.returncode == 0, first.stderr
+    assert first.code == 0, first.err
     (found,) = (tmp_path / "run" / "incidents").iterdir()
     told = stayfinite("replay", str(found))
-    assert told.returncode == 2 and "says that this was run: " in told.stderr
-    assert "loop.py 8" in told.stderr and told.stdout == ""
+    assert told.code == 2 and "says that this was run: " in told.err
+    assert "loop.py 8" in told.err and told.out == ""
     again = stayfinite("replay", str(found), "--", "loop.py", "8")
-    assert again.returncode == 1, again.stderr
-    assert "the step fails again, at the same operator and line" in again.stdout
-    assert "zero_denominator" in again.stdout
-    assert f"saved: {found.relative_to(tmp_path)}" in again.stdout
-    assert again.stderr == "", "said once, and of no folder that is gone by now"
+    assert again.code == 1, again.err
+    assert "the step fails again, at the same operator and line" in again.out
+    assert "zero_denominator" in again.out
+    assert f"saved: {found.relative_to(tmp_path)}" in again.out
+    assert again.err == "", "said once, and of no folder that is gone by now"

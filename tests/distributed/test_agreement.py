@@ -10,11 +10,13 @@ from stayfinite.records import Incident
 
 FAULTS = ("loss", "gradient", "data", "inf_loss", "moment")
 POLICIES = ("skip", "raise", "rollback")
+UNEXPLAINED = {"diagnose": False}
 
 
-def check_fault(crew, world: int, kind: str, form: str, fault: str, policy: str, faulty: int):
+def check_fault(crew, world, kind, form, fault, policy, faulty, diagnose=True):
     job = {"world": world, "kind": kind}
-    run = crew("guarded", **job, form=form, fault=fault, policy=policy, faulty=faulty)
+    more = {} if diagnose else {"settings": UNEXPLAINED}
+    run = crew("guarded", **job, form=form, fault=fault, policy=policy, faulty=faulty, **more)
     (incident,) = run.incidents
     if fault == "moment":
         assert incident.event.symptom in ("optimizer_state", "parameter", "loss")
@@ -76,7 +78,7 @@ def test_one_faulty_rank(crew, kind, form, fault):
 
 
 SELDOM = [1, 1, 0, 1, 0, 0, 0, 1]
-"""Meetings in the first eight steps of ranks that look at the same."""
+"""SyncSchedule in the first eight steps of ranks that look at the same."""
 
 
 @pytest.mark.parametrize(
@@ -111,6 +113,13 @@ def test_a_step_that_is_bad_on_one_rank_alone_is_left_out_by_nobody_alone(crew):
     assert run.state == crew("plain", kind="ddp").state
 
 
+def test_a_rank_that_nobody_watches_is_not_waited_for(crew):
+    """It would take what it is asked for its training's own."""
+    run = crew("one_watched", module="troubles", kind="ddp")
+    assert "no answer from rank 1 within 0.5 s" in run.errors[0]
+    assert run.state == crew("plain", kind="ddp").state
+
+
 def test_a_rank_that_trains_by_itself_asks_nobody(crew):
     run = crew("side_training")
     assert [len(r["incidents"]) for r in run.ranks] == [1, 0]
@@ -131,7 +140,7 @@ def test_every_fault(crew, fault, policy):
     kind = ("ddp", "fsdp")[turn % 2]
     world = 4 if turn % 3 == 0 else 2
     form = "step" if turn % 4 < 2 else "loop"
-    check_fault(crew, world, kind, form, fault, policy, faulty=world - 1)
+    check_fault(crew, world, kind, form, fault, policy, world - 1, diagnose=policy == "raise")
 
 
 EXTRAS = ({"clip": 1.0}, {"scale": 4}, {"fused": True, "deferred": True})
@@ -142,15 +151,16 @@ WAYS = (("loss", "loop"), ("gradient", "step"), ("inf_loss", "loop"), ("inf_loss
 @pytest.mark.parametrize(
     ("extra", "fault", "form"),
     [
-        # DDP and FSDP in turn, so that each meets every extra and every fault.
+        # DDP and FSDP in turn, so that each meets every extra, and each extra every fault and form.
         pytest.param(
-            {"kind": ("ddp", "fsdp")[(i + j) % 2], **extra}, *way, id="-".join((*extra, *way))
+            {"kind": ("ddp", "fsdp")[(i + j) % 2], **extra}, *way, id="-".join((*extra, *way)),
+            marks=[pytest.mark.whole] if way == WAYS[2 + i % 2] else [],
         )
         for (i, extra), (j, way) in itertools.product(enumerate(EXTRAS), enumerate(WAYS))
     ],
-)
+)  # fmt: skip
 def test_clipping_scalers_and_deferred_checks(crew, extra, fault, form):
-    run = crew("guarded", **extra, form=form, fault=fault)
+    run = crew("guarded", **extra, form=form, fault=fault, settings=UNEXPLAINED)
     (incident,) = run.incidents
     assert (incident.event.step, incident.event.rank) == (training.AT, 1)
     assert run.state == crew("plain", **extra, without=[training.AT]).state
@@ -160,7 +170,7 @@ def test_clipping_scalers_and_deferred_checks(crew, extra, fault, form):
 @pytest.mark.parametrize("form", ["step", "loop"])
 def test_a_fault_in_the_very_last_step(crew, form):
     last = training.NUM_BATCHES - 1
-    run = crew("guarded", form=form, fault="loss", at=last)
+    run = crew("guarded", form=form, fault="loss", at=last, settings=UNEXPLAINED)
     (incident,) = run.incidents
     assert (incident.event.step, incident.location.op) == (last, "aten.log")
     assert run.state == crew("plain", without=[last]).state
@@ -171,7 +181,9 @@ def test_a_fault_in_the_very_last_step(crew, form):
 def test_a_deferred_verdict_that_comes_after_the_end(crew, form):
     """The ranks have parted: the one that has it computes its own step again, and asks nobody."""
     last = training.NUM_BATCHES - 1
-    run = crew("guarded", form=form, fault="loss", at=last, fused=True, deferred=True)
+    run = crew(
+        "guarded", form=form, fault="loss", at=last, fused=True, deferred=True, settings=UNEXPLAINED
+    )
     reported = [[Incident.from_json(t) for t in r["incidents"]] for r in run.ranks]
     assert [i.event.step for i in reported[1]] == [last]
     assert reported[1][0].location.op == "aten.log"
@@ -195,7 +207,7 @@ def test_a_moment_that_is_corrupt_at_the_end_is_told_and_nothing_is_moved(crew, 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["loss", "gradient"])
 def test_accumulation_without_sync(crew, fault):
-    run = crew("guarded", kind="ddp", accumulate=2, fault=fault)
+    run = crew("guarded", kind="ddp", accumulate=2, fault=fault, settings=UNEXPLAINED)
     (incident,) = run.incidents
     assert (incident.event.step, incident.event.rank) == (training.AT, 1)
     assert run.state == crew("plain", kind="ddp", accumulate=2, without=[4, 5]).state
@@ -204,7 +216,7 @@ def test_accumulation_without_sync(crew, fault):
 @pytest.mark.slow
 def test_gradients_averaged_by_hand(crew):
     """No wrapper to recognize: that the loop itself uses collectives within its step tells."""
-    run = crew("guarded", kind="by_hand", fault="inf_loss")
+    run = crew("guarded", kind="by_hand", fault="inf_loss", settings=UNEXPLAINED)
     assert [r["is_on"] for r in run.ranks] == [True, True]
     (incident,) = run.incidents
     assert (incident.event.step, incident.event.rank) == (training.AT, 1)

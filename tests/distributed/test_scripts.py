@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
@@ -59,10 +58,8 @@ def test_a_restart_by_the_launcher_goes_on_in_the_same_run_and_says_from_what(tm
 
 
 def torchrun(*args: str) -> list[str]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
+    """It finds a free port by itself."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     return [*launcher, "-m", "stayfinite", "run", *args]
 
 
@@ -126,7 +123,7 @@ def test_policy_raise_stops_every_rank(tmp_path):
 
 
 def test_a_rank_that_raises_by_itself_is_explained_without_the_others(tmp_path):
-    done = run(torchrun(str(SCRIPT), "raises"), tmp_path)
+    done = run_forked(["-m", "stayfinite", "run", str(SCRIPT), "raises", "fork"], tmp_path)
     assert done.returncode == 1
     assert "RuntimeError: the loss is not finite" in done.stderr
     (incident,) = stories(tmp_path)
@@ -134,7 +131,7 @@ def test_a_rank_that_raises_by_itself_is_explained_without_the_others(tmp_path):
     assert incident.location.op == "aten.log"
 
 
-@pytest.mark.parametrize("how", ["run", "protect"])
+@pytest.mark.parametrize("how", ["run", pytest.param("protect", marks=pytest.mark.whole)])
 def test_accelerate_launch(tmp_path, how):
     """Accelerate has a launcher for several processes without MPI under the name of GPUs only; none is needed."""
     pytest.importorskip("accelerate", reason="needs accelerate: pip install accelerate")
@@ -151,6 +148,19 @@ def test_accelerate_launch(tmp_path, how):
     told = re.findall(r"stayfinite: step 4[^\n]* the loss is -inf on rank 1", done.stderr)
     assert len(told) == 1
     (home,) = tmp_path.glob("stayfinite-runs/*")
+    check_one_run(home, world=2, began=1)
+
+
+def test_a_framework_that_starts_the_other_ranks_by_a_command(tmp_path):
+    """Lightning runs the script again for each of them; all are watched, or the first would wait for ever."""
+    pytest.importorskip("lightning", reason="needs lightning: pip install lightning")
+    script = str(SCRIPT.with_name("lightning_ddp.py"))
+    done = run(["-m", "stayfinite", "run", "--policy", "skip", script], tmp_path)
+    assert done.returncode == 0, done.stderr
+    weights = totals(done.stdout)
+    assert sorted(weights) == ["0", "1"] and weights["0"] == weights["1"] != "nan"
+    (home,) = tmp_path.glob("stayfinite-runs/*")
+    assert {i.event.rank for i in stories(tmp_path)} == {1}
     check_one_run(home, world=2, began=1)
 
 

@@ -133,6 +133,21 @@ def unused(rank: int, job: dict) -> dict:
     return {"incidents": told, "state": training.state_of(model, optimizer)}
 
 
+def one_watched(rank: int, job: dict) -> dict:
+    """Only rank 0 has a guard."""
+    model = training.make(job["kind"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=training.RATE)
+    guard = Guard(model, optimizer, settings={"rank_seconds": 0.5}) if rank == 0 else None
+    data = training.batches(rank, None)
+    for batch in guard(data) if guard else data:
+        optimizer.zero_grad()
+        training.loss_of(model, batch).backward()
+        optimizer.step()
+    if guard:
+        guard.close()
+    return {"incidents": [], "state": training.state_of(model, optimizer)}
+
+
 class _RaisesOnce(torch.autograd.Function):
     """In one of its backwards on rank 0, when the others are in theirs."""
 

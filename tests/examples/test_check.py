@@ -13,9 +13,10 @@ from stayfinite.preflight.target import ScriptTarget
 pytestmark = pytest.mark.usefixtures("shared_forks")
 
 EXAMPLES = SRC.parent / "examples"
-NAMES = ["lstm_market", "mmdit_dlm", "mmgcn", "restran_mhc", "temi"]
-REPAIRED = ["mmdit_dlm", "temi"]
-"""The others take a minute each; `python -m benchmarks.guides` checks all of them."""
+WHOLE = [
+    pytest.param(n, marks=pytest.mark.whole) for n in ("lstm_market", "mmdit_dlm", "restran_mhc")
+]
+"""A check takes up to a minute; `python -m benchmarks.guides` checks all of them, too."""
 GROUPS = ["config", "data", "edges", "stability"]
 
 
@@ -29,7 +30,7 @@ def case(request, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", NAMES, indirect=True)
+@pytest.mark.parametrize("case", ["mmgcn", "temi", *WHOLE], indirect=True)
 def test_broken_example_fails_at_its_line(case):
     report = check_script(ScriptTarget("train.py"), only=GROUPS)
     found = [f for f in report.findings if f.status == "fail" and f.location is not None]
@@ -38,7 +39,7 @@ def test_broken_example_fails_at_its_line(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", REPAIRED, indirect=True)
+@pytest.mark.parametrize("case", ["temi", WHOLE[1]], indirect=True)
 def test_repaired_example_is_ready(case):
     report = check_script(ScriptTarget(case.fixed.name), only=GROUPS)
     assert [f for f in report.findings if f.is_problem] == []

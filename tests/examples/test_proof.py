@@ -12,10 +12,13 @@ from stayfinite.preflight.target import ScriptTarget
 pytestmark = pytest.mark.usefixtures("shared_forks")
 
 EXAMPLES = SRC.parent / "examples"
+WHOLE = [
+    pytest.param(n, marks=pytest.mark.whole) for n in ("lstm_market", "mmdit_dlm", "restran_mhc")
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lstm_market", "mmdit_dlm", "mmgcn", "restran_mhc", "temi"])
+@pytest.mark.parametrize("name", ["mmgcn", "temi", *WHOLE])
 def test_the_true_line_can_fail(name, tmp_path, monkeypatch):
     shutil.copytree(EXAMPLES / name, tmp_path / name)
     monkeypatch.chdir(tmp_path / name)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.faults import recipe
 from tests.faults.forms import QUICK, SCRIPTS, run_script
+from tests.sweep import sweep
 
 from stayfinite import Guard
 
@@ -59,18 +60,12 @@ def same(a, b):
     return a == b
 
 
-@pytest.mark.parametrize("defect", recipe.DEFECTS)
-@pytest.mark.parametrize(
-    ("kind", "precision"),
-    [
-        ("adamw", "fp32"),
-        ("adamw", "fp16"),
-        pytest.param("sgd", "fp32", marks=pytest.mark.slow),
-        pytest.param("adam", "fp16", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("form", ["step", "loader", "run"])
-def test_a_bad_batch_leaves_no_trace(form, kind, precision, defect, tmp_path, as_script):
+@sweep(
+    form=["step", "loader", "run"], defect=recipe.DEFECTS,
+    setup=["adamw fp32", "adamw fp16", "sgd fp32", "adam fp16"],
+)  # fmt: skip
+def test_a_bad_batch_leaves_no_trace(form, defect, setup, tmp_path, as_script):
+    kind, precision = setup.split()
     found, incidents = train(form, kind, precision, defect, False, tmp_path)
     assert [i.event.step for i in incidents] == [recipe.BAD]
     wanted, _ = train(PLAIN[form], kind, precision, defect, True, tmp_path)

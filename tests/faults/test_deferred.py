@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from tests.faults.training import BAD, VALUES, Fault, batches, loop, loss_of
+from tests.sweep import sweep
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,9 +48,7 @@ def train(fault, form, settings, kind="adamw"):
 PLACES = ("input", "label", "activation", "loss", "gradient")
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("form", ["step", "loader"])
+@sweep(form=["step", "loader"], place=PLACES, value=VALUES)
 def test_same_incident_one_step_later(form, place, value):
     fault = Fault(place, value)
     incidents, state = train(fault, form, DEFERRED)

@@ -1,13 +1,12 @@
 """Every fault states the event and the location it expects; its healthy twin must stay silent."""
 
-import itertools
 from dataclasses import dataclass
 
-import pytest
 import torch
 from tests.faults import training
 from tests.faults.forms import FORMS
 from tests.faults.training import BAD, NUM_BATCHES, PLACES, PRECISIONS, VALUES, Fault
+from tests.sweep import sweep
 
 OPERATOR = {"nan": "sqrt", "+inf": "reciprocal", "-inf": "log"}
 
@@ -86,19 +85,10 @@ def assert_as_expected(incident, fault):
         assert counts == {"nan": (1, 0, 0), "+inf": (0, 1, 0), "-inf": (0, 0, 1)}[fault.value]
 
 
-def matrix():
-    """All of it. A third is left to `make test-fast`: there every pair of form and place still
-    meets every value and every precision."""
-    axes = [list(axis) for axis in (FORMS, PLACES, VALUES, PRECISIONS)]
-    for case in itertools.product(*axes):
-        is_fast = sum(axis.index(word) for axis, word in zip(axes, case)) % 3 == 0
-        yield pytest.param(*case, marks=[] if is_fast else [pytest.mark.slow], id="-".join(case))
+MATRIX = sweep(form=FORMS, place=PLACES, value=VALUES, precision=PRECISIONS)
 
 
-CASES = list(matrix())
-
-
-@pytest.mark.parametrize(("form", "place", "value", "precision"), CASES)
+@MATRIX
 def test_fault_is_noticed_located_and_kept_out(
     form, place, value, precision, tmp_path, as_script, capfd
 ):
@@ -111,7 +101,7 @@ def test_fault_is_noticed_located_and_kept_out(
     assert f"step {BAD}:" in capfd.readouterr().err.replace("(epoch 0)", "").replace(" :", ":")
 
 
-@pytest.mark.parametrize(("form", "place", "value", "precision"), CASES)
+@MATRIX
 def test_healthy_twin_is_silent(form, place, value, precision, tmp_path, as_script, capfd):
     trained = FORMS[form](Fault(place, value, precision, is_healthy=True), tmp_path)
     assert trained.incidents == []
@@ -119,9 +109,7 @@ def test_healthy_twin_is_silent(form, place, value, precision, tmp_path, as_scri
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("at", [0, NUM_BATCHES - 1])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("form", ["step", "loader", pytest.param("run", marks=pytest.mark.slow)])
+@sweep(form=FORMS, place=PLACES, at=[0, NUM_BATCHES - 1])
 def test_first_and_last_step_are_no_blind_spots(form, place, at, tmp_path, as_script):
     """The first has no step before it to go back to, the last none after it to show the damage."""
     fault = Fault(place, "nan", at=at)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.faults import forms, recipe, test_bitwise
 from tests.faults.test_bitwise import PLAIN, differences, train
+from tests.sweep import sweep
 
 from stayfinite import Guard, Settings
 from stayfinite.detect import deferred
@@ -19,9 +20,7 @@ def checked_every(num_steps, **settings):
     return Settings(diagnose=False, budget=1e-12, max_batches=num_steps, **settings)
 
 
-@pytest.mark.parametrize("num_steps", EVERY)
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("form", ["step", "loader", "run"])
+@sweep(form=["step", "loader", "run"], precision=["fp32", "fp16"], num_steps=EVERY)
 def test_the_same_weights_whenever_it_is_noticed(
     form, precision, num_steps, tmp_path, as_script, monkeypatch
 ):
@@ -69,37 +68,28 @@ def compare(form, settings, corrupting, bad_inputs=()):
     return [(i.event.step, i.location.op) for i in guard.incidents]
 
 
-@pytest.mark.parametrize("num_steps", EVERY)
-@pytest.mark.parametrize("bad_inputs", [(9,), (10,), (9, 10)], ids=str)
-@pytest.mark.parametrize("form", ["step", "loader"])
+@sweep(form=["step", "loader"], bad_inputs=[(9,), (10,), (9, 10)], num_steps=EVERY)
 def test_a_bad_batch_behind_it_is_an_incident_of_its_own(form, bad_inputs, num_steps):
     found = compare(form, checked_every(num_steps), [8], bad_inputs)
     assert found == [(8, "aten.fill_"), *((i, None) for i in bad_inputs)]
 
 
-@pytest.mark.parametrize("num_steps", EVERY)
-@pytest.mark.parametrize("second", [9, 10])
-@pytest.mark.parametrize("form", ["step", "loader"])
+@sweep(form=["step", "loader"], second=[9, 10], num_steps=EVERY)
 def test_two_steps_that_corrupt_the_state_are_both_found(form, second, num_steps):
     found = compare(form, checked_every(num_steps), [8, second])
     assert found == [(8, "aten.fill_"), (second, "aten.fill_")]
 
 
-@pytest.fixture(params=[True, False], ids=["late", "at once"])
-def read_later(request, monkeypatch):
+@sweep(
+    form=["step", "loader"], arrival=["late", "at once"], num_steps=EVERY,
+    bad=[((), (8,)), ((8,), ()), ((8, 9), ()), ((8,), (10,))],
+)  # fmt: skip
+def test_the_same_in_the_deferred_mode(form, arrival, num_steps, bad, monkeypatch):
     """Flags arrive as on a device that is behind, or as on one that is not."""
     monkeypatch.setattr(Deferral, "defers_on_host", True)
-    if request.param:
+    if arrival == "late":
         monkeypatch.setattr(deferred._Reading, "is_ready", lambda self: False)
-
-
-@pytest.mark.usefixtures("read_later")
-@pytest.mark.parametrize("num_steps", EVERY)
-@pytest.mark.parametrize(
-    ("corrupting", "bad_inputs"), [((), (8,)), ((8,), ()), ((8, 9), ()), ((8,), (10,))], ids=str
-)
-@pytest.mark.parametrize("form", ["step", "loader"])
-def test_the_same_in_the_deferred_mode(form, corrupting, bad_inputs, num_steps):
+    corrupting, bad_inputs = bad
     found = compare(form, checked_every(num_steps, deferred=True), corrupting, bad_inputs)
     assert [step for step, _ in found] == sorted((*corrupting, *bad_inputs))
 

@@ -284,3 +284,27 @@ def test_batch_of_several_labels_may_lack_one_of_them():
     without = next(b for c, b in found if c.what == "a batch with batch[1][:, 0] 0 only")
     assert not without[1][:, 0].any() and without[1].any()
     assert any(c.what == "a batch with batch[1][:, 2] 1 only" for c, _ in found)
+
+
+@pytest.mark.parametrize(("sizes", "level"), [([3, 1, 4, 2], "possible"), ([9, 8, 9, 9], "far")])
+def test_group_may_lack_its_entries_where_small_ones_were_seen(sizes, level):
+    groups = torch.repeat_interleave(torch.arange(4), torch.tensor(sizes))
+    ((candidate, batch),) = made([{"x": X[:, 0], "group": groups}])["group"]
+    assert candidate.level == level
+    assert (
+        sorted(set(batch["group"].tolist())) == [0, 1, 3] and batch["group"].shape == groups.shape
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "level"), [([10, 30, 20, 40, 50, 20], "possible"), ([30, 60, 35, 40, 50, 45], "far")]
+)
+def test_count_in_tens_may_be_zero_where_ten_was_seen(values, level):
+    seen = torch.tensor(values, dtype=torch.float32)[:, None]
+    assert levels([(X, seen)], "zero")[0] == level
+
+
+def test_column_that_is_no_feature_is_not_a_hundred_times_as_large_with_the_others():
+    found = {c.what: b for c, b in made([(X, Y.float() - 9.5, Y)])["outlier-batch"]}
+    batch = found["a whole batch 100 times as large"]
+    assert torch.equal(batch[0], X * 100) and torch.equal(batch[1], Y.float() - 9.5)

@@ -13,7 +13,7 @@ from tests.foresee.programs import Program, Step, make_program
 from tests.foresee.soundness import choose_by, describe, examine
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_random_programs_against_brute_force(data):
     program = make_program(lambda n: data.draw(st.integers(0, n - 1)))

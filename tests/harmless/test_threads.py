@@ -62,7 +62,7 @@ def side_by_side(protected_loop):
     barrier.wait()
     with contextlib.redirect_stderr(io.StringIO()):
         protected_loop(mine)
-    thread.join(60)
+    thread.join(600)
     assert not thread.is_alive()
     return mine.weights(), other.weights()
 
@@ -95,7 +95,7 @@ def test_two_trainings_side_by_side_end_as_each_alone(tmp_path):
     check(5, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 def test_two_trainings_side_by_side_end_as_each_alone_fifty_times(tmp_path):
     check(50, tmp_path)
 

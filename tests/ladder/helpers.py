@@ -2,21 +2,12 @@
 
 import hashlib
 import pathlib
-import subprocess
-import sys
 
-from tests.launch import Done, environment
-
-LIMIT_SECONDS = 560
-"""A ladder is many runs; on a busy machine each takes its time."""
+from tests.launch import Done, forked
 
 
 def ladder(cwd: pathlib.Path, *args: str) -> Done:
-    run = subprocess.run(
-        [sys.executable, "-m", "stayfinite", "ladder", *args], cwd=cwd, env=environment(),
-        capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
-    )  # fmt: skip
-    return Done(run.returncode, run.stdout, run.stderr)
+    return forked(["-m", "stayfinite", "ladder", *args], cwd)
 
 
 def tree(folder: pathlib.Path) -> dict[str, tuple[str, int, int]]:

@@ -64,7 +64,7 @@ _trees = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(tree=_trees, value=_leaves, data=st.data(), name=st.sampled_from(["c.json", "c.yaml"]))
 def test_any_key_of_any_file_takes_any_value(tree, value, data, name):
     text = json.dumps(tree) if name == "c.json" else yaml.safe_dump(tree)

@@ -24,6 +24,16 @@ def climb(tmp_path, name, *tries):
     return LadderReport.from_json(done.out)
 
 
+def test_mmgcn_survives_without_mixed_precision(tmp_path):
+    report = climb(tmp_path, "mmgcn", "use_amp=false", "lr=0.1x")
+    assert [(r.label, r.status) for r in report.rungs] == [
+        ("use_amp=false", "survived"),
+        ("lr=0.1x", "failed"),
+    ]
+    assert [c.label for c in report.smallest] == ["use_amp=false"]
+
+
+@pytest.mark.whole
 def test_mmgcn_survives_without_mixed_precision_by_the_usual_ladder(tmp_path):
     """Seed 000: mixed precision off; neither the learning rate nor clipping helps."""
     report = climb(tmp_path, "mmgcn")
@@ -33,6 +43,7 @@ def test_mmgcn_survives_without_mixed_precision_by_the_usual_ladder(tmp_path):
     assert next(iter(outcomes)) == "use_amp=false"
 
 
+@pytest.mark.whole
 def test_lstm_market_survives_without_mixed_precision_only(tmp_path):
     """Seed 004: of its six steps the first one, mixed precision off, is the one that helps."""
     tries = ("use_amp=false", "focal_gamma=0", "lr=0.1x")

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from tests.ladder.helpers import ladder, tree
-from tests.launch import alone
+from tests.launch import forked
 
 from stayfinite.ladder import LadderReport
 
@@ -71,7 +71,7 @@ def test_two_changes_that_only_help_together_in_a_script_without_a_loader(home):
 
 def test_after_an_incident_with_flags_and_our_own_knob(home, tmp_path):
     words = ["run", "--run-dir", str(tmp_path / "run"), "amp.py", "--epochs", "1"]
-    run = alone(["-m", "stayfinite", *words], home)
+    run = forked(["-m", "stayfinite", *words], home)
     assert run.code == 0, run.err
     shutil.rmtree(home / "out")
     (incident,) = (tmp_path / "run" / "incidents").iterdir()

@@ -5,9 +5,11 @@ import pathlib
 import stat
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from stayfinite.ladder import pool
 from stayfinite.ladder.climb import _outcome
 from stayfinite.ladder.pool import Job, Pool, last_words
 
@@ -61,7 +63,7 @@ def has_ended(pid):
 def test_answers_crashes_and_deaths_are_distinguished(tmp_path):
     jobs = [job(tmp_path, act) for act in ("answer", "crash", "die")]
     told = []
-    Pool(3, timeout=30).run(jobs, lambda j, is_over: told.append(j.label) if is_over else None)
+    Pool(3, timeout=300).run(jobs, lambda j, is_over: told.append(j.label) if is_over else None)
     found = [_outcome((), j) for j in jobs]
     assert [o.status for o in found] == ["survived", "crashed", "crashed"]
     assert found[0].step == 3
@@ -70,8 +72,15 @@ def test_answers_crashes_and_deaths_are_distinguished(tmp_path):
     assert sorted(told) == ["answer", "crash", "die"]
 
 
-def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path):
+def test_one_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path, monkeypatch):
     slow = job(tmp_path, "slow")
+    pid = slow.folder / "pid"
+
+    def late_once_it_is_under_way():
+        return 1e9 if pid.exists() and pid.read_text() else 0.0
+
+    clock = SimpleNamespace(monotonic=late_once_it_is_under_way, sleep=time.sleep)
+    monkeypatch.setattr(pool, "time", clock)
     Pool(1, timeout=1.0).run([slow])
     found = _outcome((), slow)
     assert (found.status, found.step, found.loss) == ("timeout", 2, 0.5)
@@ -84,5 +93,5 @@ def test_an_interrupt_leaves_nobody_behind(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Pool(1, timeout=30).run([job(tmp_path, "slow")], interrupt)
+        Pool(1, timeout=300).run([job(tmp_path, "slow")], interrupt)
     assert has_ended(int((tmp_path / "slow" / "pid").read_text()))

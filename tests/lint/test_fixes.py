@@ -1,7 +1,9 @@
 """What `--fix` writes is executed: equal on healthy values, finite where the original is not."""
 
+import functools
 import pathlib
 import runpy
+import tempfile
 
 import pytest
 import torch
@@ -14,9 +16,18 @@ FIXED = sorted(p.parent.name for p in FIXTURES.glob("*/fixed.py"))
 
 def repaired(code, tmp_path):
     path = tmp_path / "train.py"
-    path.write_text((FIXTURES / code / "bad.py").read_text(encoding="utf-8"), encoding="utf-8")
-    report = lint_paths([path], Settings(), fix=True)
+    text, report = _repaired(code)
+    path.write_text(text, encoding="utf-8")
     return path, report
+
+
+@functools.cache
+def _repaired(code):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "train.py"
+        path.write_text((FIXTURES / code / "bad.py").read_text(encoding="utf-8"), encoding="utf-8")
+        report = lint_paths([path], Settings(), fix=True)
+        return path.read_text(encoding="utf-8"), report
 
 
 def computed(path, arguments):

@@ -1,5 +1,6 @@
 """Every rule: what it must flag, near misses that it must not, and the repaired form."""
 
+import functools
 import pathlib
 import re
 
@@ -32,6 +33,7 @@ def expected(text):
     }
 
 
+@functools.cache
 def found(text, pedantic=False):
     return {(f.line, f.code) for f in check_source(text, "x.py", Settings(pedantic=pedantic))}
 

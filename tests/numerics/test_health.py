@@ -330,7 +330,7 @@ def test_zero_has_no_headroom_to_speak_of():
 VALUES = st.sampled_from([0.0, -0.0, 1.0, -2.5, 1e-42, 65504.0, 1e30, NAN, INF, -INF])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     st.lists(VALUES, min_size=1, max_size=40),
     st.sampled_from(PLAIN),

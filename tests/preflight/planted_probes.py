@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from tests.preflight.healthy import Target, classify, clusters, loader
 from torch import Tensor, nn
@@ -53,8 +54,14 @@ def _names(finding: Finding, where: str) -> bool:
     return len(where) > 3 and where in f"{finding.subject} {finding.value}"
 
 
-def of_group(group: str) -> list[Planted]:
-    return [p for p in PLANTED if p.group == group]
+def of_group(group: str) -> list[Any]:
+    """Each check with its first defect; the others are for `--whole`."""
+    found, seen = [], set()
+    for each in (p for p in PLANTED if p.group == group):
+        marks = [pytest.mark.whole] if (each.check, each.status) in seen else []
+        found.append(pytest.param(each, marks=marks, id=each.name))
+        seen.add((each.check, each.status))
+    return found
 
 
 def assert_found(defect: Planted) -> None:

@@ -138,8 +138,8 @@ def test_training_in_processes_of_its_own_is_reported(checked, how):
 @pytest.mark.slow
 def test_under_torchrun_rank_0_reports_and_the_others_leave(tmp_path):
     (tmp_path / "train.py").write_text(HEAD + DDP.replace("SCALE", "1.0"))
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "stayfinite"]
-    done = alone([*launch, "check", "--only", "forward", "train.py"], tmp_path)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = alone([*launch, "-m", "stayfinite", "check", "--only", "forward", "train.py"], tmp_path)
     assert done.code == 0, done.err
     assert done.out.count("verdict: ready") == 1
     assert f"note: {ONE_RANK}" in done.out

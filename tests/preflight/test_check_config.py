@@ -169,6 +169,23 @@ def test_looking_ahead_leaves_the_schedule_where_it_was():
     assert (found.status, found.subject) == ("pass", "OneCycleLR")
 
 
+def test_bad_rate_is_told_at_the_line_of_the_formula_that_gives_it():
+    def factor(step):
+        left = 1 - step / 10
+        rate = left**0.9
+        return rate if step else 1.0
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    parts = {"model": model, "loss_fn": lambda m, b: m(b).square().mean(),
+             "loader": [torch.ones(3, 2)] * 15, "optimizer": optimizer, "scheduler": scheduler}  # fmt: skip
+    report = check(lambda: parts, only=["config"])
+    (found,) = [f for f in report.findings if f.check == "config/schedule"]
+    assert found.location.line == factor.__code__.co_firstlineno + 2
+    assert (found.location.source, scheduler.last_epoch) == ("rate = left**0.9", 0)
+
+
 def test_the_manual_has_every_rule():
     manual = (Path(__file__).parents[2] / "docs" / "CHECK.md").read_text(encoding="utf-8")
     for rule in RULES:

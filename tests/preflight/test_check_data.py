@@ -48,7 +48,7 @@ def peak_growth(monkeypatch, run):
     return peak[0] - before, result
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf, -math.inf, 0.0]), min_size=4, max_size=60),
     st.integers(1, 7),

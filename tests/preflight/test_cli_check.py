@@ -264,6 +264,7 @@ def test_what_follows_a_module_is_its_own(run, monkeypatch, args, own, only):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("shared_forks")
 def test_scripts_that_never_train_are_reported(run):
     out = run("s.py", s_DOT_py="import torch\nprint('hello')\n")
     assert out.exit_code == 2

@@ -22,7 +22,7 @@ from stayfinite.report.reading import read_incident
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", of_group("edges"), ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", of_group("edges"))
 def test_planted_defect_is_named(defect):
     assert_found(defect)
 

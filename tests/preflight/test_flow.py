@@ -22,7 +22,7 @@ from stayfinite.records import Link, Location
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", of_group("forward"), ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", of_group("forward"))
 def test_planted_defect_is_named(defect):
     assert_found(defect)
 

@@ -243,6 +243,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FAILURES, ids=lambda f: f.__name__)
 def test_failure_that_no_batch_has_shown_is_foreseen_with_its_line(make):
     torch.manual_seed(0)
@@ -250,6 +251,7 @@ def test_failure_that_no_batch_has_shown_is_foreseen_with_its_line(make):
     assert any(FAILURES[make] in source for source in found), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", FAILURES, ids=lambda f: f.__name__)
 def test_its_repaired_twin_is_not_warned_of(make):
     torch.manual_seed(0)
@@ -265,3 +267,23 @@ def test_steps_run_ahead_begin_each_without_the_gradients_of_the_one_before():
     torch.manual_seed(0)
     batches = [(x, x.sum(1, keepdim=True)) for x in torch.randn(8, 16, 4)]
     assert executed(nn.Linear(4, 1), batches, loss_fn) == []
+
+
+def encoded(extent):
+    """Boxes against anchors that always have an extent: log(size) of what is divided by theirs."""
+    anchors = torch.tensor([[3.0, 4, 23, 24], [8, 1, 28, 21], [0, 5, 20, 25]]).repeat(2, 1)
+    boxes = torch.cat([anchors[:, :2], anchors[:, :2] + extent], 1)
+    batches = [(torch.randn(6, 5), boxes, anchors) for _ in range(3)]
+
+    def loss_fn(model, batch):
+        x, box, anchor = batch
+        size = (box[:, 2:] - box[:, :2]) / (anchor[:, 2:] - anchor[:, :2])
+        return F.mse_loss(model(x), size.log())
+
+    return executed(nn.Linear(5, 2), batches, loss_fn)
+
+
+def test_box_loses_its_extent_where_small_ones_were_seen_and_an_anchor_never():
+    assert not encoded(torch.full((6, 2), 17.0))
+    small = torch.tensor([[1.0, 3], [2, 9], [5, 4], [7, 1], [3, 3], [2, 8]])
+    assert set(lines(encoded(small))) == {"return F.mse_loss(model(x), size.log())"}

@@ -12,7 +12,7 @@ from stayfinite.preflight.probes import Subject
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", of_group("init"), ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", of_group("init"))
 def test_planted_defect_is_named(defect):
     assert_found(defect)
 

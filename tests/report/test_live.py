@@ -87,7 +87,10 @@ def test_nothing_can_be_written_and_no_path_is_opened(server, finished):
 def test_it_listens_on_the_loopback_alone(server):
     assert server._server.server_address[0] == "127.0.0.1"
     port = urlsplit(server.address).port
-    own = socket.gethostbyname(socket.gethostname())
+    try:
+        own = socket.gethostbyname(socket.gethostname())
+    except OSError:  # a machine that does not know its own name
+        return
     if not own.startswith("127."):
         with pytest.raises(OSError):
             socket.create_connection((own, port), timeout=2).close()

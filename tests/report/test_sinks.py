@@ -127,7 +127,7 @@ def test_wandb_reads_its_own_offline_run(tmp_path):
     live_run(tmp_path, make_sink("wandb", tmp_path))
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     kinds, history = [], []
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while "exit" not in kinds and time.monotonic() < end:
         # W&B's service writes the file by itself, a moment after `finish`.
         time.sleep(0.1)

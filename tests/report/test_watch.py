@@ -105,7 +105,7 @@ class Tmux:
         need(("tmux", "tmux"))
         self._base = ["tmux", "-S", str(socket), "-f", "/dev/null"]
         size = ["-x", str(width), "-y", str(height)]
-        self._do("new-session", "-d", "-s", "w", *size, f"{command}; echo CODE $?; sleep 60")
+        self._do("new-session", "-d", "-s", "w", *size, f"{command}; echo CODE $?; sleep 600")
 
     def _do(self, *args):
         return subprocess.run(
@@ -121,7 +121,7 @@ class Tmux:
     def resize(self, width, height):
         self._do("resize-window", "-t", "w", "-x", str(width), "-y", str(height))
 
-    def wait_for(self, *words, seconds=40):
+    def wait_for(self, *words, seconds=300):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             screen = self.screen()

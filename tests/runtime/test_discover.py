@@ -62,10 +62,10 @@ def test_what_lies_beside_is_found_and_not_kept_alive():
     own = torch.nn.Linear(1, 1)
     holder = Holder(rng=random.Random(1), more=(torch.Generator(),), average=AveragedModel(own))
     reach = Reach(sys._getframe())
-    beside = reach.beside
-    kinds = {type(g) for g in beside.generators}
+    auxiliaries = reach.auxiliaries
+    kinds = {type(g) for g in auxiliaries.generators}
     assert {random.Random, torch.Generator} <= kinds
-    assert any(m is holder.average for m in beside.averages)
+    assert any(m is holder.average for m in auxiliaries.averages)
     alive = weakref.ref(holder.average)
     del holder, reach
     gc.collect()

@@ -199,10 +199,10 @@ def ratio_loss(model, x):
 
 
 @pytest.mark.slow
-def test_sixty_incidents_of_three_kinds_keep_three_capsules(tmp_path):
-    """A 40 MB model: what a run leaves on disk does not grow with how often the same thing fails."""
+def test_thirty_incidents_of_three_kinds_keep_three_capsules(tmp_path):
+    """What a run leaves on disk does not grow with how often the same thing fails."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3000, 3000), nn.Linear(3000, 1))
+    model = nn.Sequential(nn.Linear(500, 500), nn.Linear(500, 1))
     losses = (log_loss, root_loss, ratio_loss)
     settings = {"diagnose_seconds": 0.5}
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
@@ -210,10 +210,10 @@ def test_sixty_incidents_of_three_kinds_keep_three_capsules(tmp_path):
     with Guard(
         model, optimizer, run_dir=tmp_path / "run", policy=policy, settings=settings
     ) as guard:
-        for step in range(60):
-            guard.step(losses[step % 3], torch.rand(2, 3000) + 0.5)
-        assert len(guard.ledger) == 60
+        for step in range(30):
+            guard.step(losses[step % 3], torch.rand(2, 500) + 0.5)
+        assert len(guard.ledger) == 30
     capsules = list((tmp_path / "run" / "incidents").glob("*/capsule.pt"))
     assert len(capsules) == 3
-    assert sum(c.stat().st_size for c in capsules) < 1 << 30
-    assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) == 60
+    assert sum(c.stat().st_size for c in capsules) < 25 << 20
+    assert len((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()) == 30

@@ -305,7 +305,7 @@ for epoch in range(2):
     watched = watch(script.format(value="float('nan')"))
     assert not watched.incidents
     (told,) = [t for t in watched.done.err.splitlines() if "warning" in t]
-    assert f"total is nan behind the loop at train.py:{watched.line('# HERE')}" in told
+    assert f"total is nan after the loop at train.py:{watched.line('# HERE')}" in told
     assert watch(script.format(value="0.0")).done.err == ""
 
 

@@ -109,7 +109,7 @@ def _row_major(tensor: NamedTensor) -> Iterator[Tensor]:
         step *= n
     row_major = tuple(reversed(strides))
     is_plain = all(n == 1 or s == r for n, s, r in zip(layout.size, layout.stride, row_major))
-    plan = Layout(layout.offset, layout.size, layout.stride, _in_order(layout, is_plain), False)
+    plan = Layout(layout.offset, layout.size, layout.stride, _in_order(layout, is_plain))
     for _, flat in typed_blocks(tensor.blob, plan, elements, _BLOCK):
         yield _widened(flat, elements)
 

@@ -77,7 +77,7 @@ def locate(path: tuple[str, ...], role: str, ref: TensorRef) -> NamedTensor:
     num_stored = blob.size // elements.itemsize
     count = math.prod(ref.size)
     if 0 < count <= num_stored - start and ref.stride == row_major(ref.size):
-        layout = Layout(start, ref.size, ref.stride, ((count, 1),), False)
+        layout = Layout(start, ref.size, ref.stride, ((count, 1),))
     else:
         layout = layout_of(start, ref.size, ref.stride, num_stored)
     return NamedTensor(path, role, ref, blob, elements, layout)

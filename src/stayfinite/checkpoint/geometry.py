@@ -38,7 +38,6 @@ class Layout:
     stride: tuple[int, ...]
     dims: tuple[tuple[int, int], ...]
     """(size, stride), widest stride first, neighbors merged; (n, 1) when it is dense."""
-    is_overlapping: bool
 
     @property
     def num_elements(self) -> int:
@@ -89,7 +88,7 @@ def layout_of(
     ((6, 1),)
     """
     if 0 in size:
-        return Layout(offset, size, stride, ((0, 1),), False)
+        return Layout(offset, size, stride, ((0, 1),))
     last = offset
     for n, s in zip(size, stride):
         last += (n - 1) * s
@@ -102,9 +101,9 @@ def layout_of(
     reach = 0
     for n, s in reversed(dims):
         if s <= reach:
-            return Layout(offset, size, stride, ((last - offset + 1, 1),), True)
+            return Layout(offset, size, stride, ((last - offset + 1, 1),))
         reach += (n - 1) * s
-    return Layout(offset, size, stride, _merge(dims), False)
+    return Layout(offset, size, stride, _merge(dims))
 
 
 def _merge(dims: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -82,7 +82,7 @@ class Waiting:
     def layout(self) -> Layout:
         if self.strided is not None:
             return self.strided
-        return Layout(self.offset, self.size, row_major(self.size), ((self.count, 1),), False)
+        return Layout(self.offset, self.size, row_major(self.size), ((self.count, 1),))
 
     @property
     def num_bytes(self) -> int:
@@ -213,7 +213,7 @@ def _pieces(job: Waiting) -> list[Layout]:
         return [layout]
     total = layout.num_elements
     return [
-        Layout(layout.offset + at, (n,), (1,), ((n, 1),), False)
+        Layout(layout.offset + at, (n,), (1,), ((n, 1),))
         for at in range(0, total, step)
         if (n := min(step, total - at))
     ]

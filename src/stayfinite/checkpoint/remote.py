@@ -201,8 +201,6 @@ class RemoteFile(MappedFile):
         self._lock = threading.Lock()
         self._blocks: OrderedDict[int, Future[None]] = OrderedDict()
         self._pins: dict[int, int] = {}
-        self.num_fetched = 0
-        """Bytes that came over the wire."""
 
     def need(self, start: int, end: int) -> None:
         blocks = self._covering(start, end)
@@ -266,8 +264,6 @@ class RemoteFile(MappedFile):
         if len(data) != end - start:
             raise FileFault("truncated", f"the store gave {len(data):,} of {end - start:,} bytes")
         self.view[start:end] = data
-        with self._lock:
-            self.num_fetched += len(data)
 
     def _let_go(self) -> None:
         """Drop what was used longest ago, until little enough is kept."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import UsageError
+from .newest_run import newest_run, with_incidents
 from .plain import plain_errors, printable
 
 if TYPE_CHECKING:
@@ -24,9 +26,12 @@ def register(app: typer.Typer) -> None:
 
 def fix_command(
     path: Annotated[
-        Path,
-        typer.Argument(metavar="RUN|INCIDENT", help="A run's folder, or one incident's."),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="RUN|INCIDENT",
+            help="A run's folder, or one incident's. Default: the newest run in stayfinite-runs.",
+        ),
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Write the proved change; keeps a copy of the old file.")
     ] = False,
@@ -58,10 +63,11 @@ def fix_command(
     2 wrong usage.
     """
     with plain_errors("files are written whole or not at all"):
-        from ..errors import UsageError
-
         if apply and undo:
             raise UsageError("--apply and --undo exclude each other")
+        if path is None:
+            path = newest_run(with_incidents)
+            typer.echo(printable(f"the newest run: {path}"), err=True)
         incidents = read_incidents(path)
         chosen = [(i, f) for i in incidents for f in wanted(i, every)]
         proved = [(i, f) for i, f in chosen if f.status == "proved"]
@@ -78,7 +84,6 @@ def fix_command(
 
 def read_incidents(path: Path) -> list[Incident]:
     """The incidents of a run, or the one that was named; repeats are left out."""
-    from ..errors import UsageError
     from ..report.reading import is_regular, read_incident
 
     if path.name == "incident.json" or is_regular(path / "incident.json"):
@@ -86,21 +91,21 @@ def read_incidents(path: Path) -> list[Incident]:
     folder = path / "incidents" if (path / "incidents").is_dir() else path
     if not folder.is_dir():
         what = "is neither a run's folder nor an incident" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {what}{_newest_run()}")
+        raise UsageError(f"{path} {what}{_what_to_type()}")
     found = [
         read_incident(p)[0] for p in sorted(folder.iterdir()) if is_regular(p / "incident.json")
     ]
     if not found:
-        raise UsageError(f"{path} holds no incident{_newest_run()}")
+        raise UsageError(f"{path} holds no incident{_what_to_type()}")
     return [i for i in found if i.same_as is None]
 
 
-def _newest_run() -> str:
-    """What to type instead: the last run of this folder that has incidents, if there is one."""
-    home = Path("stayfinite-runs")
-    runs = [p for p in home.iterdir() if (p / "incidents").is_dir()] if home.is_dir() else []
-    newest = max(runs, key=lambda p: p.stat().st_mtime, default=None)
-    return f"\ntry: stayfinite {'run train.py' if newest is None else f'fix {newest}'}"
+def _what_to_type() -> str:
+    """The newest run of this folder that has incidents, if there is one."""
+    try:
+        return f"\ntry: stayfinite fix {newest_run(with_incidents)}"
+    except UsageError:
+        return "\ntry: stayfinite run train.py"
 
 
 def wanted(incident: Incident, every: bool) -> list[Fix]:

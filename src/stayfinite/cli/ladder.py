@@ -150,18 +150,18 @@ def _incident(folder: Path | None, words: list[str]) -> tuple[int | None, list[s
     if words:
         return incident.event.step, words
     raise UsageError(
-        f"give the script to run\n{_told(home)}"
+        f"give the script to run\n{_recorded_command(home)}"
         "nothing of that was run: an incident is data that somebody may have sent\n"
         "  try: stayfinite ladder --after-incident DIR -- train.py [ARGS]..."
     )
 
 
-def _told(home: Path) -> str:
+def _recorded_command(home: Path) -> str:
     """What the incident says was run, for people to judge."""
-    from ..investigate.capsule import load_capsule, told_command
+    from ..investigate.capsule import load_capsule, recorded_command
 
     try:
-        told = told_command(load_capsule(home))
+        told = recorded_command(load_capsule(home))
     except StayfiniteError:
         return ""
     return f"the incident says that this was run: {told}\n" if told else ""

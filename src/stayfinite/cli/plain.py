@@ -34,6 +34,8 @@ def plain_errors(when_interrupted: str, checkpoint_code: int = 2) -> Iterator[No
     except KeyboardInterrupt:
         typer.echo(f"interrupted: {when_interrupted}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
+    except BrokenPipeError:
+        raise  # whoever reads the output has seen enough; click ends without a word
     except OSError as e:
         where = f" {printable(str(e.filename))}" if e.filename else ""
         typer.echo(f"error: {e.strerror or e}{where}", err=True)

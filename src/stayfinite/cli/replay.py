@@ -115,7 +115,7 @@ def run_replay(
     load_into(capsule, model, optimizer, scheduler, scaler)
     with Guard(model, optimizer, scheduler=scheduler, scaler=scaler, settings=settings) as guard:
         guard.folder._say = _silent
-        guard.engine.prime()
+        guard.engine.deep_checks.initialize()
         remember(guard.engine, capsule, old)
         guard._steps.num_batches = capsule["step"]
         torch.set_rng_state(capsule["rng"])
@@ -126,9 +126,9 @@ def run_replay(
 
 def _which_script(folder: Path, capsule: dict[str, Any]) -> str:
     """What to type; the incident's own words are shown, for people to judge."""
-    from ..investigate.capsule import told_command
+    from ..investigate.capsule import recorded_command
 
-    told = told_command(capsule)
+    told = recorded_command(capsule)
     says = f"the incident says that this was run: {told}\n" if told else ""
     return (
         f"the step needs your script to run again\n{says}"

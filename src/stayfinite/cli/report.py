@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Optional
 
 import typer
 
+from .newest_run import newest_run, with_journal
+
 if TYPE_CHECKING:
     from ..report.model import RunView
 
@@ -21,10 +23,13 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Path = typer.Argument(
-        ..., metavar="RUN", help="A run folder, a .jsonl log, or one incident's folder."
+    run: Optional[Path] = typer.Argument(  # noqa: UP045 - typer reads it
+        None,
+        metavar="RUN",
+        help="A run folder, a .jsonl log, or one incident's folder. Default: the newest run in "
+        "stayfinite-runs.",
     ),
-    output: Optional[Path] = typer.Option(  # noqa: UP045 - typer reads it
+    output: Optional[Path] = typer.Option(  # noqa: UP045
         None, "-o", "--output", help="Output file; '-' prints it. Default: in the run folder."
     ),
     format: str = typer.Option("html", "--format", help="html, md or json."),
@@ -63,6 +68,7 @@ def report(
         raise typer.BadParameter(f"--format must be one of {', '.join(_FORMATS)}, got {format!r}")
     try:
         keys = KeyMap.parse(map_ or ())
+        run = run or newest_run(with_journal)
         view = load_run(
             run, session=session, keys=keys, points=points, rank=rank, max_seconds=max_seconds
         )

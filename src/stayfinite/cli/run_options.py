@@ -40,6 +40,25 @@ class RunOptions:
     sink: tuple[str, ...] = ()
     on_incident: str | None = None
 
+    def words(self) -> tuple[str, ...]:
+        """The same on a command line, without the script, its folder, and what is printed once.
+
+        >>> RunOptions(policy="skip", diagnose=False, without=("saves", "plan")).words()
+        ('--policy', 'skip', '--no-diagnose', '--without', 'saves', '--without', 'plan')
+        """
+        found: list[str] = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value == f.default or f.name in ("target", "module", "run_dir", "show_patches"):
+                continue
+            option = f.name.replace("_", "-")
+            if isinstance(value, bool):
+                found.append(f"--{option}" if value else f"--no-{option}")
+            else:
+                values = value if isinstance(value, tuple) else (value,)
+                found += [word for v in values for word in (f"--{option}", str(v))]
+        return tuple(found)
+
 
 _READ: dict[str, Callable[[str], object]] = {
     "str": str, "str | None": str, "int": int, "float": float, "Path | None": Path,
@@ -125,7 +144,7 @@ def prepare(given: RunOptions) -> Callable[[], int]:
     script = ScriptRun(
         settings=settings, policy=rules, run_dir=given.run_dir, investigate=_INVESTIGATE,
         shows_patches=given.show_patches, sinks=given.sink, on_incident=hook,
-        resume_check=given.resume_check, plan=stages,
+        resume_check=given.resume_check, plan=stages, words=given.words(),
     )  # fmt: skip
 
     def start() -> int:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Optional
 
 import typer
 
+from .newest_run import newest_run, with_journal
+
 if TYPE_CHECKING:
     from ..report.foreign import KeyMap
 
@@ -18,8 +20,11 @@ def register(app: typer.Typer) -> None:
 
 
 def watch(
-    run: Path = typer.Argument(
-        ..., metavar="RUN", help="A run folder or a .jsonl log, growing or finished."
+    run: Optional[Path] = typer.Argument(  # noqa: UP045 - typer reads it
+        None,
+        metavar="RUN",
+        help="A run folder or a .jsonl log, growing or finished. Default: the newest run in "
+        "stayfinite-runs.",
     ),
     interval: float = typer.Option(0.5, min=0.05, help="Seconds between two updates."),
     once: bool = typer.Option(False, "--once", help="Print one picture and exit."),
@@ -28,7 +33,7 @@ def watch(
     ),
     port: int = typer.Option(0, min=0, max=65535, help="With --web: the port; 0 takes a free one."),
     max_seconds: float = typer.Option(10.0, help="Processor time for reading the log once."),
-    map_: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads it
+    map_: Optional[list[str]] = typer.Option(  # noqa: UP045
         None,
         "--map",
         metavar="FIELD=KEY",
@@ -46,6 +51,7 @@ def watch(
     try:
         _no_contradiction(web, once, port)
         keys = KeyMap.parse(map_ or ())
+        run = run or newest_run(with_journal)
         if not run.exists():
             typer.echo(
                 f"stayfinite watch: no such run: {run}\n  try: a run folder, or a .jsonl log",

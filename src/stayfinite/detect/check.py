@@ -1,8 +1,7 @@
 """The check before each optimizer step: one fused pass over loss and gradients, and at most one read.
 
-Pure: tensors in, a verdict out. Nothing here knows a model, and nothing that is looked at is changed:
-the kernel multiplies by 1, and the gradients' version counters stay what they were, so that a graph
-that holds a gradient can still be differentiated.
+It is pure: tensors in, a verdict out. It does not change what it checks: the kernel multiplies by 1, and the version
+counters of the gradients are preserved, so that a graph over a gradient can still be differentiated.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ _item = torch._C.TensorBase.item
 
 
 class Seen(NamedTuple):
-    """A finite step's figures, as far as they had to be read."""
+    """The figures of a finite step, as far as they were read."""
 
     loss: float | None
     norm: float | None
 
 
 class StepCheck:
-    """Looks at loss and gradients before an optimizer moves.
+    """Checks loss and gradients before an optimizer step.
 
     >>> check = StepCheck()
-    >>> check.look([torch.ones(2)], [torch.tensor(0.5)])
+    >>> check.check([torch.ones(2)], [torch.tensor(0.5)])
     Seen(loss=0.5, norm=None)
-    >>> check.look([torch.tensor([math.nan])], [torch.tensor(0.5)]) is None
+    >>> check.check([torch.tensor([math.nan])], [torch.tensor(0.5)]) is None
     True
     """
 
@@ -45,21 +44,20 @@ class StepCheck:
         self._here = self.flag_on(torch.device("cpu"))
         self._value = _item if syncs else _in_memory
 
-    def look(
+    def check(
         self, grads: Sequence[Tensor], losses: Sequence[Tensor], norm: Tensor | None = None
     ) -> Seen | None:
-        """The figures of a finite step; None where something is not finite.
+        """The figures of a finite step; None if something is not finite.
 
-        `norm`: the gradients' total norm where the loop has computed it: then they are not read again.
+        `norm`: the total gradient norm, if the loop has computed it; then the gradients are not read.
         """
-        figures = self.look_here(grads, losses[0], norm) if len(losses) == 1 else None
-        return Seen(*figures) if figures is not None else self._look_at_all(grads, losses, norm)
+        figures = self.check_on_host(grads, losses[0], norm) if len(losses) == 1 else None
+        return Seen(*figures) if figures is not None else self._check_all(grads, losses, norm)
 
-    def look_here(
+    def check_on_host(
         self, grads: Sequence[Tensor], loss: Tensor, norm: Tensor | None
     ) -> tuple[float, float | None] | None:
-        """`look` for a step on the host with one loss: nearly every one there. None where something is not
-        finite, or cannot be seen so quickly."""
+        """The fast case of `check`: one loss, on the CPU. None if a value is not finite or this case does not apply."""
         figure = None
         if norm is not None:
             if type(norm) is not Tensor or not norm.is_cpu or norm.is_complex():
@@ -74,10 +72,10 @@ class StepCheck:
         value = self._value(loss)
         return (value, figure) if -_INF < value < _INF else None
 
-    def _look_at_all(
+    def _check_all(
         self, grads: Sequence[Tensor], losses: Sequence[Tensor], norm: Tensor | None
     ) -> Seen | None:
-        """The same with several losses, the loop's own norm, or on an accelerator: one read."""
+        """The general case of `check`, with a single read from the device."""
         flag: FiniteFlag | None = None
         scalars = [*([norm] if norm is not None else []), *losses]
         if norm is None and grads:
@@ -92,7 +90,7 @@ class StepCheck:
         return Seen(values[-1] if losses else None, values[0] if norm is not None else None)
 
     def flag_on(self, device: torch.device) -> FiniteFlag:
-        """The flag that is folded into on this device."""
+        """The flag of this device."""
         return self._flags.get(device) or self._new_flag(device)
 
     def _new_flag(self, device: torch.device) -> FiniteFlag:
@@ -101,7 +99,7 @@ class StepCheck:
 
 
 def _read(flag: FiniteFlag | None, scalars: list[Tensor]) -> list[float] | None:
-    """Their values in one read; None if one of them, or anything shown to the flag, is not finite."""
+    """Read all values at once; None if one of them, or a tensor that was folded into the flag, is not finite."""
     parts = [flag.value, *scalars] if flag is not None else scalars
     is_here = all(t.device.type == "cpu" for t in parts)
     device, dtype = parts[0].device, torch.float64 if is_here else torch.float32
@@ -115,7 +113,7 @@ def _read(flag: FiniteFlag | None, scalars: list[Tensor]) -> list[float] | None:
 
 
 def _in_memory(number: Tensor) -> float:
-    """A number in the host's memory, read where it lies: no operator waits for it."""
+    """Read a CPU scalar directly from memory, without calling an operator."""
     if number.is_cpu and number.dtype in (torch.float32, torch.float64):
         return float(number.detach().numpy())
     return float(_item(number))
@@ -126,7 +124,7 @@ def _real(t: Tensor) -> Tensor:
 
 
 def bad_rate(group: dict[str, Any]) -> float | None:
-    """A learning rate that is itself not finite; one in a tensor is seen by what it does.
+    """The learning rate if it is not finite; rates in tensors are not read here.
 
     >>> bad_rate({"lr": 0.1}), bad_rate({"lr": math.inf})
     (None, inf)
@@ -138,7 +136,7 @@ def bad_rate(group: dict[str, Any]) -> float | None:
 
 
 def number_of(value: Any) -> float | None:
-    """A loss, norm or scale as a number; None for what is no real scalar."""
+    """A loss, norm or scale as a number; None if it is not a real scalar."""
     if value is None:
         return None
     if isinstance(value, Tensor):

@@ -30,10 +30,10 @@ class ScaleWatch:
 
     def passes_by(self, scale: float) -> bool:
         """Count a skip without a closer look: a few were looked at, and the limit is not reached yet."""
-        is_dull = _LOOKS <= self.num_in_a_row < self.limit - 1 and scale > self.floor
-        if is_dull:
+        is_normal_skip = _LOOKS <= self.num_in_a_row < self.limit - 1 and scale > self.floor
+        if is_normal_skip:
             self.num_in_a_row += 1
-        return is_dull
+        return is_normal_skip
 
     def note_applied(self) -> None:
         self.num_in_a_row = 0

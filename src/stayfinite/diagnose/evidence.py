@@ -53,14 +53,11 @@ class Outlier:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """How far the parameters have come."""
+    """The size of the parameters, and how it has changed."""
 
     largest: float = 0.0
-    largest_name: str | None = None
-    largest_before: float = 0.0
-    """The same at the last snapshot."""
     first: float = 0.0
-    """The same before the first step."""
+    """The largest magnitude before the first step."""
     steps: int = 0
     """Steps since the snapshot."""
     growth: float = 1.0
@@ -158,6 +155,8 @@ class Searched:
     """So many steps from the last healthy snapshot on stayed finite with the value that passed."""
     num_batches: int = 0
     """They were made on so many different batches."""
+    is_limit: bool = False
+    """It was an upper limit of all rates; else all of them were scaled alike."""
 
 
 @dataclass(frozen=True, kw_only=True)

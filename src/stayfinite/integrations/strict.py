@@ -56,7 +56,7 @@ class StrictBackward:
             failure = Failure("loss", window.step, value=value)
         elif all(p.grad is None or _is_finite(p.grad) for p in leaves):
             self._held = [*self._driver.state.optimizers, *self._driver.state.roots.values()]
-            self._driver.engine.want_deep_check()  # the step that follows is looked at where it stands
+            self._driver.engine.deep_checks.request()  # the step that follows is looked at where it stands
             return
         else:
             failure = Failure("gradient", window.step)

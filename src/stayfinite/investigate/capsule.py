@@ -37,8 +37,8 @@ __all__ = [
     "contents_of",
     "load_capsule",
     "load_into",
+    "recorded_command",
     "save_capsule",
-    "told_command",
 ]
 
 VERSION = 1
@@ -49,7 +49,7 @@ def save_capsule(investigation: Investigation, incident: Incident) -> str:
     journal = investigation.engine.journal
     if journal is None:
         return ""
-    store = _store(Path(journal.journal.path).parent)
+    store = _store(Path(journal.file.path).parent)
     size = 3 * sum(t.numel() * t.element_size() for _, t in investigation.state.parameters())
     size += sum(batch_bytes(b.value) for b in investigation.window.batches)
     if reason := store.refuses(incident, size):
@@ -148,10 +148,10 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def told_command(capsule: dict[str, Any]) -> str:
+def recorded_command(capsule: dict[str, Any]) -> str:
     """What the capsule says was run, for people to read; it is never run.
 
-    >>> told_command({"script": "train.py", "args": ["--name", "a b"]})
+    >>> recorded_command({"script": "train.py", "args": ["--name", "a b"]})
     "train.py --name 'a b'"
     """
     words = [capsule.get("script") or "", *capsule.get("args", [])]

@@ -15,7 +15,7 @@ from ..devices import autocast_devices
 from ..runtime.ranks.groups import is_sharded
 from ..runtime.ranks.shards import local
 from ..runtime.state import TrainState
-from ..runtime.step_changes import before_steps
+from ..runtime.step_changes import before_steps, limited_lr, other_rates
 
 __all__ = [
     "filled",
@@ -195,35 +195,8 @@ def with_setting(key: str, value: float) -> Iterator[None]:
 @contextlib.contextmanager
 def with_rates(rates: Sequence[float]) -> Iterator[None]:
     """The learning rate of each parameter group replaced as its optimizer steps."""
-    with before_steps(_other_rates(lambda now: rates if len(rates) == len(now) else now)):
+    with before_steps(other_rates(lambda now: rates if len(rates) == len(now) else now)):
         yield
-
-
-@contextlib.contextmanager
-def limited_lr(limit: float) -> Iterator[None]:
-    """Every learning rate at most `limit`, whatever a schedule has set."""
-    with before_steps(_other_rates(lambda now: [min(float(rate), limit) for rate in now])):
-        yield
-
-
-def _other_rates(
-    chosen: Callable[[list[Any]], Sequence[Any]],
-) -> Callable[[Optimizer], Callable[[], None]]:
-    """What `chosen` makes of the rates of an optimizer's groups; for `before_steps`."""
-
-    def change(optimizer: Optimizer) -> Callable[[], None]:
-        groups = [g for g in optimizer.param_groups if "lr" in g]
-        kept = [g["lr"] for g in groups]
-        for g, rate in zip(groups, chosen(kept)):
-            g["lr"] = rate
-
-        def undo() -> None:
-            for g, old in zip(groups, kept):
-                g["lr"] = old
-
-        return undo
-
-    return change
 
 
 @contextlib.contextmanager

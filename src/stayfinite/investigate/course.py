@@ -1,7 +1,12 @@
-"""The order of an investigation: replay, trace, time travel for corrupted state, diagnosis."""
+"""The order of an investigation: replay, trace, time travel for corrupted state, diagnosis.
+
+It is a coroutine: it yields the replays it needs and receives their results, so it does not depend on the vehicle that
+runs them. It leaves the training as if the bad step had not run.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import replace
 
@@ -10,12 +15,12 @@ from ..records import Incident, Location
 from ..runtime.history import row_of
 from ..runtime.incidents import new_incident
 from ..runtime.recovery.carry_out import DEEP
-from ..runtime.saved_state import Before, LeftByLoop
+from ..runtime.saved_state import SmallStateCopy, StateCopy
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
-from .describe import not_applied, scale_collapse, seen_by_lint
+from .describe import not_applied, scale_collapse, with_lint_note
 from .diagnosis import diagnose, diagnose_plain
 from .investigation import Investigation, Replays
-from .random_numbers import move_on
+from .laboratory import Laboratory
 from .ranks.across_ranks import by_itself
 from .replays.rank_trace import FROM_ANOTHER, JOINING_NOTE
 from .replays.vehicles import Vehicle
@@ -35,7 +40,7 @@ _MAX_DRAWS = 8
 
 
 def course(investigation: Investigation) -> Replays:
-    """The whole investigation; returns the Verdict."""
+    """Run the whole investigation; returns the Verdict."""
     failure, window = investigation.failure, investigation.window
     if failure.symptom == "spike":
         if not window.num_applied:
@@ -43,28 +48,28 @@ def course(investigation: Investigation) -> Replays:
         return Verdict(spike_incident(investigation.engine, window, failure), [], window)
     if failure.symptom in DEEP and not window.own_update:
         return (yield from _travel(investigation, failure))
-    left = LeftByLoop.take(investigation.state)
+    left = SmallStateCopy.take(investigation.state)
     is_scaler_skip = failure.symptom == "scaler_skip"
     with_step = failure.symptom == "learning_rate"
     investigation.rewind()
     if not investigation.is_moved and not window.own_update and investigation.is_state_bad():
         return (yield from _travel(investigation, failure))
-    before = Before()
+    before = StateCopy()
     if with_step:
-        before.take(investigation.state, window)
+        before.take(investigation.state, window.rng)
     result = yield investigation.trace_replay(is_unscaled=is_scaler_skip, with_step=with_step)
     if result.failure is None and investigation.engine.ranks.is_joining():
         return _from_another(investigation, result)
     if not is_scaler_skip and result.failure is None and result.is_complete:
-        result = yield from _once_more(investigation, result, with_step)
+        result = yield from _replay_again(investigation, result, with_step)
     if not result.is_complete and result.failure is None and not with_step:
         result = yield from _on_another_batch(investigation, result)
-    result = yield from _from_further_back(investigation, result, is_scaler_skip, with_step)
+    result = yield from _trace_further_back(investigation, result, is_scaler_skip, with_step)
     investigation.traced = result
     if with_step:
         before.restore()
     if is_scaler_skip and result.failure is None:
-        left.put_back()
+        left.restore()
         return Verdict(_scale_incident(investigation), [], window)
     found = result.failure or failure
     is_older = investigation.is_older(result) and not window.own_update
@@ -79,7 +84,7 @@ def course(investigation: Investigation) -> Replays:
 
 
 def _from_another(investigation: Investigation, result: ReplayResult) -> Verdict:
-    """A part of the sum over the ranks was bad, and it was not this rank's."""
+    """The verdict if the bad part of a sum over the ranks came from another rank."""
     window, ranks = investigation.window, investigation.engine.ranks
     ranks.has_received = result.is_complete
     investigation.rewind()
@@ -91,10 +96,10 @@ def _from_another(investigation: Investigation, result: ReplayResult) -> Verdict
     return Verdict(incident, [], window, keeps_random_state=window.is_loaderless)
 
 
-def _once_more(
+def _replay_again(
     investigation: Investigation, result: ReplayResult, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
-    """The step was finite this time: chance is named only when it is so twice."""
+    """Replay a step that was finite this time once more: only two finite replays count as chance."""
     if not investigation.has_drawn_the_same():
         investigation.is_on_other_numbers = True
         result.is_complete = False
@@ -115,26 +120,25 @@ def _once_more(
 
 
 def _on_other_numbers(investigation: Investigation, first: ReplayResult) -> Replays:
-    """What draws between the start and the loss cannot all be run again, so the numbers that failed are out
-    of reach; others that fail in the same way do as well."""
+    """Trace the step on other random numbers that make it fail, if its own cannot be drawn again."""
     trace = investigation.trace
     for _ in range(_MAX_DRAWS):
-        start = investigation.rng_after.now_too()
+        start = investigation.rng_after.current()
         investigation.rewind()
         start.restore()
         result: ReplayResult = yield investigation.trace_replay()
         if result.failure is not None and result.origin is not None:
-            investigation.window.rng = start  # every replay from here on begins with these
+            investigation.window.rng = start  # all later replays start with these
             return result
     investigation.trace = trace
     return first
 
 
-def _from_further_back(
+def _trace_further_back(
     investigation: Investigation, result: ReplayResult, is_unscaled: bool, with_step: bool
 ) -> Generator[Replay, ReplayResult, ReplayResult]:
-    """Where the bad value came in by a variable: with what made that, earlier in the same iteration."""
-    while (wider := _wider(investigation, result)) is not None:
+    """If the bad value came from a variable, also replay the earlier statements that computed it."""
+    while (wider := _wider_vehicle(investigation, result)) is not None:
         vehicle, trace, window = investigation.vehicle, investigation.trace, investigation.window
         investigation.rewind()
         investigation.vehicle = wider
@@ -151,9 +155,9 @@ def _from_further_back(
     return result
 
 
-def _wider(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
-    """Who computes more of the iteration, if that would tell more; of several ranks, the leader knows."""
-    wider = investigation.vehicle.wider() if _came_in(result.origin) else None
+def _wider_vehicle(investigation: Investigation, result: ReplayResult) -> Vehicle | None:
+    """The vehicle that computes more of the iteration, if that would help; with several ranks, the leader decides."""
+    wider = investigation.vehicle.wider() if _has_external_input(result.origin) else None
     ranks = investigation.engine.ranks
     if not ranks.is_on:
         return wider
@@ -163,8 +167,8 @@ def _wider(investigation: Investigation, result: ReplayResult) -> Vehicle | None
     return wider if all(ranks.gather(wider is not None)) else None
 
 
-def _came_in(origin: Origin | None) -> bool:
-    """Whether the slice ended at an operator that was given the bad value by nobody known."""
+def _has_external_input(origin: Origin | None) -> bool:
+    """Whether the slice ended at an operator whose bad input has an unknown origin."""
     return (
         origin is not None
         and origin.birth is not None
@@ -175,7 +179,7 @@ def _came_in(origin: Origin | None) -> bool:
 
 
 def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Replays:
-    """The step's own batch is gone; what stands there now may fail in the same way."""
+    """If the batch of the step is gone, replay with the current one, which may fail in the same way."""
     if investigation.engine.ranks.has_others or investigation.failure.symptom not in (
         "loss",
         "gradient",
@@ -183,8 +187,8 @@ def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Repl
         return first
     investigation.rewind()
     trace = investigation.trace
-    before = Before()
-    before.take(investigation.state, investigation.window)
+    before = StateCopy()
+    before.take(investigation.state, investigation.window.rng)
     wanted = investigation.trace_replay()
     wanted.vehicle = investigation.trial_vehicle()
     result = yield wanted
@@ -197,14 +201,14 @@ def _on_another_batch(investigation: Investigation, first: ReplayResult) -> Repl
 
 
 def _undo_other_steps(investigation: Investigation) -> Replays:
-    """Another optimizer has stepped on this batch: the state before it is built anew, if it can be."""
+    """Undo the steps of other optimizers on this batch by rebuilding the state before it, if possible."""
     engine, state = investigation.engine, investigation.state
     if engine.ranks.is_joining() or not state.snapshot.is_taken:
         return
     if not all(investigation.vehicle.can_repeat(w) for w in engine.log):
         return
-    moved = Before()
-    moved.take(state, investigation.window)
+    moved = StateCopy()
+    moved.take(state, investigation.window.rng)
     state.snapshot.restore()
     for window in engine.log:
         if window.rng is not None:
@@ -229,12 +233,12 @@ def _travel(investigation: Investigation, failure: Failure) -> Replays:
 
 
 def _scale_incident(investigation: Investigation) -> Incident | None:
-    """An overflow that vanishes without the scale: the scaler's business, unless it collapses."""
+    """An overflow that vanishes without the scale is normal, unless the scale collapses."""
     engine, window = investigation.engine, investigation.window
     scale = engine.state.scale() or 1.0
     if not engine.scale_watch.note_skip(scale):
         engine.recovery.note_scaler_skip()
-        if engine.journal is not None:  # it shows it; nobody is alarmed
+        if engine.journal is not None:
             engine.journal.skipped(row_of(window, engine.state), "scaler_skip")
         return None
     engine.scale_watch.note_applied()
@@ -253,7 +257,7 @@ def _finish(
     redo: list[Window],
     noticed: int | None = None,
 ) -> Replays:
-    """The incident with its diagnosis, and the generators where they belong."""
+    """Diagnose, and restore the random state."""
     engine = investigation.engine
     incident = investigation.incident(failure, origin, location, noticed)
     if engine.ranks.has_others:
@@ -264,8 +268,10 @@ def _finish(
             )
     elif engine.settings.diagnose:
         incident = yield from diagnose(investigation, incident, origin)
-    incident = replace(incident, location=seen_by_lint(incident.location))
-    is_unlucky = investigation.method == "replay" and (yield from move_on(investigation, origin))
+    incident = replace(incident, location=with_lint_note(incident.location))
+    is_unlucky = investigation.method == "replay" and (
+        yield from _skip_numbers(investigation, origin)
+    )
     if is_unlucky:
         incident = replace(incident, action=replace(incident.action, detail=_UNLUCKY))
     keeps = is_unlucky or investigation.window.is_loaderless or investigation.vehicle.has_effects
@@ -274,9 +280,36 @@ def _finish(
         incident = replace(incident, action=replace(incident.action, detail=detail))
     is_rebuilt = investigation.method == "time_travel"
     if not is_unlucky and not is_rebuilt and investigation.window.batches[0].loss_fn is None:
-        # The loop goes on behind its step, as if nobody had looked.
+        # The loop continues after its step, so it needs the random state from there.
         investigation.rng_after.restore()
     verdict = Verdict(incident, redo, investigation.window, keeps_random_state=keeps)
     verdict.is_rebuilt = is_rebuilt
     verdict.outlook = investigation.outlook
     return verdict
+
+
+def _skip_numbers(
+    investigation: Investigation, origin: Origin | None
+) -> Generator[Replay, ReplayResult, bool]:
+    """Whether the random numbers are the cause; if so, the generators are moved past them.
+
+    After a skipped step the random state is restored, as if the batch had never come. If the numbers are the cause (a
+    diffusion model drew the time 1), every later batch would fail on the same numbers. So if two steps in a row fail on
+    the same numbers, the second is replayed with the numbers after them; if it is then finite, the bad ones are skipped.
+    """
+    known = investigation.engine.known
+    start, after = investigation.rng_before, investigation.rng_after
+    lab = Laboratory(investigation, origin, seconds=math.inf)
+    if start is None or start.is_same(after) or not lab.can_replay:
+        return False
+    draw = known.last_draw
+    if draw is None or not draw.start.is_same(start):
+        known.note_draw(start, after)
+        return False
+    outcome, behind = yield from lab.redrawn(draw.following)
+    if outcome != "finite":
+        draw.following = behind
+        return False
+    draw.following.restore()
+    known.last_draw = None
+    return True

@@ -22,13 +22,13 @@ from .evidence.loop_counters import counters
 __all__ = [
     "REBUILT",
     "WENT_BACK",
-    "done_of",
+    "action_kind_of",
     "event_of",
     "not_applied",
     "on_rank",
     "phase_of",
     "scale_collapse",
-    "seen_by_lint",
+    "with_lint_note",
 ]
 
 WENT_BACK = (
@@ -68,7 +68,7 @@ def event_of(
 
 
 def _counters(engine: Engine, window: Window, failure: Failure) -> dict[str, int]:
-    """As the loop stands in the failed step; of an earlier step nothing can be read any more."""
+    """The script's loop counters in the failed step; for an earlier step they are unknown."""
     is_now = failure.step == window.step and failure.symptom not in DEEP
     if not is_now or engine.settings.deferred:
         return {}
@@ -77,21 +77,21 @@ def _counters(engine: Engine, window: Window, failure: Failure) -> dict[str, int
 
 
 def _raised(window: Window, failure: Failure) -> str:
-    """In a few words, where the step raised before it had a loss; "" else."""
+    """A sentence about an exception before there was a loss, else ""."""
     if window.error is None or failure.symptom != "loss" or failure.value is not None:
         return ""
     return f"{type(window.error).__name__} was raised on values that are not finite"
 
 
 def on_rank(event: Event) -> Event:
-    """The event with its rank in the words that every report shows."""
+    """The event with its rank in its message."""
     text = headline(Incident(id="", event=event)).partition(": ")[2]
     return replace(event, message=f"{text} on rank {event.rank}")
 
 
-def seen_by_lint(location: Location) -> Location:
-    """The location with a word about what could have been known before the run."""
-    from ..lint import sentence_at  # only a failure needs it
+def with_lint_note(location: Location) -> Location:
+    """The location with a note if lint would have found it before the run."""
+    from ..lint import sentence_at  # imported only after a failure
 
     said = sentence_at(location.file, location.line)
     note = "; ".join(n for n in (location.note, said) if n)
@@ -99,7 +99,7 @@ def seen_by_lint(location: Location) -> Location:
 
 
 def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False) -> str:
-    """What is as before the step; said only where it is so."""
+    """A sentence about what is unchanged after a step that was not applied."""
     if window.own_update:
         return window.own_update
     if window.is_moved:
@@ -108,6 +108,8 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
             "before and stays"
         )
     text = "the step was not applied: parameters, optimizer state, "
+    if window.error is not None:
+        text = f"the script's own error ended the training; {text}"
     if window.is_loaderless:
         scaler = " and scheduler" if engine.state.is_scaled else ", scheduler and scaler"
         return f"{text}buffers{scaler} are as before it"
@@ -119,15 +121,15 @@ def not_applied(engine: Engine, window: Window, keeps_random_state: bool = False
     return f"{text}buffers, scheduler, scaler and random state are as before it"
 
 
-def done_of(window: Window) -> str:
-    """The kind of action that a window that is left out has met with."""
+def action_kind_of(window: Window) -> str:
+    """The kind of action for a skipped window."""
     if not window.own_update:
         return "skipped"
     return "put_back" if window.is_put_back else "none"
 
 
 def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:
-    """Where in the step the birth is."""
+    """The phase of the step in which the value was born."""
     if origin is None:
         return _PHASES.get(failure.symptom, "loss")
     birth = origin.birth
@@ -136,7 +138,7 @@ def phase_of(state: TrainState, failure: Failure, origin: Origin | None) -> str:
             return birth.direction
         links = [n.direction for n in origin.path]
         if failure.symptom == "gradient" and "backward" not in links:
-            return "backward"  # the script's own code has made it of finite gradients
+            return "backward"  # the script's own code computed it from finite gradients
         return "forward" if birth.module is not None else "loss"
     source = origin.source
     if source is None:
@@ -157,7 +159,7 @@ def _was_restored(state: TrainState, source: SourceRef) -> bool:
 
 
 def scale_collapse(engine: Engine, window: Window, scale: float) -> tuple[Event, Location, Action]:
-    """A scaler that keeps skipping although the gradients are finite without its scale."""
+    """The event for a scaler that keeps skipping although the unscaled gradients are finite."""
     event = Event(
         step=window.step,
         epoch=window.epoch,

@@ -42,7 +42,7 @@ _PER_SAMPLE = {
 def diagnose(
     investigation: Investigation, incident: Incident, origin: Origin | None
 ) -> Generator[Replay, ReplayResult, Incident]:
-    """The incident with its diagnosis. The training is left as it was found."""
+    """Diagnose the incident; the training is left unchanged."""
     seconds = investigation.engine.settings.diagnose_seconds
     evidence = gather(investigation, incident, origin, seconds)
     lab = Laboratory(investigation, origin, seconds)
@@ -60,14 +60,14 @@ def diagnose(
     if not rows and ranked and ranked[0].cause in _PER_SAMPLE:
         rows = yield from lab.bisect()
     ranks = investigation.engine.ranks
-    if investigation.engine.policy.is_thoughtful and not ranks.has_others and not ranks.is_apart:
+    if investigation.engine.policy.is_adaptive and not ranks.has_others and not ranks.is_apart:
         evidence = yield from look_ahead(investigation, lab, evidence)
         ranked = consider(evidence)
     diagnosis = conclude(ranked, evidence, lab.tried, rows, _indices(investigation, rows))
     if evidence.data is not None:
         diagnosis = replace(diagnosis, worker=worker_of(investigation.window))
     if investigation.outlook is not None:
-        diagnosis = _with_what_passed(diagnosis, evidence)
+        diagnosis = _with_passed_settings(diagnosis, evidence)
     if lab.also:
         diagnosis = _with_other_lines(diagnosis, lab.also)
     diagnosis = yield from _with_diffs(lab, evidence, diagnosis, seconds)
@@ -82,7 +82,7 @@ def diagnose(
 
 
 def _culprit(investigation: Investigation, evidence: Evidence, cause: str | None) -> Culprit | None:
-    """To name the line is worth a try, and no reason for an investigation to fail."""
+    """The line that set the cause. An error here must not end the investigation."""
     if cause not in CULPRITS:
         return None
     try:
@@ -96,7 +96,7 @@ def _culprit(investigation: Investigation, evidence: Evidence, cause: str | None
 def _with_diffs(
     lab: Laboratory, evidence: Evidence, diagnosis: Diagnosis, seconds: float
 ) -> Generator[Replay, ReplayResult, Diagnosis]:
-    """Changes of the source that were run come first; what the rules advise besides is what it is."""
+    """Add changes of the source: proved ones come first, then the advice of the rules, then the others."""
     made = yield from proved_fixes(lab, evidence, diagnosis.cause, seconds)
     leaves = untrained_leaves(lab.state)
     if leaves:
@@ -112,8 +112,8 @@ def _with_diffs(
     return replace(diagnosis, fixes=(*first, *known, *rest))
 
 
-def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
-    """The state has run away: the rate that was seen to pass is the first advice, whatever the cause."""
+def _with_passed_settings(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """If the state has diverged, the learning rate or clipping that passed comes first, whatever the cause."""
     if any(f.experiment in ("smaller_lr", "clipped") for f in diagnosis.fixes):
         return diagnosis
     passed = [(evidence.rate, rate_fix(evidence)), (evidence.clip, clip_fix(evidence))]
@@ -126,7 +126,7 @@ def _with_what_passed(diagnosis: Diagnosis, evidence: Evidence) -> Diagnosis:
 
 
 def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis:
-    """The step has several faults of its own: a repair of the first line alone does not help."""
+    """If the step fails at several lines, a repair of the first alone does not help: add the others."""
     fixes = tuple(
         Fix(
             title=f"and repair {short_place(link)} as well",
@@ -142,7 +142,7 @@ def _with_other_lines(diagnosis: Diagnosis, also: tuple[Link, ...]) -> Diagnosis
 
 
 def diagnose_plain(investigation: Investigation, incident: Incident, **results: str) -> Incident:
-    """The same without experiments of its own, for what is proved already."""
+    """Diagnose without further experiments, from the given results."""
     evidence = gather(investigation, incident, None, 0.0)
     for name, outcome in results.items():
         evidence = evidence.with_result(name, outcome)
@@ -153,7 +153,7 @@ def diagnose_plain(investigation: Investigation, incident: Incident, **results: 
 
 
 def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:
-    """The first cause is proved, or far ahead, and one of its fixes is known to work."""
+    """Whether the first cause is proved or far ahead, and one of its fixes works."""
     if not ranked:
         return True
     first = ranked[0]
@@ -163,7 +163,7 @@ def _is_settled(ranked: list[Ranked], evidence: Evidence) -> bool:
 
 
 def _indices(investigation: Investigation, rows: tuple[int, ...]) -> tuple[int, ...]:
-    """Where these rows are in the data set, when the sampler of a loader that still lives told."""
+    """The positions of these rows in the data set, if the sampler is known."""
     if len(investigation.window.batches) != 1 or not rows:
         return ()
     ref = investigation.window.batches[0]
@@ -175,7 +175,7 @@ def _indices(investigation: Investigation, rows: tuple[int, ...]) -> tuple[int, 
 
 
 def _place(location: Location, evidence: Evidence) -> Location:
-    """For a pipeline's fault, its line says more than the line that used the batch first."""
+    """For a fault in the data pipeline: its line, instead of the first line that used the batch."""
     data = evidence.data
     if data is None or data.file is None or data.origin != "pipeline":
         return location

@@ -14,13 +14,12 @@ from ..runtime.incidents import new_incident
 from ..runtime.known import KnownIncident, signature_of
 from ..runtime.ranks.side_groups import SideGroupError
 from ..runtime.recovery.carry_out import DEEP
-from ..runtime.saved_state import Before
+from ..runtime.saved_state import StateCopy
 from ..runtime.undo import modes
 from ..runtime.window import Failure, Replay, ReplayResult, Verdict, Window
 from .course import course
-from .describe import done_of, event_of, not_applied
+from .describe import action_kind_of, event_of, not_applied
 from .investigation import Investigation
-from .random_numbers import failed_on_these, note_draw
 from .ranks.across_ranks import together
 from .replays.choice import choose_vehicle, trial_vehicle
 from .replays.replay import drive
@@ -34,20 +33,20 @@ _COUNTED = ("loss", "gradient", "learning_rate")
 
 
 def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
-    """What happened, where and why; the training is left as if the step had not been."""
+    """Find out what happened, where and why; the training is left as if the step had not run."""
     is_countable = failure.symptom in _COUNTED and not engine.ranks.has_others
     signature = signature_of(window, failure) if is_countable else None
     known = engine.known.find(signature) if is_countable else None
     is_open = known is not None and known.incident.location.line is None and bool(window.standing)
-    if known is not None and not is_open and not failed_on_these(engine, window):
-        return _again(engine, window, failure, known)
+    if known is not None and not is_open and not engine.known.has_failed_on(window.rng):
+        return _repeat(engine, window, failure, known)
     frame = sys._getframe(1)
     vehicle = _vehicle(engine, window, failure, frame)
     investigation = Investigation(engine, window, failure, vehicle)
     investigation.trial_vehicle = lambda: trial_vehicle(engine, window, frame)
-    verdict = _unharmed(investigation)
+    verdict = _investigate_safely(investigation)
     verdict.run_again = lambda old, is_current: _run_again(engine, vehicle, old, is_current)
-    # What an earlier step had done to the state says nothing of the next failure that looks alike.
+    # If an earlier step corrupted the state, the next failure that looks the same may have another cause.
     is_own = verdict.incident is not None and not verdict.is_rebuilt
     if is_countable and is_own and verdict.incident.event.kind == "nonfinite":
         engine.known.add(signature, verdict.incident, verdict.keeps_random_state)
@@ -57,20 +56,22 @@ def investigate(engine: Engine, window: Window, failure: Failure) -> Verdict:
 def _vehicle(engine: Engine, window: Window, failure: Failure, frame: FrameType) -> Vehicle:
     ranks = engine.ranks
     if ranks.is_lost and not ranks.can_be_apart:
-        return NoVehicle(engine)  # of a model that is spread over the ranks, this one has a part
+        return NoVehicle(engine)  # the model is sharded, and this rank has only a part of it
     try:
         return choose_vehicle(engine, window, failure, frame)
     except Exception:
         if not ranks.is_together:
             raise
-        return NoVehicle(engine)  # the others come to the end of this look, and wait there
+        return NoVehicle(
+            engine
+        )  # the other ranks wait for this one at the end of the investigation
 
 
-def _again(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
-    """The same incident once more: counted, with what is known of it."""
+def _repeat(engine: Engine, window: Window, failure: Failure, known: KnownIncident) -> Verdict:
+    """Report a known incident again, without an investigation."""
     old = known.incident
     investigation = Investigation(engine, window, failure, Vehicle(engine))
-    note_draw(investigation)
+    engine.known.note_draw(investigation.rng_before, investigation.rng_after)
     investigation.rewind()
     event = event_of(engine, window, failure, old.event.phase)
     incident = new_incident(
@@ -79,7 +80,7 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
         diagnosis=replace(old.diagnosis, samples=(), dataset_indices=(), worker=None),
         action=replace(
             old.action,
-            kind=done_of(window),
+            kind=action_kind_of(window),
             detail=not_applied(engine, window, known.keeps_random_state),
         ),
     )
@@ -100,18 +101,18 @@ def _again(engine: Engine, window: Window, failure: Failure, known: KnownInciden
 def _run_again(
     engine: Engine, vehicle: Vehicle, window: Window, is_current: bool
 ) -> Verdict | bool:
-    """Compute a window and apply its step; False where that cannot be done.
+    """Compute a window and apply its step; False if that is not possible.
 
-    A Verdict where it is bad by itself, not because of the state that it first began with: it is left
-    out too, and the ones after it are for the caller to go on with.
+    Returns a Verdict if the window is bad even on a good state. It is skipped then, and the caller continues
+    with the windows after it.
     """
     if not vehicle.can_run(window):
         return False
     if not len(engine.state.schedulers):
         engine.state.set_lrs(window.lrs)
     window.rng = engine.rng.capture()
-    before = Before()
-    before.take(engine.state, window)
+    before = StateCopy()
+    before.take(engine.state, window.rng)
     try:
         result = vehicle.run(Replay(window=window, is_applied=True, is_current=is_current))
     except SideGroupError:
@@ -121,7 +122,7 @@ def _run_again(
         return _bad_as_well(engine, vehicle, window, result.failure)
     if not engine.ranks.settle(result.failure is None and result.is_complete).is_fine:
         if engine.ranks.has_others:
-            before.restore()  # some of them may have made it
+            before.restore()  # some ranks may have applied it
         return False
     engine.state.buffers.copy()
     window.failure = None
@@ -139,17 +140,17 @@ def _bad_as_well(engine: Engine, vehicle: Vehicle, window: Window, failure: Fail
     window.failure = failure
     window.num_applied, window.is_moved = 0, False
     if failure.symptom in DEEP:
-        engine.log.append(window)  # where going back looks for it
-    return _unharmed(Investigation(engine, window, failure, vehicle))
+        engine.log.append(window)  # time travel looks for it there
+    return _investigate_safely(Investigation(engine, window, failure, vehicle))
 
 
-def _unharmed(investigation: Investigation) -> Verdict:
-    """An error of ours is no reason for the training to end, nor to end in another mode."""
+def _investigate_safely(investigation: Investigation) -> Verdict:
+    """Investigate; an error of our own must not end the training, nor change its modes or gradients."""
     put_modes = modes(investigation.state.roots.values())()
-    put_grads = investigation.state.take_grads()  # the loop goes on with those that it has
+    put_grads = investigation.state.take_grads()  # the loop needs its gradients afterwards
     window = investigation.window
     try:
-        verdict, error = _looked_into(investigation)
+        verdict, error = _run_to_end(investigation)
         is_fine, has_moved = investigation.engine.ranks.settle(
             error is None, has_moved=investigation.method == "time_travel"
         )
@@ -160,15 +161,15 @@ def _unharmed(investigation: Investigation) -> Verdict:
         assert error is not None
         if OpTrace.is_strict and not isinstance(error, SideGroupError):
             raise error
-        return _broke_off(investigation, error, window, has_moved)
+        return _give_up(investigation, error, window, has_moved)
     finally:
         put_modes()
         put_grads()
         window.rng = investigation.rng_before
 
 
-def _looked_into(investigation: Investigation) -> tuple[Verdict | None, Exception | None]:
-    """The verdict, or why there is none; who waits for this rank is let go then."""
+def _run_to_end(investigation: Investigation) -> tuple[Verdict | None, Exception | None]:
+    """Returns the verdict or the error; after an error, ranks that wait for this one are released."""
     ranks = investigation.engine.ranks
     try:
         replays = course(investigation)
@@ -183,15 +184,14 @@ def _looked_into(investigation: Investigation) -> tuple[Verdict | None, Exceptio
         return None, error
 
 
-def _broke_off(
+def _give_up(
     investigation: Investigation, error: Exception, window: Window, has_moved: bool
 ) -> Verdict:
-    """What is known, and a state that is whole; `has_moved`: a rank went back, so all do."""
+    """The verdict after an error: what is known so far; `has_moved`: a rank restored its snapshot, so all do."""
     investigation.window = window
     if has_moved and investigation.state.snapshot.is_taken:
-        investigation.num_given_up = max(
-            1, go_back(investigation)
-        )  # in the middle of the way there is no other
+        # Time travel was interrupted, so only the snapshot is a consistent state.
+        investigation.num_given_up = max(1, go_back(investigation))
     else:
         investigation.rewind()
     note = f"the investigation itself failed, which is a bug: {type(error).__name__}: {error}"

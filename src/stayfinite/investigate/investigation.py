@@ -1,9 +1,4 @@
-"""From a symptom to an incident, as a coroutine.
-
-It yields the replays it wants (this window again, traced; the windows since the snapshot, applied) and
-is sent what each replay showed. Which vehicle computes them is not its business. Whatever happens in
-between, it leaves the training as if the step had not been.
-"""
+"""One investigation: what is known of a failure, and the incident that is made of it."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from ..runtime.probes import describe
 from ..runtime.ranks.agreement import RankFailure
 from ..runtime.rng import RngState
 from ..runtime.window import Failure, Replay, ReplayResult, Window
-from .describe import REBUILT, WENT_BACK, done_of, event_of, not_applied, on_rank, phase_of
+from .describe import REBUILT, WENT_BACK, action_kind_of, event_of, not_applied, on_rank, phase_of
 from .evidence.own_counts import OwnCounts
 from .replays.rank_trace import SUM_NOTE, RankTrace
 from .replays.tracing import module_names
@@ -47,7 +42,7 @@ Replays = Generator[Replay, ReplayResult, Any]
 
 
 class Investigation:
-    """Finds out about one failure of one window."""
+    """The state of the investigation of one failure."""
 
     def __init__(self, engine: Engine, window: Window, failure: Failure, vehicle: Vehicle) -> None:
         self.engine = engine
@@ -59,46 +54,46 @@ class Investigation:
         self.trace: OpTrace | None = None
         self.method = "replay"
         self.leader = failure.rank if isinstance(failure, RankFailure) else engine.ranks.rank
-        """The rank where it began, as far as is known; its incident is everybody's."""
+        """The rank where it began, as far as is known. All ranks keep the incident of this rank."""
         self.num_finite = 0
-        """How often the whole step was replayed and was finite."""
+        """The number of complete replays that were finite."""
         self.counts = OwnCounts(self.state)
         self.num_given_up = 0
-        """Steps that a return to the snapshot undid and that cannot be run again."""
+        """Steps that were undone by restoring the snapshot and cannot be run again."""
         self.num_rebuilt = 0
-        """Steps that were run again from the snapshot and are all applied."""
+        """Steps that were run again from the snapshot, and are applied."""
         self.ranks: tuple[RankPart, ...] = ()
-        """What each rank had to do with it, where there are several."""
+        """The part of each rank in it, if there are several."""
         self.is_received = False
-        """Every rank had its bad values from the others."""
+        """Whether every rank received its bad values from the others."""
         self.trial_vehicle: Callable[[], Vehicle] = lambda: vehicle
-        """Makes steps like this one, where this one itself cannot be computed again."""
+        """The vehicle for similar steps, if this step itself cannot be computed again."""
         self.is_on_another_batch = False
-        """What was traced is a step like this one, because its own batch is gone."""
+        """Whether a similar step was traced, because the batch of this one is gone."""
         self.is_on_other_numbers = False
-        """The numbers that the step had drawn are out of a replay's reach."""
+        """Whether a replay cannot draw the random numbers of the step again."""
         self.outlook: Outlook | None = None
-        """Set where leaving the step out cannot help."""
+        """Set if skipping the step cannot help."""
         self.known: Incident | None = None
         """The incident before its diagnosis."""
         self.conductor: Any = None
-        """Set on the rank that leads the experiments of all (`collective.Conductor`)."""
+        """Set on the rank that leads experiments on all ranks (`collective.Conductor`)."""
         self.is_moved = window.is_moved
-        """Another optimizer had stepped on this batch already."""
+        """Whether another optimizer has already stepped on this batch."""
         self.rng_before = window.rng
-        """Where they stood before it."""
-        self.rng_after = window.rng.now_too() if window.rng is not None else RngState.now()
-        """Where the generators stand behind the failed step."""
+        """The random state before the step."""
+        self.rng_after = window.rng.current() if window.rng is not None else RngState.now()
+        """The random state after the failed step."""
 
     def compute(self, wanted: Replay) -> ReplayResult:
-        """By the vehicle that the replay wants, or by that of the investigation."""
+        """Run a replay, with its own vehicle or with that of the investigation."""
         vehicle: Vehicle = wanted.vehicle or self.vehicle
         return vehicle.run(wanted)
 
     def trace_replay(
         self, is_unscaled: bool = False, with_step: bool = False, window: Window | None = None
     ) -> Replay:
-        """This window again, under the operator trace."""
+        """A replay of this window under the operator trace."""
         window = window or self.window
         ranks = self.engine.ranks
         sources = [*_batch_sources(window), *self.state.sources()]
@@ -108,7 +103,7 @@ class Investigation:
         kind = RankTrace if ranks.has_others else OpTrace
         self.trace = kind(sources, module_names(self.state.roots))
         if isinstance(self.trace, RankTrace):
-            self.trace.is_quiet = ranks.has_parted
+            self.trace.is_quiet = ranks.has_diverged
         return Replay(
             window=window,
             trace=self.trace,
@@ -117,7 +112,7 @@ class Investigation:
         )
 
     def rewind(self) -> None:
-        """Everything but parameters and moments back to the start of the window."""
+        """Restore everything but parameters and moments to the start of the window."""
         self.state.buffers.restore()
         if self.window.small_state is not None:
             self.window.small_state()
@@ -125,8 +120,8 @@ class Investigation:
             self.window.rng.restore()
 
     def has_drawn_the_same(self) -> bool:
-        """Behind a replay: whether the generators stand where the failed step had left them."""
-        return self.window.rng is None or self.rng_after.is_same(self.rng_after.now_too())
+        """Whether the replay just run drew the same random numbers as the failed step."""
+        return self.window.rng is None or self.rng_after.is_same(self.rng_after.current())
 
     def location(self, result: ReplayResult) -> Location:
         if result.origin is not None:
@@ -170,7 +165,7 @@ class Investigation:
         )
 
     def is_older(self, result: ReplayResult) -> bool:
-        """Whether this window began with state that an earlier step had corrupted."""
+        """Whether an earlier step had corrupted the state."""
         origin = result.origin
         source = origin.source if origin is not None and origin.birth is None else None
         return source is not None and (
@@ -179,8 +174,8 @@ class Investigation:
         )
 
     def is_state_bad(self) -> bool:
-        """Whether the step began on corrupted state: then nothing that it shows counts."""
-        if self.engine.ranks.has_parted:
+        """Whether any state is not finite before the step, so that a replay of it proves nothing."""
+        if self.engine.ranks.has_diverged:
             return False
         return self.engine.ranks.is_so_anywhere(bool(self.state.bad_state()))
 
@@ -216,7 +211,7 @@ class Investigation:
         return self.known
 
     def action(self) -> Action:
-        """What has been done by the time that nothing but the policy is left."""
+        """What was done so far; the policy may change it."""
         if self.engine.ranks.has_left:
             return Action(kind="none", detail="reported by this rank alone; no state was changed")
         if self.num_given_up:
@@ -224,7 +219,9 @@ class Investigation:
         if self.num_rebuilt:
             steps = f"{self.num_rebuilt} step{'s' * (self.num_rebuilt != 1)}"
             return Action(kind="rebuilt", detail=REBUILT.format(steps))
-        return Action(kind=done_of(self.window), detail=not_applied(self.engine, self.window))
+        return Action(
+            kind=action_kind_of(self.window), detail=not_applied(self.engine, self.window)
+        )
 
 
 def _batch_sources(window: Window) -> Iterator[SourceRef]:

@@ -21,7 +21,7 @@ from ..records import Experiment, Link
 from ..runtime.batches import named_tensors
 from ..runtime.rng import RngState
 from ..runtime.rows import num_rows, take_rows
-from ..runtime.saved_state import Before
+from ..runtime.saved_state import StateCopy
 from ..runtime.window import Change, Replay, ReplayResult, Window
 from .budget import Budget
 from .investigation import Investigation
@@ -34,7 +34,7 @@ __all__ = ["Laboratory", "Run", "outcome_of", "short_place"]
 _LOOP_REPLAYS = 4
 _MAX_STEPS_BACK = 24
 _SEARCHES = ("smaller_lr", "clipped")
-"""These make steps like the one that failed where that one itself cannot be computed again."""
+"""Experiments that can use similar steps if the failed one cannot be computed again."""
 
 Run = Generator[Replay, ReplayResult, "str | None"]
 _P = ParamSpec("_P")
@@ -43,7 +43,7 @@ _P = ParamSpec("_P")
 def _by_all(
     method: Callable[Concatenate[Laboratory, _P], None],
 ) -> Callable[Concatenate[Laboratory, _P], None]:
-    """Where all ranks experiment together, the others do the same before their next replay."""
+    """Decorate a method so that all ranks run it, if they experiment together."""
 
     def call(self: Laboratory, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         if self.investigation.conductor is not None:
@@ -65,24 +65,24 @@ class Laboratory:
         self.tried: list[Experiment] = []
         self.rows: tuple[int, ...] = ()
         self.also: tuple[Link, ...] = ()
-        """Births at other lines that have to be kept finite as well."""
+        """Births at other lines, which have to be repaired as well."""
         self.rate: Searched | None = None
         self.clip: Searched | None = None
         self.quotient: Quotient | None = None
         self.budget = Budget(seconds)
         self._num_replays = 0
-        self._before = Before()
+        self._before = StateCopy()
         self._versions: list[Any] = []
         self._is_begun = False
 
     @property
     def is_loop(self) -> bool:
-        """The loop's statements compute it, so there should be few replays."""
+        """Whether the loop's statements compute it, which is slow: only a few replays are run."""
         return self.window.batches[0].loss_fn is None
 
     @property
     def has_others(self) -> bool:
-        """A rank that experiments alone would leave the others waiting."""
+        """Whether other ranks would wait in vain if this one experimented."""
         return self.investigation.engine.ranks.has_others and self.investigation.conductor is None
 
     @property
@@ -100,7 +100,7 @@ class Laboratory:
     def run(
         self, name: str, evidence: Evidence, is_needed: bool = False
     ) -> Generator[Replay, ReplayResult, str]:
-        """One experiment by name; its outcome. `is_needed`: also after many others."""
+        """Run one experiment; returns its outcome. `is_needed`: ignore the limit on replays."""
         runner = runner_of(name)
         start = time.perf_counter()
         outcome: str | None = None
@@ -128,7 +128,7 @@ class Laboratory:
 
     @staticmethod
     def outcome(found: Searched | None) -> str | None:
-        """Of a search, as of any experiment."""
+        """The outcome of a search."""
         if found is None:
             return None
         return "finite" if found.passed is not None else "nonfinite"
@@ -139,8 +139,8 @@ class Laboratory:
         return ", and " + ", ".join(short_place(link) for link in self.also)
 
     @contextlib.contextmanager
-    def unharmed(self) -> Iterator[None]:
-        """Whatever is replayed inside, the training is as before afterwards."""
+    def restored(self) -> Iterator[None]:
+        """Restore the training after the replays in this block."""
         self.begin()
         try:
             yield
@@ -149,15 +149,15 @@ class Laboratory:
 
     @_by_all
     def begin(self) -> None:
-        """How the training stands, for `end`."""
+        """Save the state of the training for `end`."""
         self._rng = RngState.now()
         self.state.clear_grads()
-        self._before.take(self.state, self.window)
+        self._before.take(self.state, self.window.rng)
         self._versions = self._versions_now()
         self._is_begun = True
 
     def _versions_now(self) -> list[Any]:
-        """A loop without a loader may hold a graph of before: once the weights are back, it can be gone through."""
+        """Preserve version counters: a loop without a loader may still need a graph over the current weights."""
         if not self.window.is_loaderless:
             return []
         weights = [p for _, p in self.state.parameters() if not p.is_inference()]
@@ -165,7 +165,7 @@ class Laboratory:
 
     @_by_all
     def end(self) -> None:
-        """All of it as it was at `begin`."""
+        """Restore the state that `begin` saved."""
         self._put_back()
 
     def _put_back(self) -> None:
@@ -173,30 +173,30 @@ class Laboratory:
         self._before.restore()
         for version in self._versions:
             version.__exit__()
-        self.state.buffers.copy()  # a journey has moved the shadows too
+        self.state.buffers.copy()  # replays from the snapshot have changed the copies too
         self._rng.restore()
         self._is_begun = False
 
     def put_back_if_begun(self) -> None:
-        """Where nobody says any more that it is over."""
+        """Restore the state if `end` was not called, because the experiment was interrupted."""
         if self._is_begun:
             self._put_back()
 
     @_by_all
     def to_snapshot(self) -> None:
-        """The last healthy state."""
+        """Restore the last snapshot."""
         self.state.snapshot.restore()
 
     @_by_all
     def next_step(self, window: Window, is_redrawn: bool = False) -> None:
-        """Before a step of a journey: no gradients; its own random numbers, unless others are to be drawn."""
+        """Prepare a step of a replay from the snapshot: no gradients, and its own random numbers unless `is_redrawn`."""
         self.state.clear_grads()
         if window.rng is not None and not is_redrawn:
             window.rng.restore()
 
     @_by_all
     def settle(self) -> None:
-        """A step of a journey was made: its buffers are where the next one begins."""
+        """Finish a step of a replay from the snapshot: the next one starts with its buffers."""
         self.state.buffers.copy()
 
     def once(
@@ -208,7 +208,7 @@ class Laboratory:
         is_unscaled: bool = False,
         window: Window | None = None,
     ) -> Run:
-        """This window once more; "finite", "nonfinite", or None if it did not run to its end."""
+        """Replay this window; "finite", "nonfinite", or None if it did not complete."""
         window = window or self.window
         if batch is not None:
             window = window.with_values(batch)
@@ -229,7 +229,7 @@ class Laboratory:
         window: Window | None = None,
         change: Change | None = None,
     ) -> Generator[Replay, ReplayResult, ReplayResult]:
-        """This window once more, and where it fails now."""
+        """Replay this window under the trace."""
         window = window or self.window
         sources = [
             SourceRef("batch", n, t) for b in window.batches for n, t in named_tensors(b.value)
@@ -248,11 +248,11 @@ class Laboratory:
     def redrawn(
         self, numbers: RngState
     ) -> Generator[Replay, ReplayResult, tuple[str | None, RngState]]:
-        """This window once more with other random numbers; and where the generators stand then."""
+        """Replay this window with other random numbers; also returns the random state after it."""
         window = self.window.with_batches([b.again() for b in self.window.batches])
         window.rng = numbers
         for batch in window.batches:
-            batch.rng = None  # the numbers flow on from batch to batch
+            batch.rng = None  # each batch continues with the numbers after the previous one
         self.begin()
         try:
             outcome = yield from self.once(window=window)
@@ -262,7 +262,7 @@ class Laboratory:
 
     @_by_all
     def start_of(self, window: Window) -> None:
-        """Gradients, buffers and random numbers as they were before this window."""
+        """Restore gradients, buffers and random numbers to the start of this window."""
         self.state.clear_grads()
         self.state.buffers.restore()
         if window.rng is not None:
@@ -270,14 +270,14 @@ class Laboratory:
 
     @property
     def needs_step(self) -> bool:
-        """Whether the failure shows only when the optimizer has stepped."""
+        """Whether the failure occurs only after the optimizer has stepped."""
         birth = self.origin.birth if self.origin is not None else None
         is_late = birth is not None and birth.direction == "optimizer"
         return is_late or self.window.is_moved
 
     @property
     def had_no_gradient(self) -> bool:
-        """Whether the backward that failed was given nothing but zeros: no change can make more of them."""
+        """Whether the failed backward received only zeros, so that no change can help."""
         birth = self.origin.birth if self.origin is not None else None
         if birth is None or birth.direction != "backward" or not birth.inputs:
             return False
@@ -285,12 +285,12 @@ class Laboratory:
         return given is not None and given.num_zero == given.num_elements
 
     def at_hand(self) -> tuple[Vehicle, list[Window]]:
-        """What training can be gone on with, and by whom: the steps since the snapshot and this one, as far
-        as they can be computed again, else steps like this one."""
+        """The steps to try a setting on, with their vehicle: those since the snapshot and this one, as far as they
+        can be computed again, else similar steps."""
         investigation = self.investigation
         is_shared = self.has_others or investigation.engine.ranks.is_apart
         if self.window.own_update or not self.state.snapshot.is_taken or is_shared:
-            return investigation.vehicle, []  # other steps are not this rank's alone
+            return investigation.vehicle, []  # the other steps involve other ranks
         log = [w for w in investigation.engine.log if w is not self.window and not w.is_loaderless]
         log = log[-_MAX_STEPS_BACK:]
         is_shown = investigation.traced is not None and investigation.traced.failure is not None
@@ -312,13 +312,13 @@ class Laboratory:
         is_unscaled: bool = False,
         without: int | None = None,
     ) -> Run:
-        """All steps since the last snapshot (but one) and then this one, each with the change."""
+        """Replay all steps since the last snapshot (but `without`), then this one, each with the change."""
         log = [
             w for w in self.investigation.engine.log if w is not self.window and w.step != without
         ]
         is_too_long = self.is_loop and len(log) > _MAX_STEPS_BACK
-        is_own = bool(self.window.own_update)  # nobody but the script can apply its steps
-        is_own |= self.investigation.engine.ranks.is_apart  # nor one rank those that all have made
+        is_own = bool(self.window.own_update)  # only the script can apply its steps
+        is_own |= self.investigation.engine.ranks.is_apart  # one rank cannot repeat common steps
         if not self.state.snapshot.is_taken or not log or is_too_long or is_own:
             return None
         self.to_snapshot()
@@ -339,7 +339,7 @@ class Laboratory:
         return "finite"
 
     def bisect(self) -> Generator[Replay, ReplayResult, tuple[int, ...]]:
-        """Rows of the batch that fail by themselves, at the same line; () where rows do not matter."""
+        """Find the rows of the batch that fail on their own at the same line; () if rows do not matter."""
         if self.is_loop or not self.can_replay or len(self.window.batches) != 1:
             return ()
         total = num_rows(self.window.batches[0].value)
@@ -361,7 +361,7 @@ class Laboratory:
             self.end()
 
     def _fails_alike(self, rows: list[int], total: int) -> Generator[Replay, ReplayResult, bool]:
-        """Whether these rows alone fail at the same place; repeated where so few do not run."""
+        """Whether these rows alone fail at the same place; repeated to the full size if too few rows do not run."""
         repeated = [rows[i % len(rows)] for i in range(total)]
         for chosen in (rows, repeated):
             result = yield from self._with_rows(chosen, total)
@@ -382,7 +382,7 @@ class Laboratory:
 
 
 def short_place(link: Link) -> str:
-    """An operator and its line, in few characters."""
+    """An operator and its line, in short."""
     return f"{link.op} at {os.path.basename(link.file or '?')}:{link.line}"
 
 

@@ -73,7 +73,8 @@ def _outlook(reason: str, e: Evidence) -> Outlook:
     if rate is not None and rate.passed is not None and rate.before:
         return Outlook(
             reason=reason,
-            lr_factor=rate.passed / rate.before,
+            lr_factor=1.0 if rate.is_limit else rate.passed / rate.before,
+            lr_limit=rate.passed if rate.is_limit else None,
             change=f"a learning rate of {num(rate.passed)} instead of {num(rate.before)}",
             proof=describe_search(rate),
         )

@@ -65,7 +65,7 @@ class _ReplayDriver(ScriptDriver):
         provenance.restored.clear()
         provenance.restored.update(own)
         self.state.set_lrs(tuple(self._capsule["lrs"]))
-        self.engine.prime_again()
+        self.engine.deep_checks.reinitialize()
         remember(self.engine, self._capsule, self._old)
         self.tracker.num_batches = self._capsule["step"]
         torch.set_rng_state(self._capsule["rng"])

@@ -192,11 +192,11 @@ class Search:
                 vehicle=self._vehicle,
             )  # fmt: skip
             losses += result.losses[-1:]
-            if not losses:
-                return False  # it cannot be run: that says nothing of the value
+            is_fine = result.failure is None and result.is_complete
+            if not losses or (is_fine and not result.num_steps):
+                return False  # it cannot be run, or moves nothing: that says nothing of the value
             self._num_steps += 1
-            has_failed = result.failure is not None or not result.is_complete
-            if has_failed or self._has_grown(before) or _has_risen(losses, self._cycle):
+            if not is_fine or self._has_grown(before) or _has_risen(losses, self._cycle):
                 self._failed = value if self._failed is None else min(value, self._failed)
                 return False
             lab.settle()

@@ -11,10 +11,10 @@ from ..locate.slice import Origin
 from ..locate.trace import SourceRef
 from ..records import Location
 from ..runtime.recovery.carry_out import DEEP
-from ..runtime.saved_state import Before
+from ..runtime.saved_state import StateCopy
 from ..runtime.window import Failure, Replay, ReplayResult, Window
 from .investigation import Investigation
-from .replays.rank_trace import JOINING_NOTE, PARTED_NOTE
+from .replays.rank_trace import DIVERGED_NOTE, JOINING_NOTE
 
 __all__ = ["Found", "go_back", "travel"]
 
@@ -27,7 +27,7 @@ _NOT_AGAIN = (
 
 @dataclass
 class Found:
-    """What going back has shown."""
+    """The result of time travel."""
 
     failure: Failure
     location: Location
@@ -39,10 +39,10 @@ class Found:
 def travel(
     investigation: Investigation, failure: Failure
 ) -> Generator[Replay, ReplayResult, Found]:
-    """To the step that did it; it is left out, and the steps behind it are to be run again."""
+    """Find the step that corrupted the state. It is skipped, and the steps after it have to be run again."""
     engine, state = investigation.engine, investigation.state
-    if engine.ranks.has_parted:
-        return Found(failure, Location(is_reproduced=False, method="none", note=PARTED_NOTE))
+    if engine.ranks.has_diverged:
+        return Found(failure, Location(is_reproduced=False, method="none", note=DIVERGED_NOTE))
     if engine.ranks.is_joining():
         return Found(failure, Location(is_reproduced=False, method="none", note=JOINING_NOTE))
     is_mid_window = investigation.failure.symptom not in DEEP
@@ -55,10 +55,10 @@ def travel(
     final = investigation.window
     state.clear_grads()
     state.snapshot.restore()
-    before = Before()
+    before = StateCopy()
     for at, window in enumerate(windows):
         investigation.window = window
-        before.take(state, window)
+        before.take(state, window.rng)
         result = yield Replay(window=window, is_applied=True)
         bad = state.bad_state()
         first = engine.ranks.first_where(bool(bad))
@@ -80,9 +80,9 @@ def _trace_window(
     window: Window,
     bad: list[tuple[str, str, Tensor]],
     failure: Failure,
-    before: Before,
+    before: StateCopy,
 ) -> Generator[Replay, ReplayResult, Found]:
-    """The step that corrupts the state once more, traced."""
+    """Replay the step that corrupts the state under the trace."""
     traced = yield investigation.trace_replay(with_step=True)
     origin = traced.origin or _origin_in_state(bad)
     before.restore()
@@ -102,7 +102,7 @@ def _origin_in_state(bad: list[tuple[str, str, Tensor]]) -> Origin | None:
 
 
 def _vanished(investigation: Investigation, failure: Failure, windows: list[Window]) -> Found:
-    """All the steps since the snapshot were run again and stayed finite."""
+    """The result if all steps since the snapshot were run again and stayed finite."""
     investigation.engine.log[:] = windows
     investigation.num_rebuilt = len(windows)
     note = (
@@ -121,13 +121,13 @@ def _without_snapshot(investigation: Investigation, failure: Failure) -> Found:
 
 
 def _given_up(investigation: Investigation, failure: Failure) -> Found:
-    """Nothing can be run again: back to the last snapshot, and say so."""
+    """Restore the last snapshot, if the steps since then cannot be run again."""
     investigation.num_given_up = max(1, go_back(investigation))
     return Found(failure, Location(is_reproduced=False, method="none", note=_NOT_AGAIN))
 
 
 def go_back(investigation: Investigation) -> int:
-    """To the last snapshot for good; how many steps are lost by it."""
+    """Restore the last snapshot permanently; returns how many steps are lost."""
     lost = len(investigation.engine.log)
     investigation.state.clear_grads()
     investigation.state.snapshot.restore()

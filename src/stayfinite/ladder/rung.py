@@ -102,7 +102,7 @@ class RungRun(ScriptRun):
             text = f"the GradScaler skips every step since step {self._last_applied}"
             self.answer("failed", text=text, cause="loss_scaling")
         else:
-            self.engine.want_deep_check()  # finite gradients are not all: the state is looked at too
+            self.engine.deep_checks.request()  # finite gradients are not all: the state is looked at too
 
     def _note_loss(self, loss: float) -> None:
         if not math.isfinite(loss):

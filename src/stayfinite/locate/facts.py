@@ -170,7 +170,7 @@ def _magnitude_in_double(short: str, named: Mapping[str, Any]) -> dict[str, floa
     tensors = [v for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
     peaks = []
     for t in tensors[:3]:
-        finite = t.detach().to(widest(t.device))
-        finite = finite[torch.isfinite(finite)]
-        peaks.append(float(finite.abs().max()) if finite.numel() else 0.0)
+        wide = [p.to(widest(t.device)) for p in dense_parts(t.detach())]  # a sparse one: its values
+        finite = [f for p in wide if (f := p[torch.isfinite(p)]).numel()]
+        peaks.append(max((float(f.abs().max()) for f in finite), default=0.0))
     return {f"abs_max_{i}": p for i, p in enumerate(peaks)}

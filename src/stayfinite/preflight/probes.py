@@ -112,13 +112,9 @@ class LayerSeen:
     abs_max: float = 0.0
     mean: float = 0.0
     std: float = 0.0
-    zero_fraction: float = 0.0
     dead_units: int = 0
     """Positions of the last dimension (channels of a 4-D output) that are zero over the batch."""
     num_units: int = 0
-    headroom_fp16: float | None = None
-    """How many times the largest magnitude can still double before it overflows float16."""
-    headroom_bf16: float | None = None
     underflow_fp16: float = 0.0
     """Share of the non-zero elements that float16 rounds to zero."""
     grad_abs_max: float | None = None

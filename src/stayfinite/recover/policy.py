@@ -63,6 +63,7 @@ class Outlook:
     """What was seen to pass from the last healthy state on; empty where nothing was."""
     proof: str = ""
     lr_factor: float = 1.0
+    lr_limit: float | None = None
     clip_norm: float | None = None
 
 
@@ -161,7 +162,7 @@ class Policy:
             return (Rung("rollback", None, self.lr_factor, self.skip_next),)
         if self.name in ("sanitize", "parts"):
             return (Rung(self.name), Rung("skip"))
-        return (Rung("skip" if self.is_thoughtful else self.name),)
+        return (Rung("skip" if self.is_adaptive else self.name),)
 
     def check_ranks(self, num_ranks: int) -> None:
         """Raises where this policy cannot be followed by so many ranks.
@@ -177,7 +178,7 @@ class Policy:
             )
 
     @property
-    def is_thoughtful(self) -> bool:
+    def is_adaptive(self) -> bool:
         """Whether it stops, or heals, where an investigation shows that leaving steps out cannot help."""
         return self.name in ("auto", "heal")
 
@@ -185,7 +186,7 @@ class Policy:
         self, tally: Tally, leave_out: tuple[str, ...] = (), outlook: Outlook | None = None
     ) -> Decision:
         """The answer to a bad step that `tally` counts already; `leave_out` cannot be done now."""
-        if outlook is not None and self.is_thoughtful:
+        if outlook is not None and self.is_adaptive:
             return self._think(tally, leave_out, outlook)
         rungs = [r for r in self.steps() if r.kind not in leave_out] or [Rung("skip")]
         if rungs[0].kind != "raise":

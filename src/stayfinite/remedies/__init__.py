@@ -37,6 +37,7 @@ from .edits import Edit, Remedy, apply, unified_diff
 from .loops import clip_behind
 from .parameters import as_parameters
 from .patching import Patch, apply_patch, read_patch
+from .pipelines import pipeline_candidates
 from .rows import taken_rows, with_filled_values, without_bad_rows, without_bad_rows_of
 from .scaling import ScaledLoss, scaled_loss
 from .schedules import schedule_candidates
@@ -81,6 +82,7 @@ __all__ = [
     "masked",
     "normalized",
     "pattern",
+    "pipeline_candidates",
     "precision",
     "read_patch",
     "reductions",

@@ -18,6 +18,8 @@ _HALF = ("float16", "bfloat16")
 _JITTER = 0.02
 _MOST_SINGLE = 3
 """Where it fits so often on a line, each place is tried by itself too, after all of them together."""
+_ONE_OF_MANY = ("mean_or_zero", "loss_or_zero", "nan_to_zero")
+"""Only one selection is empty; the others on the line stay as they are where that is enough."""
 _NORMALIZED = ("normalized_in_log_space", "normalized_in_log_space_without_epsilon")
 _IN_FUNCTION = {"log_space", "log_space_without_epsilon", "log_of_share", "logsumexp", "log_cosh", "softmax",
                 "finite_mask", "eps_for_dtype", "with_logits", "float32_function", "float32_body",
@@ -124,7 +126,7 @@ def candidates(source: Source, line: int, symptom: Symptom) -> list[Candidate]:
         if not remedies:
             continue
         singles = [[r] for r in remedies] if 1 < len(remedies) <= _MOST_SINGLE else []
-        for chosen in (remedies, *singles):
+        for chosen in (*singles, remedies) if name in _ONE_OF_MANY else (remedies, *singles):
             text, done = apply(source.text, chosen)
             if text != source.text and _parses(text) and all(text != c.text for c in found):
                 found.append(Candidate(done, text))

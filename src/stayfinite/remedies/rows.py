@@ -12,7 +12,8 @@ from .source import Source
 
 __all__ = ["taken_rows", "with_filled_values", "without_bad_rows", "without_bad_rows_of"]
 
-_TITLE = "leave out the rows of the batch that are not finite, or far too large"
+_TITLE = "leave out the rows of the batch that are not finite"
+_TITLE_LARGE = "leave out the rows of the batch that are far too large"
 _WHY = "one bad row spoils the mean over all of them; the others are as good as ever"
 
 
@@ -57,7 +58,8 @@ def without_bad_rows(
     if model is not None:
         nothing = f"return 0.0 * sum(p.float().sum() for p in {model}.parameters())"
         lines[1:1] = [f"if not {keep}.any():", f"    {nothing}"]
-    return _placed(source, found, lines, "drop_rows", _TITLE, _WHY)
+    title = _TITLE if limit is None else _TITLE_LARGE
+    return _placed(source, found, lines, "drop_rows", title, _WHY)
 
 
 def with_filled_values(

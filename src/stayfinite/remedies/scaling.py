@@ -138,8 +138,8 @@ class ScaledLoss:
                 n for n in ast.walk(node) if isinstance(n, (ast.Expr, ast.Assign, ast.AugAssign))
             ]
             names = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-            is_theirs = "grad" in names and {"parameters", "param_groups"} & names
-            if len(inner) == 1 and is_theirs and _holds(inner[0], wanted):
+            is_user_code = "grad" in names and {"parameters", "param_groups"} & names
+            if len(inner) == 1 and is_user_code and _holds(inner[0], wanted):
                 found.append(node)
         outer = [f for f in found if not any(f is not g and f in ast.walk(g) for g in found)]
         return list(outer)

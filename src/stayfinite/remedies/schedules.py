@@ -10,7 +10,7 @@ from .edits import Edit, Remedy, apply
 from .floors import divisor_of
 from .source import Source
 
-__all__ = ["schedule_candidates"]
+__all__ = ["argument_of", "schedule_candidates"]
 
 
 def schedule_candidates(source: Source, line: int) -> list[Candidate]:
@@ -54,17 +54,17 @@ _Part = tuple[ast.expr, str, str, str, str]
 def _parts(node: ast.AST) -> Iterator[_Part]:
     """Arguments with a limit: which, max or min, of what, in words, and why."""
     base = node.left if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) else None
-    base = base if base is not None else _argument(node, "pow", "power", "float_power")
+    base = base if base is not None else argument_of(node, "pow", "power", "float_power")
     if base is not None:
         yield base, "max", "1", "count from 1", "0 to a negative power is infinite"
         yield base, "max", "0.0", "keep the base of the power at 0 or above", _NEGATIVE
-    if (log := _argument(node, "log", "log10", "log2")) is not None:
+    if (log := argument_of(node, "log", "log10", "log2")) is not None:
         why = "the logarithm of 0 is infinite"
         yield log, "max", "1e-8", "give the logarithm a floor", why
-    if (root := _argument(node, "sqrt", "rsqrt")) is not None:
+    if (root := argument_of(node, "sqrt", "rsqrt")) is not None:
         yield root, "max", "0.0", "keep the root's argument at 0 or above", _NEGATIVE
         yield root, "max", "1.0", "keep the root's argument at 1 or above", "0 has no inverse"
-    if (exponent := _argument(node, "exp", "expm1")) is not None:
+    if (exponent := argument_of(node, "exp", "expm1")) is not None:
         why = "a decay never grows beyond its start"
         yield exponent, "min", "0.0", "keep the exponent at 0 or below", why
 
@@ -72,7 +72,7 @@ def _parts(node: ast.AST) -> Iterator[_Part]:
 _MODULES = ("math", "np", "numpy", "torch", "th")
 
 
-def _argument(node: ast.AST, *names: str) -> ast.expr | None:
+def argument_of(node: ast.AST, *names: str) -> ast.expr | None:
     """What `math.log(x)`, `log(x)`, `torch.log(x)` and `x.log()` take the logarithm of."""
     if not isinstance(node, ast.Call):
         return None

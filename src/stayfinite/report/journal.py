@@ -17,8 +17,10 @@ from typing import Any, Protocol
 
 from ..plain import to_plain
 from ..private import make_folder, open_private
+from ..records import Incident
 from ..saying import say
 from .store import warn_unwritable
+from .text import headline
 from .thinning import Segments
 
 __all__ = ["JOURNAL_NAME", "JOURNAL_SCHEMA", "Journal", "Listener", "Row", "journal_name"]
@@ -122,6 +124,25 @@ class Journal:
         plain = {"event": kind, **fields, "t": round(_clock() - self._started, 3)}
         self._write(json.dumps(to_plain(plain), separators=(",", ":"), allow_nan=False) + "\n")
         self._tell(lambda listener: listener.event(plain))
+
+    def incident(self, incident: Incident) -> None:
+        """Write the line of the failed step, and the incident after it."""
+        event, self.parts = incident.event, {}
+        figures = (event.step, event.epoch, event.loss, event.grad_norm, event.lr, event.scale)
+        self.append((*figures, False, {"flags": ["incident"]}))
+        self.event(
+            "incident",
+            step=event.step,
+            id=incident.id,
+            text=headline(incident),
+            symptom=event.symptom,
+            phase=event.phase,
+            cause=incident.diagnosis.cause,
+            op=incident.location.op,
+            module=incident.location.module,
+            action=incident.action.kind,
+            rank=event.rank,
+        )
 
     def flush(self, is_last: bool = False) -> None:
         """Write the steps that are kept; `is_last` also waits for values still on a device."""

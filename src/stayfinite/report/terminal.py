@@ -11,7 +11,7 @@ from .text import headline, render, short_path
 
 __all__ = ["say_incident", "say_summary", "say_warning"]
 
-_told: Counter[tuple[object, ...]] = Counter()
+_num_reported: Counter[tuple[object, ...]] = Counter()
 _NUM_REPEATS = 3
 _HEADINGS = (
     "where",
@@ -39,12 +39,12 @@ def say_incident(incident: Incident) -> None:
         incident.event.symptom,
     )
     flush_output()
-    _told[key] += 1
-    count = _told[key] - 1
+    _num_reported[key] += 1
+    count = _num_reported[key] - 1
     if count:
         if count <= _NUM_REPEATS:
             say(f"stayfinite: {headline(incident)} (as before)")
-        elif _is_told(count):
+        elif _is_printed(count):
             note = f"(as before, {count} times by now)"
             say(f"stayfinite: {headline(incident)} {note}")
         return
@@ -58,13 +58,13 @@ def say_incident(incident: Incident) -> None:
 
 def say_warning(event: Event, count: int) -> None:
     """One line; of many of the same kind (this is number `count`) ever fewer."""
-    if not _is_told(count):
+    if not _is_printed(count):
         return
     note = f" ({count} such warnings by now)" if count > _NUM_REPEATS else ""
     say(f"stayfinite: step {event.step}: warning: {event.message}{note}")
 
 
-def _is_told(count: int) -> bool:
+def _is_printed(count: int) -> bool:
     """The same thing at every step is a flood: three times, then at 4, 8, 16, …"""
     return count <= _NUM_REPEATS or count & (count - 1) == 0
 

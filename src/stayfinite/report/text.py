@@ -17,7 +17,7 @@ _ROLE = {
     "birth": "born here",
     "carrier": "carried on",
     "sentinel": "written on purpose",
-    "source": "came in with",
+    "source": "came in here",
     "symptom": "seen here",
 }
 

@@ -240,10 +240,10 @@ def _incidents(data: JournalData) -> list[Text]:
 def _entry(event: dict[str, Any]) -> Text:
     if event["event"] == "warning":
         return Text(f"  step {event.get('step')}: {event.get('text', '')}", style="yellow")
-    return Text(f"  {_told(event)}", style="red")
+    return Text(f"  {_described(event)}", style="red")
 
 
-def _told(event: dict[str, Any]) -> str:
+def _described(event: dict[str, Any]) -> str:
     """The headline without paths: at 80 columns the cause matters more."""
     what = event.get("cause") or f"{event.get('symptom') or 'value'} not finite"
     text = f"step {event.get('step')}: {what}"

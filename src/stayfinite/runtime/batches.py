@@ -43,5 +43,5 @@ def named_tensors(value: Any, name: str = "batch", depth: int = 0) -> Iterator[t
 
 
 def batch_bytes(value: Any) -> int:
-    """How much memory the batch's tensors keep alive."""
+    """The size of the batch's tensors in bytes."""
     return sum(t.numel() * t.element_size() for _, t in named_tensors(value))

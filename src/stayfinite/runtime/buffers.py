@@ -13,17 +13,17 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ..numerics.health import is_finite
-from .unseen import unseen
+from .outside_modes import outside_user_modes
 
 __all__ = ["Buffers", "join"]
 
 _ALWAYS_MOVED = -1
-"""A version that no tensor has."""
+"""A version number that no tensor has."""
 _MAX_LOOKS = 4
 
 
 class Buffers:
-    """Of all models of one training; each is known by its module and its key there."""
+    """The buffers of all models of one training, identified by module and key."""
 
     def __init__(
         self,
@@ -32,14 +32,14 @@ class Buffers:
     ) -> None:
         self._roots, self._others = roots, others
         self.homes: list[tuple[nn.Module, str, str]] | None = None
-        """(module, key, name) of each; None until they are looked for."""
+        """(module, key, name) of each; None until they are searched."""
         self._copies: dict[tuple[int, str], tuple[Tensor, Tensor, int]] = {}
         self._moving: list[tuple[nn.Module, str, str]] = []
-        """Parameters without gradients that the forward itself updates (a momentum encoder): kept like buffers."""
+        """Parameters without gradients that the forward itself updates (a momentum encoder), treated like buffers."""
         self._seen: dict[tuple[int, str], float] = {}
         self._num_looks = 0
         self.is_needed = True
-        """Whether there may be something to copy."""
+        """Whether `copy` may have anything to do."""
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for module, key, name in self._found():
@@ -48,17 +48,17 @@ class Buffers:
                 yield name, value
 
     def holds(self, module: object, key: str) -> bool:
-        """Whether this attribute is a buffer that `restore` puts back."""
+        """Whether this attribute is a buffer that `restore` restores."""
         return any(m is module and k == key for m, k, _ in self._found())
 
     def look_again(self) -> None:
-        """There are other models now."""
+        """Search again, because the models have changed."""
         self.homes = None
         self._moving, self._seen, self._num_looks = [], {}, 0
         self.is_needed = True
 
     def clear(self) -> None:
-        """Let go of the copies; who was given them keeps them."""
+        """Drop the copies; those returned by `copies` stay valid."""
         self._copies = {}
 
     def _found(self) -> list[tuple[nn.Module, str, str]]:
@@ -75,18 +75,18 @@ class Buffers:
 
     @property
     def copies(self) -> Any:
-        """To be given to `use` later."""
+        """The current copies, for `use`."""
         return self._copies
 
     def use(self, copies: Any) -> None:
-        """What `restore` puts back from now on."""
+        """Let `restore` use these copies from now on."""
         self._copies = copies
 
     def copy(self, is_kept: bool = False) -> None:
-        """Copy the buffers that moved since the last call; a version counter tells which.
+        """Copy the buffers that changed since the last call, according to their version counters.
 
-        Batch norm writes its running statistics without counting, so those are always copied.
-        `is_kept`: the copies before these are still wanted by somebody (see `copies`).
+        Batch norm updates its running statistics without the counter, so those are always copied.
+        `is_kept`: do not overwrite the previous copies, which are still needed (see `copies`).
         """
         if self._num_looks < _MAX_LOOKS:
             self._look_for_moving()
@@ -94,10 +94,10 @@ class Buffers:
             self._copy(is_kept)
         self.is_needed = self._num_looks < _MAX_LOOKS or bool(self.homes or self._moving)
 
-    @unseen
+    @outside_user_modes
     @torch.no_grad()
     def _look_for_moving(self) -> None:
-        """At the first steps: a training moves its momentum encoder in each of them, or in none."""
+        """Find parameters that change without gradients; they do so in the first steps or not at all."""
         self._num_looks += 1
         found = list(self._without_gradients())
         for (module, key, name), value in zip(found, _first_values(found)):
@@ -114,7 +114,7 @@ class Buffers:
                     if (id(module), key) not in known and _is_fixed(p):
                         yield module, key, join(prefix, join(path, key))
 
-    @unseen
+    @outside_user_modes
     @torch.no_grad()
     def _copy(self, is_kept: bool) -> None:
         if is_kept:
@@ -137,7 +137,7 @@ class Buffers:
                 self._copies[id(module), key] = (live, room.copy_(live), version)
 
     def have_moved(self) -> bool:
-        """Whether a forward may have written to one since they were copied."""
+        """Whether any buffer may have changed since it was copied."""
         copies = self._copies
         return any(
             (known := copies.get((id(module), key))) is None
@@ -148,19 +148,19 @@ class Buffers:
         )
 
     def forget_later_versions(self) -> None:
-        """The counters were put back: what was noted in between might come again and mean other values."""
+        """The version counters were reset, so the later ones that were noted are no longer valid."""
         for at, (live, kept, version) in self._copies.items():
             if version > live._version:
                 self._copies[at] = (live, kept, _ALWAYS_MOVED)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put them back to the start of the step."""
+        """Restore the buffers to the start of the step."""
         self._restore([*self._found(), *self._moving])
 
     @torch.no_grad()
     def restore_bad(self) -> None:
-        """The same for modules of which a buffer is not finite."""
+        """The same for modules with a buffer that is not finite."""
         bad = {
             id(module)
             for module, key, _ in (*self._found(), *self._moving)
@@ -169,7 +169,7 @@ class Buffers:
         self._restore([f for f in (*self._found(), *self._moving) if id(f[0]) in bad])
 
     def _restore(self, homes: list[tuple[nn.Module, str, str]]) -> None:
-        """Each by itself: one that cannot be put back keeps no other from it, and is named."""
+        """Restore each buffer separately; those that cannot be restored are named in one error."""
         failed: dict[str, Exception] = {}
         for module, key, name in homes:
             known = self._copies.get((id(module), key))
@@ -187,7 +187,7 @@ class Buffers:
 
     def _put(self, module: nn.Module, key: str, live: Tensor, kept: Tensor, version: int) -> None:
         if version == _ALWAYS_MOVED and key in module._parameters:
-            live.data.copy_(kept)  # into its own memory, which others may share
+            live.data.copy_(kept)  # in place, because the memory may be shared
             return
         if module._buffers.get(key) is not live:
             module._buffers[key] = live
@@ -208,7 +208,7 @@ def _live(module: nn.Module, key: str) -> Tensor | None:
 
 
 def _is_fixed(p: Tensor | None) -> bool:
-    """A plain parameter with numbers in it that no optimizer moves."""
+    """Whether this is an ordinary, initialized parameter without gradients."""
     if type(p) is not nn.Parameter or p.requires_grad or is_lazy(p) or p.is_inference():
         return False
     is_here = p.layout == torch.strided and p.device.type != "meta"
@@ -216,7 +216,7 @@ def _is_fixed(p: Tensor | None) -> bool:
 
 
 def _first_values(found: list[tuple[nn.Module, str, str]]) -> list[float]:
-    """The first number of each, in one read."""
+    """The first number of each, read at once."""
     numbers: list[Tensor] = []
     for module, key, _ in found:
         p = module._parameters[key]

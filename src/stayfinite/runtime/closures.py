@@ -1,8 +1,7 @@
 """Optimizers that call their closure: once (Lightning) or many times (LBFGS, SAM).
 
-The closure belongs to the optimizer, which calls it when and how it likes, at whatever weights. A look
-at what it has computed follows each evaluation; a bad one ends the step, and what the optimizer has
-moved by then is put back.
+The optimizer calls the closure when it likes, at weights of its choice. Each evaluation is checked. A bad one ends the
+step, and the optimizer's changes so far are undone.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ __all__ = ["Abort", "ClosureDriver", "ClosureSteps", "moves_before_closure"]
 
 
 class Abort(Exception):
-    """Leaves an optimizer in the middle of its step."""
+    """Raised to leave an optimizer in the middle of its step."""
 
 
 class ClosureDriver(Protocol):
-    """Whose loop makes the steps."""
+    """The parts of the loop driver that are used here."""
 
     engine: Engine
     firewall: Firewall
@@ -41,10 +40,9 @@ class ClosureDriver(Protocol):
 
 
 def moves_before_closure(optimizer: Any) -> bool:
-    """Whether weights may have moved by the time that a closure is evaluated.
+    """Whether the optimizer may change weights before it evaluates its closure.
 
-    The optimizers of torch evaluate it before anything else, but for LBFGS; somebody else's may climb
-    first (SAM), or try steps of several sizes.
+    Except for LBFGS, the optimizers of torch evaluate it first. Others may ascend first (SAM), or try several step sizes.
     """
     cls = type(optimizer)
     is_torch = cls.__module__.startswith("torch.optim")
@@ -52,7 +50,7 @@ def moves_before_closure(optimizer: Any) -> bool:
 
 
 class ClosureSteps:
-    """Makes such steps for a driver."""
+    """Runs the steps of optimizers with a closure."""
 
     def __init__(self, driver: ClosureDriver) -> None:
         self._driver = weakref.ref(driver)
@@ -73,7 +71,7 @@ class ClosureSteps:
         def watched() -> Any:
             loss = closure()
             last[:] = [loss]
-            failure = driver.firewall.call(self._look, driver.engine, window, optimizer)
+            failure = driver.firewall.call(self._check, driver.engine, window, optimizer)
             if failure is not None:
                 found.append(failure)
                 raise Abort
@@ -89,9 +87,11 @@ class ClosureSteps:
             if copy is not None:
                 window.search_point = driver.firewall.call(SearchPoint.of, optimizer)
                 driver.firewall.call(copy.restore)
-            if window.num_backward != num_backward:  # else the loop has computed it before
+            if (
+                window.num_backward != num_backward
+            ):  # else the loop computed the loss before the step
                 is_own = copy is not None and window.search_point is None
-                # Of what the loop itself has evaluated before the step, the optimizer uses the gradients.
+                # If the loop evaluated before the step, the optimizer uses those gradients.
                 first = closure if num_backward else None
                 own = _kept(optimizer, lambda: call(closure), first) if is_own else closure
                 window.closure = own
@@ -111,7 +111,7 @@ class ClosureSteps:
         copy.take()
         return copy
 
-    def _look(self, engine: Engine, window: Window, optimizer: Any) -> Failure | None:
+    def _check(self, engine: Engine, window: Window, optimizer: Any) -> Failure | None:
         window.losses = window.losses[-1:]
         return engine.check(window, optimizer, is_compared=not moves_before_closure(optimizer))
 
@@ -119,8 +119,7 @@ class ClosureSteps:
 def _kept(
     optimizer: Any, step: Callable[[], Any], first: Callable[[], Any] | None
 ) -> Callable[[], Any]:
-    """The optimizer itself has made its weights bad between two evaluations: its whole step is what
-    can be computed again, and what it moves is put back."""
+    """A replay of the whole step, undone afterwards: the optimizer made its weights bad between two evaluations."""
 
     def run() -> Any:
         copy = OptimizerCopy(optimizer)

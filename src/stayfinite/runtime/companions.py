@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from .frames import calling_frames, variables
+from .outside_modes import outside_user_modes
 from .undo import Undo, attributes
-from .unseen import unseen
 
 if TYPE_CHECKING:
-    from .discover import Beside
+    from .discover import Auxiliaries
 
 __all__ = ["Companions", "undo_of"]
 
@@ -41,14 +41,17 @@ class Companions:
         self._noted: list[tuple[weakref.ref[Any], dict[str, Any]]] = []
         self._adopted_at = 0
 
-    @unseen
+    @outside_user_modes
     def adopt(
-        self, beside: Beside, moved: Iterable[Tensor], models: set[int], num_applied: int
+        self, auxiliaries: Auxiliaries, moved: Iterable[Tensor], models: set[int], num_applied: int
     ) -> None:
         """These lie within reach of the loop now; `moved` is what the optimizers move, `models` are known by identity."""
-        ours, others = {id(p) for p in moved}, (m for m in beside.modules if id(m) not in models)
+        ours, others = (
+            {id(p) for p in moved},
+            (m for m in auxiliaries.modules if id(m) not in models),
+        )
         twins = [m for m in others if not any(id(p) in ours for p in m.parameters())]
-        self.holders = [weakref.ref(h) for h in beside.holders]
+        self.holders = [weakref.ref(h) for h in auxiliaries.holders]
         self._noted = []
         self.twins = [(weakref.ref(m), _probes(m)) for m in twins]
         self._adopted_at = num_applied
@@ -69,7 +72,7 @@ class Companions:
             if (holder := ref()) is not None and hasattr(holder, "__dict__")
         ]
 
-    @unseen
+    @outside_user_modes
     def capture(
         self, models: Iterable[nn.Module], frame: FrameType, num_applied: int
     ) -> list[Undo]:

@@ -1,4 +1,4 @@
-"""Steps whose check is read later, so that the host never waits for the device."""
+"""Deferred checks: their result is read later, so that the host never waits for the device."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from torch.optim import Optimizer
 
 from ..detect.deferred import DeferredFlag
 from .host import Host
+from .outside_modes import outside_user_modes
 from .ranks.meetings import NOT_DUE
 from .ranks.shards import local
 from .ranks.shared_check import SharedCheck
-from .unseen import unseen
 from .window import Failure, Window
 
 __all__ = ["Deferral"]
 
 
 class Deferral:
-    """Issues steps with the flag on the device, and collects how they went."""
+    """Issues steps whose verdict stays on the device, and collects the verdicts later."""
 
     defers_on_host = False
-    """In the host's memory nothing waits for anything, so there is nothing to put off: flag and loss are
-    read where they lie, at once. Tests of the deferral set it."""
+    """Whether to defer on the CPU too, where reading the flag costs nothing. For tests."""
 
     def __init__(self, host: Host, shared: SharedCheck) -> None:
         self._host = host
@@ -32,16 +31,16 @@ class Deferral:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether any step's verdict was put off."""
+        """Whether any step was deferred."""
         return self._flag is not None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the verdict of a step is still to come."""
+        """Whether the verdict of a step is still open."""
         return self._flag is not None and self._flag.is_waiting
 
     def serves(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer's steps are judged later, without a sync."""
+        """Whether this optimizer's steps are deferred."""
         if not self._host.settings.deferred or self._host.ranks.is_joining():
             return False
         known = self._can_defer.get(id(optimizer))
@@ -57,17 +56,17 @@ class Deferral:
         params = [p for g in optimizer.param_groups for p in g["params"]]
         return any(p.device.type != "cpu" for p in params)
 
-    @unseen
+    @outside_user_modes
     def arm(self, window: Window, optimizer: Optimizer) -> None:
-        """Let the optimizer's kernel look at the flag on the device; `collect` says how it went."""
+        """Let the optimizer's kernel read the flag on the device and skip a bad step; `collect` returns the verdict."""
         host = self._host
         window.shadows = host.state.buffers.copies
         if len(host.state.schedulers):
             window.small_state = host.state.capture_small()
         window.optimizer_id = id(optimizer) if len(host.state.optimizers) > 1 else 0
         window.losses = [(step, t.detach()) for step, t in window.losses]
-        # The check writes what it reads, the same values: by `data`, so that the loop's loss and norm
-        # count no change, and no kernel is spent on copies.
+        # The check writes back what it reads. Through `data` it does not change the version counters of the
+        # loop's loss and norm, and needs no copies.
         checked: list[Tensor] = [g for _, g in host.state.grads([optimizer])]
         if window.norm is not None:
             checked = [window.norm.data]
@@ -79,15 +78,15 @@ class Deferral:
         self._flag.arm(optimizer, checked)
         self._armed = id(optimizer)
         if self._shared.is_shared(optimizer):
-            pair = host.ranks.reduce_flag(self._flag.flag.value, host.wish().kind)
+            pair = host.ranks.reduce_flag(self._flag.flag.value, host.deep_checks.vote().kind)
             self._flag.share(pair[0], pair[1] != NOT_DUE)
 
     def is_armed(self, optimizer: Optimizer) -> bool:
         return self._armed == id(optimizer)
 
-    @unseen
+    @outside_user_modes
     def submit(self, window: Window, optimizer: Optimizer) -> None:
-        """The step has been issued."""
+        """Note that the step was issued."""
         assert self._flag is not None
         self._armed = 0
         self._flag.disarm(optimizer)
@@ -95,9 +94,9 @@ class Deferral:
         window.is_moved = True
         self._flag.submit(window)
 
-    @unseen
+    @outside_user_modes
     def collect(self, is_last: bool = False) -> tuple[list[Window], Window | None, list[Window]]:
-        """(steps now known to be fine, the first bad one, the ones skipped after it)."""
+        """(steps that were finite, the first bad one, those skipped after it)."""
         if self._flag is None:
             return [], None, []
         fine, bad, later = self._flag.collect(is_last, in_step=self._host.ranks.is_together)
@@ -111,7 +110,7 @@ class Deferral:
         return fine, bad, later
 
     def close_fine(self, fine: list[Window], bad: Window | None) -> tuple[Window, Failure] | None:
-        """Close steps that went well; the one where a deep check has found something."""
+        """Close finite steps; returns the one at which a deep check found something, and what."""
         for i, window in enumerate(fine):
             is_followed = i + 1 < len(fine) or bad is not None or self.is_waiting
             failure = self._host.close_healthy(window, is_followed)

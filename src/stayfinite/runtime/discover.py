@@ -23,9 +23,9 @@ from .rng import is_kind_of_generator
 from .weak import reference
 
 __all__ = [
-    "Beside",
+    "Auxiliaries",
     "Reach",
-    "find_beside",
+    "find_auxiliaries",
     "find_models",
     "find_optimizers",
     "find_schedulers",
@@ -46,7 +46,7 @@ _WANTED, _ITEMS, _VALUES, _ATTRIBUTES, _OPTIMIZER = 1, 2, 4, 8, 16
 """What the walk does with a value: keeps it, or goes on to what it holds."""
 
 
-class Beside:
+class Auxiliaries:
     """What a training has beside its model: sources of random numbers that it has made for itself, running
     averages of the weights, objects that hold its optimizer, other modules. None of them is kept alive."""
 
@@ -148,13 +148,13 @@ class Reach:
         return [v for _, v in self._found.values() if issubclass(type(v), kind)]
 
     @property
-    def beside(self) -> Beside:
+    def auxiliaries(self) -> Auxiliaries:
         values = [v for _, v in self._found.values()]
         modules = [m for _, m in self.modules]
         averages = [m for m in modules if isinstance(m, AveragedModel)]
         others = [m for m in modules if not isinstance(m, AveragedModel)]
         generators = (v for v in values if is_kind_of_generator(type(v)))
-        return Beside(generators, averages, self._holders, others)
+        return Auxiliaries(generators, averages, self._holders, others)
 
     def _hold(self, wanted: set[int]) -> bool:
         return wanted <= {id(p) for _, m in self._modules() for p in m.parameters()}
@@ -248,9 +248,9 @@ def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
     return Reach(frame).modules
 
 
-def find_beside(frame: FrameType | None) -> Beside:
+def find_auxiliaries(frame: FrameType | None) -> Auxiliaries:
     """What a training has beside its model."""
-    return Reach(frame).beside
+    return Reach(frame).auxiliaries
 
 
 def find_optimizers(frame: FrameType | None, names: Mapping[str, Any] | None = None) -> list[Any]:

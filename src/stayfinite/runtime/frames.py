@@ -33,7 +33,7 @@ __all__ = [
 
 _OPTIMIZED = 0x01  # as in inspect.CO_OPTIMIZED: a function, not a module or a class body
 _PASSED_BY = ("stayfinite.", "torch.", "runpy", "importlib", "typer", "click", "_pytest", "pluggy")
-"""No training is theirs, and everything there is can be reached from a test runner's."""
+"""Modules that are never part of a training. From the frames of a test runner, everything could be reached."""
 
 
 def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
@@ -48,7 +48,7 @@ def calling_frames(frame: FrameType | None, most: int = 16) -> list[FrameType]:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a function stood, with what its variables were then."""
+    """The position and the variables of a function at some moment."""
 
     frame: FrameType
     line: int
@@ -57,23 +57,23 @@ class Standing:
 
 
 def standing_at(frame: FrameType | None) -> tuple[Standing, ...]:
-    """How the code on the stack stands, innermost first: for a moment that will be over when it is asked for."""
+    """Save the positions and variables of the frames on the stack, innermost first."""
     return tuple(Standing(f, f.f_lineno, f.f_lasti, variables(f)) for f in calling_frames(frame))
 
 
 class StepPlace:
-    """Where the loop has made its last step; nothing is held of its frame.
+    """The position of the loop's last step, without a reference to its frame.
 
-    In nearly every step that is as many frames away as in the one before, so one look is enough.
+    The frame is usually at the same depth of the stack as in the previous step, so it is tried first.
     """
 
     def __init__(self) -> None:
         self.code: CodeType | None = None
-        """Of the user's or a framework's function; None before the first step."""
+        """The code of the user's or the framework's function; None before the first step."""
         self.instruction = -1
         self._depth = 0
         self._inner: CodeType | None = None
-        """Of what that function has called: torch's or ours."""
+        """The code that this function has called, torch's or ours."""
 
     @property
     def line(self) -> int | None:
@@ -85,18 +85,17 @@ class StepPlace:
         return None
 
     def note(self, passed_by: Container[CodeType] = ()) -> None:
-        """The caller is asked by a step. `passed_by`: functions that are not meant, such as an
-        optimizer's own `step`."""
+        """Note the position of the calling step. `passed_by`: functions to ignore, such as the optimizer's `step`."""
         try:
             frame = sys._getframe(self._depth)
             if frame.f_code is self.code:
                 at = frame.f_lasti
                 if at == self.instruction:
-                    return  # the very call that it was the last time
+                    return  # the same call as last time
                 if sys._getframe(self._depth - 1).f_code is self._inner:
                     self.instruction = at
                     return
-        except ValueError:  # it is less deep this time
+        except ValueError:  # the stack is less deep this time
             pass
         self._look_for(sys._getframe(1), passed_by)
 
@@ -117,14 +116,16 @@ def _is_meant(frame: FrameType, passed_by: Container[CodeType]) -> bool:
 
 
 def codes_of_step(optimizer: Any) -> list[CodeType]:
-    """The `step` of its class and of the classes that this comes from."""
+    """The code of `step` in its class and the base classes."""
     own = [f for c in type(optimizer).__mro__ if (f := vars(c).get("step")) is not None]
     return [c for f in own if (c := getattr(inspect.unwrap(f), "__code__", None))]
 
 
 def holds_bad_number(traceback: TracebackType | None) -> bool:
-    """Whether a number that is not finite stands where an error went through: in the statement that raised or called,
-    or in a condition round it. Others, such as a best score that begins at infinity, have nothing to do with it."""
+    """Whether a statement in this traceback, or a condition around it, uses a number that is not finite.
+
+    Other variables do not count: a best score may start at infinity.
+    """
     while traceback is not None:
         frame = traceback.tb_frame
         is_ours = str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY)
@@ -135,7 +136,7 @@ def holds_bad_number(traceback: TracebackType | None) -> bool:
 
 
 def _read_at(frame: FrameType, line: int) -> list[Any]:
-    """The variables that this line and the conditions round it read."""
+    """The variables that this line and the conditions around it read."""
     names = _names_at(frame.f_code.co_filename, line)
     return [v for name, v in variables(frame).items() if name in names]
 
@@ -156,19 +157,19 @@ def _names_at(file: str, line: int) -> frozenset[str]:
 
 
 def bad_tensors(traceback: TracebackType | None) -> list[Tensor]:
-    """What a function of torch's was given that is not finite, where it has raised for that.
+    """The tensors that are not finite in the innermost frame that has any, up to the first frame of user code.
 
-    From the innermost frame outwards, as far as the first one of the user's own code.
+    They are usually the arguments of a torch function that raised because of them.
     """
     frames = []
     while traceback is not None:
         frames.append(traceback.tb_frame)
         traceback = traceback.tb_next
     for frame in reversed(frames):
-        held = [v for v in list(variables(frame).values()) if _is_bad_tensor(v)]
-        with_nan = [t for t in held if bool(torch.isnan(t.detach()).any())]
-        if held:
-            return with_nan or held
+        found = [v for v in list(variables(frame).values()) if _is_bad_tensor(v)]
+        with_nan = [t for t in found if bool(torch.isnan(t.detach()).any())]
+        if found:
+            return with_nan or found
         if not str(frame.f_globals.get("__name__", "")).startswith(_PASSED_BY):
             break
     return []
@@ -186,7 +187,7 @@ def _is_bad_number(value: Any) -> bool:
 
 
 def is_at_loop_head(frame: FrameType | None) -> bool:
-    """Whether the calling code stands at the head of a `for`, which asks for its next item."""
+    """Whether the calling code is at the head of a `for` loop, which requests its next item."""
     while frame is not None and not _is_meant(frame, ()):
         frame = frame.f_back
     return frame is None or frame.f_lineno in _loop_heads(frame.f_code.co_filename)
@@ -205,23 +206,25 @@ def _loop_heads(file: str) -> frozenset[int]:
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
-    """A function's variables; nothing stays behind that would keep them alive after a `del`."""
+    """The variables of a function, without a hidden copy that keeps them alive after a `del`."""
     names = frame.f_locals
     found = dict(names)
-    _let_go(frame, names)
+    _empty_copy(frame, names)
     return found
 
 
-def _let_go(frame: FrameType, names: Any) -> None:
-    """Before Python 3.13 a function's `f_locals` is a copy that the frame holds on to; it is also what
-    `locals()` has given the function, if it asked: then it is not ours to empty."""
+def _empty_copy(frame: FrameType, names: Any) -> None:
+    """Empty the copy of the variables that `f_locals` leaves in the frame before Python 3.13.
+
+    The function may have the same dict from a call of `locals()`; then it must not be emptied.
+    """
     if sys.version_info < (3, 13) and frame.f_code.co_flags & _OPTIMIZED:
-        if sys.getrefcount(names) <= _NOBODY_ELSE:
+        if sys.getrefcount(names) <= _NUM_OWN_REFS:
             names.clear()
 
 
-def _count_holders() -> int:
-    """How many hold such a copy when nobody but the frame and we do, counted the same way."""
+def _count_own_refs() -> int:
+    """The reference count of such a copy if only the frame and this code refer to it."""
     frame = sys._getframe()
     names = frame.f_locals
 
@@ -231,4 +234,4 @@ def _count_holders() -> int:
     return inner(frame, names)
 
 
-_NOBODY_ELSE = _count_holders()
+_NUM_OWN_REFS = _count_own_refs()

@@ -15,7 +15,7 @@ from .window import Window
 __all__ = ["Row", "records_of", "row_of"]
 
 Row = tuple[int, int, Any, Any, tuple[float, ...], Any, bool]
-"""Step, epoch, loss, norm of the gradients, rates, scale, whether it was applied."""
+"""Step, epoch, loss, gradient norm, learning rates, loss scale, whether it was applied."""
 
 
 def row_of(window: Window, state: TrainState) -> Row:
@@ -28,7 +28,7 @@ def row_of(window: Window, state: TrainState) -> Row:
 
 
 def _scale(state: TrainState) -> Any:
-    """The scaler changes its scale in place; this value stays what it is now, without a sync."""
+    """The current scale, without a sync. The scaler changes its tensor in place, so this is a copy."""
     scale = getattr(state.scalers[0], "_scale", None)
     if not isinstance(scale, Tensor):
         return scale
@@ -36,7 +36,7 @@ def _scale(state: TrainState) -> Any:
 
 
 def records_of(rows: Iterable[Row]) -> tuple[StepRecord, ...]:
-    """The same for an incident, read from the device."""
+    """The same rows as records for an incident, read from the device."""
     return tuple(
         StepRecord(
             step=step,

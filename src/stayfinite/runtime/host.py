@@ -1,4 +1,4 @@
-"""The interface of the engine that its parts use."""
+"""The engine as a protocol, for its own parts: they cannot import the engine, which imports them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ..config import Settings
 from ..detect.check import StepCheck
 from ..records import Event, Incident
 from ..recover.policy import Policy
+from .known import KnownIncidents
 from .ranks.agreement import Ranks
-from .ranks.meetings import Wish
+from .ranks.meetings import DeepCheckVote
 from .state import TrainState
 from .warn.limits import Limit
 from .window import Failure, Window
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from .journal import RunJournal
 
 
+__all__ = ["Host"]
+
+
 class Warns(Protocol):
-    """Who keeps the warnings."""
+    """Collects warnings."""
 
     limits: list[Limit]
 
@@ -31,11 +35,18 @@ class Warns(Protocol):
     def forget_after(self, step: int) -> None: ...
 
 
-__all__ = ["Host"]
+class DeepChecks(Protocol):
+    """The methods of `DeepChecks` that the ranks and the recovery use."""
+
+    def agree_on_snapshots(self) -> None: ...
+
+    def vote(self) -> DeepCheckVote: ...
+
+    def forget_due(self) -> None: ...
 
 
 class Host(Protocol):
-    """The engine, as its parts see it."""
+    """The attributes of the engine that its parts use."""
 
     state: TrainState
     settings: Settings
@@ -44,21 +55,17 @@ class Host(Protocol):
     ranks: Ranks
     log: WindowLog
     journal: RunJournal | None
+    known: KnownIncidents
     num_applied: int
 
     @property
     def lookout(self) -> Warns: ...
 
-    def meet(self) -> None: ...
-
-    def wish(self) -> Wish: ...
+    @property
+    def deep_checks(self) -> DeepChecks: ...
 
     def explain(self, window: Window, optimizers: list[Optimizer]) -> Failure | None: ...
 
     def publish(self, incident: Incident) -> Incident: ...
 
-    def forget_due(self) -> None: ...
-
     def close_healthy(self, window: Window, is_followed: bool = False) -> Failure | None: ...
-
-    def forget_known(self) -> None: ...

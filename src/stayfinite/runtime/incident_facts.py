@@ -1,6 +1,6 @@
 """Facts for an incident that only the running training knows.
 
-Read once for each incident that is looked into, when the host waits anyway.
+They are read once per investigated incident, when the host waits anyway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SMALL = 16
 
 
 class LastSave:
-    """The last good checkpoint that this run has written, and how far apart they are."""
+    """The last good checkpoint that this run has written, and the interval between checkpoints."""
 
     def __init__(self) -> None:
         self.path = ""
@@ -39,7 +39,7 @@ class LastSave:
         self.path, self.step = path, step
 
     def cost(self, step: int) -> str:
-        """How many steps were lost if the run ended now."""
+        """A sentence that says how many steps would be lost if the run ended now."""
         if self.step is None:
             return (
                 f"no checkpoint has been written yet: if the run ended here, "
@@ -58,16 +58,16 @@ class LastSave:
 def facts(
     home: str | None, state: TrainState, limits: Iterable[Limit], cost: str, is_loop: bool
 ) -> list[str]:
-    """The parts of the loss, the single numbers of the module `home`, and what a failure would cost.
+    """The parts of the loss, the scalar parameters of the module `home`, and the cost of a failure.
 
-    `is_loop`: a loop stands where its loss was computed; the function that `guard.step` calls has ended.
+    `is_loop`: the frames that computed the loss still exist; under `guard.step` the loss function has returned.
     """
     losses = _losses() if is_loop else ()
     return [*losses, *_scalars(home, state, list(limits)), *([cost] if cost else [])]
 
 
 def _losses() -> Iterator[str]:
-    """The script's own numbers that it calls losses, as they stand where the step is made."""
+    """The variables of the script that are named as losses, with their current values."""
     found: dict[str, str] = {}
     for frame in calling_frames(sys._getframe(1)):
         if not is_user_file(frame.f_code.co_filename):
@@ -97,8 +97,8 @@ def _named(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def _scalars(home: str | None, state: TrainState, limits: list[Limit]) -> Iterator[str]:
-    """Gates, temperatures, scales: the single numbers of the module in which it was born, and all
-    that are watched, with their limits."""
+    """Gates, temperatures, scales: the scalar parameters of the module where the value was born, and all
+    watched ones with their limits."""
     shown: list[str] = []
     for name, value in state.parameters():
         if value.numel() != 1 or not value.is_floating_point():

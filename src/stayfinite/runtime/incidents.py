@@ -22,7 +22,7 @@ def new_incident(
     location: Location | None = None,
     diagnosis: Diagnosis | None = None,
 ) -> Incident:
-    """An incident of this moment."""
+    """Make an incident, with an id, the time and the environment."""
     return Incident(
         id=f"step{event.step:06d}-{uuid.uuid4().hex[:6]}",
         event=event,
@@ -36,7 +36,7 @@ def new_incident(
 
 
 def environment() -> dict[str, str]:
-    """What a reader of the incident needs to know of the machine."""
+    """Versions and device, for the readers of an incident."""
     found = {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""The engine's side of the journal: steps, incidents, layer health."""
+"""The runtime side of the journal: steps, checkpoints, layer health."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from ..devices import copy_out
-from ..records import Incident
 from ..report.journal import Journal, Listener, Row, journal_name
-from ..report.text import headline
 from .state import TrainState
 
 __all__ = ["LayerSampler", "RunJournal", "Stage"]
@@ -25,7 +23,7 @@ _clock = time.perf_counter
 
 
 class RunJournal:
-    """What one training writes into its run folder while it runs."""
+    """Writes the journal of one training."""
 
     def __init__(
         self,
@@ -34,74 +32,45 @@ class RunJournal:
         about: Mapping[str, Any] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.journal = Journal(
+        self.file = Journal(
             Path(folder) / journal_name(0), about=about, listeners=listeners, stage=Stage()
         )
-        self.step: Callable[[Row], None] = self.journal.append
-        """One step as the history has it."""
+        self.step: Callable[[Row], None] = self.file.append
+        """Writes one step, as a row of the history."""
         self._layers = LayerSampler(state)
 
     def note_parts(self, parts: Mapping[str, Any]) -> None:
-        """Go with the next step's line; detached, so that no graph is kept alive."""
-        self.journal.parts.update(
+        """Add these to the line of the next step; detached, so that no graph is kept alive."""
+        self.file.parts.update(
             (name, value.detach().clone() if isinstance(value, Tensor) else value)
             for name, value in parts.items()
         )
 
     def skipped(self, row: Row, flag: str) -> None:
-        """A step that was not applied though nothing is wrong: the scaler's own skip."""
-        self.journal.parts = {}
-        self.journal.append((*row[:6], False, {"flags": [flag]}))
-
-    def incident(self, incident: Incident) -> None:
-        """The failed step, and the incident beside it."""
-        event, self.journal.parts = incident.event, {}
-        self.journal.append(
-            (
-                event.step,
-                event.epoch,
-                event.loss,
-                event.grad_norm,
-                event.lr,
-                event.scale,
-                False,
-                {"flags": ["incident"]},
-            )
-        )
-        self.journal.event(
-            "incident",
-            step=event.step,
-            id=incident.id,
-            text=headline(incident),
-            symptom=event.symptom,
-            phase=event.phase,
-            cause=incident.diagnosis.cause,
-            op=incident.location.op,
-            module=incident.location.module,
-            action=incident.action.kind,
-            rank=event.rank,
-        )
+        """Write a normal skip of the scaler."""
+        self.file.parts = {}
+        self.file.append((*row[:6], False, {"flags": [flag]}))
 
     def checkpoint(self, path: str, step: int, status: str, detail: str = "") -> None:
-        """A checkpoint was written (`good`), held back (`refused`) or found corrupt (`bad`)."""
-        if self.journal.path.parent.absolute() / "incidents" in Path(path).absolute().parents:
-            return  # what an incident saves for its replay is no checkpoint of the user's
-        self.journal.event("checkpoint", step=step, path=path, status=status, detail=detail)
+        """Write that a checkpoint was saved (`good`), refused (`refused`) or found corrupt (`bad`)."""
+        if self.file.path.parent.absolute() / "incidents" in Path(path).absolute().parents:
+            return  # a capsule of an incident, not a checkpoint
+        self.file.event("checkpoint", step=step, path=path, status=status, detail=detail)
 
     def deep(self, step: int) -> None:
-        """A deep check found everything finite: a good moment to look at each layer."""
+        """After a good deep check: write the health of each layer."""
         sample = self._layers.sample(step)
         if sample is not None:
-            self.journal.event("layers", step=step, **sample)
+            self.file.event("layers", step=step, **sample)
 
     def close(self, **fields: Any) -> None:
-        self.journal.close(**fields)
+        self.file.close(**fields)
 
 
 class Stage:
-    """Reads values that live on a device, all of a batch in one copy that nobody waits for.
+    """Reads values from a device, in one asynchronous copy per batch of rows.
 
-    Rows are held back until their copy has arrived, at the latest until the next flush.
+    Rows wait until their copy has arrived, at the latest until the next flush.
     """
 
     def __init__(self) -> None:
@@ -137,7 +106,7 @@ class Stage:
         while self._under_way:
             rows, places, host, event = self._under_way[0]
             if event is not None and not event.query():
-                # One batch may be late; a second one means that somebody has to wait.
+                # One batch of rows may be late; with a second one, wait.
                 if not is_last and len(self._under_way) < 2:
                     break
                 event.synchronize()
@@ -150,9 +119,9 @@ class Stage:
 
 
 class LayerSampler:
-    """Largest weight, gradient norm and relative update of each layer, seldom enough to be free:
+    """Measures the largest weight, the gradient norm and the relative update of each layer.
 
-    no more than some lines for each doubling of the run's length, and a share of its time.
+    The cost is limited: `lines` samples per doubling of the run's length, and a `share` of its time.
     """
 
     def __init__(self, state: TrainState, lines: int = 128, share: float = 0.0025) -> None:
@@ -165,7 +134,7 @@ class LayerSampler:
 
     @torch.no_grad()
     def sample(self, step: int) -> dict[str, Any] | None:
-        """The figures, or None when the last ones are still fresh enough for this run's length."""
+        """The measurements, or None if the last ones are recent enough."""
         if self._last >= 0 and step - self._last < max(1.0, step / self._lines):
             return None
         if (start := _clock()) < self._not_before:
@@ -208,7 +177,7 @@ class LayerSampler:
 
 
 class _Layer:
-    """One layer's figures while they are added up; None for what is not known."""
+    """Accumulates the measurements of one layer; None for unknown ones."""
 
     def __init__(self, first: Tensor) -> None:
         self.dtype = str(first.dtype).removeprefix("torch.")
@@ -226,14 +195,14 @@ class _Layer:
             self._size = math.hypot(self._size, size)
 
     def update(self, num_steps: int) -> float | None:
-        """How far a step moves it, as a share of its size."""
+        """The relative change of the layer per step."""
         return None if self._moved is None else self._moved / max(self._size, 1e-30) / num_steps
 
 
 def _figures(
     params: list[Tensor], before: Mapping[int, Tensor]
 ) -> Iterator[tuple[float, float, float | None, float | None]]:
-    """(largest weight, norm, gradient's norm, norm of what moved) of each; read all at once."""
+    """(largest weight, norm, gradient norm, norm of the change) of each parameter, in one read."""
     grads = [p.grad if p.grad is not None and _is_plain(p.grad) else None for p in params]
     there = [g for g in grads if g is not None]
     kept = [before.get(id(p)) for p in params]

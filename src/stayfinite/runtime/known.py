@@ -1,10 +1,8 @@
 """Recognizes repeated incidents, which are counted and not investigated again.
 
-Whether a failure is one that is known must be told at the price of a look: by its symptom, by
-whether the batch itself is bad, by the operators that made the loss, and by the line that was about to
-apply it. So that a new cause does
-not hide behind an old one, such a failure is investigated in full ever more seldom: the first one,
-the fourth, the sixteenth, …
+Recognition has to be cheap: by the symptom, by whether the batch itself is bad, by the operators that made the loss,
+and by the line that was about to apply it. So that a new cause cannot hide behind a known one, repeated failures are
+still investigated, less and less often: the first, the fourth, the sixteenth, …
 """
 
 from __future__ import annotations
@@ -12,51 +10,79 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from ..numerics.health import is_finite
 from ..records import Incident
 from .batches import named_tensors
+from .rng import RngState
 from .window import Failure, Window
 
-__all__ = ["KnownIncident", "KnownIncidents", "calling_lines", "signature_of"]
+__all__ = ["Draw", "KnownIncident", "KnownIncidents", "calling_lines", "signature_of"]
 
 _EVERY = 4
 _MAX_TENSORS = 16
 _MAX_OPERATORS = 12
-"""Nodes of the graph nearest to the loss: the branch that a loop took, not how deep its model was."""
+"""Only the graph nodes nearest to the loss, which show the branch that the loop took."""
+
+
+@dataclass
+class Draw:
+    """The random numbers of the last failed step."""
+
+    start: RngState
+    following: RngState
+    """The position of the first numbers that no step has tried yet."""
 
 
 @dataclass
 class KnownIncident:
-    """An incident, and how often it has come again."""
+    """An incident, and how often it was repeated."""
 
     incident: Incident
     keeps_random_state: bool = False
     num_seen: int = 1
-    looks: list[int] = field(default_factory=lambda: [_EVERY])
+    next_investigation: int = _EVERY
 
     @property
     def is_due(self) -> bool:
-        """Whether this occurrence is looked into once more."""
-        return self.num_seen >= self.looks[-1]
+        """Whether this occurrence is investigated again."""
+        return self.num_seen >= self.next_investigation
 
 
 class KnownIncidents:
-    """By signature; bounded by what a training can fail of."""
+    """The incidents of one training by signature, and the fixes that were proved for them."""
 
     def __init__(self) -> None:
         self._by_signature: dict[Hashable, KnownIncident] = {}
+        self.solved: dict[Any, tuple[Any, Any, int]] = {}
+        """Proved fixes by place: they are not searched again for the same failure."""
+        self.last_draw: Draw | None = None
+
+    def forget(self) -> None:
+        """Investigate the next failure again: the training has changed."""
+        self._by_signature.clear()
+
+    def has_failed_on(self, rng: RngState | None) -> bool:
+        """Whether the last failed step drew the very same random numbers."""
+        draw = self.last_draw
+        return draw is not None and rng is not None and draw.start.is_same(rng)
+
+    def note_draw(self, start: RngState | None, after: RngState) -> None:
+        """Remember the numbers of a failed step, if it drew any."""
+        if start is not None and not start.is_same(after):
+            self.last_draw = Draw(start, after)
 
     def find(self, signature: Hashable) -> KnownIncident | None:
-        """The incident that this failure repeats; None where it has to be investigated."""
+        """The incident that this failure repeats; None if it has to be investigated."""
         known = self._by_signature.get(signature)
         if known is None:
             return None
         known.num_seen += 1
         if known.is_due:
-            known.looks.append(known.looks[-1] * _EVERY)
+            known.next_investigation *= _EVERY
             return None
         return known
 
@@ -69,7 +95,7 @@ class KnownIncidents:
 
 
 def signature_of(window: Window, failure: Failure) -> Hashable:
-    """What a failure looks like before anybody has looked into it."""
+    """The properties of a failure that are known without an investigation."""
     places = calling_lines(sys._getframe(1))
     value = failure.value
     kind = "" if value is None else "nan" if math.isnan(value) else "inf" if math.isinf(value) else "finite"  # fmt: skip
@@ -79,7 +105,7 @@ def signature_of(window: Window, failure: Failure) -> Hashable:
 
 
 def _operators(window: Window) -> tuple[str, ...]:
-    """The names of the operators that made the loss, the last one first; () once it is gone."""
+    """The operators that made the loss, the last one first; () if the loss is gone."""
     loss = window.live_loss() if window.live_loss is not None else None
     waiting = [loss.grad_fn] if loss is not None and loss.grad_fn is not None else []
     names: list[str] = []

@@ -19,17 +19,17 @@ _recorder: Callable[[str, Tensor], None] | None = None
 
 @dataclass(frozen=True)
 class Reading:
-    """What a probe saw when the bad step was run again."""
+    """What a probe recorded when the bad step was replayed."""
 
     name: str
     stats: TensorStats
 
 
 def probe(name: str, tensor: _T) -> _T:
-    """Give a place inside a model a name; returns the tensor as it is.
+    """Name a place inside a model; returns the tensor unchanged.
 
-    Nothing is looked at while the training is healthy. When a step goes wrong and is run again, the
-    incident says which probe was the first to see a value that is not finite, and what it held.
+    It does nothing while the training is healthy. When a bad step is replayed, the incident names the first
+    probe with a value that is not finite, and that value's statistics.
 
         h = probe("after the router", self.router(x))
 
@@ -55,7 +55,7 @@ def read(name: str, tensor: Tensor) -> Reading:
 
 
 def describe(readings: list[Reading]) -> str:
-    """Where it went wrong as the probes tell it; nothing without probes.
+    """A sentence about the first probe that is not finite; empty without probes.
 
     >>> good = TensorStats(shape=(2,), dtype="float32", num_elements=2, min=0.0, max=1.0)
     >>> bad = TensorStats(shape=(2,), dtype="float32", num_elements=2, num_nan=1, min=3.0, max=3.0)

@@ -1,4 +1,4 @@
-"""Saves the random state at the start of a step; copies only generators that move."""
+"""Saves the random state at the start of a step; copies only generators that have advanced."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..devices import current, is_accelerator_started, random_states, set_random
 __all__ = ["RngMemory", "RngState", "is_kind_of_generator"]
 
 _joined = b"".join
-"""What lies in several areas of memory, read in one call."""
+"""Reads several memory areas in one call."""
 
 
 class RngState:
-    """The generators as they were; None for NumPy's where that is not imported."""
+    """The states of all generators; `numpy` is None if it is not imported."""
 
     __slots__ = ("accelerator", "numpy", "own", "python", "torch")
 
@@ -39,10 +39,10 @@ class RngState:
         self.python = python
         self.numpy = numpy
         self.own: Sequence[tuple[Any, Any]] = own
-        """Generators that the training has made for itself, each with its state."""
+        """Generators that the training has made, with their states."""
 
     def restore(self) -> None:
-        """Put the generators back."""
+        """Restore the generators."""
         torch.set_rng_state(self.torch)
         if self.accelerator is not None:
             set_random_states(self.accelerator)
@@ -54,7 +54,7 @@ class RngState:
             _set(generator, state)
 
     def is_same(self, other: RngState) -> bool:
-        """Whether the next numbers would be the same ones."""
+        """Whether the next random numbers would be the same."""
         mine, theirs = ([s.torch, *(s.accelerator or [])] for s in (self, other))
         return (
             len(mine) == len(theirs)
@@ -66,7 +66,7 @@ class RngState:
 
     @classmethod
     def now(cls) -> RngState:
-        """The process's generators, whatever they cost (9 µs for Python's, 34 µs for NumPy's)."""
+        """The current states of the global generators (takes 9 µs for Python's, 34 µs for NumPy's)."""
         numpy = sys.modules.get("numpy")
         return cls(
             torch.get_rng_state(),
@@ -75,8 +75,8 @@ class RngState:
             numpy.random.get_state() if numpy is not None else None,
         )
 
-    def now_too(self) -> RngState:
-        """The same generators as these, as they are now."""
+    def current(self) -> RngState:
+        """The current states of the same generators."""
         found = RngState.now()
         found.own = [(g, _get(g)) for g, _ in self.own]
         return found
@@ -90,7 +90,7 @@ def _plain(numpy_state: Any) -> Any:
 
 
 def is_kind_of_generator(kind: type) -> bool:
-    """Whether such an object is a source of random numbers that somebody has made for himself.
+    """Whether objects of this type are random generators with a state.
 
     >>> [is_kind_of_generator(k) for k in (torch.Generator, random.Random, random.SystemRandom)]
     [True, True, False]
@@ -126,8 +126,10 @@ def _is_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
 
 
 class RngMemory:
-    """Captures per step. A generator is copied (torch's 5 KB and 2 to 7 µs, Python's 9, NumPy's
-    34 µs) only when a look at its position says that it has moved; without such a look, every time.
+    """Captures the random state of each step.
+
+    Copying takes 2 to 7 µs for torch (5 KB), 9 for Python and 34 for NumPy. So a generator is copied only if its position,
+    which is read directly from its memory, has changed. A generator whose memory layout is unknown is copied every time.
     """
 
     def __init__(self) -> None:
@@ -136,26 +138,26 @@ class RngMemory:
         self._numpy: _Kept | None = None
         self._numpy_home: Any = None
         self._numpy_generator: Any = None
-        """Held on to, so that its memory stays where we look."""
+        """Keeps the generator alive, because its memory is read."""
         self._own: list[tuple[Any, _Kept]] = []
         self._near: set[int] = set()
-        """Those among them that were found in the loop's variables, by identity."""
+        """Ids of those in `_own` that were found in the loop's variables."""
         self._last: RngState | None = None
         self._areas: list[Any] | None = None
-        """Of all generators, once each of them can be looked at."""
+        """The memory areas of all generators; None if the position of one cannot be read."""
         self._at = b""
         self._pythons: list[tuple[Any, float | None]] = []
-        """Python's own, each with the normal number that it keeps for later."""
+        """Python's generators, each with the second of a pair of normal numbers, which it stores."""
 
     def watch(self, generators: Iterable[Any]) -> None:
-        """From now on these are captured as well."""
+        """Capture these generators as well from now on."""
         known = {id(g) for g in (torch.default_generator, random._inst, _numpy_global())}
         known |= {id(g) for g, _ in self._own}
         self._own += [(g, _kept(g)) for g in generators if id(g) not in known]
         self._areas = None
 
     def watch_near(self, generators: list[Any]) -> None:
-        """The same for those that the loop's variables hold now; what they held before is let go."""
+        """The same for generators in the loop's variables; those that are no longer there are dropped."""
         here, known = {id(g) for g in generators}, {id(g) for g, _ in self._own}
         gone = self._near - here
         if gone or not here <= known:
@@ -164,27 +166,27 @@ class RngMemory:
             self._near = (self._near & here) | (here - known)
 
     def forget_others(self) -> None:
-        """Generators of a training that is over are not captured, nor kept, any more."""
+        """Drop the generators of a training that is over."""
         self._own.clear()
         self._near.clear()
         self._areas = None
 
     def capture(self) -> RngState:
-        """The state now; the same object as before where nothing has moved."""
+        """The current state; the same object as before if no generator has advanced."""
         if (
             self._areas is not None
             and self._numpy_home._bit_generator is self._numpy_generator
             and (current() is None or not is_accelerator_started())
         ):
             if _joined(self._areas) != self._at:
-                return self._look_at_each()
+                return self._capture_each()
             for generator, pair in self._pythons:
                 if generator.gauss_next != pair:
-                    return self._look_at_each()
-            return self._last  # type: ignore[return-value]  # there is one where there are areas
-        return self._look_at_each()
+                    return self._capture_each()
+            return self._last  # type: ignore[return-value]  # set whenever there are areas
+        return self._capture_each()
 
-    def _look_at_each(self) -> RngState:
+    def _capture_each(self) -> RngState:
         home = _numpy_global()
         if home is not None and (
             self._numpy is None or home._bit_generator is not self._numpy_generator
@@ -195,7 +197,7 @@ class RngMemory:
         shared = [k for k in (self._torch, self._python, self._numpy) if k is not None]
         known = [*shared, *(kept for _, kept in self._own)]
         for kept in known:
-            kept.look()
+            kept.refresh()
         if self._areas is None and self._numpy is not None and all(k.areas for k in known):
             self._areas = [area for kept in known for area in kept.areas or ()]
         self._at = _joined(self._areas or ())
@@ -208,9 +210,9 @@ class RngMemory:
 
 
 class _Kept:
-    """One generator: its last copy, and where the few bytes lie that tell whether it has moved.
+    """One generator: its last copy, and the memory areas that show whether it has advanced.
 
-    `python`: one of Python's own, which keeps the second of a pair of normal numbers as an attribute.
+    `python`: set for Python's generators, which store the second of a pair of normal numbers as an attribute.
     """
 
     def __init__(
@@ -222,8 +224,8 @@ class _Kept:
         self._at: list[Any] | None = None
         self.state: Any = None
 
-    def look(self) -> None:
-        """Copy it if it has moved since the last look."""
+    def refresh(self) -> None:
+        """Copy it if it has advanced since the last call."""
         at = [area.raw for area in self.areas] if self.areas is not None else None
         if at is not None and self.python is not None:
             at.append(self.python.gauss_next)
@@ -232,7 +234,7 @@ class _Kept:
 
 
 def _kept(generator: Any) -> _Kept:
-    """One that the training has made for itself; what cannot be looked at is copied every time."""
+    """Track a generator of the training; if its position cannot be read, it is copied every time."""
     kind, areas = type(generator), None
     if kind is random.Random:
         areas = _python_areas(generator)
@@ -248,7 +250,7 @@ def _kept(generator: Any) -> _Kept:
 
 
 def _numpy_global() -> Any:
-    """The generator behind `numpy.random.rand` and the like; None where NumPy is not imported."""
+    """The global generator of NumPy; None if it is not imported."""
     numpy = sys.modules.get("numpy")
     return None if numpy is None else numpy.random.mtrand._rand
 
@@ -268,8 +270,7 @@ def _python_areas(generator: random.Random) -> list[Any] | None:
 
 
 def _legacy_areas(home: Any) -> list[Any] | None:
-    """The same for NumPy's global generator, with the second of a pair of normal numbers, which is kept
-    beside it; None if it is of another kind."""
+    """The same for NumPy's global generator, and its stored second normal number; None for another kind."""
     try:
         generator = home._bit_generator
         base = generator.ctypes.state_address
@@ -287,7 +288,7 @@ def _legacy_areas(home: Any) -> list[Any] | None:
 
 @functools.lru_cache(maxsize=1)
 def _pair_offset() -> int | None:
-    """Where in a `RandomState` its flag and its second normal number lie; tried out on one of our own."""
+    """The offset of the flag and the second normal number in a `RandomState`, found by experiment."""
     kind = sys.modules["numpy"].random.RandomState
     scratch = kind(0)
     scratch.standard_normal()
@@ -300,7 +301,7 @@ def _pair_offset() -> int | None:
 
 
 def _pcg_areas(generator: Any) -> list[Any] | None:
-    """The state of NumPy's PCG64, and the half of a number that it keeps."""
+    """The state of NumPy's PCG64, and its stored half number."""
     if type(generator).__name__ not in ("PCG64", "PCG64DXSM"):
         return None
     base = generator.ctypes.state_address  # a pointer to the words, then a flag and a half number
@@ -314,9 +315,9 @@ def _pcg_areas(generator: Any) -> list[Any] | None:
 
 @functools.lru_cache(maxsize=1)
 def _torch_areas() -> list[Any] | None:
-    """The same for torch's, with the half of a pair of normal numbers that it keeps for later.
+    """The same for torch's generator, and its stored second normal number.
 
-    Where they lie is found by their values, and tried out on a generator of our own.
+    The positions are found by their values, and tested with a generator of our own.
     """
     scratch = torch.Generator()
     found = _around_twister(scratch)
@@ -344,7 +345,7 @@ def _around_twister(generator: torch.Generator) -> list[Any] | None:
     start = _area(address, 512).raw.find(struct.pack("<4I", *words))
     if start < 24:
         return None
-    # Ahead of the words: seed, words left, seeded, next; behind them the normal numbers kept.
+    # Before the words: seed, words left, seeded, next; after them: the stored normal numbers.
     head, tail = _area(address + start - 24, 28), _area(address + start + 2496, 40)
     where = struct.unpack_from("<Qii", head.raw, 4), struct.unpack_from("<i", head.raw, 20)
     if (where[0][0], where[0][1], where[1][0]) != (seed, left, position):

@@ -17,7 +17,7 @@ __all__ = ["cover_rows", "map_tensors", "num_rows", "take_rows"]
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed; what is not understood stays as it is.
+    """Apply a function to every tensor of a structure; objects of unknown types stay as they are.
 
     >>> map_tensors({"x": (torch.ones(2), 3)}, lambda t: t + 1)
     {'x': (tensor([2., 2.]), 3)}
@@ -45,7 +45,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _is_record(value: Any) -> bool:
-    """An object of a class of the user's own that holds tensors, as `named_tensors` walks it."""
+    """Whether this is an object of a user's class with tensors, as `named_tensors` walks it."""
     if isinstance(value, (type, Mapping, torch.nn.Module)) or not hasattr(value, "__dict__"):
         return False
     return not callable(value) and any(True for _ in named_tensors(value))
@@ -63,7 +63,7 @@ def _map_object(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def num_rows(value: Any) -> int | None:
-    """How many samples a batch has: the first size that most of its tensors share.
+    """The number of samples in a batch: the first dimension that most of its tensors share.
 
     >>> num_rows((torch.zeros(4, 2), torch.zeros(4)))
     4
@@ -77,7 +77,7 @@ def num_rows(value: Any) -> int | None:
 
 
 def take_rows(value: Any, rows: Sequence[int], total: int) -> Any:
-    """The batch with these rows only; tensors of another first size are left as they are."""
+    """Keep only these rows of a batch; tensors with another first dimension stay as they are."""
     index = torch.tensor(list(rows), dtype=torch.long)
 
     def cut(t: Tensor) -> Tensor:
@@ -89,6 +89,6 @@ def take_rows(value: Any, rows: Sequence[int], total: int) -> Any:
 
 
 def cover_rows(value: Any, rows: Sequence[int], total: int) -> Any:
-    """These rows replaced by copies of another one, so that every shape stays as it was."""
+    """Replace these rows by copies of a good one, so that every shape stays the same."""
     good = next(i for i in range(total) if i not in set(rows))
     return take_rows(value, [good if i in set(rows) else i for i in range(total)], total)

@@ -21,7 +21,7 @@ def keep_files(
     about: Callable[[], dict[str, Any]],
     sinks: Callable[[], Sequence[Listener]] = tuple,
 ) -> None:
-    """`number`: this process among those of the run; the first one keeps the journal."""
+    """Set up the files of the engine; `number`: the index of this process, of which the first keeps the journal."""
     own = f".rank{number}." if number else "."
     engine.snapshot_folder = folder / "snapshots"
     if number:

@@ -17,7 +17,7 @@ __all__ = ["Sanitizer", "bad_rows", "whole_numbers", "zeroed"]
 
 
 def bad_rows(batch: object, total: int | None) -> list[int]:
-    """Rows of a batch that hold a NaN or Inf; [-1] where it cannot be told by rows.
+    """Rows of a batch with a NaN or Inf; [-1] if they cannot be assigned to rows.
 
     >>> bad_rows((torch.tensor([[1.0], [float("nan")]]), torch.zeros(2)), 2)
     [1]
@@ -34,7 +34,7 @@ def bad_rows(batch: object, total: int | None) -> list[int]:
 
 
 def zeroed(t: Tensor) -> Tensor:
-    """The tensor with zeros in place of what is not finite."""
+    """The tensor with zeros in place of values that are not finite."""
     if not t.is_floating_point() or is_finite(t):
         return t
     clean = torch.nan_to_num(t.detach(), nan=0.0, posinf=0.0, neginf=0.0)
@@ -42,14 +42,14 @@ def zeroed(t: Tensor) -> Tensor:
 
 
 class Sanitizer:
-    """Makes a step again with the samples that are fine."""
+    """Repeats a step with its good samples."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._done: set[tuple[int, int]] = set()
 
     def has_cut(self, epoch: int, step: int) -> bool:
-        """Whether the batch of this step was cut already, and is bad all the same."""
+        """Whether the bad samples of this step were removed already."""
         return (epoch, step) in self._done
 
     def cut(self, window: Window, incident: Incident, ledger: Ledger) -> Window | None:
@@ -101,7 +101,7 @@ class Sanitizer:
         )  # fmt: skip
 
     def action(self, incident: Incident, ledger: Ledger) -> Action:
-        """What was done, in words."""
+        """The action, with a description."""
         count = sum(len(e.rows) for e in ledger if e.incident == incident.id)
         what = "dropped" if self._host.policy.sanitizer == "drop" else "set to zero"
         return Action(
@@ -112,5 +112,5 @@ class Sanitizer:
 
 
 def whole_numbers(found: object) -> tuple[int, ...]:
-    """Those of a list; a sampler may give anything."""
+    """The integers in a list; a sampler may yield anything."""
     return tuple(i for i in found if isinstance(i, int)) if isinstance(found, list) else ()

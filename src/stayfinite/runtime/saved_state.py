@@ -19,14 +19,20 @@ from ..recover.snapshot import DiskSnapshot, Snapshot
 from .rng import RngState
 from .state import TrainState
 from .undo import entries, optimizer_extras
-from .window import Window
 
-__all__ = ["Before", "LeftByLoop", "OptimizerCopy", "SearchPoint", "choose_snapshot", "free_memory"]
+__all__ = [
+    "OptimizerCopy",
+    "SearchPoint",
+    "SmallStateCopy",
+    "StateCopy",
+    "choose_snapshot",
+    "free_memory",
+]
 
 
 def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) -> bool:
-    """In memory where it fits the share, else in a file; False where there is room for neither."""
-    size = state.snapshot_bytes()
+    """Choose memory or a file for the snapshot; False if there is room in neither."""
+    size = _snapshot_bytes(state)
     if size < free_memory() * ram_share:
         return True
     if folder is None:
@@ -38,22 +44,30 @@ def choose_snapshot(state: TrainState, ram_share: float, folder: Path | None) ->
     return True
 
 
+def _snapshot_bytes(state: TrainState) -> int:
+    """An estimate: the optimizer keeps about two more tensors of the size of each parameter."""
+    tensors = [t for _, t in state.parameters()] + [t for _, t in state.buffers]
+    averages = sum(t.numel() * t.element_size() for _, t in state.average_tensors())
+    return 3 * sum(t.numel() * t.element_size() for t in tensors) + averages
+
+
 def free_memory() -> float:
-    """Bytes of memory that nobody uses."""
+    """Free memory in bytes."""
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (ValueError, OSError, AttributeError):
         return 4e9
 
 
-class Before:
-    """The whole state before one window is replayed with its step applied."""
+class StateCopy:
+    """A copy of the whole state, taken before a window is replayed with its step applied."""
 
     def __init__(self) -> None:
         self._kept = Snapshot()
         self._rng: RngState | None = None
 
-    def take(self, state: TrainState, window: Window) -> None:
+    def take(self, state: TrainState, rng: RngState | None) -> None:
+        """Copy the state, and go to `rng`, from which the replay draws."""
         own = state.snapshot
         if isinstance(own, DiskSnapshot) and not self._kept.is_taken:
             self._kept = DiskSnapshot(own.path.with_name("before.pt"))
@@ -62,7 +76,7 @@ class Before:
             state.take_snapshot(0)
         finally:
             state.snapshot = own
-        self._rng = window.rng or RngState.now()
+        self._rng = rng or RngState.now()
         self._rng.restore()
 
     def restore(self) -> None:
@@ -72,7 +86,7 @@ class Before:
 
 
 class SearchPoint:
-    """The weights at which an optimizer that searches (LBFGS) evaluated its closure, and it failed."""
+    """The weights at which the closure of an optimizer with a line search (LBFGS) failed."""
 
     def __init__(self, optimizer: Any) -> None:
         self._params = [p for g in optimizer.param_groups for p in g["params"]]
@@ -80,13 +94,13 @@ class SearchPoint:
 
     @classmethod
     def of(cls, optimizer: Any) -> SearchPoint | None:
-        """None where the search itself has made them non-finite."""
+        """None if the search itself has made the weights non-finite."""
         point = cls(optimizer)
         return point if all(is_finite(t) for t in point._there) else None
 
     @contextlib.contextmanager
     def visited(self) -> Iterator[None]:
-        """The model has these weights for the length of the block."""
+        """Give the model these weights in this block."""
         kept = [p.detach().clone() for p in self._params]
         _write(self._params, self._there)
         try:
@@ -101,26 +115,26 @@ def _write(params: list[Tensor], values: list[Tensor]) -> None:
         p.copy_(value)
 
 
-class LeftByLoop:
-    """Buffers, scheduler, scaler and random state as the loop left them."""
+class SmallStateCopy:
+    """A copy of buffers, scheduler, scaler and random state."""
 
     def __init__(self, snapshot: Snapshot, rng: RngState) -> None:
         self._snapshot = snapshot
         self._rng = rng
 
     @classmethod
-    def take(cls, state: TrainState) -> LeftByLoop:
+    def take(cls, state: TrainState) -> SmallStateCopy:
         snapshot = Snapshot()
         snapshot.take(0, [b for _, b in state.buffers], state.small_captures(), [])
         return cls(snapshot, RngState.now())
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         self._snapshot.restore()
         self._rng.restore()
 
 
 class OptimizerCopy:
-    """What one optimizer moves and keeps; the memory is used again by the next `take`."""
+    """A copy of one optimizer's parameters and state; `take` reuses its memory."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.ref(optimizer)
@@ -128,7 +142,7 @@ class OptimizerCopy:
 
     @classmethod
     def taken(cls, optimizer: Any) -> OptimizerCopy:
-        """As it is now."""
+        """A copy of the current values."""
         made = cls(optimizer)
         made.take()
         return made

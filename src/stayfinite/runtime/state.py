@@ -21,7 +21,7 @@ from ..recover.snapshot import Snapshot
 from .batches import named_tensors
 from .buffers import Buffers, join
 from .companions import Companions, undo_of
-from .discover import Beside
+from .discover import Auxiliaries
 from .undo import Capture, attributes, by_state_dict, entries, modes, optimizer_extras, scaler_state
 from .weak import WeakList
 
@@ -31,8 +31,8 @@ __all__ = ["TrainState"]
 class TrainState:
     """Models, optimizers, schedulers and scalers of one training, given or discovered.
 
-    They are held by weak references: what the script drops is gone, and when its optimizer is gone,
-    so is every copy that was made of its state.
+    References are weak: the script can delete its objects, and the copies of their state are deleted with the
+    last optimizer.
     """
 
     def __init__(self) -> None:
@@ -41,15 +41,16 @@ class TrainState:
         self.schedulers: WeakList[Any] = WeakList()
         self.scalers: WeakList[Any] = WeakList()
         self.generation = 0
-        """Goes up when an optimizer is gone: what was copied before is of another training."""
+        """Incremented when an optimizer is deleted: older copies belong to another training."""
         self.num_changes = 0
-        """Goes up with all that decides how a step is taken: who has looked at it need not look at each step."""
+        """Incremented with everything that decides how the next step is handled: `OrdinaryIteration` tests its conditions
+        again when this has changed."""
         self.averages: dict[str, nn.Module] = {}
-        """Running averages of the weights: nothing moves them but the loop itself."""
+        """Running averages of the weights, which the loop updates itself."""
         self.others: dict[str, Any] = {}
-        """Anything else with `state_dict` and `load_state_dict` that goes back with a rollback."""
-        self.beside: Beside | None = None
-        """Found together with the models, for the window that opens just now."""
+        """Other objects with `state_dict` and `load_state_dict` that a rollback restores."""
+        self.auxiliaries: Auxiliaries | None = None
+        """Objects found together with the models, for the window being opened."""
         self.snapshot = Snapshot()
         self.initially_bad: set[str] = set()
         self.first_sizes: dict[str, tuple[float, float]] = {}
@@ -65,7 +66,7 @@ class TrainState:
 
     @property
     def roots(self) -> dict[str, nn.Module]:
-        """The models that are still there, by name."""
+        """The models that still exist, by name."""
         alive = {name: ref() for name, ref in self._roots.items()}
         return {name: module for name, module in alive.items() if module is not None}
 
@@ -83,15 +84,17 @@ class TrainState:
         self._forget_caches()
 
     def _optimizer_gone(self) -> None:
-        """With its last optimizer a training is over: nothing of it is kept. Where others are left, a step
-        of theirs may be under way, and what is kept for it stays until the next one begins."""
+        """An optimizer was deleted. The last one ends the training, so everything is released.
+
+        If others remain, one of them may be in a step, so the copies are kept until the next window.
+        """
         self.generation += 1
         self.num_changes += 1
         if not self.optimizers:
-            self.let_go()
+            self.release_all()
 
     def forget_gone(self) -> None:
-        """Copies are of another training now; those of this one are about to be made."""
+        """Drop the copies, which belong to another training; new ones follow."""
         self.snapshot.drop()
         self.buffers.clear()
         self._forget_caches()
@@ -102,7 +105,7 @@ class TrainState:
             self._forget_caches()
 
     def release(self, optimizer: Optimizer) -> None:
-        """Somebody else trains with it: neither it nor its model is touched here any more."""
+        """Stop tracking an optimizer and its model: another training uses them."""
         self.optimizers.remove(optimizer)
         moved = {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
         theirs = {id(p) for g in optimizer.param_groups for p in g["params"]} - moved
@@ -111,7 +114,7 @@ class TrainState:
             if params & theirs and not params & moved:
                 del self._roots[name]
         self.generation += 1
-        self.snapshot.drop()  # to go back there would move theirs
+        self.snapshot.drop()  # restoring it would change the other training
         self._forget_caches()
 
     def add_scheduler(self, scheduler: Any) -> None:
@@ -127,19 +130,21 @@ class TrainState:
             if self.snapshot.is_taken and scaler.is_enabled():
                 self.snapshot.add(scaler_state(scaler))
 
-    def take_beside(self) -> Beside | None:
-        found, self.beside = self.beside, None
+    def take_auxiliaries(self) -> Auxiliaries | None:
+        found, self.auxiliaries = self.auxiliaries, None
         return found
 
-    def adopt_companions(self, beside: Beside, others: set[int], num_applied: int) -> None:
+    def adopt_companions(
+        self, auxiliaries: Auxiliaries, others: set[int], num_applied: int
+    ) -> None:
         moved = (p for o in self.optimizers for g in o.param_groups for p in g["params"])
         known = others | {id(m) for m in self.roots.values()}
-        self.companions.adopt(beside, moved, known, num_applied)
+        self.companions.adopt(auxiliaries, moved, known, num_applied)
         self.buffers.look_again()
         self.num_changes += 1
 
     def adopt_averages(self, modules: Iterable[nn.Module]) -> bool:
-        """Take in averages of our models (`AveragedModel`); True if there was a new one."""
+        """Track averages of our models (`AveragedModel`); True if there was a new one."""
         known = [id(m) for m in (*self.averages.values(), *self.roots.values())]
         own = [[p.shape for p in root.parameters()] for root in self.roots.values()]
         new = [
@@ -149,10 +154,10 @@ class TrainState:
             self.averages[f"average{len(self.averages) or ''}"] = module
         return bool(new)
 
-    def let_go(self) -> None:
-        """The training is over: hold on to nothing of it."""
-        for held in (self._roots, self.optimizers, self.schedulers, self.scalers, self.buffers):
-            held.clear()
+    def release_all(self) -> None:
+        """Release all objects of the training, which is over."""
+        for each in (self._roots, self.optimizers, self.schedulers, self.scalers, self.buffers):
+            each.clear()
         self.averages.clear()
         self.companions.clear()
         self.snapshot.drop()
@@ -164,7 +169,7 @@ class TrainState:
         self.num_changes += 1
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter of the models, then those that only an optimizer knows."""
+        """Every parameter of the models, then those that only an optimizer has."""
         seen: set[int] = set()
         for prefix, root in self.roots.items():
             for name, p in root.named_parameters():
@@ -186,11 +191,11 @@ class TrainState:
 
     def optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
         for optimizer in self.optimizers:
-            for p, held in optimizer.state.items():
+            for p, entry in optimizer.state.items():
                 owner = self.name_of(p) if isinstance(p, Tensor) else type(p).__name__
-                if not isinstance(held, dict):
+                if not isinstance(entry, dict):
                     continue
-                for key, value in held.items():
+                for key, value in entry.items():
                     if isinstance(value, Tensor):
                         yield f"{owner}:{key}", value
 
@@ -200,7 +205,7 @@ class TrainState:
             yield from named_tensors(other.state_dict(), name)
 
     def grads(self, optimizers: list[Optimizer] | None = None) -> list[tuple[Tensor, Tensor]]:
-        """(parameter, gradient) of what the optimizers move."""
+        """(parameter, gradient) of everything that the optimizers update."""
         return [
             (p, p.grad)
             for optimizer in (self.optimizers if optimizers is None else optimizers)
@@ -210,14 +215,14 @@ class TrainState:
         ]
 
     def lrs(self) -> tuple[float, ...]:
-        """The learning rate of every group; the same tuple while nobody has set another."""
+        """The learning rate of every group; the same tuple object until a rate changes."""
         rates = []
         for ref in self.optimizers.refs:
             for group in getattr(ref(), "param_groups", ()):
                 rates.append(group.get("lr"))
         if rates != self._rates:
             kept = [r for r in rates if isinstance(r, (int, float, Tensor))]
-            # A tensor is changed in place, so it has to be read again each time.
+            # A rate in a tensor changes in place, so it has to be read each time.
             self._rates = [] if any(isinstance(r, Tensor) for r in kept) else rates
             self._lrs = tuple(float(r) for r in kept)
         return self._lrs
@@ -231,7 +236,7 @@ class TrainState:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a GradScaler has a say in the steps."""
+        """Whether an enabled GradScaler is in use."""
         return any(s.is_enabled() for s in self.scalers)
 
     def scale(self) -> float | None:
@@ -241,7 +246,7 @@ class TrainState:
         return None
 
     def sources(self) -> list[SourceRef]:
-        """Everything that existed before the step, for the trace."""
+        """All tensors that existed before the step, for the trace."""
         return [
             *(SourceRef("parameter", n, p) for n, p in self.parameters()),
             *(SourceRef("buffer", n, b) for n, b in self.buffers),
@@ -249,7 +254,7 @@ class TrainState:
         ]
 
     def bad_state(self, ignore_initial: bool = True) -> list[tuple[str, str, Tensor]]:
-        """(kind, name, tensor) of all that is non-finite; one fused pass while all is well."""
+        """(kind, name, tensor) of everything that is not finite; one fused pass if everything is finite."""
         groups = (
             ("parameter", list(self.parameters())),
             ("buffer", list(self.buffers)),
@@ -273,7 +278,7 @@ class TrainState:
 
     @torch.no_grad()
     def note_initial(self) -> None:
-        """What is already non-finite now (a mask of -inf by design) is no news later."""
+        """Note what is not finite before the first step (a mask of -inf by design), so that it is not reported later."""
         self.initially_bad = {f"{k} {n}" for k, n, _ in self.bad_state(ignore_initial=False)}
         self.first_sizes = {
             n: (float(torch.linalg.vector_norm(p, math.inf)), float(torch.linalg.vector_norm(p)))
@@ -289,7 +294,7 @@ class TrainState:
         return self._flag
 
     def take_snapshot(self, tag: int) -> float:
-        """Copy all that a step moves; returns the seconds it took."""
+        """Copy everything that a step can change; returns the seconds it took."""
         start = time.perf_counter()
         named = self._moved()
         dicts: list[dict[Any, Any]] = [optimizer.state for optimizer in self.optimizers]
@@ -298,7 +303,7 @@ class TrainState:
         return time.perf_counter() - start
 
     def retake_small(self) -> None:
-        """The snapshot learns of rates and schedules that were set while no step was made."""
+        """Update rates and schedules in the snapshot, if they were set without a step."""
         if self.snapshot.is_taken:
             self.snapshot.retake_small(self.snapshot_captures())
 
@@ -313,30 +318,30 @@ class TrainState:
         return named
 
     def versions(self) -> list[tuple[Tensor, int]]:
-        """Each tensor with its count of writes: what is equal later has not been written to."""
+        """Each tensor with its version counter, which shows later whether it was written to."""
         named = [*self._moved(), *self.average_tensors()]
         return [(t, t._version) for _, t in named if not t.is_inference()]
 
     def weight_versions(self) -> dict[int, int]:
-        """How often each parameter and each moment was written to, by its identity."""
+        """The version counter of each parameter and moment, by id."""
         tensors = (t for _, t in (*self.parameters(), *self.optimizer_state()))
         return {id(t): t._version for t in tensors if not t.is_inference()}
 
     def is_still_finite(self, versions: list[tuple[Tensor, int]]) -> bool:
-        """Whether all that was written to since is finite; what was not, was seen to be."""
+        """Whether all tensors written since then are finite; the others were checked then."""
         known = {id(t): version for t, version in versions}
         written = [t for t, v in self.versions() if known.get(id(t)) != v]
         return not written or not self.bad_state()
 
     def snapshot_captures(self) -> list[Capture]:
-        """What goes into a snapshot besides tensors."""
+        """Captures of everything in a snapshot that is not a tensor."""
         captures = [*self.small_captures(), modes(self.roots.values())]
         for optimizer in self.optimizers:
             captures += [entries(e) for e in optimizer.state.values() if isinstance(e, dict)]
         return captures + [by_state_dict(other) for other in self.others.values()]
 
     def scale_lrs(self, factor: float) -> None:
-        """All learning rates times `factor`, those included that schedulers compute from."""
+        """Multiply all learning rates by `factor`, including the base rates of schedulers."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 for key in ("lr", "initial_lr", "max_lr", "min_lr"):
@@ -352,7 +357,7 @@ class TrainState:
                     setattr(scheduler, key, [v * factor for v in values])
 
     def small_captures(self) -> list[Capture]:
-        """What is not a tensor of the model: rates, schedulers, scalers."""
+        """Captures of rates, schedulers and scalers."""
         captures = [
             entries(group, skip=("params",))
             for optimizer in self.optimizers
@@ -364,23 +369,17 @@ class TrainState:
         return captures
 
     def capture_small(self) -> Callable[[], None]:
-        """Puts rates, schedulers and scalers back to how they are now."""
+        """Returns a function that restores rates, schedulers and scalers to their current values."""
         return functools.partial(put_back, *[capture() for capture in self.small_captures()])
 
     def capture_averages(self) -> list[Callable[[], None]]:
-        """The same for running averages of the weights."""
+        """Returns functions that restore the running averages of the weights."""
         return undo_of(t for _, t in self._average_parts()) if self.averages else []
 
     def _average_parts(self) -> Iterator[tuple[str, Tensor]]:
         for name, module in self.averages.items():
             for key, value in (*module.named_parameters(), *module.named_buffers()):
                 yield join(name, key), value
-
-    def snapshot_bytes(self) -> int:
-        tensors = [t for _, t in self.parameters()] + [t for _, t in self.buffers]
-        per_param = sum(t.numel() * t.element_size() for t in tensors)
-        averages = sum(t.numel() * t.element_size() for _, t in self.average_tensors())
-        return 3 * per_param + averages
 
     def clear_grads(self) -> None:
         for optimizer in self.optimizers:
@@ -389,7 +388,7 @@ class TrainState:
                     p.grad = None
 
     def take_grads(self, optimizer: Optimizer | None = None) -> Callable[[], None]:
-        """All gradients, or one optimizer's, are taken off their parameters; returns what hangs them back."""
+        """Detach all gradients, or one optimizer's, from their parameters; returns a function that restores them."""
         if optimizer is None:
             params = list({id(p): p for _, p in self.parameters()}.values())
         else:

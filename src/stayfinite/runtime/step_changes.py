@@ -1,13 +1,14 @@
 """Changes a setting during each optimizer step and restores it afterwards.
 
-The script's own settings stay what they are, however it sets them; what is changed is what a step uses.
+The script can set its own settings as it likes: the change applies only inside the step.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +22,14 @@ from torch.optim.optimizer import (
 from ..devices import widest
 from .ranks.shards import plain_norm
 
-__all__ = ["before_steps", "clipped", "scaled_lr"]
+__all__ = ["before_steps", "clipped", "limited_lr", "other_rates", "scaled_lr"]
 
 Change = Callable[[Optimizer], Callable[[], None]]
 
 
 @contextlib.contextmanager
 def before_steps(change: Change) -> Iterator[None]:
-    """`change` runs before each optimizer step and returns what undoes it."""
+    """Run `change` before each optimizer step; it returns a function that undoes it after the step."""
     undo: list[Callable[[], None]] = []
 
     def before(optimizer: Optimizer, args: object, kwargs: object) -> None:
@@ -50,26 +51,40 @@ def before_steps(change: Change) -> Iterator[None]:
 
 @contextlib.contextmanager
 def scaled_lr(factor: float) -> Iterator[None]:
-    """Every learning rate times `factor`."""
+    """Multiply every learning rate by `factor`."""
+    with before_steps(other_rates(lambda now: [rate * factor for rate in now])):
+        yield
+
+
+@contextlib.contextmanager
+def limited_lr(limit: float) -> Iterator[None]:
+    """Limit every learning rate, whatever a schedule sets."""
+    with before_steps(other_rates(lambda now: [min(float(rate), limit) for rate in now])):
+        yield
+
+
+def other_rates(
+    chosen: Callable[[list[Any]], Sequence[Any]],
+) -> Callable[[Optimizer], Callable[[], None]]:
+    """What `chosen` makes of the rates of an optimizer's groups; for `before_steps`."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
         groups = [g for g in optimizer.param_groups if "lr" in g]
         kept = [g["lr"] for g in groups]
-        for g in groups:
-            g["lr"] = g["lr"] * factor
+        for g, rate in zip(groups, chosen(kept)):
+            g["lr"] = rate
 
         def undo() -> None:
-            for g, rate in zip(groups, kept):
-                g["lr"] = rate
+            for g, old in zip(groups, kept):
+                g["lr"] = old
 
         return undo
 
-    with before_steps(change):
-        yield
+    return change
 
 
 def _norm(grads: list[Tensor]) -> float:
-    if any(hasattr(g, "device_mesh") for g in grads):  # of all ranks, as `clip_grad_norm_` has it
+    if any(hasattr(g, "device_mesh") for g in grads):  # over all ranks, like `clip_grad_norm_`
         return float(plain_norm(get_total_norm(grads)))
     norms = torch._foreach_norm([g.detach().to(widest(g.device)) for g in grads])
     return float(torch.linalg.vector_norm(torch.stack([n.cpu() for n in norms])))
@@ -77,7 +92,7 @@ def _norm(grads: list[Tensor]) -> float:
 
 @contextlib.contextmanager
 def clipped(limit: float) -> Iterator[None]:
-    """Gradients clipped to a total norm of `limit` before each step."""
+    """Clip the gradients to a total norm of `limit` before each step."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]

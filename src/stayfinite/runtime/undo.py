@@ -1,9 +1,8 @@
 """Undoes changes of small state: rates, schedulers, scalers, modes.
 
-A *capture* is called to note how something is now, and returns the function that puts it back.
-Objects stay who they are: values are written back into the same dicts and lists, and a scheduler
-that holds another one still holds that very object. Nothing is deep-copied, since an optimizer may
-hold modules, functions and tensors with a graph.
+A *capture* is a function that saves the current values, and returns a function that restores them. Identities are
+preserved: values are written back into the same dicts and lists, and a scheduler inside another one stays the same object.
+Nothing is deep-copied, because an optimizer may refer to modules, functions and tensors with a graph.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _TORCH_OWN = frozenset(
 
 
 def by_state_dict(obj: Any) -> Capture:
-    """What it says of itself, and takes back."""
+    """Capture an object by `state_dict` and `load_state_dict`."""
 
     def capture() -> Undo:
         kept = copy.deepcopy(obj.state_dict())
@@ -61,7 +60,7 @@ def by_state_dict(obj: Any) -> Capture:
 
 
 def entries(home: dict[str, Any], skip: tuple[str, ...] = ()) -> Capture:
-    """The values of a dict that are no tensors; tensors are copied with the model's."""
+    """Capture the values of a dict that are not tensors; those are copied with the model."""
 
     def capture() -> Undo:
         kept = {k: _kept(v) for k, v in home.items() if k not in skip and not isinstance(v, Tensor)}
@@ -79,7 +78,7 @@ def _put(home: dict[str, Any], kept: dict[str, Callable[[], Any]]) -> None:
 
 
 def attributes(obj: Any, stop: tuple[type, ...] = (Optimizer, nn.Module)) -> Capture:
-    """All that an object such as a scheduler holds, and the objects of its kind inside it."""
+    """Capture the attributes of an object such as a scheduler, and of schedulers inside it."""
 
     def capture() -> Undo:
         undos: list[Undo] = []
@@ -101,7 +100,7 @@ def _note(obj: Any, stop: tuple[type, ...], undos: list[Undo], seen: set[int]) -
     seen.add(id(obj))
     kept = {k: _kept(v) for k, v in home.items() if not isinstance(v, stop)}
     names = set(home)
-    # What is noted must not keep the training alive: a scheduler holds its optimizer.
+    # A weak reference: the capture must not keep the training alive.
     owner = weakref.ref(obj)
 
     def undo() -> None:
@@ -120,14 +119,14 @@ def _note(obj: Any, stop: tuple[type, ...], undos: list[Undo], seen: set[int]) -
 
 
 def _is_alike(inner: Any, outer: Any) -> bool:
-    """A scheduler inside a scheduler: it is moved together with the one that holds it."""
+    """Whether this is a scheduler inside a scheduler, which advances with it."""
     if isinstance(inner, type):
         return False
     return hasattr(inner, "step") and hasattr(inner, "state_dict") and hasattr(outer, "step")
 
 
 def _kept(value: Any) -> Callable[[], Any]:
-    """How to have this value again: the same object, with its contents as they are now."""
+    """A function that returns this same object, with its current contents restored."""
     if isinstance(value, Tensor):
         if value.numel() > _SMALL or value.requires_grad:
             return lambda: value
@@ -172,10 +171,12 @@ def _kept(value: Any) -> Callable[[], Any]:
 
 
 def _weakly(value: Any) -> Callable[[], Any]:
-    """A plain value as it is; an object only for as long as somebody else holds it."""
+    """A function that returns this value; objects are referenced weakly."""
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None), tuple)):
         return lambda: value
-    if isinstance(value, types.MethodType):  # made anew at every look: its owner is what counts
+    if isinstance(
+        value, types.MethodType
+    ):  # a new object at every access, so its owner is referenced
         owner, function = weakref.ref(value.__self__), value.__func__
         return lambda: _GONE if (o := owner()) is None else types.MethodType(function, o)
     try:
@@ -186,7 +187,7 @@ def _weakly(value: Any) -> Callable[[], Any]:
 
 
 def optimizer_extras(optimizer: Any) -> list[Capture]:
-    """What a hand-written optimizer keeps beside `state`: counters, a loss scale of its own."""
+    """Capture the other attributes of a custom optimizer: counters, a loss scale."""
     if type(optimizer).__module__.partition(".")[0] == "torch":
         return []
     home = vars(optimizer)
@@ -201,7 +202,7 @@ def optimizer_extras(optimizer: Any) -> list[Capture]:
 
 
 def helpers_of(optimizer: Any) -> list[Any]:
-    """Objects of the user's own that a hand-written optimizer keeps, such as a scale that it adapts."""
+    """Objects in the attributes of a custom optimizer, such as an adaptive scale."""
     if type(optimizer).__module__.partition(".")[0] == "torch":
         return []
     extra = [v for k, v in vars(optimizer).items() if k not in _TORCH_OWN]
@@ -230,7 +231,7 @@ def _plain_attributes(obj: Any) -> Capture:
 
 
 def modes(roots: Iterable[nn.Module]) -> Capture:
-    """Which modules train and which evaluate: a step is replayed as it was run."""
+    """Capture which modules are in training mode."""
     modules = [m for root in roots for m in root.modules()]
 
     def capture() -> Undo:
@@ -247,7 +248,7 @@ def modes(roots: Iterable[nn.Module]) -> Capture:
 
 
 def scaler_state(scaler: Any) -> Capture:
-    """A GradScaler's scale and growth counter."""
+    """Capture a GradScaler's scale and growth counter."""
 
     def capture() -> Undo:
         names = [n for n in ("_scale", "_growth_tracker") if hasattr(scaler, n)]
@@ -258,11 +259,11 @@ def scaler_state(scaler: Any) -> Capture:
             for name, value in live.items():
                 now = getattr(scaler, name)
                 if name in copies:
-                    # A graph that was made meanwhile may hold the tensor: it is written to by nobody.
+                    # A newer graph may use the tensor, so it is replaced and not written to.
                     if now is not value or not torch.equal(value, copies[name]):
                         value = copies[name].clone()
                 elif value is None and isinstance(now, Tensor):
-                    # It was not in use yet. The loop may be about to call `update`, which wants it.
+                    # The scaler was not in use yet, but a coming `update` needs the tensor.
                     now.fill_(
                         scaler._init_scale if name == "_scale" else scaler._init_growth_tracker
                     )
@@ -275,7 +276,7 @@ def scaler_state(scaler: Any) -> Capture:
 
 
 def scaler_step(scaler: Any) -> Capture:
-    """What a GradScaler knows of the step under way; the scaler itself holds on to these dicts."""
+    """Capture a GradScaler's state of the current step, in the same dicts."""
 
     def capture() -> Undo:
         known = getattr(scaler, "_per_optimizer_states", None)
@@ -298,8 +299,11 @@ def scaler_step(scaler: Any) -> Capture:
 
 @contextlib.contextmanager
 def versions_kept(weights: Iterable[Tensor], buffers: Buffers) -> Iterator[None]:
-    """What is written in here does not count as a write: a graph that the loop has begun (a generator's, when
-    its critic fails) still has its backward before it, and torch would end the training there."""
+    """Preserve the version counters in this block.
+
+    The loop may have a graph whose backward is still to come (a generator's, when its critic fails). With changed
+    counters that backward would raise.
+    """
     tensors = (*weights, *(b for _, b in buffers))
     plain = tuple(t for t in tensors if type(t) in (Tensor, nn.Parameter) and not t.is_inference())
     try:

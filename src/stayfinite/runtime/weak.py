@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def reference(thing: T) -> Callable[[], T | None]:
-    """What gives the thing for as long as somebody else holds it; a list, say, has to be held.
+    """A weak reference; a strong one for types that do not support weak references, such as lists.
 
     >>> class Thing: ...
     >>> thing = Thing()
@@ -30,7 +30,7 @@ def reference(thing: T) -> Callable[[], T | None]:
 
 
 class WeakList(Generic[T]):
-    """In the order of `append`; a member that nobody else holds is gone from it.
+    """A list of weak references: a member that is deleted elsewhere disappears from it.
 
     >>> class Thing: ...
     >>> thing, things = Thing(), WeakList()
@@ -44,9 +44,9 @@ class WeakList(Generic[T]):
 
     def __init__(self, on_gone: Callable[[], None] | None = None) -> None:
         self.refs: list[Callable[[], T | None]] = []
-        """Who is gone is taken out; for what is in every healthy step, without a call."""
+        """The references, for code in every healthy step that must not call `__iter__`."""
         self.version = 0
-        """Goes up with every change."""
+        """Incremented with every change."""
         self._on_gone = weakref.WeakMethod(on_gone) if on_gone is not None else None
 
     def append(self, member: T) -> None:
@@ -59,9 +59,9 @@ class WeakList(Generic[T]):
     def _gone(self, ref: Any) -> None:
         self.refs = [r for r in self.refs if r is not ref]
         self.version += 1
-        tell = self._on_gone() if self._on_gone is not None else None
-        if tell is not None:
-            tell()
+        on_gone = self._on_gone() if self._on_gone is not None else None
+        if on_gone is not None:
+            on_gone()
 
     def remove(self, member: T) -> None:
         self.refs = [ref for ref in self.refs if ref() is not member]
@@ -75,7 +75,7 @@ class WeakList(Generic[T]):
         return iter([member for ref in self.refs if (member := ref()) is not None])
 
     def __len__(self) -> int:
-        return len(self.refs)  # `_gone` takes out who is gone
+        return len(self.refs)  # `_gone` removes deleted members
 
     def __contains__(self, wanted: object) -> bool:
         for ref in self.refs:  # noqa: SIM110 - in every healthy step

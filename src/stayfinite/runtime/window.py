@@ -1,7 +1,6 @@
-"""A window: one optimizer step with its batches, what was seen, and its end.
+"""A window: one optimizer step with its batches, its figures and its outcome.
 
-What a replay is asked for and what it showed are here as well, since the runtime routes the calls of
-a replay (its backward, its optimizer step) to whoever runs it.
+Replays are defined here as well, because the runtime routes the backward and the optimizer step of a replay to it.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ __all__ = [
 
 
 Item = tuple[Callable[[], Any], Any]
-"""What gives the loader for as long as the training holds it, and its batch."""
+"""A weak reference to the loader, and its batch."""
 
 
 class BatchRef:
     """A batch by reference.
 
-    One is made in every healthy step, like a `Window`: what is rarely set is a default of the class.
+    One is made in every healthy step, like a `Window`, so attributes that are rarely set are class defaults.
     """
 
     loss_fn: Any = None
     is_used = False
-    """A backward or an optimizer step was seen for it."""
+    """Whether a backward or an optimizer step has used it."""
     indices: list[Any] | None = None
-    """Where its samples are in the data set, if the sampler said so."""
+    """The positions of its samples in the data set, if the sampler is known."""
 
     def __init__(
         self, step: int, epoch: int, items: list[Item], rng: RngState | None = None
@@ -61,7 +60,7 @@ class BatchRef:
         self.step = step
         self.epoch = epoch
         self.items = items
-        """One per loader that took part (two under `zip`)."""
+        """One per loader (two under `zip`)."""
         self.rng = rng
 
     @property
@@ -70,34 +69,34 @@ class BatchRef:
 
     @property
     def loader(self) -> Any:
-        """The (first) loader that gave it; None where it is gone, or there was none."""
+        """The (first) loader that it came from; None if that is deleted, or there was none."""
         return self.items[0][0]() if self.items else None
 
     def is_from(self, loader: Any) -> bool:
-        """Whether this loader gave a part of it."""
+        """Whether a part of it came from this loader."""
         return any(source() is loader for source, _ in self.items)
 
     def with_value(self, value: Any) -> BatchRef:
-        """The same with other contents, for each loader its own share."""
+        """The same batch with other contents, split among its loaders."""
         if len(self.items) == 1:
             return self.again([(self.items[0][0], value)])
         return self.again([(owner, part) for (owner, _), part in zip(self.items, value)])
 
     def again(self, items: list[Item] | None = None) -> BatchRef:
-        """The same batch as if it were new, perhaps with other items."""
+        """An unused copy of this batch, perhaps with other items."""
         ref = BatchRef(self.step, self.epoch, self.items if items is None else items, self.rng)
         ref.loss_fn, ref.indices = self.loss_fn, self.indices
         return ref
 
 
 def joined(refs: list[BatchRef]) -> BatchRef:
-    """All batches of a window, for a body that draws them by itself in a loop of its own."""
+    """All batches of a window as one, for a loop body that draws them in an inner loop."""
     items = [item for ref in refs for item in ref.items]
     return BatchRef(refs[-1].step, refs[-1].epoch, items, refs[0].rng)
 
 
 def is_same(one: list[BatchRef], other: list[BatchRef]) -> bool:
-    """Whether they hold the same items, in the same order."""
+    """Whether both have the same items in the same order."""
 
     def ids(refs: list[BatchRef]) -> list[int]:
         return [id(item) for ref in refs for _, item in ref.items]
@@ -107,7 +106,7 @@ def is_same(one: list[BatchRef], other: list[BatchRef]) -> bool:
 
 @dataclass(frozen=True)
 class Failure:
-    """A symptom."""
+    """The symptom of a bad step."""
 
     symptom: str
     """loss | gradient | parameter | buffer | optimizer_state | average | learning_rate | spike | scaler_skip"""
@@ -121,48 +120,48 @@ class Window:
 
     losses: list[tuple[int, Tensor]]
     optimizer_id = 0
-    """Which optimizer's step it is, where there are several: each has losses of its own size."""
+    """The optimizer that steps, if there are several: each has its own baseline for spikes. 0 if there is one."""
     norm: Tensor | None = None
     num_backward = 0
     unsynced: tuple[int, ...] = ()
-    """Steps of its batches whose gradients were only added up on this rank (`no_sync`)."""
+    """The batches, by step, whose gradients were only accumulated on this rank (`no_sync`)."""
     num_attempted = 0
     num_applied = 0
     failure: Failure | None = None
     small_state: Callable[[], None] | None = None
-    """Puts rates, scheduler and scaler back to how they were when the failure was seen."""
+    """Restores rates, scheduler and scaler to their values when the failure was found."""
     shadows: Any = None
-    """The buffers before it, where its verdict comes when later windows have copied theirs."""
+    """The buffers before it, for a deferred step: later windows have overwritten the common copies by then."""
     ahead: Sequence[BatchRef] = ()
-    """Batches that were drawn before the last one and not used yet: thrown away, or drawn ahead."""
+    """Batches that were drawn before the last one and are not used yet: discarded, or prefetched."""
     is_ahead = False
-    """They were drawn ahead: each backward belongs to the next of `batches`."""
+    """They were prefetched: each backward belongs to the next of `batches`."""
     error: BaseException | None = None
-    """What the step raised, where a NaN made it raise before there was a loss."""
+    """The exception, if a NaN made the step raise before it had a loss."""
     closure: Callable[[], Any] | None = None
-    """What computes the loss, where the loop has given it to its optimizer."""
+    """The closure that the loop passed to its optimizer."""
     search_point: Any = None
-    """The weights at which that failed, where an optimizer that searches had gone there."""
+    """The weights at which the closure failed, for an optimizer with a line search."""
     loss: float | None = None
-    """The last loss as a number, where the check has read it anyway."""
+    """The last loss as a number, if the check has read it."""
     live_loss: weakref.ref[Tensor] | None = None
-    """The last loss with its graph, as long as the loop keeps it."""
+    """The last loss with its graph, while the loop keeps it."""
     standing: tuple[Standing, ...] = ()
-    """How the loop stood at a backward that is not finite, where it went on to others before its step."""
+    """The frames of the loop at a backward that was not finite, if other backwards followed before the step."""
     is_seen = False
-    """Its loss and norm have been compared with the usual."""
+    """Whether its loss and norm were compared with the usual."""
     is_moved = False
-    """An optimizer had already stepped in this window when the failure was seen."""
+    """Whether an optimizer had already stepped in this window when the failure was found."""
     is_loaderless = False
-    """No loader gave its batch: the loop makes its own."""
+    """Whether the loop makes its batches itself, without a loader."""
     own_update = ""
-    """Of a training without a torch optimizer: what became of the update that the script makes by itself."""
+    """In a training without a torch optimizer: what was done about the script's own update, as text."""
     is_put_back = False
-    """Such an update is undone before the next step."""
+    """Whether such an update is undone before the next step."""
     changed_from: tuple[Window, Callable[[Any], Any], bool] | None = None
-    """Of which window it is a copy whose batches were changed, by what, and whether all ranks change theirs."""
+    """For a copy with changed batches: the original, the change, and whether all ranks apply it."""
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """What it is computed inside of, where it is made again in another way."""
+    """A context in which it is replayed."""
 
     def __init__(
         self, batches: list[BatchRef], rng: RngState | None = None, lrs: tuple[float, ...] = ()
@@ -173,13 +172,13 @@ class Window:
         self.losses = []
 
     def with_batches(self, batches: list[BatchRef]) -> Window:
-        """The same window over other batches."""
+        """The same window with other batches."""
         window = copy.copy(self)
         window.batches = batches
         return window
 
     def with_values(self, change: Callable[[Any], Any], is_for_all: bool = False) -> Window:
-        """The same window with what is in its batches changed; `is_for_all`: by the other ranks as well."""
+        """The same window with changed batch contents; `is_for_all`: the other ranks change theirs as well."""
         window = self.with_batches([b.with_value(change(b.value)) for b in self.batches])
         window.changed_from = (self, change, is_for_all)
         return window
@@ -189,12 +188,12 @@ class Window:
         return self.batches[-1].step if self.batches else 0
 
     def is_of(self, optimizer: Any) -> bool:
-        """Whether it ends with a step of this optimizer."""
+        """Whether this optimizer steps at its end."""
         return self.optimizer_id in (0, id(optimizer))
 
     @property
     def is_added_up(self) -> bool:
-        """Several backwards without a loader, and nobody knows how the loop stood at those that are over."""
+        """Whether it has several backwards without a loader, and the frames of the earlier ones are unknown."""
         return self.is_loaderless and self.num_backward > 1 and not self.standing
 
     @property
@@ -203,53 +202,55 @@ class Window:
 
 
 class Change(Protocol):
-    """A changed source of the user's."""
+    """A change of the user's source."""
 
     def installed(self) -> AbstractContextManager[None]:
-        """For one replay."""
+        """Install the changed source for one replay."""
 
 
 @dataclass
 class Replay:
-    """One more computation of some batches, asked for by an investigation."""
+    """A request of an investigation: compute this window again."""
 
     window: Window
     trace: OpTrace | None = None
     contexts: list[AbstractContextManager[Any]] = field(default_factory=list)
     is_applied: bool = False
-    """Whether optimizer steps really run (state is put back by the investigation)."""
+    """Whether optimizer steps really run; the investigation restores the state."""
     is_current: bool = False
-    """The loop stands in the middle of this window: what follows the step it does by itself."""
+    """Whether the loop is still in this window, and will run the rest of its iteration itself."""
     vehicle: Any = None
-    """Who computes it, where it is not the vehicle of the investigation."""
+    """The vehicle to use instead of that of the investigation."""
     is_unscaled: bool = False
-    """Run with a loss scale of 1, to tell an AMP overflow from a real fault."""
+    """Run with a loss scale of 1, which separates an AMP overflow from a real fault."""
     wants_norm: bool = False
-    """Whether the norm of the gradients is to be read at its end."""
+    """Whether to read the norm of the gradients at its end."""
     change: Change | None = None
-    """The user's source with a change, which is run in place of the source as it is."""
+    """A change of the user's source to run with."""
 
 
 @dataclass
 class ReplayResult:
-    """What such a computation showed."""
+    """The result of a replay."""
 
     failure: Failure | None = None
     origin: Origin | None = None
     is_complete: bool = True
+    num_steps: int = 0
+    """How often it came to an optimizer's step."""
     losses: list[float] = field(default_factory=list)
     grad_norm: float | None = None
-    """Of all gradients at its end, where it was asked for."""
+    """The norm of all gradients at its end, if requested."""
     loss_factor: float | None = None
-    """A constant by which the loss was multiplied last of all."""
+    """The constant by which the loss was multiplied last."""
     loss_factor_line: Frame | None = None
-    """The script's line that did so."""
+    """The line of the script that did so."""
     probes: list[Reading] = field(default_factory=list)
-    """What the probes inside the model saw, in their order."""
+    """The readings of the probes in the model, in order."""
 
 
 class RunningReplay(Protocol):
-    """Where backward and optimizer steps go while a replay runs."""
+    """Receives the backward and the optimizer steps while a replay runs."""
 
     def on_backward(
         self,
@@ -275,7 +276,7 @@ class RunningReplay(Protocol):
 
 
 class Verdict:
-    """How an investigation ended."""
+    """The outcome of an investigation."""
 
     def __init__(
         self,
@@ -285,17 +286,17 @@ class Verdict:
         keeps_random_state: bool = False,
     ) -> None:
         self.incident = incident
-        """None: it was no incident (the GradScaler's own business)."""
+        """None if it was no incident (a normal skip of the GradScaler)."""
         self.window = window
-        """The window that went wrong and is not applied."""
+        """The bad window, which is not applied."""
         self.redo = redo or []
-        """Windows that ran on corrupted state and must be run again."""
+        """Windows that ran on corrupted state and have to be run again."""
         self.run_again: Callable[[Window, bool], Verdict | bool] | None = None
-        """Computes and applies such a window, which may be the one that the loop stands in; False where it
-        could not, a Verdict where the window is bad by itself."""
+        """Runs and applies such a window, which may be the current one; False if that is not possible, a
+        Verdict if the window itself is bad."""
         self.outlook: Outlook | None = None
-        """Set where leaving the window out cannot help, because the state itself has run away."""
+        """Set if skipping cannot help, because the state itself has diverged."""
         self.is_rebuilt = False
-        """The state was built anew from a snapshot: nothing else is to be put back."""
+        """The state was rebuilt from a snapshot, so there is nothing else to restore."""
         self.keeps_random_state = keeps_random_state
-        """The generators stay where they are: the numbers that the step drew stay drawn."""
+        """Do not restore the random state: the numbers that the step drew stay used."""

@@ -10,24 +10,24 @@ __all__ = ["WindowLog"]
 _MAX_BYTES = 1 << 26
 _SMALL_BYTES = 1 << 24
 _NUM_RECENT = 4
-_LEAP = 10.0
+_MAX_RISE = 10.0
 
 
 class WindowLog(list[Window]):
-    """In their order; how many bytes their batches are is an estimate from the first and every 64th."""
+    """The windows in order. The size of their batches is estimated from the first and every 64th."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
         self.recent: list[Window] = []
-        """The last steps before the snapshot, to compare a change of the source with."""
+        """The last steps before the snapshot, on which a change of the source is compared."""
         self._most = most
         self._num_bytes = 0
         self._num_quiet = 0
-        """After so many more it is asked again."""
+        """So many more windows are added before the clock is read."""
         self._stale: list[Window] = []
 
     def add(self, window: Window) -> bool:
-        """Whether nobody has to ask for the time: every eighth step it is asked for, and when this is full."""
+        """Add a window; returns False if it is time to read the clock: in every eighth step, or when this is full."""
         self.append(window)
         if self._stale:
             self._stale.pop()
@@ -35,7 +35,7 @@ class WindowLog(list[Window]):
         return self._num_quiet > 0 or self._goes_on(window)
 
     def _goes_on(self, window: Window) -> bool:
-        """`add` for the first one and every eighth."""
+        """`add` for the first window and every eighth."""
         number = len(self)
         if number == 1 or number % 64 == 0:
             size = sum(batch_bytes(b.value) for b in window.batches)
@@ -53,15 +53,17 @@ class WindowLog(list[Window]):
         return len(self) + num_more >= self._most or self._num_bytes > _MAX_BYTES
 
     def room(self, is_anew: bool = False) -> int:
-        """After how many more steps it is full; `is_anew`: it begins anew with this one."""
+        """How many more steps fit; `is_anew`: if it starts again with this one."""
         if is_anew:
             return self._most
         return max(1, self._most - 1 - len(self)) if self._num_bytes <= _MAX_BYTES else 1
 
     def begin_anew(self) -> None:
-        """A snapshot was taken. Small windows are let go one by one as new ones come: Python looks for
-        garbage whenever more has been made than let go, and with torch loaded such a look takes
-        milliseconds."""
+        """Start again after a snapshot.
+
+        Small windows are released one by one as new ones come: releasing all of them at once would let Python's
+        garbage collector run, which takes milliseconds with torch loaded.
+        """
         is_small = self._num_bytes < _SMALL_BYTES
         if self and is_small:
             self.recent = self[-_NUM_RECENT:]
@@ -69,17 +71,17 @@ class WindowLog(list[Window]):
         self.clear()
         self._num_bytes = 0
 
-    def let_go(self) -> None:
-        """The training went back: nothing of it is to be kept alive."""
+    def release_all(self) -> None:
+        """Keep no batch alive: the training was rolled back."""
         self._num_bytes = 0
         self._stale.clear()
 
-    def runs_away(self) -> bool:
-        """Whether the loss leaps: then the state before is the one to go back to, while it can be.
+    def is_diverging(self) -> bool:
+        """Whether the loss rises steeply, so that the older snapshot should be kept.
 
-        Only figures that have been read already count; nothing waits for the device here.
+        Uses only losses that were read already, so it does not sync.
         """
         losses = [w.loss for w in self if w.loss is not None]
         if len(losses) < 2:
             return False
-        return losses[-1] - losses[0] > _LEAP * max(abs(losses[0]), 1e-3)
+        return losses[-1] - losses[0] > _MAX_RISE * max(abs(losses[0]), 1e-3)

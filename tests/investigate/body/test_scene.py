@@ -82,7 +82,7 @@ def test_an_exception_shows_where_each_function_stood():
         "inner",
         "test_an_exception_shows_where_each_function_stood",
     ]
-    assert all(s.is_over for s in scenes) and scenes[0].line == scenes[0].first_line + 1
+    assert all(s.is_over for s in scenes) and scenes[0].line == scenes[0].code.co_firstlineno + 1
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="columns are known from Python 3.11 on")

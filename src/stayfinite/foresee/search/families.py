@@ -9,7 +9,7 @@ from ...runtime.rows import num_rows
 from .candidates import Candidate, Seen
 from .classes import columns, float_classes, one_sided
 from .empty import empties, plain_empties
-from .ids import bands, ids, tokens, unseen_padding
+from .ids import bands, groups, ids, tokens, unseen_padding
 from .joint import both, corners, halves, swapped
 from .packed import packed
 from .parts import parts_of
@@ -22,7 +22,7 @@ from .values import certainties, ends, opposites, outliers, shifted, tiny, zeros
 __all__ = ["FAMILIES", "candidates"]
 
 FAMILIES: tuple[Callable[[Seen], Iterator[Candidate]], ...] = (
-    masks, labels, tokens, ids, unseen_padding, doubled, bands, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
+    masks, labels, tokens, ids, groups, unseen_padding, doubled, bands, blank, zeros, certainties, constant, repeated, pairs, inner, ends,
     outliers, opposites, corners, halves, both, swapped, rest, tiny, shifted, float_classes, columns, one_sided, lengths, packed, empties, shorter, growing, plain_empties, flags,
     numbers, widths, sizes,
 )  # fmt: skip

@@ -12,11 +12,14 @@ from .candidates import Candidate, Seen, first_row
 from .classes import one_class
 from .parts import Part
 
-__all__ = ["bands", "ids", "tokens", "unseen_padding"]
+__all__ = ["bands", "groups", "ids", "tokens", "unseen_padding"]
 
 _FEWEST_IDS = 12
 _SMALL = 8
 """Batches of so few samples may well be all alike."""
+_FEW, _SHARE = 2, 0.25
+"""A group of so few entries, or of this share of the usual number, is next to an empty one."""
+_FEWEST_GROUPS = 3
 _EVERYWHERE = 0.9
 """An id that is in so many of the sequences is a mark (a beginning, an end), no word."""
 
@@ -117,6 +120,36 @@ def _padded(is_left: bool) -> Callable[[Tensor], Tensor]:
         return new
 
     return changed
+
+
+def groups(seen: Seen) -> Iterator[Candidate]:
+    """Numbers that say which group each entry belongs to: a group in the middle without an entry."""
+    for p in seen.of_kind("tokens", "lengths", "labels"):
+        sizes = _group_sizes(p.tensor)
+        if sizes is None:
+            continue
+        shown = [s for t in _tensors(seen, p) if (s := _group_sizes(t)) is not None]
+        every = torch.cat(shown).double()
+        fewest, usual = int(every.min()), float(every.median())
+        level = "possible" if fewest <= max(_FEW, _SHARE * usual) else "far"
+        middle = len(sizes) // 2
+        what = f"{p.name} without any entry of group {middle}"
+        why = f"groups of {fewest} entries on were seen"
+        yield Candidate("group", what, seen.changed([p], _joined(middle)), level, why)
+
+
+def _group_sizes(t: Tensor) -> Tensor | None:
+    """How many entries each group has, where the numbers are those of groups: in order, from 0 on."""
+    if t.is_floating_point() or t.dtype == torch.bool or t.dim() != 1 or t.numel() < _FEWEST_GROUPS:
+        return None
+    steps = t.detach().diff()
+    if int(t[0]) != 0 or int(t[-1]) + 1 < _FEWEST_GROUPS or bool((steps < 0).any()):
+        return None
+    return torch.bincount(t.detach()) if bool((steps == 0).any()) else None
+
+
+def _joined(group: int) -> Callable[[Tensor], Tensor]:
+    return lambda t: torch.where(t == group, group - 1, t)
 
 
 def bands(seen: Seen) -> Iterator[Candidate]:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from .candidates import Candidate, Seen, all_rows, first_row
+from .extents import boxes
 from .parts import Part, change
 
 __all__ = ["both", "corners", "halves", "swapped"]
 
 _MOST_PARTS = 4
-_EVEN = (4, 6)
-"""Two corners of a box: so many numbers."""
 _TIMES = (30.0, -30.0, 0.0)
 _ALIKE = 10.0
 """So many times as large as the other one, a part could still be it."""
@@ -25,21 +24,9 @@ How = Callable[[Tensor], Tensor]
 
 def halves(seen: Seen) -> Iterator[Candidate]:
     """A box of no extent: its second corner is its first one."""
-    for p in _boxes(seen):
+    for p in boxes(seen.parts)[:_MOST_PARTS]:
         what = f"one sample of {p.name} whose second half equals its first (no extent)"
         yield Candidate("extent", what, seen.changed([p], first_row(_equal_halves, seen.num_rows)))
-
-
-def _boxes(seen: Seen) -> list[Part]:
-    """Rows of 4 or 6 numbers whose second half has always been the larger one."""
-    found = []
-    for p in seen.of_kind("input", "target"):
-        t = p.tensor
-        if p.is_float and p.has_rows and t.dim() in (2, 3) and t.shape[-1] in _EVEN:
-            first, second = t.detach().chunk(2, -1)
-            if bool((second >= first).all()):
-                found.append(p)
-    return found[:_MOST_PARTS]
 
 
 def _equal_halves(t: Tensor) -> Tensor:
@@ -66,11 +53,11 @@ def _put(values: Tensor) -> How:
 
 def both(seen: Seen) -> Iterator[Candidate]:
     """Extreme features, and another part of the same sample without extent or blank."""
-    boxes = _boxes(seen)
+    known = boxes(seen.parts)[:_MOST_PARTS]
     inputs = [p for p in seen.of_kind("input") if _is_free(p)][:2]
     for p in inputs:
         others: list[tuple[Part, How, str]]
-        others = [(b, _equal_halves, "without extent") for b in boxes if b is not p]
+        others = [(b, _equal_halves, "without extent") for b in known if b is not p]
         others += [
             (q, _times(0.0), "blank")
             for q in seen.of_kind("input", "target")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from ...runtime.batches import named_tensors
 from ...runtime.rows import map_tensors, num_rows
 from .padding import padding_of
 
-__all__ = ["IGNORED", "Part", "change", "is_rotation", "is_unit", "parts_of"]
+__all__ = ["IGNORED", "Part", "change", "is_rotation", "is_unit", "part_of", "parts_of"]
 
 _TARGET = re.compile(r"(label|target|\by\b|_y\b|\['y'\])", re.IGNORECASE)
 _MASK = re.compile(r"mask|valid|legal|allowed", re.IGNORECASE)
@@ -69,7 +70,7 @@ class Part:
     """Of the values seen, how many are exactly 0."""
 
     grid: float = 0.0
-    """What all values are multiples of: a cent, a tenth of a degree; 0 for none."""
+    """What all values are multiples of: a cent, a tenth of a degree, ten pieces; 0 for none."""
     nears_zero: bool = False
     """Positive, and spread evenly down to next to nothing: a share, a waiting time."""
 
@@ -173,23 +174,32 @@ def parts_of(batches: Sequence[Any]) -> list[Part]:
         values = _values(name, batches)
         may_be_lengths = _fits_lengths(name, t, total, batches)
         kind = _kind(name, t, values, widths if may_be_lengths else [], name == last)
-        low, high = (float(values.min()), float(values.max())) if values.numel() else (0.0, 0.0)
-        is_whole = t.is_floating_point() and bool(
-            ((values == values.round()) & (values.abs() < _EXACT)).all()
-        )
         padding = padding_of(name, batches) if kind == "tokens" else None
         has_rows = total is not None and t.dim() > 0 and t.shape[0] == total
-        num_values = int(values[:20_000].unique().numel())
-        found.append(
-            Part(
-                name, t, kind, low, high, is_whole, padding, has_rows, min(num_values, 32),
-                _is_distribution(t), float(values.median()) if values.numel() else 0.0,
-                float((values == 0).double().mean()) if values.numel() else 0.0,
-                _grid(values) if t.is_floating_point() and low > 0 and not is_whole else 0.0,
-                t.is_floating_point() and low > 0 and _nears_zero(values),
-            )
-        )  # fmt: skip
+        found.append(part_of(name, t, kind, values, padding, has_rows))
     return found
+
+
+def part_of(
+    name: str,
+    t: Tensor,
+    kind: str,
+    values: Tensor,
+    padding: int | None = None,
+    has_rows: bool = True,
+) -> Part:
+    """One tensor of the first batch, and what its values in all batches (as float64) say of it."""
+    is_any, is_float = values.numel() > 0, t.is_floating_point()
+    low = float(values.min()) if is_any else 0.0
+    is_whole = is_float and bool(((values == values.round()) & (values.abs() < _EXACT)).all())
+    return Part(
+        name, t, kind, low, float(values.max()) if is_any else 0.0, is_whole, padding, has_rows,
+        min(int(values[:20_000].unique().numel()), 32), _is_distribution(t),
+        float(values.median()) if is_any else 0.0,
+        float((values == 0).double().mean()) if is_any else 0.0,
+        _grid(values, is_whole) if is_float and low > 0 else 0.0,
+        is_float and low > 0 and _nears_zero(values),
+    )  # fmt: skip
 
 
 def is_unit(t: Tensor) -> bool:
@@ -207,19 +217,30 @@ def is_rotation(t: Tensor) -> bool:
     return bool(((square - torch.eye(t.shape[-1], device=t.device)).abs() < 1e-2).all())
 
 
-def _grid(values: Tensor) -> float:
-    """The decimal step that all of these values are multiples of; 0 where they lie on none.
+def _grid(values: Tensor, is_whole: bool = False) -> float:
+    """The step that all of these values are multiples of; 0 where they lie on none.
 
     >>> _grid(torch.tensor([0.01, 0.25, 3.99], dtype=torch.float64)), _grid(torch.rand(9))
     (0.01, 0.0)
+    >>> _grid(torch.tensor([10.0, 30, 20, 40, 70]), True), _grid(torch.tensor([256.0, 512]), True)
+    (10.0, 0.0)
     """
     if values.numel() < _FEWEST_ON_GRID or float(values.max()) > _LARGEST_ON_GRID:
         return 0.0
+    if is_whole:
+        return _whole_grid([int(v) for v in values.unique()])
     for step in _STEPS:
         off = ((values / step).round() * step - values).abs()
         if bool((off < step / 1000 + 1.2e-7 * values).all()):
             return step
     return 0.0
+
+
+def _whole_grid(values: list[int]) -> float:
+    """A step of whole numbers, where most of its multiples in their range were seen."""
+    step = math.gcd(*values)
+    num_steps = (values[-1] - values[0]) // step + 1
+    return float(step) if len(values) > max(_FEWEST_ON_GRID, num_steps // 2) else 0.0
 
 
 def _nears_zero(values: Tensor) -> bool:

@@ -45,12 +45,14 @@ def outliers(seen: Seen) -> Iterator[Candidate]:
             if name != "narrow" or (p.is_narrow and p.kind == "input"):
                 yield from _outliers(seen, p, factor, _level(name, seen, p))
     inputs = [p for p in floats if p.kind == "input"]
-    for factor, name in FACTORS if inputs else ():
-        if name == "narrow":
+    wide = [p for p in inputs if p.tensor.dim() > 1]
+    for factor, name in FACTORS:
+        parts = wide if factor > _MILD else inputs
+        if name == "narrow" or not parts:
             continue
-        levels = {"far" if name == "half" else _level(name, seen, p) for p in inputs}
+        levels = {"far" if name == "half" else _level(name, seen, p) for p in parts}
         what = f"a whole batch {factor:g} times as large"
-        make = seen.changed(inputs, _times(factor))
+        make = seen.changed(parts, _times(factor))
         level = "far" if "far" in levels else "possible"
         yield Candidate("outlier-batch", what, make, level, is_wild=factor > _MILD)
 

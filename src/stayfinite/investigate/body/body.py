@@ -6,6 +6,8 @@ import ast
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -109,6 +111,17 @@ class Body:
                 if body.plan().code is not None and body.plan().has_backward:
                     return body
             is_outside = is_outside or home.node is self.home.node
+        return None
+
+    def as_far_as(self, code: CodeType | None, line: int | None, instruction: int) -> Body | None:
+        """The body as far as another place, in this function or in one that has called it."""
+        mine = self.functions
+        scenes = [self.scene, *self._outer]
+        for i, scene in enumerate(scenes if line is not None else ()):
+            if scene.code is code and line is not None:
+                there = replace(scene.moved(line, instruction), is_over=False)
+                rules = (mine.judge.is_training_object, mine.is_full, mine.is_buffer, mine.is_loose)
+                return Body.of(there, scenes[i + 1 :], *rules)
         return None
 
     def with_source(self, changed: Callable[..., Scene]) -> Body | None:

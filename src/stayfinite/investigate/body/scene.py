@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from ...runtime.frames import Standing
+from ...runtime.frames import Standing, variables
 from .source import file_kind
 
 __all__ = ["Scene", "scenes_of_frame", "scenes_of_standing", "scenes_of_traceback"]
@@ -26,7 +26,6 @@ class Scene:
     file: str
     line: int
     function: str
-    first_line: int
     code: CodeType = field(repr=False)
     local_variables: dict[str, Any] = field(repr=False)
     """Closure variables included; empty for the body of a module."""
@@ -101,8 +100,7 @@ def _scene(frame: FrameType, line: int, instruction: int) -> Scene:
     names = {} if is_module else variables(frame)
     column = _column(code, line, instruction)
     return Scene(
-        code.co_filename, line, code.co_name, code.co_firstlineno, code, names, frame.f_globals,
-        column,
+        code.co_filename, line, code.co_name, code, names, frame.f_globals, column,
     )  # fmt: skip
 
 
@@ -118,33 +116,3 @@ def _skip(positions: Iterator[Any], count: int) -> Iterator[Any]:
         if index >= count:
             yield position
     yield (None, None, None, None)
-
-
-def variables(frame: FrameType) -> dict[str, Any]:
-    """A function's variables; nothing stays behind that would keep them alive after a `del`."""
-    names = frame.f_locals
-    found = dict(names)
-    _let_go(frame, names)
-    return found
-
-
-def _let_go(frame: FrameType, names: Any) -> None:
-    """Before Python 3.13 a function's `f_locals` is a copy that the frame holds on to; it is also what
-    `locals()` has given the function, if it asked: then it is not ours to empty."""
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & _OPTIMIZED:
-        if sys.getrefcount(names) <= _NOBODY_ELSE:
-            names.clear()
-
-
-def _count_holders() -> int:
-    """How many hold such a copy when nobody but the frame and we do, counted the same way."""
-    frame = sys._getframe()
-    names = frame.f_locals
-
-    def inner(frame: FrameType, names: Any) -> int:
-        return sys.getrefcount(names)
-
-    return inner(frame, names)
-
-
-_NOBODY_ELSE = _count_holders()

@@ -14,32 +14,41 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType, FunctionType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils import worker
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import IterableDataset
 
 from ...diagnose.evidence import Data
 from ...locate.frames import Frame, is_user_file
 from ...locate.slice import Origin, find_origin
 from ...locate.trace import OpTrace, SourceRef
 from ...numerics.health import badness
-from ...patches.loaders import Indices, samples
 from ...runtime.batches import named_tensors
 from ...runtime.rng import RngState
 from ...runtime.window import BatchRef, Window
 from ...sandbox.compute import computing_only
-from ..body.effects import class_member
-from ..body.summary import Functions
-from ..body.values import UNKNOWN, known
 from ..budget import Budget
 from .prepared import made_by_logarithm
+from .sample_source import (
+    SampleSource,
+    as_worker,
+    fetched,
+    is_felt,
+    source_behind,
+    worker_number,
+)
 
-__all__ = ["look_at_data", "other_batches", "worker_of"]
+__all__ = [
+    "bad_batch",
+    "first_bad_line",
+    "is_bad_batch",
+    "look_at_data",
+    "other_batches",
+    "worker_of",
+]
 
 _MAX_STORED = 4096
 _READS = {
@@ -53,18 +62,18 @@ _READS = {
 
 def look_at_data(window: Window, seconds: float) -> Data:
     """Where the bad value of this window's batch comes from."""
-    ref = _bad_batch(window)
+    ref = bad_batch(window)
     if ref is None:
         return Data()
     owner = ref.loader
     if isinstance(owner, (list, tuple)):
         return Data(origin="stored", detail="The list of batches already holds it.")
-    loader = _loader(owner)
+    loader = source_behind(owner)
     if loader is None:
         return Data()
     rng = RngState.now()
     try:
-        with computing_only(), _as_worker(_worker(ref), loader):
+        with computing_only(), as_worker(worker_number(ref), loader):
             return _again(loader, ref.indices, ref.value, Budget(seconds))
     except Exception:
         return Data()  # somebody else's data set: whatever it does, the report goes on
@@ -75,77 +84,36 @@ def look_at_data(window: Window, seconds: float) -> Data:
 def other_batches(window: Window, most: int) -> list[Any]:
     """Batches of other samples, spread over the same data set, where nobody can feel that they are fetched."""
     ref = window.batches[-1] if window.batches else None
-    loader = _loader(ref.loader) if ref is not None and ref.indices else None
+    loader = source_behind(ref.loader) if ref is not None and ref.indices else None
     if ref is None or loader is None or isinstance(loader.dataset, IterableDataset):
         return []
     rng = RngState.now()
     try:
         with computing_only():
-            if _is_felt(loader):
+            if is_felt(loader):
                 return []
             used, size = set(ref.indices or ()), len(ref.indices or ())
             rest = [i for i in range(len(loader.dataset)) if i not in used]
             starts = range(0, len(rest) - size + 1, size)
             chosen = starts[:: max(1, math.ceil(len(starts) / most))]
-            return [_fetch(loader, rest[start : start + size]) for start in chosen]
+            return [fetched(loader, rest[start : start + size]) for start in chosen]
     except Exception:
         return []  # somebody else's data set: then there are none
     finally:
         rng.restore()
 
 
-class _Source:
-    """A data set and what makes batches of it; the loader itself may be gone already."""
-
-    def __init__(self, dataset: Any, collate_fn: Any, num_workers: int) -> None:
-        self.dataset = dataset
-        self.collate_fn = collate_fn
-        self.num_workers = num_workers
-
-
-@contextlib.contextmanager
-def _as_worker(number: int | None, loader: _Source) -> Iterator[None]:
-    """What a data set asks for its share by `get_worker_info` is told what that process was told."""
-    before = worker._worker_info
-    if number is not None:
-        worker._worker_info = worker.WorkerInfo(
-            id=number,
-            num_workers=loader.num_workers,
-            seed=torch.initial_seed(),
-            dataset=loader.dataset,
-        )
-    try:
-        yield
-    finally:
-        worker._worker_info = before
-
-
 def worker_of(window: Window) -> int | None:
     """The process of the loader that has read the bad batch, where it was not this one."""
-    ref = _bad_batch(window)
-    return None if ref is None else _worker(ref)
+    ref = bad_batch(window)
+    return None if ref is None else worker_number(ref)
 
 
-def _worker(ref: BatchRef) -> int | None:
-    return ref.indices.worker if isinstance(ref.indices, Indices) else None
-
-
-def _bad_batch(window: Window) -> BatchRef | None:
+def bad_batch(window: Window) -> BatchRef | None:
     return next((b for b in window.batches if _bad(b.value)), None)
 
 
-def _loader(owner: Any) -> _Source | None:
-    for candidate in (owner, getattr(owner, "loader", None), getattr(owner, "dataloader", None)):
-        if isinstance(candidate, DataLoader):
-            return _Source(candidate.dataset, candidate.collate_fn, candidate.num_workers)
-    is_iterator = isinstance(owner, _BaseDataLoaderIter)  # its loader is gone already
-    iterator = owner if is_iterator else samples.iterator if owner is None else None
-    if iterator is None:
-        return None
-    return _Source(iterator._dataset, iterator._collate_fn, iterator._num_workers)
-
-
-def _again(loader: _Source, indices: Any, batch: Any, budget: Budget) -> Data:
+def _again(loader: SampleSource, indices: Any, batch: Any, budget: Budget) -> Data:
     stored = list(itertools.islice(_stored(loader.dataset, "dataset", 0, set()), _MAX_STORED))
     found = _looked_at(loader, stored, indices, batch, budget)
     made = made_by_logarithm(loader.dataset, stored) if found.origin == "stored" else None
@@ -153,18 +121,18 @@ def _again(loader: _Source, indices: Any, batch: Any, budget: Budget) -> Data:
 
 
 def _looked_at(
-    loader: _Source, stored: list[tuple[str, Any]], indices: Any, batch: Any, budget: Budget
+    loader: SampleSource, stored: list[tuple[str, Any]], indices: Any, batch: Any, budget: Budget
 ) -> Data:
     dirty = [name for name, value in stored if _is_bad_value(value)]
     is_lost = indices is None or isinstance(loader.dataset, IterableDataset)
-    if is_lost or _is_felt(loader):
+    if is_lost or is_felt(loader):
         if dirty:
             return Data(origin="stored", detail=f"{dirty[0]} holds non-finite values as stored.")
         return Data(origin="pipeline" if stored else "unknown", detail="What is stored is finite.")
     tensors = [SourceRef("stored", n, v) for n, v in stored if isinstance(v, Tensor)]
     trace = OpTrace(tensors, {})
     with torch.no_grad(), contextlib.closing(trace.modules), trace:
-        made = _fetch(loader, indices)
+        made = fetched(loader, indices)
         trace.is_paused = True
         origin = find_origin(trace, _bad(made))
     if not _resembles(made, batch):
@@ -193,32 +161,6 @@ def _read_at(stored: Data, lines: Data) -> Data:
     )
 
 
-def _is_felt(loader: _Source) -> bool:
-    """Whether fetching a sample once more would change something of the script's: a count, a cache."""
-    functions = Functions(lambda obj: False)
-    kind = type(loader.dataset)
-    getter = getattr(kind, "__getitems__", None) or getattr(kind, "__getitem__", None)
-    collate, owner = loader.collate_fn, []
-    if not isinstance(collate, FunctionType):
-        owner = [known(getattr(collate, "__self__", collate))]
-        collate = getattr(collate, "__func__", None) or class_member(type(collate), "__call__")
-    for func, given in ((getter, [known(loader.dataset)]), (collate, owner)):
-        if isinstance(func, FunctionType) and is_user_file(func.__code__.co_filename):
-            summary = functions.summarize(func, [*given, UNKNOWN], {}, False, 0)
-            if summary is not None and summary.mutates:
-                return True
-    return False
-
-
-def _fetch(loader: _Source, indices: Any) -> Any:
-    dataset: Any = loader.dataset
-    if hasattr(dataset, "__getitems__"):
-        samples = dataset.__getitems__(list(indices))
-    else:
-        samples = [dataset[i] for i in indices]
-    return loader.collate_fn(samples)
-
-
 def _resembles(made: Any, batch: Any) -> bool:
     """The last loader seen need not be the one that made this batch."""
     shapes = [(n, t.dtype, t.dim()) for n, t in named_tensors(made)]
@@ -245,6 +187,10 @@ def _from_trace(origin: Origin | None) -> Data | None:
     if origin.source is not None:
         return Data(origin="stored", detail=f"{origin.source.name} holds it as stored.")
     return None
+
+
+def is_bad_batch(value: Any) -> bool:
+    return bool(_bad(value))
 
 
 def _bad(value: Any) -> list[Tensor]:
@@ -331,15 +277,20 @@ class _LineWatch:
         self.found = Frame(frame.f_code.co_filename, line, frame.f_code.co_name)
 
 
-def _by_lines(loader: _Source, indices: Any, is_dirty: bool, is_stored: bool) -> Data:
+def first_bad_line(loader: SampleSource, indices: Any) -> Frame | None:
+    """The line of the user's code that first leaves something non-finite behind while samples are fetched."""
     watch = _LineWatch()
     before = sys.gettrace()
     sys.settrace(watch)
     try:
-        _fetch(loader, indices)
+        fetched(loader, indices)
     finally:
         sys.settrace(before)
-    found = watch.found
+    return watch.found
+
+
+def _by_lines(loader: SampleSource, indices: Any, is_dirty: bool, is_stored: bool) -> Data:
+    found = first_bad_line(loader, indices)
     if found is None:
         return Data(origin="stored" if is_dirty else "pipeline" if is_stored else "unknown")
     place = {

@@ -77,21 +77,19 @@ def _is_discarded(investigation: Investigation, origin: Origin | None) -> bool:
 
 def _weights(investigation: Investigation) -> Weights:
     state = investigation.state
-    largest, name, first, growth = 0.0, None, 0.0, 1.0
+    largest, first, growth = 0.0, 0.0, 1.0
     for key, p in state.parameters():
         size = _size(p)
         before = state.first_sizes.get(key)
         if size is None:
             continue
-        if size[0] > largest:
-            largest, name = size[0], key
+        largest = max(largest, size[0])
         if before is not None:
             first = max(first, before[0])
             if before[1] > 0:
                 growth = max(growth, size[1] / before[1])
     return Weights(
         largest=largest,
-        largest_name=name,
         first=first,
         steps=len(investigation.engine.log),
         growth=growth,
@@ -241,9 +239,9 @@ def _is_scaler_unused(investigation: Investigation) -> bool:
 
 def _optimizer(investigation: Investigation, name: str | None) -> dict[str, str]:
     """The optimizer that moves what went bad, else the first."""
-    spoiled = dict(investigation.state.parameters()).get((name or "").split(":")[0])
+    corrupted = dict(investigation.state.parameters()).get((name or "").split(":")[0])
     groups = [(o, g) for o in investigation.state.optimizers for g in o.param_groups]
-    moving = [(o, g) for o, g in groups if any(p is spoiled for p in g["params"])]
+    moving = [(o, g) for o, g in groups if any(p is corrupted for p in g["params"])]
     for optimizer, group in (*moving, *groups):
         plain = {k: str(v) for k, v in group.items() if isinstance(v, (bool, int, float, str))}
         return {"type": type(optimizer).__name__, **plain}

@@ -30,6 +30,7 @@ from .batch_rows import rows_change
 from .clip_order import clip_order_change
 from .first_values import first_values_change
 from .layer_change import layer_change
+from .pipeline_change import pipeline_changes
 from .precision_change import precision_changes
 from .resume_change import resume_changes
 from .scale_change import is_fixed_scale, scale_changes
@@ -69,7 +70,7 @@ def proved_fixes(
     if not lab.can_replay:
         return ()
     location = evidence.location
-    solved = lab.investigation.engine.solved
+    solved = lab.investigation.engine.known.solved
     key = (cause, location.op, location.file, location.line)
     if key in solved:
         again = yield from _holds_again(lab, *solved[key])
@@ -90,7 +91,7 @@ def _holds_again(
     lab: Laboratory, change: Any, fix: Fix, step: int
 ) -> Generator[Replay, ReplayResult, Fix | None]:
     """What was proved for the same place before, run on this step."""
-    with lab.unharmed():
+    with lab.restored():
         lab.start_of(lab.window)
         result = yield Replay(window=lab.window, change=change, is_applied=lab.needs_step)
     if result.failure is not None or not result.is_complete or fix.proof is None:
@@ -103,6 +104,9 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
     """Where to look, one after the other: the batch's rows, what a line has set, the line itself."""
     trial = Trial(lab, seconds)
     if cause in ("bad_input_data", "bad_preprocessing"):
+        if cause == "bad_preprocessing":
+            for setting in pipeline_changes(lab, e):
+                yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
         rows = rows_change(lab, e)
         if rows is not None:
             yield _Search(lab, e, trial, rows.file, rows.before, only=rows.candidate)
@@ -226,6 +230,7 @@ class _Search:
             proof, result = yield from self.trial.prove_since(setting, setting.at)
         else:
             proof, result = yield from self.trial.prove(setting, self.evidence.dtype)
+            proof = replace(proof, note=proof.note or setting.note)
         fix = self._fix((setting.candidate,), setting, proof)
         if fix.status == "proved":
             self.proved, self.change = fix, change
@@ -281,7 +286,7 @@ class _Search:
 
     def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
         """Where the step, or a batch behind it, fails now, if that is in the same file."""
-        with self.lab.unharmed():
+        with self.lab.restored():
             result = yield from self.lab.traced(window=self.trial.failed_ahead, change=change)
         origin = result.origin
         if origin is None or origin.birth is None:

@@ -8,15 +8,17 @@ import hashlib
 import inspect
 import math
 from collections.abc import Generator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch.optim import Optimizer
 
 from ...diagnose.evidence import Evidence
 from ...diagnose.words import num
+from ...locate.frames import Frame, place_of
 from ...patches.made_at import made_at
 from ...records import Culprit, Fix, Proof
 from ...remedies import (
+    Edit,
     Remedy,
     Source,
     apply,
@@ -33,7 +35,7 @@ from ..evidence.setting_lines import assigned_key
 from ..laboratory import Laboratory
 from ..search import Search, has_risen
 from .setting_change import only_call, shown_path
-from .where_set import Written, call_at, key_of, number_behind, option_for, source_of
+from .where_set import call_at, key_of, number_behind, option_for, source_of
 
 __all__ = ["setting_diff"]
 
@@ -57,6 +59,9 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
     optimizer = max(lab.state.optimizers, key=_rate, default=None)
     if optimizer is None:
         return fix
+    fast = [o for o in lab.state.optimizers if _rate(o) > rate.passed]
+    if len(fast) > 1:  # the change is that of all of them, or it is not what was run
+        return _lower_several(lab, fast, fix, rate.passed) or fix
     if place is not None and "formula" in place.what:
         made = yield from _capped_formula(lab, optimizer, fix, place, rate.passed)
         if made is not None:
@@ -96,20 +101,64 @@ def _with_diff(fix: Fix, file: str, before: str, remedy: Remedy, title: str | No
     )  # fmt: skip
 
 
-def _set(fix: Fix, where: Written, value: str, name: str = "set_lr") -> Fix:
-    remedy = Remedy(name=name, title="", why="", line=where.line, edits=(where.edit(value),))
-    return _with_diff(fix, where.file, where.text, remedy)
+@dataclass(frozen=True)
+class _Rate:
+    """A rate as it is written, and the text that takes its place."""
+
+    file: str
+    text: str
+    line: int
+    edit: Edit
+    option: str | None = None
+    """The command-line option that gives it."""
 
 
 def _lower_given(
     lab: Laboratory, optimizer: Optimizer, fix: Fix, place: Culprit | None, ratio: float
 ) -> Fix | None:
     """The rate that the optimizer is made with, where that is written."""
+    at = (place.file, place.line) if place is not None else None
+    given = optimizer.defaults.get("lr")
+    if not isinstance(given, (int, float)):
+        return None
+    found = _given(lab, optimizer, at, given * ratio)
+    return None if found is None else _set_all(fix, [found], _text(given * ratio))
+
+
+def _lower_several(lab: Laboratory, fast: list[Optimizer], fix: Fix, limit: float) -> Fix | None:
+    """The rates of all optimizers that are faster than what was seen to pass: each at that limit."""
+    found: list[_Rate] = []
+    for optimizer in fast:
+        stack = [Frame(*place) for place in made_at(optimizer)]
+        user = place_of(stack).user if stack else None
+        at = (user.file, user.line) if user is not None else None
+        one = _given(lab, optimizer, at, limit)
+        if one is None or one.file != (found or [one])[0].file:
+            return None
+        found.append(one)
+    return _set_all(fix, found, _text(limit))
+
+
+def _set_all(fix: Fix, rates: list[_Rate], value: str) -> Fix:
+    options = {r.option for r in rates}
+    if len(options) == 1 and None not in options:
+        fix = replace(fix, title=f"{fix.title} (on the command line: {options.pop()} {value})")
+    first = rates[0]
+    edits = tuple(dict.fromkeys(r.edit for r in rates))
+    line = min(r.line for r in rates)
+    remedy = Remedy(name="set_lr", title="", why="", line=line, edits=edits)
+    return _with_diff(fix, first.file, first.text, remedy)
+
+
+def _given(
+    lab: Laboratory, optimizer: Optimizer, at: tuple[str, int] | None, value: float
+) -> _Rate | None:
+    """Where the rate of this optimizer is written; `at`: the line that makes it, if that is known."""
     kind = type(optimizer).__name__
     given = optimizer.defaults.get("lr")
-    source = source_of(place.file) if place is not None else None
-    call = call_at(source, place.line, kind) if source is not None and place is not None else None
-    file = place.file if place is not None else ""
+    source = source_of(at[0]) if at is not None else None
+    call = call_at(source, at[1], kind) if source is not None and at is not None else None
+    file = at[0] if at is not None else ""
     if call is None:
         found = only_call(lab, kind)
         if found is None:
@@ -122,22 +171,17 @@ def _lower_given(
     expression = next((k.value for k in call.keywords if k.arg == "lr"), None)
     if expression is None and position < len(call.args):
         expression = call.args[position]
-    text = _text(given * ratio)
+    text, option = _text(value), None
     unpacked = next((k.value for k in call.keywords if k.arg is None), None)
     if expression is None and unpacked is not None:  # SGD(parameters, **config["optimizer"])
         expression = ast.Subscript(value=unpacked, slice=ast.Constant("lr"), ctx=ast.Load())
     if expression is not None:
         where = number_behind(file, source, expression, float(given), made_at(optimizer))
         if where is not None:
-            return _set(fix, where, text)
+            return _Rate(where.file, where.text, where.line, where.edit(text))
         option = option_for(key_of(expression) or "")
-        if option is not None:
-            fix = replace(fix, title=f"{fix.title} (on the command line: {option} {text})")
     edit = with_argument(source, call, "lr", position, text) if unpacked is None else None
-    if edit is None:
-        return None
-    remedy = Remedy(name="set_lr", title="", why="", line=call.lineno, edits=(edit,))
-    return _with_diff(fix, file, source.text, remedy)
+    return None if edit is None else _Rate(file, source.text, call.lineno, edit, option)
 
 
 def _lower_peak(fix: Fix, place: Culprit, ratio: float, optimizer: Optimizer) -> Fix | None:
@@ -229,7 +273,7 @@ def _run_capped(
     if has_risen(lab):
         return made
     search = Search(lab, [passed], lambda value: [changes.limited_lr(value)])
-    with lab.unharmed():
+    with lab.restored():
         found = yield from search.run(None, usual=passed)
     if found is None or found.passed is None:
         return None

@@ -58,6 +58,8 @@ class SettingChange:
     """A value beyond the one that is offered: it has to pass too, so that some distance is kept."""
     ways: tuple[ChangedSource, ...] = ()
     """Sources that compute what it comes to, where that is found by trying: the first that holds is meant."""
+    note: str = ""
+    """What was run of it besides the steps."""
     name = ""
 
     @property
@@ -65,7 +67,7 @@ class SettingChange:
         return hashlib.sha256(self.before.encode()).hexdigest()
 
     @classmethod
-    def as_told(cls, apply: Callable[[], AbstractContextManager[None]]) -> SettingChange:
+    def from_apply(cls, apply: Callable[[], AbstractContextManager[None]]) -> SettingChange:
         """What another rank needs of it."""
         return cls("", "", "", Candidate((), ""), apply)
 

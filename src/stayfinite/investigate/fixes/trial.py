@@ -124,7 +124,7 @@ class Trial:
         is_flat: bool,
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
         lab = self.lab
-        with lab.unharmed():
+        with lab.restored():
             result = yield from self._once(lab.window, change, True, is_applied=lab.needs_step)
         if result.failure is not None:
             return Proof(note="the step is still not finite"), result
@@ -177,7 +177,7 @@ class Trial:
         if not windows:
             return Proof(note="the steps before it could not be run here"), result
         number, losses = 0, []
-        with lab.unharmed():
+        with lab.restored():
             lab.to_snapshot()
             first = size_of(state)
             number_of_steps = max(len(windows) + _NUM_AFTER, _SINCE)
@@ -217,7 +217,7 @@ class Trial:
         lab = self.lab
         usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=math.inf)
         losses: list[float] = []
-        with lab.unharmed():
+        with lab.restored():
             for _ in range(_NUM_AFTER):
                 lab.state.clear_grads()
                 if lab.window.rng is not None:
@@ -264,7 +264,7 @@ class Trial:
         for window in seen or self._unseen()[:_NUM_HEALTHY]:
             if self.is_late:
                 break
-            with self.lab.unharmed():
+            with self.lab.restored():
                 result = yield from self._once(window, None, wants_norm=True)
             num_failed += result.failure is not None and not window.is_loaderless
             if result.failure is None and result.is_complete and result.losses:
@@ -281,7 +281,7 @@ class Trial:
         if not lab.state.snapshot.is_taken or lab.investigation.engine.ranks.is_apart:
             return []
         for window in self._windows[:_NUM_HEALTHY]:
-            with lab.unharmed():
+            with lab.restored():
                 lab.to_snapshot()
                 result = yield from self._once(window, None, wants_norm=True, is_moved=True)
             if result.failure is None and result.is_complete and result.losses:
@@ -294,7 +294,7 @@ class Trial:
         largest: float | None = None
         number = 0
         for known in (yield from self._known()):
-            with self.lab.unharmed():
+            with self.lab.restored():
                 if known.is_from_snapshot:
                     self.lab.to_snapshot()
                 result = yield from self._once(
@@ -331,7 +331,7 @@ class Trial:
         for window in self._unseen():
             if self.is_late:
                 break
-            with self.lab.unharmed():
+            with self.lab.restored():
                 result = yield from self._once(window, change)
             if result.failure is not None:
                 self.failed_ahead = window
@@ -366,7 +366,7 @@ class Trial:
         windows = [lab.window, *others]
         number_of_steps = _SINCE if self.is_in_state else len(windows) + 1
         number, losses, distance = 0, [], Distance(dtype)
-        with lab.unharmed():
+        with lab.restored():
             first = size_of(lab.state)
             for window in itertools.islice(itertools.cycle(windows), number_of_steps):
                 if self.is_late:

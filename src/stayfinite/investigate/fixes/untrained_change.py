@@ -50,7 +50,7 @@ def with_parameters(
     repaired = next((f for f in made if f.status == "proved" and f.diff and f.file), None)
     if repaired is None or not lab.can_replay or lab.investigation.engine.ranks.has_others:
         return made
-    solved = lab.investigation.engine.solved
+    solved = lab.investigation.engine.known.solved
     key = ("parameters", repaired.diff)
     if key not in solved:
         if any(k[0] == "parameters" for k in solved):
@@ -153,7 +153,7 @@ def _losses(
     """Of steps that are applied: this one, then batches that were seen before, again and again."""
     windows = [lab.window, *_others(lab)]
     losses: list[float] = []
-    with lab.unharmed():
+    with lab.restored():
         for window in itertools.islice(itertools.cycle(windows), number):
             lab.next_step(window)
             contexts: list[AbstractContextManager[Any]] = [] if held is None else [held.during()]

@@ -17,7 +17,7 @@ from ..investigation import Investigation
 from ..laboratory import Laboratory
 from ..replays.changed_source import NotRunnable
 from ..replays.replay import drive
-from .orders import NotTold, Sources, fingerprint, packed, unpacked
+from .orders import NotSendable, Sources, fingerprint, packed, unpacked
 
 __all__ = ["Conductor", "follow", "lead"]
 
@@ -40,7 +40,7 @@ class Conductor:
     def compute(self, wanted: Replay) -> ReplayResult:
         try:
             order = packed(self._about, (self._todo, wanted))
-        except NotTold:
+        except NotSendable:
             return _NOT_RUN
         self._todo = []
         self.num_replays += 1
@@ -53,7 +53,7 @@ class Conductor:
         by themselves."""
         try:
             order = packed(self._about, (self._todo, None))
-        except NotTold:
+        except NotSendable:
             order = packed(self._about, ([], None))
         self._ranks.broadcast_from(self._ranks.rank, order)
 

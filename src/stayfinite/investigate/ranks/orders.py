@@ -26,13 +26,13 @@ from ..investigation import Investigation
 from ..replays.changed_source import ChangedSource, NotRunnable
 from ..replays.vehicles import Vehicle
 
-__all__ = ["NotTold", "Sources", "fingerprint", "packed", "unpacked"]
+__all__ = ["NotSendable", "Sources", "fingerprint", "packed", "unpacked"]
 
 
 Sources = dict[tuple[str, str, str], ChangedSource]
 
 
-class NotTold(Exception):
+class NotSendable(Exception):
     """This replay holds something that only this rank has."""
 
 
@@ -42,7 +42,7 @@ def packed(investigation: Investigation, value: Any) -> bytes:
     try:
         _Pickler(investigation, into).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise NotTold(str(error)) from None
+        raise NotSendable(str(error)) from None
     return into.getvalue()
 
 
@@ -89,7 +89,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, types.ModuleType):
             return ("module", value.__name__)
         if isinstance(value, nn.Module):
-            raise NotTold(f"a {type(value).__name__} of this rank")
+            raise NotSendable(f"a {type(value).__name__} of this rank")
         for i, scaler in enumerate(investigation.state.scalers):
             if value is scaler:
                 return ("scaler", i)
@@ -101,7 +101,7 @@ class _Pickler(pickle.Pickler):
             place = (made_by.__module__, made_by.__qualname__)
             return _entered, (*place, value.args, value.kwds)
         if isinstance(value, SettingChange):
-            return SettingChange.as_told, (value.apply,)
+            return SettingChange.from_apply, (value.apply,)
         return NotImplemented
 
 
@@ -164,11 +164,11 @@ def _name_of_window(investigation: Investigation, window: Window) -> Any:
     for i, known in enumerate(_windows(investigation)):
         if known is window:
             return ("window", i)
-    raise NotTold("a step that only this rank has")
+    raise NotSendable("a step that only this rank has")
 
 
 def _name_of_tensor(investigation: Investigation, tensor: Tensor) -> Any:
     for source in investigation.state.sources():
         if source.tensor is tensor:
             return ("tensor", source.kind, source.name)
-    raise NotTold("a tensor that only this rank has")
+    raise NotSendable("a tensor that only this rank has")

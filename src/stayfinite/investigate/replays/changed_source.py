@@ -113,7 +113,7 @@ class ChangedSource:
         if code is None:
             raise NotRunnable("the file is not the one that runs")
         line = self.line_after(scene.line)
-        return replace(scene, file=self.name, line=line, first_line=code.co_firstlineno, code=code)
+        return replace(scene, file=self.name, line=line, code=code)
 
     def _twin_of(self, code: types.CodeType) -> types.CodeType | None:
         """The changed code of a running one; None where it was not compiled from this text."""

@@ -1,4 +1,4 @@
-"""Chooses the vehicle for a replay: the safest one that shows the failure."""
+"""Chooses the vehicle for a replay: the safest one that reproduces the failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_FRAMES = 8
 def choose_vehicle(
     engine: Engine, window: Window, failure: Failure, frame: FrameType | None
 ) -> Vehicle:
-    """`frame`: where the step stands on the stack."""
+    """Choose the vehicle for a failed window; `frame`: the current frame of the step."""
     if engine.settings.replay == "off":
         return NoVehicle(engine)
     if window.batches and window.batches[0].loss_fn is not None:
@@ -37,7 +37,7 @@ def choose_vehicle(
         return FrameworkVehicle(engine, found)
     if window.closure is not None:
         return ClosureVehicle(engine, window.closure, window)
-    is_behind = window.num_backward > 1  # the loop has gone on to other losses since
+    is_behind = window.num_backward > 1  # other losses followed
     scenes = scenes_of_standing(window.standing) if is_behind else []
     scenes = scenes or scenes_of_frame(frame)
     if window.error is not None:
@@ -52,7 +52,7 @@ def choose_vehicle(
 
 
 def _at_step(engine: Engine, scene: Scene) -> Scene:
-    """State is looked at when the loop asks for its next batch: its step is where it stood before."""
+    """Move the scene back to the step: a deep check runs later, when the loop asks for its next batch."""
     place = engine.step_place
     if place.code is not scene.code or (line := place.line) is None:
         return scene
@@ -60,8 +60,10 @@ def _at_step(engine: Engine, scene: Scene) -> Scene:
 
 
 def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Vehicle:
-    """Who makes steps like the one that failed, where that one cannot be computed again: its batch is gone,
-    and the one that stands there now does as well for trying a setting."""
+    """The vehicle for steps similar to the failed one, if that cannot be computed again.
+
+    Its batch is gone, but the current batch is good enough for trying a setting.
+    """
     if engine.settings.replay == "off" or window.error is not None or window.own_update:
         return NoVehicle(engine)
     found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
@@ -75,7 +77,7 @@ def _bodies(
     is_full: bool = False,
     is_loose: bool = False,
 ) -> Iterator[Vehicle]:
-    """One after the other, as they are asked for: to read a frame's source takes a while."""
+    """Yield a vehicle per frame; lazily, because reading the source takes a while."""
 
     def is_training_object(value: object) -> bool:
         state = engine.state
@@ -93,7 +95,7 @@ def _bodies(
 
 
 class FirstThatShows(Vehicle):
-    """Several frames may hold the step; the first whose replay shows the failure is taken."""
+    """Tries several frames, and keeps the first whose replay reproduces the failure."""
 
     def __init__(self, engine: Engine, first: Vehicle, others: Iterator[Vehicle]) -> None:
         super().__init__(engine)
@@ -146,7 +148,7 @@ class FirstThatShows(Vehicle):
                 rng.restore()
             result = candidate.run(wanted)
             self.refused += [r for r in candidate.refused if r not in self.refused]
-            # Without the scale it is asked whether the step is finite, and that is an answer too.
+            # A replay without the scale asks whether the step is finite, so a finite one is an answer too.
             if result.failure is not None or (wanted.is_unscaled and result.is_complete):
                 self._chosen = candidate
                 return result
@@ -158,7 +160,7 @@ class FirstThatShows(Vehicle):
 
 
 class FirstThatRuns(Vehicle):
-    """The first of several that comes to a loss."""
+    """Tries several vehicles, and keeps the first that computes a loss."""
 
     def __init__(self, engine: Engine, candidates: Iterator[Vehicle]) -> None:
         super().__init__(engine)

@@ -6,6 +6,8 @@ groups have not heard of any of it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -42,7 +44,8 @@ class Detour(TorchDispatchMode):
         args = tuple(self._led(name, value) for name, value in zip(names, args))
         kwargs = {name: self._led(name, value) for name, value in kwargs.items()}
         try:
-            return func(*args, **kwargs)
+            with _without_compiler_context():
+                return func(*args, **kwargs)
         except RuntimeError as error:
             raise OthersBrokeOff from error
 
@@ -52,3 +55,22 @@ class Detour(TorchDispatchMode):
         if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
             return self._copies.of(_c10d.ProcessGroup.unbox(value)).boxed()
         return value
+
+
+@contextlib.contextmanager
+def _without_compiler_context() -> Iterator[None]:
+    """Keeps out of a collective the Python object that torch gives each backward for its compiler.
+
+    A collective holds the state of its thread until gloo's thread drops it, and dropping a Python object takes the
+    interpreter's lock. Whoever closes a group holds that lock and waits for gloo's thread: a deadlock.
+    """
+    c, key = torch._C, "context"
+    if not hasattr(c, "_remove_obj_from_tls") or not c._is_key_in_tls(key):
+        yield
+        return
+    context = c._get_obj_in_tls(key)
+    c._remove_obj_from_tls(key)
+    try:
+        yield
+    finally:
+        c._stash_obj_in_tls(key, context)

@@ -18,9 +18,9 @@ from ...numerics.health import badness
 from ...runtime.ranks.shards import local
 
 __all__ = [
+    "DIVERGED_NOTE",
     "FROM_ANOTHER",
     "JOINING_NOTE",
-    "PARTED_NOTE",
     "SUM_NOTE",
     "NeedsOthers",
     "RankTrace",
@@ -40,7 +40,7 @@ SUM_NOTE = (
     "the ranks overflowed"
 )
 
-PARTED_NOTE = (
+DIVERGED_NOTE = (
     "it was seen after the ranks had parted, at the end of the run: no step could be run again, and "
     "this rank's state was left as it is; do not save a checkpoint from it"
 )

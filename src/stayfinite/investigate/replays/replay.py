@@ -26,12 +26,12 @@ from ...runtime.undo import scaler_step
 from ...runtime.window import Failure, Replay, ReplayResult
 from .tracing import symptom_origin
 
-__all__ = ["ActiveReplay", "Enough", "drive"]
+__all__ = ["ActiveReplay", "ReplayDecided", "drive"]
 
 T = TypeVar("T")
 
 
-class Enough(BaseException):
+class ReplayDecided(BaseException):
     """Nothing more is to be learned from this replay. No `except Exception` of the user's stops it."""
 
 
@@ -174,7 +174,7 @@ class ActiveReplay:
 
     def _end_if_decided(self) -> None:
         if self.is_decided and not self.engine.ranks.is_on:
-            raise Enough  # with others, the backward runs on every rank or on none
+            raise ReplayDecided  # with others, the backward runs on every rank or on none
 
     def look_at_loss(self, loss: Tensor, scaled: Tensor | None = None) -> None:
         """The loss is known: is it the symptom?"""
@@ -234,6 +234,7 @@ class ActiveReplay:
 
     def begin_step(self) -> bool:
         """The gradients are complete; whether the step is to be made."""
+        self.result.num_steps += 1
         self.look_at_gradients()
         self.agree()
         self._end_if_decided()
@@ -259,6 +260,7 @@ class ActiveReplay:
         self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]
     ) -> Any:
         """A step that evaluates its closure by itself: what that computes is looked at each time."""
+        self.result.num_steps += 1
         if self.wanted.is_applied:
             return call(closure)
         with torch.enable_grad():
@@ -266,6 +268,7 @@ class ActiveReplay:
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None:
         """The scaler has left the step out: its gradients were not finite."""
+        self.result.num_steps += 1
         self.look_at_gradients()
         self._end_if_decided()
 

@@ -1,12 +1,13 @@
 """The vehicles that replay a step: the guard's closure, a framework's step, the loop's statements.
 
-A vehicle takes a `Replay` and gives a `ReplayResult`. Whatever it runs, it runs in the sandbox, with the
-gradients and random numbers of the training put back afterwards.
+A vehicle takes a `Replay` and returns a `ReplayResult`. It runs in the sandbox, and restores the gradients and random
+numbers of the training afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ...numerics.health import badness
 from ...putting_back import put_back
 from ...runtime.engine import Engine
 from ...runtime.frames import bad_tensors
-from ...runtime.ranks.groups import has_memory, hushed, unsynced, wrappers_over
+from ...runtime.ranks.groups import has_memory, unsynced, without_sync, wrappers_over
 from ...runtime.ranks.shards import begin_anew
 from ...runtime.ranks.talk import OthersBrokeOff
 from ...runtime.step.parts import StepParts
@@ -32,7 +33,7 @@ from .changed_source import NotRunnable
 from .detour import Detour
 from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace, Silence
-from .replay import ActiveReplay, Enough
+from .replay import ActiveReplay, ReplayDecided
 from .tracing import eager_stance, symptom_origin
 
 __all__ = [
@@ -56,44 +57,39 @@ class Vehicle:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.refused: list[str] = []
-        """What the code that was replayed wanted to do, and was not let."""
+        """Side effects that the replayed code attempted, and that the sandbox refused."""
 
     def can_run(self, window: Window) -> bool:
-        """Whether this window can be computed again; one without a loader perhaps with other data."""
+        """Whether this window can be computed again; without a loader, perhaps with other data."""
         return True
 
     def can_repeat(self, window: Window) -> bool:
-        """Whether it can be, with the very same data and gradients."""
+        """Whether it can be computed again with exactly the same data and gradients."""
         return not any(map(has_memory, self.engine.ranks.wrappers)) and self.can_run(window)
 
     @property
     def has_effects(self) -> bool:
-        """Whether the loop's body does things besides training, which have happened once and stay."""
+        """Whether the loop's body has side effects besides training, which are not undone."""
         return False
 
     @property
     def scene(self) -> Scene | None:
-        """Where the loop stands whose statements are run."""
+        """The current position of the loop whose statements are run."""
         return None
 
     def data(self) -> Iterable[tuple[str, Tensor]]:
-        """The tensors that a loop without a loader takes its batches from, by the names that it has for them."""
+        """The tensors from which a loop without a loader makes its batches, by variable name."""
         return ()
 
-    @property
-    def is_cheap(self) -> bool:
-        """Whether rows of a batch may be left out and shapes changed as an experiment likes."""
-        return False
-
     def wider(self) -> Vehicle | None:
-        """One that computes more of the same iteration; None where there is none."""
+        """A vehicle that computes more of the same iteration, or None."""
         return None
 
     def run(self, wanted: Replay) -> ReplayResult:
         active = ActiveReplay(self.engine, wanted)
         is_quiet = isinstance(wanted.trace, RankTrace) and wanted.trace.is_quiet
         state, ranks = self.engine.state, self.engine.ranks
-        if (ranks.has_parted and not is_quiet) or not self.can_run(wanted.window):
+        if (ranks.has_diverged and not is_quiet) or not self.can_run(wanted.window):
             active.result.is_complete = False
             ranks.begin_replay()
             ranks.end_replay(is_broken=True)
@@ -105,7 +101,7 @@ class Vehicle:
         self.engine.replay = active
         try:
             with (
-                hushed(ranks.wrappers, stepped) if is_alone else contextlib.nullcontext(),
+                without_sync(ranks.wrappers, stepped) if is_alone else contextlib.nullcontext(),
                 Silence() if ranks.is_apart else contextlib.nullcontext(),  # type: ignore[no-untyped-call]
                 Detour(ranks.talk.copies) if ranks.is_on else contextlib.nullcontext(),
                 computing_only() as report,
@@ -118,14 +114,14 @@ class Vehicle:
                     installed = change.installed() if change else contextlib.nullcontext()
                     with installed, _where_it_failed(wanted), active:
                         self._compute(active)
-                except Enough:
+                except ReplayDecided:
                     pass
                 except (NeedsOthers, NotRunnable, OthersBrokeOff):
                     active.result.is_complete = False
                     active.is_broken = True
                 except UsageError:
                     raise
-                except (Exception, SystemExit) as error:  # also a script's way to give up
+                except (Exception, SystemExit) as error:  # scripts exit on NaN, too
                     if _is_our_own(error):
                         raise
                     self._broke_off(active, error)
@@ -139,7 +135,7 @@ class Vehicle:
         return active.result
 
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:
-        """What a framework logs and counts meanwhile."""
+        """Suppress the logging and counting of frameworks."""
         return unlogged()
 
     def _compute(self, active: ActiveReplay) -> None:
@@ -148,13 +144,13 @@ class Vehicle:
     def _as_synced(
         self, active: ActiveReplay, ref: BatchRef
     ) -> contextlib.AbstractContextManager[None]:
-        """Whether this batch's gradients went to the other ranks by themselves decides how they are rounded."""
+        """Exchange gradients exactly as the step did: it affects their rounding."""
         wrappers = self.engine.ranks.wrappers
         is_part = ref.step in active.wanted.window.unsynced or any(map(has_memory, wrappers))
         return unsynced(wrappers) if is_part else contextlib.nullcontext()
 
     def _broke_off(self, active: ActiveReplay, error: BaseException) -> None:
-        """The code raised: because of a value that is not finite, as a rule."""
+        """Handle an exception of the replayed code, which is usually caused by a value that is not finite."""
         active.result.is_complete = False
         active.is_broken = True
         if active.is_decided:
@@ -167,7 +163,7 @@ class Vehicle:
 
 
 def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
-    """At the weights of the evaluation that failed, where the optimizer was searching."""
+    """Move to the weights of the failed evaluation, for an optimizer with a line search."""
     point = wanted.window.search_point
     return (
         point.visited() if point is not None and not wanted.is_applied else contextlib.nullcontext()
@@ -175,7 +171,7 @@ def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
 
 
 def _is_our_own(error: BaseException) -> bool:
-    """Whether it was raised by us, and not by the code that was replayed, or by the sandbox for it."""
+    """Whether it was raised by stayfinite itself, and not by the replayed code or the sandbox."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -184,7 +180,7 @@ def _is_our_own(error: BaseException) -> bool:
 
 
 class NoVehicle(Vehicle):
-    """Nothing can be computed again."""
+    """For steps that cannot be computed again."""
 
     def can_run(self, window: Window) -> bool:
         return False
@@ -197,12 +193,8 @@ class StepVehicle(Vehicle):
         super().__init__(engine)
         self._parts = parts
 
-    @property
-    def is_cheap(self) -> bool:
-        return True
-
     def _unlogged(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # no framework drives this loop
+        return contextlib.nullcontext()  # no framework runs this loop
 
     def can_run(self, window: Window) -> bool:
         return all(b.loss_fn is not None for b in window.batches)
@@ -229,7 +221,7 @@ class StepVehicle(Vehicle):
                 active.look_at_gradients()
             active.agree()
             if active.is_decided:
-                raise Enough
+                raise ReplayDecided
             if parts.clip_norm is not None:
                 moved = [p for g in optimizer.param_groups for p in g["params"]]
                 torch.nn.utils.clip_grad_norm_(moved, parts.clip_norm)
@@ -251,7 +243,7 @@ class StepVehicle(Vehicle):
 
 
 class ClosureVehicle(Vehicle):
-    """The closure that the loop has given to its optimizer: it is meant to be called again."""
+    """The closure that the loop passed to its optimizer, which is meant to be called again."""
 
     def __init__(self, engine: Engine, closure: Callable[[], Any], own: Window) -> None:
         super().__init__(engine)
@@ -268,11 +260,11 @@ class ClosureVehicle(Vehicle):
         self._closure()
         active.look_at_gradients()
         if self._own.search_point is None and active.num_backward != self._own.num_backward:
-            active.result.is_complete = False  # the optimizer had moved on to another evaluation
+            active.result.is_complete = False  # the optimizer was at a later evaluation
 
 
 class FrameworkVehicle(Vehicle):
-    """The function by which a framework computes the loss of a batch: it is meant to be called."""
+    """The function of a framework that computes the loss of a batch, such as `training_step`."""
 
     def __init__(self, engine: Engine, step: FrameworkStep) -> None:
         super().__init__(engine)
@@ -294,7 +286,7 @@ class FrameworkVehicle(Vehicle):
                 with self._as_synced(active, ref):
                     loss = self._step.compute(ref.value)
                 if loss is None or self._step.makes_backward:
-                    continue  # a `training_step` may leave a batch out
+                    continue  # `training_step` may skip a batch
                 loss = loss / len(refs) if len(refs) > 1 else loss
                 with self._as_synced(active, ref):
                     active.on_backward(loss, loss.detach(), loss.backward)
@@ -309,7 +301,7 @@ class BodyVehicle(Vehicle):
         self.body = body
         self._changed: tuple[Any, Body] | None = None
         self._own = own
-        """The window that the variables of the body belong to."""
+        """The window whose values the variables of the body have."""
 
     @property
     def has_effects(self) -> bool:
@@ -335,24 +327,33 @@ class BodyVehicle(Vehicle):
         return not is_gone and super().can_repeat(window)
 
     def _can_bind(self, refs: list[BatchRef]) -> bool:
-        if self.body.takes_several:
-            return self.body.can_bind(sum(len(b.items) for b in refs))
-        return all(b.items and self.body.can_bind(len(b.items)) for b in refs)
+        bodies = [self.body] if self._stepping is None else [self.body, self._stepping]
+        return all(_can_bind(b, refs) for b in bodies)
 
-    def _body_with(self, change: Any) -> Body:
-        """The body as the changed source has it, if there is a change."""
+    @functools.cached_property
+    def _stepping(self) -> Body | None:
+        """If an exception has ended the iteration: the body up to the step that was not reached."""
+        place = self.engine.step_place
+        if not self.body.scene.is_over:
+            return None
+        return self.body.as_far_as(place.code, place.line, place.instruction)
+
+    def _body_with(self, change: Any, is_applied: bool) -> Body:
+        """The body with the changed source, if there is a change."""
+        own = self._stepping if is_applied and self._stepping is not None else self.body
         if change is None or not change.name:
-            return self.body
-        if self._changed is None or self._changed[0] is not change:
-            body = self.body.with_source(change.scene)
+            return own
+        key = (change, own)
+        if self._changed is None or self._changed[0] != key:
+            body = own.with_source(change.scene)
             if body is None:
                 raise NotRunnable("nothing in the changed body can be run again")
-            self._changed = (change, body)
+            self._changed = (key, body)
         return self._changed[1]
 
     def _compute(self, active: ActiveReplay) -> None:
         wanted = active.wanted
-        body = self._body_with(wanted.change)
+        body = self._body_with(wanted.change, wanted.is_applied)
         refs = wanted.window.batches
         is_whole = len(refs) > 1 and not self._can_bind(refs)
         if len(refs) > 1 and (is_whole or body.takes_several):
@@ -367,10 +368,10 @@ class BodyVehicle(Vehicle):
             if wanted.is_applied and not wanted.is_current:
                 body.run_following(namespace)
             if not active.num_backward:
-                self._look_at_made(active, body.made(namespace))
+                self._check_computed(active, body.made(namespace))
         is_part = wanted.window.is_loaderless and wanted.trace is not None and wanted.change is None
         if is_whole or is_part:
-            # The batches that the variables do not hold any more were computed by earlier iterations.
+            # Earlier iterations computed batches that the variables no longer hold.
             is_all = active.num_backward == wanted.window.num_backward
             active.result.is_complete = active.result.is_complete and is_all
 
@@ -379,8 +380,8 @@ class BodyVehicle(Vehicle):
             return body.run(ref.value, is_part)
         return body.run()
 
-    def _look_at_made(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
-        """A loop that gives up before its backward: the numbers that it has computed until then."""
+    def _check_computed(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
+        """Check the numbers that a loop computed before it stopped without a backward."""
         for number in made:
             active.look_at_loss(number)
         if active.is_decided or not made:
@@ -394,3 +395,9 @@ class BodyVehicle(Vehicle):
         grads = torch.autograd.grad(last, moved, allow_unused=True)
         bad = [g for g in grads if g is not None and badness(g)]
         active.result.origin = symptom_origin(trace, bad)
+
+
+def _can_bind(body: Body, refs: list[BatchRef]) -> bool:
+    if body.takes_several:
+        return body.can_bind(sum(len(b.items) for b in refs))
+    return all(b.items and body.can_bind(len(b.items)) for b in refs)

@@ -176,7 +176,7 @@ class Captor:
             self.bench.take_baseline()
 
     def _start(self) -> None:
-        """Enough has been seen: back to before the first step, and on to the groups."""
+        """ReplayDecided has been seen: back to before the first step, and on to the groups."""
         self.bench.reset()
         self.subject = self._make_subject()
         self._conducted = self._begin(self.subject)

@@ -6,12 +6,14 @@ import contextlib
 import inspect
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from ...records import Location
 from ...runtime.undo import attributes, entries
 from ..probes import Subject
 from ..records import Finding, failed, passed, warned
+from .formula import line_of
 
 __all__ = ["judge_schedule", "num_batches"]
 
@@ -57,7 +59,7 @@ def judge_schedule(scheduler: Any, epoch: int | None) -> Finding:
             weight=9,
             why=f"the schedule was followed: step {bad} comes for certain",
             data={"step": bad, "is_executed": True, "level": "certain"},
-            location=_formula(scheduler),
+            location=_formula(scheduler, bad),
             cause="bad_schedule",
         )
     if not any(rates):
@@ -81,8 +83,19 @@ def _shown(rate: Any) -> str:
     return f"{rate:.3g}" if isinstance(rate, complex) else f"{rate:g}"
 
 
-def _formula(scheduler: Any) -> Location:
-    """The line of the user's own formula, where the schedule has one."""
+def _formula(scheduler: Any, bad: int) -> Location:
+    """The line of the user's own formula that gives the bad rate, or where the formula begins."""
+    found: list[Location | None] = []
+
+    def watched(step: int) -> None:
+        if step == bad:
+            found.append(line_of(scheduler.step, lambda rate: not _is_rate(rate)))
+        else:
+            scheduler.step()
+
+    _ahead(scheduler, bad, watched)
+    if found and found[0] is not None:
+        return found[0]
     for function in getattr(scheduler, "lr_lambdas", ()):
         code = getattr(function, "__code__", None)
         if code is not None:
@@ -95,7 +108,9 @@ def _formula(scheduler: Any) -> Location:
     return Location(method="none", note="the schedule's own formula")
 
 
-def _ahead(scheduler: Any) -> tuple[list[Any], str]:
+def _ahead(
+    scheduler: Any, most: int = _SCHEDULE_STEPS, step: Callable[[int], object] | None = None
+) -> tuple[list[Any], str]:
     """The rates of the next steps (the worst over the groups), and what ended it early."""
     optimizer = scheduler.optimizer
     undos = [attributes(scheduler)()]
@@ -106,8 +121,8 @@ def _ahead(scheduler: Any) -> tuple[list[Any], str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for _ in range(_SCHEDULE_STEPS):
-                scheduler.step()
+            for i in range(1, most + 1):
+                scheduler.step() if step is None else step(i)
                 rates.append(_worst(optimizer))
     except (ArithmeticError, IndexError, KeyError, TypeError) as e:
         error = f"{type(e).__name__}: {e}"

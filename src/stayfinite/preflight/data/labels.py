@@ -219,11 +219,7 @@ def _float_labels(scan: Scan, subject: Subject | None) -> list[Finding]:
     ops = subject.loss_ops if subject is not None else ()
     if not any("BinaryCrossEntropy" in op for op in ops[:8]):
         return []
-    floats = [p for p in scan.parts.values() if p.is_float and p.low is not None]
-    target = next((p for p in floats if _NAMES.search(p.name)), None)
-    if target is None and len(scan.parts) > 1:
-        last = list(scan.parts.values())[-1]
-        target = last if last.is_float and last.low is not None else None
+    target = _binary_target(list(scan.parts.values()))
     if target is None or target.low is None or target.high is None or target.high_at is None:
         return []
     low, high = float(target.low.min()), float(target.high.max())
@@ -241,3 +237,24 @@ def _float_labels(scan: Scan, subject: Subject | None) -> list[Finding]:
             data={"low": low, "high": high},
         )
     ]
+
+
+def _binary_target(parts: list[PartStats]) -> PartStats | None:
+    """What is named so, or else the last one; None where a named one holds whole numbers or another one would fit."""
+    named = [p for p in parts if _NAMES.search(p.name)]
+    floats = [p for p in parts if p.is_float and p.low is not None and p.high is not None]
+    if named:
+        return next((p for p in floats if p in named), None)
+    if len(parts) < 2 or not parts[-1].is_float:
+        return None
+    others = [p for p in floats[:-1] if p is not parts[0] and _is_share(p)]
+    return parts[-1] if not others else None
+
+
+def _is_share(p: PartStats) -> bool:
+    return (
+        p.low is not None
+        and p.high is not None
+        and bool((p.low >= 0).all())
+        and bool((p.high <= 1).all())
+    )

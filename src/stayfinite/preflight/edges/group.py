@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ...foresee.search.candidates import LEVELS, Candidate
+from ...foresee.search.extents import firm_boxes, is_flat
 from ...foresee.search.families import candidates
 from ...foresee.search.parts import Part, parts_of
 from ...foresee.search.plausible import between, distance
@@ -110,12 +111,15 @@ class Search:
     spent: float = 0.0
     num_traces: int = 0
     parts: list[Part] = field(default_factory=list)
+    firm: list[Part] = field(default_factory=list)
+    """Boxes that always have an extent."""
     drawn: set[float | None] = field(default_factory=set)
     """The losses of the same batch with other random numbers."""
     _found: dict[tuple[Any, ...], Prediction] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.parts = parts_of(self.batches)
+        self.firm = firm_boxes(self.parts, self.batches)
 
     def run(self, seconds: float, is_again: bool = False) -> Generator[Probe, Seen, None]:
         """Every candidate; again, on other weights, only those that may come."""
@@ -134,6 +138,8 @@ class Search:
                 batch = candidate.make()
             except (RuntimeError, ValueError, IndexError, TypeError, KeyError, ZeroDivisionError):
                 continue  # this batch cannot be changed so
+            if any(is_flat(box, batch) for box in self.firm):
+                candidate = replace(candidate, level="far")
             yield from self.try_one(candidate, batch)
         if not is_again:
             yield from self._draws(end + _DRAWS_SHARE * seconds)

@@ -150,8 +150,6 @@ def measure_output(layer: LayerSeen, output: Tensor, is_first: bool) -> None:
     layer.num_bad += t.numel() - finite.numel()
     layer.num_elements += t.numel()
     layer.abs_max = max(layer.abs_max, largest)
-    layer.headroom_fp16 = _headroom("fp16", layer.abs_max)
-    layer.headroom_bf16 = _headroom("bf16", layer.abs_max)
     if not is_first:
         return
     layer.dtype, layer.shape = str(t.dtype).removeprefix("torch."), tuple(t.shape)
@@ -159,16 +157,9 @@ def measure_output(layer: LayerSeen, output: Tensor, is_first: bool) -> None:
     if part.numel():
         layer.mean = float(part.mean())
         layer.std = float(part.std(correction=0))
-        layer.zero_fraction = float((part == 0).float().mean())
         layer.underflow_fp16 = _underflow(part)
     layer.dead_units, layer.num_units = _dead_units(t)
     layer.sample = _subset(t, _SAMPLE).float().cpu().clone()
-
-
-def _headroom(name: str, abs_max: float) -> float | None:
-    if abs_max == 0:
-        return None
-    return round(math.log2(_MAX[name]) - math.log2(abs_max), 2)
 
 
 def _subset(t: Tensor, size: int = _SUBSET) -> Tensor:

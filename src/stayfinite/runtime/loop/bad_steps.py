@@ -19,39 +19,45 @@ __all__ = ["BadSteps"]
 
 
 class BadSteps:
-    """`own_work`: what is computed meanwhile is not the loop's doing."""
+    """Handles the bad steps of one loop.
+
+    `internal_work`: a context in which the driver ignores events.
+    """
 
     def __init__(
         self,
         engine: Engine,
         tracker: BatchTracker,
-        own_work: Callable[[], AbstractContextManager[None]],
+        internal_work: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.engine = engine
         self.state = engine.state
-        self.looks = Firewall("a look into a bad step")
+        self.firewall = Firewall("a look into a bad step")
         self.undo: list[Callable[[], None]] = []
-        """What puts things back when the iteration is over."""
+        """Undo functions to call at the end of the iteration."""
         self._tracker = tracker
-        self._own_work = own_work
-        self._beside: list[Callable[[], None]] = []
-        """The same for what moves with the training, from the moment that the step was refused."""
+        self._internal_work = internal_work
+        self._undo_companions: list[Callable[[], None]] = []
+        """The same for objects that follow the training, with their state when the step was refused."""
 
     def handle(self, window: Window, failure: Failure) -> None:
-        """A look into it; one that fails leaves the training where the look began."""
+        """Investigate; if that fails, restore the state from before the investigation."""
         undo = list(self.undo)
-        after = window.rng.now_too() if window.rng is not None else RngState.now()
-        with self._own_work(), self._versions_kept():
-            if not self.looks.once(self._look_into, window, failure) and window.failure is failure:
+        after = window.rng.current() if window.rng is not None else RngState.now()
+        with self._internal_work(), self._versions_kept():
+            if (
+                not self.firewall.once(self._investigate, window, failure)
+                and window.failure is failure
+            ):
                 self.engine.replay = None
                 self.undo = undo
                 puts = (self.state.buffers.restore, window.small_state, after.restore)
-                self.looks.once(put_back, *(p for p in puts if p is not None))
+                self.firewall.once(put_back, *(p for p in puts if p is not None))
 
     def _versions_kept(self) -> AbstractContextManager[None]:
         return versions_kept((p for _, p in self.state.parameters()), self.state.buffers)
 
-    def _look_into(self, window: Window, failure: Failure) -> bool:
+    def _investigate(self, window: Window, failure: Failure) -> bool:
         incident, verdict = self.engine.handle(window, failure)
         is_back = incident is not None and incident.action.kind == "rolled_back"
         is_open = window is self._tracker.window
@@ -61,11 +67,11 @@ class BadSteps:
             self.plan(window, failure, verdict, is_back)
         self._redo(verdict, verdict.redo, window if is_open else None)
         if verdict.is_rebuilt and is_open and window.failure is not None:
-            self.plan(window, failure, verdict, is_back)  # it was not computed again
+            self.plan(window, failure, verdict, is_back)  # it was not repeated
         return True
 
     def _redo(self, verdict: Verdict, windows: list[Window], current: Window | None) -> None:
-        """Windows that ran on corrupted state, in their order; one that is bad by itself is left out."""
+        """Repeat windows that ran on corrupted state, in order; one that is bad itself is skipped."""
         todo = list(windows)
         while todo and verdict.run_again is not None:
             old = todo.pop(0)
@@ -79,7 +85,7 @@ class BadSteps:
                 self.undo.clear()
 
     def _left_out_too(self, verdict: Verdict, is_current: bool) -> bool:
-        """A step that was made again and is bad as well; whether the policy has gone back for it."""
+        """Handle a repeated step that is bad as well; returns whether the policy rolled back."""
         incident = self.engine.conclude(verdict) if verdict.incident is not None else None
         is_back = incident is not None and incident.action.kind == "rolled_back"
         window = verdict.window
@@ -94,42 +100,46 @@ class BadSteps:
         verdict: Verdict | None = None,
         is_back: bool = False,
     ) -> None:
-        """What is put back when the iteration is over, as if its batch had never been."""
+        """Plan the undo at the end of the iteration, after which it is as if its batch had never come."""
         undo: list[Callable[[], None]] = []
         is_scalers = failure.symptom == "scaler_skip"
         if not is_scalers or (verdict is not None and verdict.incident is not None):
-            # A schedule that stood still would give the same bad rate for ever.
+            # If the schedule were restored, the next step would get the same bad rate.
             if failure.symptom != "learning_rate":
                 undo = [self.state.capture_small(), *self.state.capture_averages()]
                 if verdict is None and (
                     self.state.companions.holders or self.state.companions.twins
                 ):
-                    self._beside = self.looks.once(self._note_beside, sys._getframe(1), fallback=[])
-                undo += self._beside
+                    self._undo_companions = self.firewall.once(
+                        self._capture_companions, sys._getframe(1), fallback=[]
+                    )
+                undo += self._undo_companions
             keeps = is_back or (verdict is not None and verdict.keeps_random_state)
             if not window.is_loaderless and not keeps and window.rng is not None:
                 undo.append(window.rng.restore)
-            if not is_back:  # a second model may run on its batch after the step was refused
+            if not is_back:  # a second model may still run on the bad batch
                 undo.append(self.state.buffers.restore_bad)
         self.undo = undo
 
-    def _note_beside(self, frame: FrameType) -> list[Callable[[], None]]:
+    def _capture_companions(self, frame: FrameType) -> list[Callable[[], None]]:
         models = list(self.state.roots.values())
         return self.state.companions.capture(models, frame, self.engine.num_applied)
 
     def put_back(self) -> None:
-        """The iteration of a step that was left out is over."""
-        undo, self.undo, self._beside = self.undo, [], []
+        """Undo the rest of the iteration of a skipped step."""
+        undo, self.undo, self._undo_companions = self.undo, [], []
         if undo:
-            with ExitStack() as stack:  # where the versions cannot be kept, the values are put back
-                self.looks.once(lambda: stack.enter_context(self._versions_kept()))
+            with (
+                ExitStack() as stack
+            ):  # even if preserving the version counters fails, values are restored
+                self.firewall.once(lambda: stack.enter_context(self._versions_kept()))
                 put_back(*undo)
 
     def handle_late(
         self, bad: Window, failure: Failure, later: list[Window], is_regular: bool
     ) -> None:
-        """A deferred step turns out to be bad when others have been made since then."""
-        with self._own_work(), self._versions_kept():
+        """Handle a deferred step that turns out to be bad after later steps."""
+        with self._internal_work(), self._versions_kept():
             incident, verdict = self.engine.handle(bad, failure)
             is_back = incident is not None and incident.action.kind == "rolled_back"
             if is_regular and not verdict.is_rebuilt:
@@ -137,7 +147,7 @@ class BadSteps:
             self._redo(verdict, [*verdict.redo, *later], None)
 
     def _put_late_back(self, bad: Window, keeps: bool) -> None:
-        """The iterations since then are over: the next ones are as if this batch had never been."""
+        """Restore rates and random state to before the bad batch."""
         if not len(self.state.schedulers):
             self.state.set_lrs(bad.lrs)
         if not keeps and not bad.is_loaderless and bad.rng is not None:

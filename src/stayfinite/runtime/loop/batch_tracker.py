@@ -1,7 +1,7 @@
 """Tracks the batches of a loop: opens windows and fills them as batches are drawn.
 
-Nothing here asks what the loop looks like. A window holds the batches between two optimizer steps;
-whether a batch of another loader belongs to it shows when something is trained on it.
+It assumes nothing about the structure of the loop. A window holds the batches between two optimizer steps. A batch of
+another loader becomes part of it only when the loop trains on it.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ _MAX_BATCHES = 64
 
 
 class BatchTracker:
-    """Counts batches and epochs, and keeps the window that is open."""
+    """Counts batches and epochs, and holds the open window."""
 
     def __init__(self, engine: Engine, counts_every_batch: bool) -> None:
         self._engine = engine
         self.counts_every_batch = counts_every_batch
-        """What is given to guard(...) is the training; a script's loaders may be for evaluation."""
+        """True for a loader in `guard(...)`; a loader of a script may be for evaluation."""
         self.window: Window | None = None
         self.num_batches = 0
         self._epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._num_epochs = 0
         self._began: dict[int, int] = {}
-        """How many batches there had been when each loader last started."""
+        """The number of batches when each loader was last started."""
         self.trained: set[int] = set()
-        """Loaders whose batches were trained on in this epoch."""
+        """Loaders (by id) whose batches were trained on in this epoch."""
         self.other: BatchRef | None = None
-        """A batch of another loader, drawn after the step: nothing has been trained on it yet."""
+        """A batch of another loader that was drawn after the step and not used yet."""
         self._is_copied = False
         """Whether the buffers were copied when it was drawn."""
         self.epoch_of: Any = None
         self.epoch_now = 0
-        """Of the loader that gave the last batch, which a weak reference gives; None before the first of an epoch."""
+        """The epoch of the loader of the last batch; `epoch_of` is a weak reference to it, None at an epoch's start."""
 
     @property
     def num_epochs(self) -> int:
-        """Of the loader that has come furthest."""
+        """The number of epochs; with several loaders, of the one that has completed most."""
         return (
             self._num_epochs if self.counts_every_batch else max(self._epochs.values(), default=0)
         )
 
     def num_open(self) -> int:
-        """Steps made in the window that is open: nobody has counted them yet."""
+        """Applied steps of the open window, which are not counted yet."""
         return min(self.window.num_applied, 1) if self.window is not None else 0
 
     def owns(self, loader: Any) -> bool:
@@ -70,15 +70,15 @@ class BatchTracker:
         return False
 
     def over_by(self, loader: Any) -> Window | None:
-        """The loop asks this loader for a batch: the window whose iteration is over by that."""
+        """The window whose iteration ends because the loop asks this loader for a batch."""
         window = self.window
         if window is None or not self.owns(loader):
             return None
-        self.other = None  # what other loaders gave in between was not trained on
+        self.other = None  # batches of other loaders in between were not trained on
         return window if window.num_attempted else None
 
     def add(self, loader: Any, batch: Any, indices: Any) -> None:
-        """A new batch goes into the window, or beside it while that is still to be settled."""
+        """Add a batch to the window, or keep it in `other` until the loop trains on it."""
         try:
             source: Any = weakref.ref(loader)
         except TypeError:
@@ -87,7 +87,9 @@ class BatchTracker:
         window, item = self.window, (source, whole(batch))
         if window is None:
             rng = self._engine.open()
-            if source is not self.epoch_of:  # one loader has one weak reference
+            if (
+                source is not self.epoch_of
+            ):  # `weakref.ref` returns the same object for the same loader
                 self.epoch_of, self.epoch_now = source, self._epoch(loader)
             ref = BatchRef(self.num_batches, self.epoch_now, [item], rng)
             ref.indices = indices
@@ -96,7 +98,7 @@ class BatchTracker:
         if window.is_loaderless or (window.num_attempted and not self.owns(loader)):
             if self.other is None or self.other.is_from(loader):
                 self.other = self._new_ref(loader)
-                # Its forward comes before anything shows that it is trained on.
+                # Its forward runs before it is known whether the loop trains on it.
                 self._is_copied = torch.is_grad_enabled()
                 if self._is_copied:
                     self._copy_buffers()
@@ -116,10 +118,10 @@ class BatchTracker:
         return BatchRef(self.num_batches, self._epoch(loader), [], self._engine.rng.capture())
 
     def _next_ref(self, window: Window, loader: Any) -> BatchRef:
-        """The same loader gave another batch before any optimizer step."""
+        """The same loader provides another batch before any optimizer step."""
         last = window.batches[-1]
         if not last.is_used and last.items[0][0]() is not loader:
-            # A loop inside the loop: the outer one's batch stays, and so does where it began.
+            # An inner loop: keep the batch of the outer loader, and its random state.
             last.items = [item for item in last.items if item[0]() is not loader]
             return last
         if last.is_used or self.counts_every_batch:
@@ -130,16 +132,16 @@ class BatchTracker:
             del window.batches[:-_MAX_BATCHES]
             window.ahead = ()
         else:
-            window.batches[-1] = ref  # nothing was learned from it yet
+            window.batches[-1] = ref  # the last batch was not used
             window.ahead = (*window.ahead[-_MAX_AHEAD:], last)
             if len(window.batches) == 1:
                 window.rng = ref.rng
         return ref
 
     def take_other(self) -> Window | None:
-        """A backward begins: if it is for another loader's batch, that opens the next window.
+        """At a backward: if it belongs to the batch of another loader, open the next window with that.
 
-        Returns the window that is over by it.
+        Returns the window that ends by this.
         """
         if self.other is None or not torch.is_grad_enabled():
             return None
@@ -154,7 +156,7 @@ class BatchTracker:
         return over
 
     def open_loaderless(self, rng: Any) -> Window:
-        """No loader in sight: a window runs from one optimizer step to the next."""
+        """Open a window without a loader: from one optimizer step to the next."""
         self._engine.state.num_changes += 1
         window = self._opened([BatchRef(self.num_batches, 0, [])], rng)
         window.is_loaderless = True
@@ -168,7 +170,7 @@ class BatchTracker:
         return Window(batches, rng, state.lrs())
 
     def note_used(self, window: Window) -> int:
-        """Something is trained on the last batch; its step."""
+        """Mark the last batch as trained on; returns its step."""
         last = window.batches[-1]
         if window.num_backward and last.is_used and window.ahead and not window.is_ahead:
             self._take_ahead(window)
@@ -179,8 +181,11 @@ class BatchTracker:
         return last.step
 
     def drop_stale_losses(self, window: Window) -> None:
-        """Where no parameter that an optimizer begins with has a gradient any more, or all of them are zero behind
-        a loss that was bad, the loop has thrown away what the losses so far gave."""
+        """Drop losses whose gradients the loop has discarded.
+
+        That is so if the first parameter of every optimizer has no gradient any more, or if all gradients are zero after
+        a bad loss.
+        """
         optimizers = self._engine.state.optimizers
         firsts = [g["params"][:1] for o in optimizers for g in o.param_groups[:1]]
         last = window.losses[-1][1]
@@ -193,7 +198,7 @@ class BatchTracker:
             window.standing = ()
 
     def _take_ahead(self, window: Window) -> None:
-        """A second backward without a new batch between: several were drawn at once, one for each."""
+        """After a second backward without a new batch: several batches were prefetched, one for each backward."""
         last = window.batches[-1]
         drawn = [*window.ahead, last]
         window.is_ahead = True
@@ -205,7 +210,7 @@ class BatchTracker:
         self.num_batches = drawn[-1].step
 
     def close(self, window: Window) -> None:
-        """The window is over: its batches are counted."""
+        """End a window and count its batches."""
         if window is self.window:
             self.window = None
         for ref in window.batches:
@@ -216,11 +221,11 @@ class BatchTracker:
             self.num_batches = step + 1
 
     def is_trained(self, loader: Any) -> bool:
-        """Whether something was trained on this loader's batches since its epoch began."""
+        """Whether the loop trained on this loader's batches in this epoch."""
         return id(loader) in self.trained
 
     def forget(self, loader: Any) -> None:
-        """A loader is through: what it gave without being trained on belongs to no step."""
+        """Remove unused batches of an exhausted loader: they belong to no step."""
         if self.other is not None and self.other.is_from(loader):
             self.other = None
         window = self.window
@@ -233,7 +238,7 @@ class BatchTracker:
                 self.window = None
 
     def drops_batch(self, loader: Any, indices: Any) -> bool:
-        """Whether a rollback leaves this batch out, which is the loader's next; it counts then."""
+        """Whether a rollback skips the loader's next batch; it is counted in that case."""
         left_out = self._engine.recovery.left_out
         is_first = next(iter(left_out.drops)) == id(loader)
         if not left_out.drops_batch(self.num_batches, indices, loader, is_first):
@@ -250,7 +255,7 @@ class BatchTracker:
             return 0
 
     def position(self, window: Window) -> tuple[int, int] | None:
-        """(batches drawn, batches in all) of the epoch that this window is in, where its loader knows."""
+        """(batches drawn, total batches) of the window's epoch, if the loader has a length."""
         owner = next((o for ref, _ in window.batches[-1].items if (o := ref()) is not None), None)
         began = self._began.get(id(owner))
         if began is None or owner is None:
@@ -261,7 +266,7 @@ class BatchTracker:
             return None
 
     def begin_epoch(self, loader: Any) -> None:
-        """The loader starts anew; its last epoch is over if all of its batches were drawn."""
+        """A loader is started; ends its previous epoch if all batches were drawn."""
         self._engine.rng.watch_near(near_generators(sys._getframe(1)))
         began = self._began.get(id(loader))
         self._began[id(loader)] = self.num_batches
@@ -288,7 +293,7 @@ class BatchTracker:
 
 
 def whole(batch: Any) -> Any:
-    """A batch that a loop takes apart (`batch.pop("labels")`) is whole when it is looked into."""
+    """A shallow copy of a batch that the loop may modify (`batch.pop("labels")`)."""
     kind = type(batch)
     if kind is Tensor or kind is tuple:
         return batch

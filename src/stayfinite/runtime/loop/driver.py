@@ -1,6 +1,6 @@
-"""The driver of a user's own loop, which runs once.
+"""The driver of a user's own loop.
 
-Each step is checked before it is applied; a bad one is skipped and investigated at once, and the loop goes on.
+It checks each step before it is applied. A bad step is skipped and investigated at once; then the loop continues.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ...putting_back import put_back
 from ..closures import ClosureSteps
 from ..engine import Engine
 from ..frames import codes_of_step
+from ..outside_modes import outside_user_modes
 from ..ranks.shards import plain_norm
 from ..saved_state import OptimizerCopy
-from ..unseen import unseen
 from ..window import Failure, Window
 from .bad_steps import BadSteps
 from .batch_tracker import BatchTracker
@@ -36,31 +36,31 @@ __all__ = ["LoopDriver"]
 
 
 class LoopDriver:
-    """Listens to one training loop."""
+    """Receives the events of one training loop: batches, backwards, optimizer steps."""
 
     def __init__(self, engine: Engine, counts_every_batch: bool) -> None:
         self.engine = engine
         self.state = engine.state
         self.tracker = BatchTracker(engine, counts_every_batch)
         self.is_over = False
-        """Nothing is watched any more."""
+        """Whether the driver is switched off."""
         self.thread_id = threading.get_ident()
         self.firewall = Firewall(
             "the protection of this training", self._give_up, lambda: engine.replay is not None
         )
-        self._bad = BadSteps(engine, self.tracker, self.own_work)
+        self._bad = BadSteps(engine, self.tracker, self.internal_work)
         self._ends = WindowEnds(engine, self._bad)
         self._validation = ValidationLooks(engine, self.tracker)
         self.loaderless = Loaderless(engine, self.tracker)
         engine.recovery.position = self.tracker.position
         engine.recovery.num_open = self.tracker.num_open
         self.on_close: Callable[[], None] | None = None
-        """Takes the patches out."""
+        """Removes the patches."""
         self._closures = ClosureSteps(self)
         self.scaling = Scaling(engine)
         self.was_stepped = False
         self.stepped_here: set[int] = set()
-        self.is_own_work = False
+        self.is_internal = False
         self._is_deferred = engine.settings.deferred
         self.owns: Callable[[Any], bool] = self.state.optimizers.__contains__
         self.ordinary = OrdinaryIteration(self, self._bad.handle)
@@ -69,7 +69,7 @@ class LoopDriver:
 
     @property
     def num_steps(self) -> int:
-        """Batches that the loop has trained on, or iterations that it has made."""
+        """The number of batches that the loop has trained on, or of its iterations."""
         window = self.tracker.window
         is_open = window is not None and window.num_attempted > 0
         return self.tracker.num_batches + (self.loaderless.is_under_way or is_open)
@@ -79,34 +79,34 @@ class LoopDriver:
     seed: Any = None
 
     def after_backward(self) -> None:
-        """Only where nobody's step looks at the gradients."""
+        """Used only in trainings without a torch optimizer."""
 
     def before_window(self) -> None:
-        """A window is about to open; a driver that has to find the models looks now."""
+        """Called before a window opens; a driver that has to find the models does so now."""
 
     def _give_up(self) -> None:
-        """Something of ours has failed: the training goes on as if nobody watched."""
-        self._end()
+        """Switch off after an error of our own; the training continues without protection."""
+        self._switch_off()
         self.engine.replay = None
         put_back(self._bad.put_back, *([] if self.on_close is None else [self.on_close]))
 
-    def _end(self) -> None:
+    def _switch_off(self) -> None:
         self.is_over = True
         self.state.num_changes += 1
 
     @contextlib.contextmanager
-    def own_work(self) -> Iterator[None]:
-        """What is computed now is not the loop's doing."""
-        was, self.is_own_work = self.is_own_work, True
+    def internal_work(self) -> Iterator[None]:
+        """Ignore events in this block: they are caused by our own work, not by the loop."""
+        was, self.is_internal = self.is_internal, True
         self.state.num_changes += 1
         try:
             yield
         finally:
-            self.is_own_work = was
+            self.is_internal = was
 
     def before_batch(self, loader: Any) -> None:
-        """The loop asks for a batch: its last iteration over this loader is over."""
-        if self.is_own_work:
+        """The loop asks for a batch, which ends its previous iteration over this loader."""
+        if self.is_internal:
             return
         window = self.tracker.over_by(loader)
         if window is not None:
@@ -114,11 +114,11 @@ class LoopDriver:
             self._ends.after(window, is_regular=True)
 
     draw: Callable[[Any, Callable[[], Any]], Any] | None = None
-    """The loop's batches are the loader's own."""
+    """Not used here: the loop gets the batches of the loader itself."""
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
-        """The loop gets this batch, unless it is one that a rollback leaves out as well."""
-        if self.is_own_work:
+        """Note this batch; False if a rollback skips it."""
+        if self.is_internal:
             return True
         if self.engine.recovery.left_out.drops and self.tracker.drops_batch(loader, indices):
             return False
@@ -132,13 +132,13 @@ class LoopDriver:
         return True
 
     def on_loader_start(self, loader: Any) -> None:
-        """A new iterator of a loader; whoever knows its length may not have asked for its end."""
-        if not self.is_own_work and not self.is_replaying:
+        """A loader gets a new iterator; the loop may not have exhausted the last one."""
+        if not self.is_internal and not self.is_replaying:
             self.tracker.begin_epoch(loader)
 
     def on_loader_end(self, loader: Any) -> None:
-        """A loader is through: a last look at what it was trained on."""
-        if self.is_own_work:
+        """A loader is exhausted: check the last step of its epoch."""
+        if self.is_internal:
             return
         if not self.ordinary.is_over_by(loader):
             self.before_batch(loader)
@@ -147,15 +147,15 @@ class LoopDriver:
             self._ends.after_epoch()
             self.tracker.end_epoch(loader)
         else:
-            self._bad.looks.once(self._validation.look, sys._getframe(1))
+            self._bad.firewall.once(self._validation.look, sys._getframe(1))
 
-    @unseen
+    @outside_user_modes
     def before_backward(self, loss: Tensor) -> bool | None:
-        if self.is_own_work or self.is_over:
+        if self.is_internal or self.is_over:
             return None
         over = self.tracker.take_other() if self.tracker.other is not None else None
         if over is not None:
-            self._ends.after_unseen(over)
+            self._ends.after_backward_of_next(over)
         window = self.tracker.window
         if window is None:
             window = self._open_loaderless()
@@ -188,8 +188,8 @@ class LoopDriver:
             window.norm = plain_norm(norm.detach())
 
     def before_scale(self) -> None:
-        """A loop without a loader has begun its next iteration, whose loss the scale is for."""
-        if self.tracker.window is None and not self.is_own_work and self.engine.replay is None:
+        """A loop without a loader has begun its next iteration; undo what a skipped step left behind."""
+        if self.tracker.window is None and not self.is_internal and self.engine.replay is None:
             self._bad.put_back()
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None:
@@ -203,26 +203,26 @@ class LoopDriver:
     def on_scheduler(self, scheduler: Any) -> None:
         self.state.add_scheduler(scheduler)
         if not self.engine.num_applied:
-            self.state.retake_small()  # it has set the rates of the first step
+            self.state.retake_small()  # it has set the learning rates of the first step
 
     def has_batch(self) -> bool:
         return (window := self.tracker.window) is not None and not window.is_loaderless
 
     def on_foreign_step(self) -> None:
-        """Somebody else's optimizer steps: the losses since the last step were its own."""
+        """Another training's optimizer steps: drop the losses since the last step, which were its own."""
         window = self.tracker.window
         if window is not None and not window.num_attempted and not self.is_replaying:
             window.losses.clear()
 
     def on_step_elsewhere(self, optimizer: Any) -> None:
-        """Called in another thread: one that a guard was given is this training's all the same."""
+        """An optimizer steps in another thread; with a guard, it still belongs to this training."""
 
     def release_others(self) -> None:
-        """Optimizers that another thread trains with are none of this training's."""
+        """Stop tracking optimizers that another thread steps."""
 
     def may_step(self, optimizer: Any) -> bool:
-        """Whether this step is applied; one that is not has been looked into when this returns."""
-        if self.is_own_work or self.is_over:
+        """Check a step; False if it must not be applied, in which case it has been investigated."""
+        if self.is_internal or self.is_over:
             return True
         window = self.window_for(optimizer)
         self.engine.step_place.note()
@@ -240,14 +240,14 @@ class LoopDriver:
         return self.leave_out(window, failure)
 
     def leave_out(self, window: Window, failure: Failure) -> bool:
-        """This step is not applied, unless the scaler does that by itself."""
+        """Skip this step; True if the scaler does so itself."""
         self.engine.step_place.note()
         self.refuse(window, failure)
-        self._bad.looks.once(self.end_refused, window)
+        self._bad.firewall.once(self.end_refused, window)
         return failure.symptom == "scaler_skip"
 
     def window_for(self, optimizer: Any) -> Window:
-        """The window that this optimizer is about to step in."""
+        """The window in which this optimizer is about to step."""
         window = self.tracker.window or self._open_loaderless()
         self.state.num_changes += 1
         self.was_stepped = True
@@ -260,21 +260,21 @@ class LoopDriver:
         return window
 
     def window_now(self) -> Window:
-        """The window that is open; in a loop without a loader one is opened."""
+        """The open window; opens one in a loop without a loader."""
         return self.tracker.window or self._open_loaderless()
 
     def undo_only(self, undo: Callable[[], None] | None) -> None:
-        """Of an iteration whose update is the script's own: this alone is undone."""
+        """Undo only this, for an iteration whose update is the script's own."""
         self._bad.undo = [] if undo is None else [undo]
 
     def end_refused(self, window: Window) -> None:
-        """A loop without a loader is over with its step, whether that was applied or not."""
+        """End the window of a loop without a loader, which ends with its step."""
         if window.is_loaderless:
             self.close_loaderless(window)
 
     def on_step_done(self, optimizer: Any, is_done: bool) -> None:
         window = self.tracker.window
-        if self.is_own_work or window is None:
+        if self.is_internal or window is None:
             return
         if self._is_deferred and self.engine.deferral.is_armed(optimizer):
             self.engine.deferral.submit(window, optimizer)
@@ -284,19 +284,19 @@ class LoopDriver:
             self.close_loaderless(window)
 
     def undo_unless_fine(self, optimizer: Any) -> Callable[[], None] | None:
-        """Where a step cannot be kept from being made: what takes it back, if it is a bad one."""
-        is_fine = self.is_own_work or self.may_step(optimizer)
-        if not self.is_own_work:  # such a step is seen from inside of the optimizer's own
+        """Check a step that cannot be prevented; returns its undo function if it is bad."""
+        is_fine = self.is_internal or self.may_step(optimizer)
+        if not self.is_internal:  # called from inside the optimizer's `step`
             self.engine.step_place.note(codes_of_step(optimizer))
         if is_fine:
             return None
         try:
             return OptimizerCopy.taken(optimizer).restore
-        except Exception:  # no memory, perhaps: a step without gradients moves nothing
+        except Exception:  # out of memory, perhaps: without gradients the step changes nothing
             return self.state.take_grads(optimizer)
 
     def before_replayed_step(self, optimizer: Any) -> Callable[[], None] | None:
-        """The same inside a replay: a step that is not to be applied is taken back."""
+        """The same for a replay: returns the undo function unless the step is to be applied."""
         replay = self.engine.replay
         if replay is None or replay.begin_step():
             return None
@@ -307,18 +307,18 @@ class LoopDriver:
             self.engine.replay.end_step()
 
     def special_step(self, optimizer: Any, closure: Any, call: Callable[[Any], Any]) -> Any:
-        """A step inside a replay, or one that evaluates a closure by itself."""
+        """Run a step that belongs to a replay or evaluates a closure."""
         replay = self.engine.replay
         if replay is not None:
             if closure is not None:
                 return replay.on_closure_step(optimizer, closure, call)
             return replay.on_optimizer_step(optimizer, lambda: call(closure))
-        if self.is_own_work or self.is_over:
+        if self.is_internal or self.is_over:
             return call(closure)
         return self._closures.step(optimizer, closure, call)
 
     def on_scaler_step(self, scaler: Any, optimizer: Any, was_stepped: bool) -> None:
-        """Called before (`was_stepped`) and after the scaler's step."""
+        """Called before (`was_stepped`) and after the scaler's step; after it, notices a skip."""
         if was_stepped:
             self.was_stepped = False
             self.engine.shared.is_shared(optimizer)
@@ -329,14 +329,14 @@ class LoopDriver:
             self.engine.replay.on_scaler_skip(optimizer)
             return
         window = self.tracker.window
-        if window is None or self.is_own_work or window.failure is not None:
+        if window is None or self.is_internal or window.failure is not None:
             return
         self.window_for(optimizer)
         self.refuse(window, self.scaling.failure_of_skip(window))
         self.end_refused(window)
 
     def refuse(self, window: Window, failure: Failure) -> None:
-        """The step is not applied; how it stands now is where the loop is put back to."""
+        """Skip the step: note the current state, to which the loop returns, and investigate."""
         if failure.symptom == "scaler_skip" and self.scaling.passes_by():
             window.failure = failure
             return
@@ -345,39 +345,39 @@ class LoopDriver:
         self.release_others()
         if window.is_added_up and failure.symptom == "gradient":
             self.loaderless.look_closely()
-        # Until here an error of ours means that the step is made as in plain Python; from here on
-        # it is left out, whatever becomes of the look into it.
+        # If our code fails before this point, the step is applied unchecked. From here on it is skipped, even if the
+        # investigation fails.
         window.small_state = self.state.capture_small()
         self._bad.plan(window, failure)
         window.is_moved = window.num_applied > 0
         window.failure = failure
-        # What the loop does from here on (saving, validating) must not see what the bad forward wrote.
+        # The rest of the iteration (saving, validating) must not see what the bad forward wrote.
         if window.error is None or not window.is_moved:
-            self._bad.looks.once(self.state.buffers.restore)
-        self._bad.looks.once(self._bad.handle, window, failure)
+            self._bad.firewall.once(self.state.buffers.restore)
+        self._bad.firewall.once(self._bad.handle, window, failure)
 
     def _open_loaderless(self) -> Window:
         self._bad.put_back()
         self.before_window()
-        self.engine.prime()
+        self.engine.deep_checks.initialize()
         return self.loaderless.open()
 
     def close_loaderless(self, window: Window) -> None:
-        """After the step: the next window shows itself only when its forward is over."""
+        """Close a window after its step; the next one is noticed only at its backward."""
         self.tracker.window = None
         if window.failure is None:
             self._ends.close_healthy(window)
         self.loaderless.after_step()
 
     def on_error(self, error: BaseException) -> None:
-        """The script did not survive, or gave up: was it a value that is not finite?"""
+        """The script ended with an exception: investigate whether a value was not finite."""
         window = self.tracker.window
         if self.is_over or (window is not None and window.failure is not None):
             return
         if window is None:
             if not is_about_numbers(error):
                 return
-            window = self._open_loaderless()  # its forward has not come to a loss
+            window = self._open_loaderless()  # its forward raised before there was a loss
             self.loaderless.all_stepped()
         self.tracker.note_used(window)
         failure = failure_behind(error, window, self.engine)
@@ -389,7 +389,7 @@ class LoopDriver:
         self.refuse(window, failure)
 
     def finish(self) -> None:
-        """The loop is over, perhaps in the middle of something: a last look."""
+        """The loop has ended, perhaps in the middle of an iteration: run a last check."""
         if self.is_over:
             return
         self.engine.ranks.leave()
@@ -398,4 +398,4 @@ class LoopDriver:
             self.tracker.close(window)
             self._ends.after(window, is_regular=False)
         self._ends.look_deeper(is_regular=False)
-        self._end()
+        self._switch_off()

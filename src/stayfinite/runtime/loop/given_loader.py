@@ -14,12 +14,12 @@ __all__ = ["GivenBatches"]
 
 
 class GivenBatches:
-    """The loader's own batches, in its own order; one `iter` is one epoch."""
+    """Iterates over the batches of a loader in order; one iteration is one epoch."""
 
     def __init__(self, driver: LoopDriver, loader: Iterable[Any], guard: object) -> None:
         self._driver = driver
         self._guard = guard
-        """Held for as long as the loop runs: nobody else may hold it."""
+        """Keeps the guard alive while the loop runs; there may be no other reference."""
         self._loader = loader
         self._inner: Iterator[Any] | None = None
         self._num_given = 0

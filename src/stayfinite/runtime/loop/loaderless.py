@@ -1,7 +1,7 @@
 """Iterations of a loop without a loader.
 
-Nothing tells where such an iteration begins: it is over when one of its optimizers steps again, and its
-random numbers are those from the end of the step before.
+The start of such an iteration is not visible. It ends when one of its optimizers steps again, and its random numbers are
+those after the previous step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Loaderless"]
 
 
 class Loaderless:
-    """Counts them, and opens their windows."""
+    """Counts the iterations of a loop without a loader, and opens their windows."""
 
     def __init__(self, engine: Engine, tracker: BatchTracker) -> None:
         self._engine, self._tracker = engine, tracker
@@ -31,9 +31,9 @@ class Loaderless:
         """Optimizers that have stepped in this iteration."""
         self._rng: Any = None
         self._is_close = False
-        """A step that adds up several backwards had bad gradients from one that was over: each is looked at."""
+        """Whether each backward is checked, because an accumulated step had bad gradients from an earlier one."""
         self._last: tuple[Window, tuple[Standing, ...]] | None = None
-        """Where the loop stood at its last backward, while each is looked at."""
+        """The frames of the loop at its last backward, while each is checked."""
 
     @property
     def is_under_way(self) -> bool:
@@ -51,7 +51,7 @@ class Loaderless:
         return self._tracker.open_loaderless(self._rng)
 
     def count(self, window: Window, optimizer: Any) -> None:
-        """This optimizer steps in the window: for the second time, and the iteration is a new one."""
+        """Note a step of this optimizer; its second step begins a new iteration."""
         if id(optimizer) in self._stepped:
             self._begin_next()
             ref = window.batches[-1]
@@ -60,8 +60,10 @@ class Loaderless:
         self._stepped.add(id(optimizer))
 
     def note_backward(self, window: Window, loss: Tensor, frame: FrameType) -> None:
-        """How the loop stands where its loss is bad: at the step, behind other backwards, it is too late.
-        Ranks stand at different places: they look at the one that they share."""
+        """Save the frames of the loop if the loss is bad: at the step, after other backwards, they have changed.
+
+        Not with several ranks, whose frames differ: they use the step, which they share.
+        """
         is_asked = not window.standing and loss.is_cpu and not has_world()
         if is_asked and not is_finite(loss):
             window.standing = standing_at(frame)
@@ -69,15 +71,15 @@ class Loaderless:
             self._look_back(window, frame)
 
     def can_keep(self, loss: Tensor) -> bool:
-        """Whether its graph can stay for a replay; a compiled one would raise in the loop's own backward."""
+        """Whether the graph can be retained for a replay; with a compiled one, the loop's backward would raise."""
         return not is_compiled(loss)
 
     def look_closely(self) -> None:
-        """From here on it is known where the loop stood when its gradients went bad."""
+        """Check the gradients at each backward from now on."""
         self._is_close, self._last = True, None
 
     def _look_back(self, window: Window, frame: FrameType) -> None:
-        """The backward before this one has left its gradients: bad ones are its own."""
+        """Check the gradients of the previous backward."""
         last, self._last = self._last, (window, standing_at(frame))
         if last is None or last[0] is not window:
             return
@@ -85,15 +87,15 @@ class Loaderless:
             window.standing, self._last = last[1], None
 
     def same_iteration(self, optimizer: Any) -> None:
-        """The loop is still in the iteration in which this one has stepped."""
+        """Note that the loop is still in the iteration in which this optimizer has stepped."""
         self._stepped.discard(id(optimizer))
 
     def all_stepped(self) -> None:
-        """What comes next is another iteration."""
+        """Let the next step begin another iteration."""
         self._stepped.update(id(o) for o in self._engine.state.optimizers)
 
     def after_step(self) -> None:
-        """The next iteration has begun, though it shows itself only when its forward is over."""
+        """Prepare the next iteration, which has begun but is noticed only after its forward."""
         self._rng, self._last = self._engine.open(), None
 
     def _begin_next(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells whether an exception was caused by non-finite values."""
+"""Decides whether an exception was caused by non-finite values."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ..window import Failure, Window
 
 __all__ = ["failure_behind", "is_about_numbers"]
 
-_SPEAKS_OF_NAN = re.compile(
+_MENTIONS_NAN = re.compile(
     r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow)\b"
 )
 
 
 def is_about_numbers(error: BaseException) -> bool:
-    """It says so, or what raised it was given some.
+    """Whether its message says so, or the function that raised it received such values.
 
     >>> is_about_numbers(ValueError("probabilities contain NaN"))
     True
@@ -24,14 +24,16 @@ def is_about_numbers(error: BaseException) -> bool:
     False
     """
     trace = error.__traceback__
-    if _SPEAKS_OF_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
+    if _MENTIONS_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
         return True
     return isinstance(error, (RuntimeError, ValueError)) and bool(bad_tensors(trace))
 
 
 def failure_behind(error: BaseException, window: Window, engine: Engine) -> Failure | None:
-    """What of this window is not finite, if that is why the script did not survive it."""
-    found = engine.explain(window, list(engine.state.optimizers))
+    """The failure that caused this exception, if it was a value that is not finite."""
+    # Before its backward the gradients are those of an earlier step, perhaps of one that was left out.
+    has_gradients = window.num_backward > 0
+    found = engine.explain(window, list(engine.state.optimizers)) if has_gradients else None
     if found is not None:
         return found
     bad = engine.state.bad_state()

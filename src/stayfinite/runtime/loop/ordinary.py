@@ -1,9 +1,10 @@
 """The short way of an ordinary iteration: one call each for its end, its batch, its backward and its step.
 
-Between two steps PyTorch's kernels have emptied the processor's caches, so what a healthy step costs is
-how many functions and objects it goes through. What decides how steps are taken is therefore looked at once
-(`_is_ordinary`) and again when it has changed (`TrainState.num_changes`), at the latest after eight steps.
-Where something is not ordinary, nothing has been noted yet, and the driver's general way does the whole of it.
+PyTorch's kernels evict our code and our objects from the processor's caches between two steps, so the cost of a healthy
+step is the number of different functions and objects that it uses. Therefore `begin` tests once all conditions of the
+ordinary case. They are tested again when something has changed (`TrainState.num_changes`), and after eight steps at the
+latest. Each other method returns without any effect if something is not ordinary, and the general method of the driver
+does the work.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class _Driver(Protocol):
-    """Who drives the loop, as far as this asks."""
+    """The attributes of the driver that are used here."""
 
     engine: Engine
     tracker: BatchTracker
     scaling: Scaling
     is_over: bool
-    is_own_work: bool
+    is_internal: bool
     stepped_here: set[int]
     own_updates: Any
 
@@ -46,31 +47,31 @@ class _Driver(Protocol):
 
 
 class OrdinaryIteration:
-    """One batch of one loader, one scalar loss, one optimizer, nobody else who has a say."""
+    """One batch of one loader, one scalar loss, one optimizer; no scaler, no ranks, no closure."""
 
-    def __init__(self, driver: _Driver, look_into: Callable[[Window, Failure], object]) -> None:
+    def __init__(self, driver: _Driver, investigate: Callable[[Window, Failure], object]) -> None:
         engine = driver.engine
         self._driver, self._engine, self._tracker = driver, engine, driver.tracker
         self._state, self._rng = engine.state, engine.rng
-        self._see, self._look_here = engine.lookout.see, engine.checker.look_here
-        self._look_into = look_into
+        self._compare, self._check_on_host = engine.lookout.compare, engine.checker.check_on_host
+        self._investigate = investigate
         self._seen = _NEVER
-        """`num_changes` when everything was found ordinary."""
+        """`num_changes` when all conditions held."""
         self._source: Callable[[], Any] = lambda: None
-        """Gives the loader whose batches are trained on."""
+        """Returns the loader whose batches are trained on."""
         self._optimizer: Callable[[], Any] = lambda: None
         self._at_opening: list[Callable[[], None]] = []
-        """What is to be done for each window."""
+        """Called before each window opens."""
         self._is_place_known = False
-        """Whether it was noted where the loop makes its steps."""
+        """Whether the place of the step was noted since `begin`."""
 
     def begin(self, loader: Any) -> None:
-        """A window was opened with a batch of this loader: is it ordinary, and those that follow?"""
+        """A window was opened with a batch of this loader; test whether it is ordinary, and those that follow."""
         driver, engine, tracker, state = self._driver, self._engine, self._tracker, self._state
         self._seen = _NEVER
         optimizers, source = state.optimizers.refs, tracker.epoch_of
         if (
-            driver.is_own_work
+            driver.is_internal
             or driver.is_over
             or driver.own_updates is not None
             or engine.settings.deferred
@@ -82,7 +83,7 @@ class OrdinaryIteration:
             or id(optimizers[0]()) not in driver.stepped_here
             or driver.scaling.pair is not None
             or any(s.is_enabled() for s in state.scalers)
-            or not engine.is_steady
+            or not engine.is_quiet
         ):
             return
         self._source, self._optimizer = source, optimizers[0]
@@ -95,8 +96,7 @@ class OrdinaryIteration:
         self._seen = state.num_changes
 
     def is_over_by(self, loader: Any) -> bool:
-        """The loop asks this loader for its next batch: closes the window that this ends, where its one
-        step was applied; False where the general way has to look."""
+        """The loop asks this loader for its next batch: close the window; False if it is not ordinary."""
         tracker = self._tracker
         window = tracker.window
         if (
@@ -111,14 +111,13 @@ class OrdinaryIteration:
         if self._engine.keep(window):
             return True
         self._seen = _NEVER
-        failure = self._engine.look_deeper(window)
+        failure = self._engine.check_deeply_if_due(window)
         if failure is not None:
-            self._look_into(window, failure)
+            self._investigate(window, failure)
         return True
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
-        """Opens a window with the next batch of the loader that gave the last one; False where the general
-        way has to look."""
+        """Open a window with the next batch of the same loader; False if it is not ordinary."""
         tracker, source, state = self._tracker, self._source, self._state
         if (
             state.num_changes != self._seen
@@ -136,7 +135,7 @@ class OrdinaryIteration:
         return True
 
     def takes_backward(self, loss: Any) -> bool:
-        """Notes the loss of a window's first backward; False where the general way has to look."""
+        """Note the loss of a window's first backward; False if it is not ordinary."""
         window = self._tracker.window
         if (
             window is None
@@ -150,14 +149,14 @@ class OrdinaryIteration:
             return False
         ref = window.batches[0]
         ref.is_used = True
-        # As `detach` gives it, and no operator is called.
+        # Like `detach`, but without calling an operator.
         window.losses.append((ref.step, loss.data))
         window.live_loss = weakref.ref(loss)
         window.num_backward = 1
         return True
 
     def may_step(self, optimizer: Any) -> bool | None:
-        """Whether this step is applied; None where the general way has to decide."""
+        """Check a step; False if it must not be applied, None if it is not ordinary."""
         window = self._tracker.window
         if (
             window is None
@@ -176,7 +175,7 @@ class OrdinaryIteration:
             if type(rate) is not float or not -_INF < rate < _INF:
                 return None
             grads += [g for p in group["params"] if (g := p.grad) is not None]
-        figures = self._look_here(grads, window.losses[0][1], window.norm)
+        figures = self._check_on_host(grads, window.losses[0][1], window.norm)
         if figures is None:
             return None
         window.num_attempted = 1
@@ -186,5 +185,5 @@ class OrdinaryIteration:
         window.is_seen = True
         window.loss = figures[0]
         window.losses = []  # with the graph that hangs on it
-        failure = self._see(window, *figures)
+        failure = self._compare(window, *figures)
         return True if failure is None else self._driver.leave_out(window, failure)

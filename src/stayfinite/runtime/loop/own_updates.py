@@ -1,7 +1,7 @@
 """Trainings without a torch optimizer: the script applies its gradients itself.
 
-Its updates cannot be held back. Loss and gradients are looked at where they are computed, and what was
-trained in place is put back before the next step begins; what else the script did, it did.
+Its updates cannot be prevented. Loss and gradients are checked where they are computed, and parameters that a bad update
+changed in place are restored before the next step. Other effects of the script stay.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...numerics.health import is_finite
 from ..batches import named_tensors
 from ..engine import Engine
 from ..frames import calling_frames, variables
+from ..graph import leaves_of
 from ..window import Failure, Window
 from .loaderless import Loaderless
 
-__all__ = ["OwnDriver", "OwnUpdates", "Trained", "leaves_of"]
+__all__ = ["OwnDriver", "OwnUpdates", "Trained"]
 
-_MAX_NODES = 20_000
 _MARKED = 4
 _NOT_HELD = (
     "the script applies its gradients by itself, without a torch optimizer, so this update could not be "
@@ -50,7 +50,7 @@ _LEFT = f"{_NOT_HELD}: the tensors that it trains are not finite from here on"
 
 
 class Trained:
-    """Stands where an optimizer would: it knows what is trained, and holds none of it."""
+    """Takes the place of an optimizer: weak references to the tensors that are trained."""
 
     def __init__(self) -> None:
         self._refs: list[weakref.ref[Tensor]] = []
@@ -59,7 +59,7 @@ class Trained:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """As an optimizer has them, without a rate."""
+        """Like those of an optimizer, without a learning rate."""
         alive = [(t, n) for r, n in zip(self._refs, self._names) if (t := r()) is not None]
         return [{"params": [t for t, _ in alive], "param_names": [n for _, n in alive]}]
 
@@ -74,7 +74,7 @@ class Trained:
 
 
 class OwnDriver(Protocol):
-    """Whose loop it is."""
+    """The parts of the loop driver that are used here."""
 
     engine: Engine
     loaderless: Loaderless
@@ -95,26 +95,26 @@ class OwnDriver(Protocol):
 
 
 class OwnUpdates:
-    """Looks at the losses and gradients of such a training."""
+    """Checks the losses and gradients of such a training."""
 
     def __init__(self, driver: OwnDriver) -> None:
         self._driver = weakref.ref(driver)
         self._trained = Trained()
         self._shapes: list[torch.Size] = []
         self._is_repeated = False
-        """The same kind of tensors has been trained more than once: it is a training."""
+        """Whether tensors of the same shapes were trained more than once, which makes it a training."""
         self._is_in_place = True
         self._is_stale = True
         self._is_lost = False
-        """An update that is not finite was told of and could not be undone."""
+        """Whether an update that is not finite was reported and could not be undone."""
         self._has_failed = False
         self._marks: list[Any] = []
         self._hook: Any = None
 
     def begin(self, loss: Tensor) -> None:
-        """Before a backward: what it is about to train."""
+        """Before a backward: note the tensors that it trains."""
         if self._is_stale or not self._trained.tensors:
-            self._note(leaves_of(loss), sys._getframe(1))
+            self._note(list(leaves_of([loss]))[::-1], sys._getframe(1))
         driver = self._driver()
         if driver is not None and self._marks and self._marks == self._marks_now():
             driver.loaderless.same_iteration(
@@ -122,15 +122,15 @@ class OwnUpdates:
             )  # gradients are added up, or a graph is used again
 
     def look_at_gradients(self) -> None:
-        """After a backward."""
+        """After a backward: check the gradients."""
         pairs = [(p, p.grad) for p in self._trained.tensors if p.grad is not None]
         if not pairs:
             self._is_stale = True  # others were trained
             return
-        self._look_at([g for _, g in pairs if g is not None], [p for p, _ in pairs])
+        self._check([g for _, g in pairs if g is not None], [p for p, _ in pairs])
 
     def begin_grad(self, loss: Tensor, inputs: Sequence[Any]) -> bool:
-        """Before `torch.autograd.grad`; whether something is trained by it."""
+        """Before `torch.autograd.grad`: note its tensors; returns whether it is part of a training."""
         leaves = [t for t in inputs if isinstance(t, Tensor) and t.is_leaf and _is_trainable(t)]
         if not leaves or len(leaves) != len(inputs):
             return False
@@ -138,11 +138,11 @@ class OwnUpdates:
         return True
 
     def look_at_results(self, grads: Iterable[Any]) -> None:
-        """After it."""
-        self._look_at([g for g in grads if isinstance(g, Tensor)], self._trained.tensors)
+        """After `torch.autograd.grad`: check the gradients."""
+        self._check([g for g in grads if isinstance(g, Tensor)], self._trained.tensors)
 
     def on_func_grad(self, given: Any, results: tuple[Any, Any], call: Callable[[], Any]) -> None:
-        """After `torch.func.grad` or `grad_and_value`: its function can be called again."""
+        """After `torch.func.grad` or `grad_and_value`: check the gradients. Its function can be replayed."""
         self._note([t for _, t in named_tensors(given)], sys._getframe(1), is_in_place=False)
         driver, window = self._now()
         grads, value = results
@@ -151,7 +151,7 @@ class OwnUpdates:
         window.closure = lambda: _results(driver.engine, call())
         if isinstance(loss, Tensor) and loss.numel() == 1:
             window.losses.append((window.step, loss.detach()))
-        self._look_at(tensors, self._trained.tensors)
+        self._check(tensors, self._trained.tensors)
         window.closure = None
 
     @property
@@ -159,8 +159,11 @@ class OwnUpdates:
         return self._is_repeated or any(isinstance(t, nn.Parameter) for t in self._trained.tensors)
 
     def _marks_now(self) -> list[Any]:
-        """By what it shows that the script has applied an update: counts of writes, and some values, since
-        `p.data.add_` is not counted. What is on a device is not read."""
+        """A fingerprint of the tensors that changes with an update.
+
+        Version counters, and some values, because `p.data.add_` does not change the counter. Nothing is read from a
+        device.
+        """
         found: list[Any] = []
         for i, t in enumerate(self._trained.tensors):
             found.append((id(t), t._version))
@@ -183,7 +186,7 @@ class OwnUpdates:
     def _note(
         self, tensors: Sequence[Tensor], frame: FrameType | None, is_in_place: bool = True
     ) -> None:
-        """These are trained now; new tensors each time are the script's own business to keep."""
+        """Note the tensors that are trained now. If they are new each time, updates cannot be undone."""
         driver = self._driver()
         known = {id(t) for t in self._trained.tensors}
         shapes = [t.shape for t in tensors]
@@ -197,22 +200,22 @@ class OwnUpdates:
             self._trained.set(tensors, frame)
             driver.on_trained(self._trained)
 
-    def _look_at(self, grads: list[Tensor], trained: list[Tensor]) -> None:
-        """Behind the backward, before the script applies what it gave."""
+    def _check(self, grads: list[Tensor], trained: list[Tensor]) -> None:
+        """Check after the backward, before the script applies the gradients."""
         driver, window = self._now()
         driver.window_for(self._trained)
         failure = self._failure(driver, window, grads, trained) if self._is_training else None
         self._is_repeated = True
         if failure is None:
-            self._leave_hook()  # the script has left the bad update out by itself
-        was_told = self._has_failed and self._marks == self._marks_now()
+            self._leave_hook()  # the script itself has skipped the bad update
+        was_reported = self._has_failed and self._marks == self._marks_now()
         self._marks = self._marks_now()
-        if was_told:
+        if was_reported:
             window.failure = failure
         is_lost = self._is_lost and failure is not None and not self._is_whole
         self._has_failed = failure is not None
         if is_lost:
-            window.failure = failure  # it follows from what was told
+            window.failure = failure  # a consequence of the reported failure
             driver.engine.recovery.give_up(_GONE)
         elif window.failure is None and failure is not None:
             self._refuse(driver, window, failure)
@@ -224,11 +227,11 @@ class OwnUpdates:
     def _failure(
         self, driver: OwnDriver, window: Window, grads: list[Tensor], trained: list[Tensor]
     ) -> Failure | None:
-        """What is in the host's memory is read; what is on a device waits for the deep checks."""
+        """Checked on the CPU only; tensors on a device wait for the deep checks."""
         if not all(g.is_cpu for g in grads):
             return None
         losses = [t for _, t in window.losses]
-        if driver.engine.checker.look(grads, losses) is not None:
+        if driver.engine.checker.check(grads, losses) is not None:
             return None
         for step, loss in window.losses:
             if not is_finite(loss):
@@ -241,20 +244,20 @@ class OwnUpdates:
         return Failure("gradient", window.step, name=name)
 
     def _refuse(self, driver: OwnDriver, window: Window, failure: Failure) -> None:
-        """It is looked into here, before the script applies it."""
+        """Investigate now, before the script applies the update."""
         undo = self._plan(driver, window)
-        # A graph that was retained must not find its tensors written to.
+        # A retained graph must not notice that its tensors were written to.
         with _unsafe_preserve_version_counter(tuple(self._trained.tensors)):
             driver.refuse(window, failure)
         driver.undo_only(None if window.is_loaderless else undo)
         self._is_lost = undo is None
         if undo is None:
-            driver.engine.log.clear()  # what is trained goes bad now, and that has been told
+            driver.engine.log.clear()  # the tensors are about to become bad, which was reported
         if undo is not None and window.is_loaderless:
             self._put_back_at_call(driver, undo)
 
     def _plan(self, driver: OwnDriver, window: Window) -> Callable[[], None] | None:
-        """How the tensors go back to what they are now; told before it is done, and only where it can be."""
+        """The function that restores the current tensors after the update, if that is possible."""
         tensors = self._trained.tensors
         if not self._is_in_place:
             window.own_update = _MADE_ANEW
@@ -271,13 +274,13 @@ class OwnUpdates:
         @torch.no_grad()
         def undo() -> None:
             for live, copy in kept:
-                if not torch.equal(live, copy):  # a graph may still be about to use it
+                if not torch.equal(live, copy):  # do not write needlessly: a graph may still use it
                     live.detach().copy_(copy)
 
         return undo
 
     def _put_back_at_call(self, driver: OwnDriver, undo: Callable[[], None]) -> None:
-        """The first module that is called after the update begins the next step."""
+        """Undo the update when the next step begins: at the first call of a module."""
         self._leave_hook()
 
         def on_call(module: nn.Module, args: Any) -> None:
@@ -293,33 +296,16 @@ class OwnUpdates:
             self._hook = None
 
     def close(self) -> None:
-        """Nothing is put back any more."""
+        """Remove the hook."""
         self._leave_hook()
 
 
 def _results(engine: Engine, results: tuple[Any, Any]) -> None:
-    """What a function that was called again has given, for the replay that called it."""
+    """Pass the results of a replayed function to its replay."""
     grads, value = results
     loss = value[0] if isinstance(value, tuple) else value
     if engine.replay is not None:
         engine.replay.look_at_results(loss, [t for _, t in named_tensors(grads)])
-
-
-def leaves_of(loss: Tensor) -> list[Tensor]:
-    """The tensors that a backward from here gives gradients to."""
-    found: dict[int, Tensor] = {}
-    todo: list[Any] = [loss.grad_fn]
-    seen: set[Any] = set()
-    while todo and len(seen) < _MAX_NODES:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            found[id(variable)] = variable
-        todo += [n for n, _ in node.next_functions]
-    return list(found.values())[::-1]
 
 
 def _is_trainable(tensor: Tensor) -> bool:
@@ -327,7 +313,7 @@ def _is_trainable(tensor: Tensor) -> bool:
 
 
 def _names_of(tensors: Sequence[Tensor], frame: FrameType | None) -> dict[int, str]:
-    """What the script calls them."""
+    """The script's names for these tensors, by id."""
     wanted = {id(t) for t in tensors}
     found: dict[int, str] = {}
     for each in calling_frames(frame)[:8]:

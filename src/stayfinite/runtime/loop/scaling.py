@@ -14,7 +14,7 @@ __all__ = ["Scaling"]
 
 
 class Scaling:
-    """Nothing of the loop is kept alive."""
+    """Tracks the GradScaler of a loop with weak references."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -28,7 +28,7 @@ class Scaling:
         self._engine.state.num_changes += is_on
 
     def unscaled(self, loss: Tensor) -> Tensor:
-        """Without its graph; the loss itself where no scaler has made it."""
+        """The unscaled loss, detached."""
         if self.pair is not None:
             raw, scaled = self.pair[0](), self.pair[1]()
             if scaled is loss and raw is not None:
@@ -36,24 +36,24 @@ class Scaling:
         return loss.detach()
 
     def check(self, window: Window, optimizer: Any) -> Failure | None:
-        """Whether this step may be applied."""
+        """The reason not to apply this step, or None."""
         engine = self._engine
         found = vars(optimizer).get("found_inf")
         if found is not None and found.item():
-            # A fused optimizer under a scaler is called even so, and skips by itself.
+            # A scaler calls a fused optimizer in any case, and that skips the step itself.
             return self.failure_of_skip(window)
         if self.pair is None or window.norm is not None:
             return engine.check(window, optimizer)
-        # The scaler has passed the gradients; the losses are left.
+        # The scaler has checked the gradients, so only the losses are left.
         if engine.shared.is_shared(optimizer):
-            return engine.shared.check(window, optimizer, is_scaled=True) or engine.see(window)
-        return engine.explain(window, []) or engine.see(window)
+            return engine.shared.check(window, optimizer, is_scaled=True) or engine.compare(window)
+        return engine.explain(window, []) or engine.compare(window)
 
     def failure_of_skip(self, window: Window) -> Failure:
-        """The scaler leaves this step out: because of its scale, or was the loss bad before?"""
+        """The failure of a step that the scaler skips: a bad loss, or only its scale."""
         own = self._engine.ranks.agree_on_bad(self._engine.explain(window, []), window.step)
         return own or Failure("scaler_skip", window.step)
 
     def passes_by(self) -> bool:
-        """Whether one more skip is what a scaler does while it finds its scale."""
+        """Whether this skip is normal while the scaler adapts its scale."""
         return self._engine.scale_watch.passes_by(self._engine.state.scale() or 1.0)

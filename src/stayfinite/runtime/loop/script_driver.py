@@ -18,25 +18,25 @@ __all__ = ["ScriptDriver"]
 
 
 class ScriptDriver(LoopDriver):
-    """Listens to whatever the script's main thread trains; what other threads do is theirs."""
+    """The driver of the trainings in a script's main thread; other threads are not driven."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine, counts_every_batch=False)
         self._known = 0
-        """Which version of the list of optimizers the models were looked for with."""
-        self._has_looked_in_loop = False
+        """The version of the list of optimizers at the last search for models."""
+        self._has_searched_in_loop = False
         self.on_new_optimizer: Callable[[Any], None] = lambda optimizer: None
         self.own_updates: OwnUpdates | None = OwnUpdates(self)
-        """Until a torch optimizer turns up."""
+        """None as soon as there is a torch optimizer."""
         self._is_grad = False
-        """The `torch.autograd.grad` under way is one of a training."""
+        """Whether the current `torch.autograd.grad` belongs to a training."""
 
         self._elsewhere: dict[int, Any] = {}
-        """Optimizers that another thread steps, to be released before more is read of them."""
+        """Optimizers that another thread steps, to be released before the next window."""
 
     @property
     def wants_gradients(self) -> bool:  # type: ignore[override]
-        return self.own_updates is not None and not self.is_own_work and not self.is_over
+        return self.own_updates is not None and not self.is_internal and not self.is_over
 
     def on_optimizer(self, optimizer: Any) -> None:
         renew()
@@ -45,15 +45,15 @@ class ScriptDriver(LoopDriver):
             self.own_updates = None
         self.on_new_optimizer(optimizer)
         super().on_optimizer(optimizer)
-        # Before the first forward, which a loop without a loader does not announce: what is near will do.
+        # A loop without a loader does not announce its first forward, so a quick search is done now.
         moved = (p for o in self.state.optimizers for g in o.param_groups for p in g["params"])
-        self._look_for_models(moved=moved)
-        self._has_looked_in_loop = False  # what is made around it has no name yet
+        self._find_models(moved=moved)
+        self._has_searched_in_loop = False  # variables assigned after this call are found later
 
     def on_trained(self, trained: Any) -> None:
-        """What a training without a torch optimizer trains has turned up."""
+        """The tensors of a training without a torch optimizer were found."""
         self.state.add_optimizer(trained)
-        self._look_for_models()
+        self._find_models()
 
     def before_backward(self, loss: Tensor) -> bool | None:
         if self.own_updates is not None and self.wants_gradients:
@@ -65,7 +65,7 @@ class ScriptDriver(LoopDriver):
             self.own_updates.look_at_gradients()
 
     def before_grad(self, loss: Tensor, inputs: Sequence[Any]) -> None:
-        """`torch.autograd.grad`, in a training without a torch optimizer."""
+        """Before `torch.autograd.grad`, in a training without a torch optimizer."""
         self._is_grad = self.own_updates is not None and self.own_updates.begin_grad(loss, inputs)
         if self.own_updates is not None and self._is_grad:
             super().before_backward(loss)
@@ -85,24 +85,26 @@ class ScriptDriver(LoopDriver):
     def on_func_grad(
         self, given: Any, results: tuple[Any, Any], call: Callable[[], tuple[Any, Any]]
     ) -> None:
-        """`torch.func.grad` and `grad_and_value`, in a training without a torch optimizer."""
+        """After `torch.func.grad` or `grad_and_value`, in a training without a torch optimizer."""
         if self.own_updates is not None:
             self.own_updates.on_func_grad(given, results, call)
 
     def before_window(self) -> None:
-        """Models are looked for when an optimizer has turned up since the last look, and when the loop
-        begins: a loss with a state of its own may be made later than the optimizer."""
+        """Search for models if there is a new optimizer, and when the loop begins.
+
+        A loss with a state may be made after the optimizer.
+        """
         if self._elsewhere:
             self.release_others()
         optimizers = self.state.optimizers
-        if optimizers.version != self._known or not self._has_looked_in_loop:
-            self._has_looked_in_loop = len(optimizers) > 0
-            self._look_for_models(is_opening=True)
+        if optimizers.version != self._known or not self._has_searched_in_loop:
+            self._has_searched_in_loop = len(optimizers) > 0
+            self._find_models(is_opening=True)
         else:
-            self.state.beside = None
+            self.state.auxiliaries = None
 
     def on_step_elsewhere(self, optimizer: Any) -> None:
-        """An optimizer that this thread has made may be another one's to train with."""
+        """Release an optimizer of this thread if another thread steps it and this one never did."""
         if optimizer in self.state.optimizers and id(optimizer) not in self.stepped_here:
             self._elsewhere[id(optimizer)] = optimizer
             self.state.num_changes += 1
@@ -111,9 +113,7 @@ class ScriptDriver(LoopDriver):
         while self._elsewhere:
             self.state.release(self._elsewhere.popitem()[1])
 
-    def _look_for_models(
-        self, is_opening: bool = False, moved: Iterable[Tensor] | None = None
-    ) -> None:
+    def _find_models(self, is_opening: bool = False, moved: Iterable[Tensor] | None = None) -> None:
         optimizers = list(self.state.optimizers)
         self._known = self.state.optimizers.version
         frame = sys._getframe(1)
@@ -121,25 +121,25 @@ class ScriptDriver(LoopDriver):
             if any(scheduler.optimizer is o for o in optimizers):
                 self.on_scheduler(scheduler)
         reach = Reach(frame, moved)
-        self.state.beside = reach.beside if is_opening else None
+        self.state.auxiliaries = reach.auxiliaries if is_opening else None
         modules = reach.modules
         found = find_models(optimizers, modules)
         others = find_stateful(modules)
         if is_opening:
             ours = {id(m) for _, m in (*found, *others)}
-            self.state.adopt_companions(reach.beside, ours, self.engine.num_applied)
+            self.state.adopt_companions(reach.auxiliaries, ours, self.engine.num_applied)
         known = {id(m) for m in self.state.roots.values()}
         if not found or not any(id(m) not in known for _, m in (*found, *others)):
             return
         alone = len(found) == 1
         self.state.clear_roots()
         for name, model in found:
-            self.state.add_root(model, "" if alone else self._free(name, model))
+            self.state.add_root(model, "" if alone else self._unused_name(name, model))
         for name, module in others:
-            self.state.add_root(module, self._free(name, module))
-        self.engine.prime_again(is_opening)
+            self.state.add_root(module, self._unused_name(name, module))
+        self.engine.deep_checks.reinitialize(is_opening)
 
-    def _free(self, name: str, model: Any) -> str:
+    def _unused_name(self, name: str, model: Any) -> str:
         taken = self.state.roots
         wanted = name if name and name != "self" else type(model).__name__
         return wanted if wanted not in taken else f"{wanted}{len(taken)}"

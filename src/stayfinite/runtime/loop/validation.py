@@ -1,8 +1,7 @@
 """Checks the results of a validation loop when it ends.
 
-One look at the variables of that loop when its loader is through, once for each validation: nothing is
-computed, nothing on a device is read. What was NaN before the loop, or starts as infinity (`best =
-inf`), is not the loop's doing.
+The variables of the loop are read once, when its loader is exhausted; nothing is computed, and nothing is read from a
+device. Only variables that the loop itself binds count, and only NaN: a `best = inf` is normal.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MOST = 4096
 
 
 class ValidationLooks:
-    """NaN in what is only evaluated is told in one line, once for each place."""
+    """Reports NaN in results of evaluation loops, in one line per place."""
 
     def __init__(self, engine: Engine, tracker: BatchTracker) -> None:
         self._engine, self._tracker = engine, tracker
@@ -44,7 +43,7 @@ class ValidationLooks:
 
 
 def _look_at_untrained(frame: FrameType | None, step: int, epoch: int) -> Event | None:
-    """What is to be told of the loop that stands in this frame; None where all is finite."""
+    """A warning about the loop in this frame, or None."""
     mine = next((f for f in calling_frames(frame) if is_user_file(f.f_code.co_filename)), None)
     if mine is None:
         return None
@@ -59,7 +58,7 @@ def _look_at_untrained(frame: FrameType | None, step: int, epoch: int) -> Event 
     return Event(
         step=step, epoch=epoch, phase="loss", kind="validation", symptom="output",
         name=f"{file}:{line} {shown}", value=math.nan,
-        message=f"{shown} {'is' if len(bad) == 1 else 'are'} nan behind the loop at {short_path(file)}:{line} ({source}); "
+        message=f"{shown} {'is' if len(bad) == 1 else 'are'} nan after the loop at {short_path(file)}:{line} ({source}); "
         "nothing is trained on its data, and the training goes on as it is",
     )  # fmt: skip
 

@@ -13,15 +13,14 @@ __all__ = ["WindowEnds"]
 
 
 class WindowEnds:
-    """A healthy one is closed, a bad one undone; deferred ones are judged when their answers have come."""
+    """Closes a healthy window, undoes a bad one, and judges deferred ones when their verdict is known."""
 
     def __init__(self, engine: Engine, bad: BadSteps) -> None:
         self._engine, self._bad = engine, bad
         self._state = engine.state
 
     def after(self, window: Window, is_regular: bool) -> None:
-        """`is_regular`: the loop went on to its next batch; else it was left, and what it did since
-        then is not this iteration's."""
+        """End a window; `is_regular`: the loop went on to its next batch. If it was left instead, nothing is undone."""
         if not is_regular:
             self._bad.undo.clear()
         if window.failure is not None:
@@ -35,9 +34,11 @@ class WindowEnds:
             return
         self.close_healthy(window)
 
-    def after_unseen(self, window: Window) -> None:
-        """It is over, as a backward shows; what the next iteration's forward has written by now is not
-        this one's, and what its graph needs must not be moved: all else waits for the next end."""
+    def after_backward_of_next(self, window: Window) -> None:
+        """End a window when the backward of the next iteration shows that it is over.
+
+        Nothing is restored: the next forward has run already, and its graph needs the tensors as they are.
+        """
         self._bad.undo.clear()
         is_deferred = window.is_moved and self._engine.settings.deferred
         if window.failure is None and not is_deferred:
@@ -56,36 +57,36 @@ class WindowEnds:
             self._engine.scale_watch.note_applied()
 
     def after_epoch(self) -> None:
-        """A deep check; ranks come there at different times."""
+        """Run a deep check at the end of an epoch, or request one if there are several ranks."""
         if self._engine.ranks.is_together:
-            self._engine.want_deep_check()
+            self._engine.deep_checks.request()
             return
         self.look_deeper(is_regular=True)
 
     def look_deeper(self, is_regular: bool) -> None:
-        """All that is known by now: what was deferred, and the whole state."""
+        """Collect deferred steps, then run a deep check."""
         self._collect(is_last=True, is_regular=is_regular)
         if self._engine.log:
             last = self._engine.log[-1]
-            failure = self._engine.deep_check(last.step)
+            failure = self._engine.deep_checks.run(last.step)
             if failure is not None:
                 self._bad.handle(last, failure)
 
     def _rates_that_stay(self) -> tuple[float, ...] | None:
-        """A loop that calls `next` by itself may have set the rate of its next step before."""
+        """The learning rates to keep: a loop that calls `next` itself may have set them for its next step."""
         if len(self._state.schedulers) or is_at_loop_head(sys._getframe(1)):
             return None
         return self._state.lrs()
 
     def _collect(self, is_last: bool = False, is_regular: bool = True) -> None:
-        """Deferred steps: close those that went well, look into the first that did not."""
+        """Close the deferred steps that were finite; investigate the first that was not."""
         fine, bad, later = self._engine.deferral.collect(is_last)
         found = self._engine.deferral.close_fine(fine, bad)
         if found is not None:
             self._bad.handle(*found)
             return
         if bad is None:
-            if self._engine.must_wait:
+            if self._engine.deep_checks.must_wait:
                 self._collect(is_last=True, is_regular=is_regular)
             return
         failure = self._engine.shared.late_failure(bad)

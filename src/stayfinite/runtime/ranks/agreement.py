@@ -35,12 +35,12 @@ from .groups import (
     wrappers_of,
     wrappers_there_are,
 )
-from .meetings import NOT_DUE, Agreed, Wish
+from .meetings import NOT_DUE, Agreed, DeepCheckVote
 from .records import RankFailure, Settled, is_answered_alike, most_telling_first
 from .side_groups import SideGroupError
 from .summary import RankSummary
 from .talk import RankTalk
-from .verdict import can_gather, is_seen_by_all
+from .verdict import absent_ranks, can_gather, is_seen_by_all
 
 __all__ = ["RankFailure", "Ranks", "Settled"]
 
@@ -104,7 +104,7 @@ class Ranks:
             return self.rank == 0
         return self._is_first
 
-    def tells(self, rank: int) -> bool:
+    def reports(self, rank: int) -> bool:
         """Whether this rank tells of what began at `rank`, where each has looked into it by itself."""
         if self.is_apart:
             return self.is_first or not self.has_received
@@ -222,7 +222,7 @@ class Ranks:
         return self.talk.is_lost and not self._is_alone
 
     @property
-    def has_parted(self) -> bool:
+    def has_diverged(self) -> bool:
         """A shared training whose other ranks cannot be asked any more: no step can be run again."""
         return self._group is not None and not self.is_on and not self.is_apart
 
@@ -238,8 +238,7 @@ class Ranks:
     # -- collectives -----------------------------------------------------------------------------
 
     def reduce_flag(self, flag: Tensor, *more: float) -> Tensor:
-        """One tiny all-reduce: `flag` becomes every rank's, without a sync; it and the largest of each of `more`
-        (the first is a wish) to read."""
+        """One tiny all-reduce, without a sync: every rank's `flag`, and the largest of each of `more` (first a vote)."""
         device = self._device(flag.device)
         if self._said_dtype is None:
             self._said_dtype = widest(device)
@@ -259,10 +258,10 @@ class Ranks:
         self._say_once(f"another rank is gone ({_first_line(error)}); this one is watched alone")
         self.leave()
 
-    def agree_on_flag(self, flag: Tensor, wish: Wish, digest: float | None) -> Agreed:
+    def agree_on_flag(self, flag: Tensor, vote: DeepCheckVote, digest: float | None) -> Agreed:
         """The same, read at once, with all that is said at a meeting."""
         began = time.perf_counter()
-        agreed = Agreed.heard(self.reduce_flag(flag, *Agreed.said(wish, digest)).tolist())
+        agreed = Agreed.decode(self.reduce_flag(flag, *Agreed.encode(vote, digest)).tolist())
         self.summary.note(began, time.perf_counter())
         return agreed
 
@@ -272,9 +271,12 @@ class Ranks:
         return can_gather(self._group)
 
     def is_seen_by_all(self, share: float) -> bool:
-        """Of something bad that every rank should see in this very place: whether each of them has. They are waited
-        for, this share of the usual limit at most."""
+        """Whether each rank has seen what is bad here; they are waited for, this share of the limit at most."""
         return is_seen_by_all(self._group, self.talk.seconds * share)
+
+    def absent(self) -> list[int] | None:
+        """The ranks that did not come to their first shared step in time; None where all have."""
+        return absent_ranks(self._group, self.talk.seconds)
 
     def any(self, value: bool) -> bool:
         """Whether it is so on any rank."""

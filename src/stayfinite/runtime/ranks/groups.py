@@ -23,7 +23,6 @@ __all__ = [
     "groups_in_use",
     "has_memory",
     "has_world",
-    "hushed",
     "is_sharded",
     "is_whole",
     "launched_at",
@@ -31,6 +30,7 @@ __all__ = [
     "own_rank",
     "sequence_of",
     "unsynced",
+    "without_sync",
     "world_of_all",
     "wrappers_of",
     "wrappers_over",
@@ -39,9 +39,10 @@ __all__ = [
 
 
 def launched_rank() -> int:
-    """The rank that a launcher (torchrun) gave to this process, before it has joined the others."""
-    text = os.environ.get("RANK", "")
-    return int(text) if text.isdigit() else 0
+    """The rank that a launcher gave to this process, before it has joined the others: torchrun, or Lightning,
+    which tells only the place on this machine."""
+    text = os.environ.get("RANK") or (os.environ.get("WORLD_SIZE") and os.environ.get("LOCAL_RANK"))
+    return int(text) if text and text.isdigit() else 0
 
 
 def own_rank() -> int:
@@ -160,7 +161,7 @@ def unsynced(wrappers: list[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hushed(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
+def without_sync(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
     """Models in DistributedDataParallel called without a word to the other ranks; `stepped`: those in which the
     training's own backward is over."""
     instead = {

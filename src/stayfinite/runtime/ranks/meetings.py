@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 from ..window_log import WindowLog
 
-__all__ = ["DUE", "NOT_DUE", "URGENT", "Agreed", "Meetings", "Wish", "digest_of"]
+__all__ = ["DUE", "NOT_DUE", "URGENT", "Agreed", "DeepCheckVote", "SyncSchedule", "digest_of"]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
-"""A rank's wish for a deep check. The largest of all counts: one urgent wish is enough, and without
+"""A rank's vote for a deep check. The largest of all counts: one urgent vote is enough, and without
 one a single rank that is not due yet (its clock, its budget) is waited for."""
 
 _MOST = 64
 """Steps from one meeting to the next, where they are short: a rank's clock may want the next one earlier. What it
-wishes meanwhile waits for it."""
+votes for meanwhile waits for it."""
 
 
-class Wish(NamedTuple):
+class DeepCheckVote(NamedTuple):
     """What one rank wants of a deep check."""
 
     kind: int
@@ -37,13 +37,13 @@ class Wish(NamedTuple):
     @classmethod
     def of(
         cls, is_wanted: bool, log: WindowLog, cost: float, budget: float, elapsed: float
-    ) -> Wish:
+    ) -> DeepCheckVote:
         """`cost`: seconds that the last one took; `elapsed`: since then.
 
         >>> log = WindowLog(8)
-        >>> Wish.of(False, log, cost=0.1, budget=0.01, elapsed=2.0)
-        Wish(kind=1, wait=4, room=7)
-        >>> Wish.of(True, log, cost=0.1, budget=0.01, elapsed=2.0).kind == URGENT
+        >>> DeepCheckVote.of(False, log, cost=0.1, budget=0.01, elapsed=2.0)
+        DeepCheckVote(kind=1, wait=4, room=7)
+        >>> DeepCheckVote.of(True, log, cost=0.1, budget=0.01, elapsed=2.0).kind == URGENT
         True
         """
         if is_wanted or log.is_full(num_more=1):
@@ -67,18 +67,18 @@ class Agreed(NamedTuple):
     """Steps that the next meeting may be away."""
 
     @staticmethod
-    def said(wish: Wish, digest: float | None) -> tuple[float, ...]:
+    def encode(vote: DeepCheckVote, digest: float | None) -> tuple[float, ...]:
         """A rank's part behind its flag; the largest of each will be heard."""
         unlike = digest is None or not math.isfinite(digest)
         both = (math.inf, math.inf) if unlike or digest is None else (digest, -digest)
-        return (wish.kind, wish.wait, -wish.room, *both)
+        return (vote.kind, vote.wait, -vote.room, *both)
 
     @classmethod
-    def heard(cls, largest: list[float]) -> Agreed:
+    def decode(cls, largest: list[float]) -> Agreed:
         """
-        >>> Agreed.heard([0.0, *Agreed.said(Wish(NOT_DUE, 9, 5), 2.5)])
+        >>> Agreed.decode([0.0, *Agreed.encode(DeepCheckVote(NOT_DUE, 9, 5), 2.5)])
         Agreed(is_bad=False, is_due=False, is_alike=True, most=5)
-        >>> Agreed.heard([0.0, NOT_DUE, 9.0, -5.0, 2.5, -2.0]).is_alike
+        >>> Agreed.decode([0.0, NOT_DUE, 9.0, -5.0, 2.5, -2.0]).is_alike
         False
         """
         bad, kind, wait, room, high, low = largest
@@ -92,10 +92,10 @@ def digest_of(norms: list[Any]) -> float:
 
 
 @dataclass
-class Meetings:
+class SyncSchedule:
     """Those about the steps of one optimizer; every rank counts them alike.
 
-    >>> meetings = Meetings()
+    >>> meetings = SyncSchedule()
     >>> for _ in range(3):
     ...     meetings.note(Agreed(False, False, is_alike=True, most=9))
     >>> meetings.left
@@ -104,7 +104,7 @@ class Meetings:
 
     left: int = 0
     """Steps that are judged without one before the next."""
-    num_parted: int = 0
+    num_disagreements: int = 0
     """How often this rank saw something bad that the others did not see."""
     _gap: int = 0
     _is_over: bool = False

@@ -16,7 +16,7 @@ from ..host import Host
 from ..window import Failure, Window
 from .agreement import RankFailure
 from .groups import is_sharded
-from .meetings import Meetings, digest_of
+from .meetings import SyncSchedule, digest_of
 from .shards import local
 
 __all__ = ["SharedCheck"]
@@ -27,10 +27,10 @@ class SharedCheck:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._has_met = False
+        self._has_agreed_on_snapshots = False
         self._is_deep_agreed = False
         self._has_said = False
-        self._meetings: defaultdict[int, Meetings] = defaultdict(Meetings)
+        self._schedules: defaultdict[int, SyncSchedule] = defaultdict(SyncSchedule)
         """By the optimizer whose steps they are about."""
         self.are_spaced = False
         """Whether there are steps on which nobody is asked."""
@@ -40,10 +40,28 @@ class SharedCheck:
         ranks = self._host.ranks
         if not ranks.is_shared(optimizer) or ranks.is_joining():
             return False
-        if not self._has_met:
-            self._has_met = True
-            self._host.meet()
+        if not self._has_agreed_on_snapshots:
+            self._has_agreed_on_snapshots = True
+            if not self._are_all_watched():
+                return False
+            self._host.deep_checks.agree_on_snapshots()
         return True
+
+    def _are_all_watched(self) -> bool:
+        """One rank that is not under stayfinite would never answer, and would take what is said to it for its
+        training's own; then this rank decides alone."""
+        ranks = self._host.ranks
+        absent = ranks.absent()
+        if absent is None:
+            return True
+        ranks.leave()
+        which = ", ".join(map(str, absent)) or "another rank"
+        say(
+            f"stayfinite (rank {ranks.rank}): no answer from rank {which} within {ranks.talk.seconds:g} s: it is "
+            "probably not under stayfinite, so this rank is watched alone and may leave out steps that the others "
+            "make. Start every process of the training under stayfinite"
+        )
+        return False
 
     def check(
         self, window: Window, optimizer: Optimizer, is_scaled: bool = False
@@ -72,17 +90,17 @@ class SharedCheck:
 
     def _is_bad(self, flag: FiniteFlag, window: Window, optimizer: Optimizer) -> bool:
         """What the flags of all ranks say: asked, or known without."""
-        host, meetings = self._host, self._meetings[id(optimizer)]
+        host, meetings = self._host, self._schedules[id(optimizer)]
         if meetings.left and not self._is_own(window, optimizer):
             meetings.left -= 1
             host.ranks.summary.pass_by()
             return flag.read() and self._is_seen_by_all(flag, window, meetings)
         digest = None
-        if not meetings.num_parted and host.ranks.can_gather:
+        if not meetings.num_disagreements and host.ranks.can_gather:
             digest = self._digest(window, optimizer)
-        agreed = host.ranks.agree_on_flag(flag.value, host.wish(), digest)
+        agreed = host.ranks.agree_on_flag(flag.value, host.deep_checks.vote(), digest)
         meetings.note(agreed)
-        self.are_spaced = any(m.are_spaced for m in self._meetings.values())
+        self.are_spaced = any(m.are_spaced for m in self._schedules.values())
         self._is_deep_agreed = agreed.is_due
         return agreed.is_bad
 
@@ -103,19 +121,19 @@ class SharedCheck:
         with torch.no_grad():
             return digest_of([torch.linalg.vector_norm(g) for g in grads if g.numel()])
 
-    def _is_seen_by_all(self, flag: FiniteFlag, window: Window, meetings: Meetings) -> bool:
+    def _is_seen_by_all(self, flag: FiniteFlag, window: Window, meetings: SyncSchedule) -> bool:
         """Something is bad here, in a step on which nobody is asked because all should see the same."""
         ranks = self._host.ranks
-        if ranks.is_seen_by_all(0.5 ** (1 + meetings.num_parted)):
+        if ranks.is_seen_by_all(0.5 ** (1 + meetings.num_disagreements)):
             meetings.left = 0  # after a bad step they meet in any case
             return True
         flag.reset()
-        if not meetings.num_parted:
+        if not meetings.num_disagreements:
             say(
                 f"stayfinite (rank {ranks.rank}): step {window.step}: a value is not finite on this rank, but not on every rank; "
                 "a rank cannot skip a step alone, so the step is applied and investigated when the ranks next meet"
             )
-        meetings.num_parted += 1
+        meetings.num_disagreements += 1
         return False
 
     def seed(self, loss: Tensor) -> Tensor | None:

@@ -35,7 +35,7 @@ class RankTalk:
 
     def gather(self, group: Any, value: Any) -> list[Any]:
         """Every rank's value, in the order of the group."""
-        found = self._told(group, "gather", value)
+        found = self._exchange(group, "gather", value)
         if any(kind != "gather" for kind, _ in found):
             raise OthersBrokeOff
         return [v for _, v in found]
@@ -55,10 +55,10 @@ class RankTalk:
         """All ranks have computed their part of a replay, or some of them could not; whether that is so."""
         if is_broken:
             self.copies.close()  # who waits for this rank's part is let go
-        found = self._told(group, "end", is_broken)
+        found = self._exchange(group, "end", is_broken)
         while any(kind != "end" for kind, _ in found):
             is_broken = True  # one that was still agreeing on something has learned it from this
-            found = self._told(group, "end", True)
+            found = self._exchange(group, "end", True)
         if is_broken or any(broken for _, broken in found):
             self.copies.renew()
             return True
@@ -76,7 +76,7 @@ class RankTalk:
             side.close()
         self.copies.close()
 
-    def _told(self, group: Any, kind: str, value: Any) -> list[tuple[str, Any]]:
+    def _exchange(self, group: Any, kind: str, value: Any) -> list[tuple[str, Any]]:
         with self._losing():
             return self._side_of(group).gather((kind, value))
 

@@ -1,4 +1,4 @@
-"""Asks over the store whether every rank saw the same bad step, without a collective.
+"""Asks over the store what every rank knows, without a collective: who is watched, and who saw the same bad step.
 
 A rank that alone sees something bad must not begin to talk: the others go on training and would not answer, or take
 it for what they wait for. So each that sees something puts its mark into the store. The last of them to come says
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from .groups import sequence_of
 
-__all__ = ["can_gather", "is_seen_by_all"]
+__all__ = ["absent_ranks", "can_gather", "is_seen_by_all"]
 
 _c10d: Any = dist.distributed_c10d if dist.is_available() else None
 _TOGETHER, _APART = "together", "apart"
@@ -40,6 +40,30 @@ def is_seen_by_all(group: Any, seconds: float) -> bool:
     except RuntimeError:
         return False
     return bool(answer == _TOGETHER.encode())
+
+
+def absent_ranks(group: Any, seconds: float) -> list[int] | None:
+    """The ranks, counted over all processes, that did not come to this place in time; None where all have.
+
+    The same answer on all that ask; what was answered once holds for as long as there is the group.
+    """
+    store = _store()
+    if store is None:
+        return None
+    key = f"stayfinite/here/{group.group_name}"
+    names = {r: f"{key}/{r}" for r in dist.get_process_group_ranks(group)}
+    try:
+        store.set(names[dist.get_rank()], "")
+        answer = _TOGETHER
+        try:
+            store.wait(list(names.values()), timedelta(seconds=seconds))
+        except RuntimeError:
+            answer = _APART
+        if store.compare_set(f"{key}/answer", "", answer) == _TOGETHER.encode():
+            return None
+        return [r for r, name in names.items() if not store.check([name])]
+    except RuntimeError:
+        return None
 
 
 def _waited_for(store: Any, key: str, seconds: float) -> bytes:

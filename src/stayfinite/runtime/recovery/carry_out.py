@@ -32,40 +32,40 @@ __all__ = ["DEEP", "Recovery"]
 DEEP = ("parameter", "buffer", "optimizer_state", "average")
 """Symptoms that a deep check finds: the state itself is bad, some steps after it became so."""
 _NEARLY = 25
-"""So many batches before the end of an epoch, a run that is lost is let come to it."""
+"""A diverged run that has at most so many batches left in its epoch may finish the epoch."""
 _PATIENCE = 12
-"""Bad steps in a row after which a policy that thinks stops, where nothing is known of their state."""
+"""An adaptive policy stops after so many bad steps in a row that could not be explained."""
 
 
 class Recovery:
-    """The acting half of the engine: it alone moves the training back."""
+    """Carries out the policy. Only this class restores snapshots of a running training."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self.left_out = LeftOut()
         self.tally = Tally()
         self.bad_parts: Counter[str] = Counter()
-        """How often each part of a loss was left out by `finite_mean` or `finite_sum`."""
+        """How often `finite_mean` or `finite_sum` dropped each part of a loss."""
         self.num_replays = 0
-        """Replays under way: what they compute counts for nothing."""
+        """Replays in progress, in which bad parts are not counted."""
         self._ramp: PrecisionRamp | None = None
         self.plan: PlanRun | None = None
         self._sanitizer = Sanitizer(host)
         self._parts = PartRedo(host)
         self.incidents_so_far: deque[Incident] = deque(maxlen=8)
         self.position: Callable[[Window], tuple[int, int] | None] = lambda window: None
-        """(batches drawn, batches in all) of the epoch that a window is in; None where nobody knows."""
+        """(batches drawn, total batches) of a window's epoch; None if unknown."""
         self.num_open: Callable[[], int] = lambda: 0
-        """Steps that were made and are not counted yet: a loop's window closes with its next batch."""
+        """Applied steps that are not counted yet: a loop's window closes with its next batch."""
         self._lost: Outlook | None = None
-        """The state has run away, and the end of the epoch is waited for."""
+        """Set if the state has diverged and the run waits for the end of the epoch."""
         self._lost_epoch: int | None = None
         self.healing = Healing()
         self.folder: Path | None = None
-        """The run folder; None where there is none."""
+        """The run folder, if there is one."""
         self.last_healthy: Path | None = None
         self.last_save = LastSave()
-        self._looks = Firewall("what else is known of a bad step")
+        self._firewall = Firewall("what else is known of a bad step")
 
     @property
     def policy(self) -> Policy:
@@ -80,7 +80,7 @@ class Recovery:
         return self._host.state
 
     def conclude(self, verdict: Verdict) -> Incident:
-        """Count it, answer it by the policy, tell of it; raises where the run must not go on."""
+        """Count the incident, apply the policy, publish; raises if the run must end."""
         assert verdict.incident is not None
         incident, window = verdict.incident, verdict.window
         self.tally.num_consecutive += 1
@@ -89,7 +89,7 @@ class Recovery:
         decision = self._decide(incident, window, verdict.outlook)
         is_own = window is not None and bool(window.own_update)
         if is_own and decision.kind not in ("raise", "stop"):
-            decision = Decision("skip")  # the script applies it whatever we decide
+            decision = Decision("skip")  # the script applies its own update in any case
         if decision.kind == "sanitize":
             assert window is not None
             cut = self._sanitizer.cut(window, incident, self.ledger)
@@ -115,46 +115,46 @@ class Recovery:
         incident = self._host.publish(replace(self._with_facts(incident, window), action=action))
         self.incidents_so_far.append(incident)
         if self._ramp is not None:
-            self._ramp.refresh()  # the scaler was put back to before the step
+            self._ramp.refresh()  # the scaler was restored to before the step
             self._ramp.note_incident(headline(replace(incident, action=Action(kind="none"))))
         if self.plan is not None:
             self.plan.note_incident()
         if decision.kind == "raise":
             raise NonFiniteError(headline(incident), incident)
         if decision.kind == "stop" and verdict.outlook is not None:
-            raise BudgetExceededError(self._farewell(incident, verdict.outlook), incident)
+            raise BudgetExceededError(self._stop_message(incident, verdict.outlook), incident)
         if decision.kind == "stop":
             raise BudgetExceededError(
-                f"{decision.reason}; the training cannot go on by {_doing(self.policy)}\n"
+                f"{decision.reason}; the training cannot go on by {_activity(self.policy)}\n"
                 f"  where: {headline(incident)}\n"
-                f"  try: {self._way_out()}",
+                f"  try: {self._advice()}",
                 incident,
             )
         return incident
 
     def _with_facts(self, incident: Incident, window: Window | None) -> Incident:
-        """With what only the running training knows; said once for incidents that are alike."""
+        """Add facts that only the running training knows; not for repeated incidents."""
         if incident.same_as is not None:
             return incident
         limits = [*self._host.lookout.limits, *everywhere]
         cost = self.last_save.cost(self._host.num_applied)
         is_loop = window is not None and window.batches[0].loss_fn is None
         home = incident.location.module
-        found = self._looks.once(facts, home, self.state, limits, cost, is_loop) or []
+        found = self._firewall.once(facts, home, self.state, limits, cost, is_loop) or []
         diagnosis = incident.diagnosis
         evidence = (*diagnosis.evidence, *found)
         return replace(incident, diagnosis=replace(diagnosis, evidence=evidence))
 
     def give_up(self, reason: str) -> None:
-        """Nothing that is done from here on can help: a policy that thinks ends the run."""
-        if self.policy.is_thoughtful and self.incidents_so_far:
+        """End the run, if the policy is adaptive: nothing can help any more."""
+        if self.policy.is_adaptive and self.incidents_so_far:
             last = self.incidents_so_far[-1]
             raise BudgetExceededError(
-                f"{reason}\n  where: {headline(last)}\n  try: {self._way_out()}", last
+                f"{reason}\n  where: {headline(last)}\n  try: {self._advice()}", last
             )
 
-    def _way_out(self) -> str:
-        """What is left when no batch can be applied any more."""
+    def _advice(self) -> str:
+        """The advice when the run stops."""
         if self.policy.name in ("auto", "skip"):
             return (
                 "fix the cause, or let it go back and slow down: the policy rollback:6:lr=0.2 returns "
@@ -162,7 +162,7 @@ class Recovery:
             )
         return "fix the cause, or roll back to the last good checkpoint"
 
-    def _farewell(self, incident: Incident, outlook: Outlook) -> str:
+    def _stop_message(self, incident: Incident, outlook: Outlook) -> str:
         lines = [f"stopped: {outlook.reason}, so leaving batches out cannot help"]
         lines.append(f"  where: {headline(incident)}")
         diff = next((f for f in incident.diagnosis.fixes if f.status == "proved" and f.diff), None)
@@ -184,8 +184,8 @@ class Recovery:
     def _by_parts(
         self, verdict: Verdict, window: Window, decision: Decision
     ) -> tuple[Decision, Action]:
-        """The step once more without the parts of its loss that are bad; else the next answer."""
-        if window.batches[0].loss_fn is not None:  # the guard makes it again by itself
+        """Repeat the step without the bad parts of its loss; if that is not possible, the next action of the policy."""
+        if window.batches[0].loss_fn is not None:  # the guard repeats it
             verdict.redo.insert(0, self._parts.again(window))
             return decision, self._parts.action()
         if not self._parts.run(verdict, window):
@@ -195,19 +195,19 @@ class Recovery:
         return decision, self._parts.action()
 
     def _heal(self, verdict: Verdict, decision: Decision) -> Action:
-        """Back to the last healthy state, and on with what was seen to pass."""
+        """Restore the last healthy state, and continue with the setting that passed."""
         outlook = verdict.outlook
         assert outlook is not None and verdict.incident is not None
         action = self._roll_back(verdict, decision)
         self.healing.apply(outlook)
-        self._host.forget_known()
+        self._host.known.forget()
         self.tally.num_consecutive = 0
         text = f"healed: from here on {outlook.change} ({outlook.proof}), because {outlook.reason}"
         self._note_change(verdict.incident, text)
         return replace(action, detail=f"{action.detail}; {text}")
 
     def _stop_healthy(self, verdict: Verdict, outlook: Outlook) -> Action:
-        """The run ends, with its last healthy state in place and on disk."""
+        """Stop the run, with its last healthy state restored and saved."""
         state, window = self.state, verdict.window
         detail = f"leaving batches out cannot help: {outlook.reason}"
         is_own = window is not None and bool(window.own_update)
@@ -231,7 +231,7 @@ class Recovery:
             )
         )
         if self._host.journal is not None:
-            self._host.journal.journal.event("change", step=event.step, about=kind, text=text)
+            self._host.journal.file.event("change", step=event.step, about=kind, text=text)
 
     def _decide(
         self, incident: Incident, window: Window | None, outlook: Outlook | None
@@ -244,7 +244,7 @@ class Recovery:
             cannot.append("sanitize")
         if not self.state.snapshot.is_taken:
             cannot.append("rollback")
-        if self._host.ranks.is_apart:  # each for itself: only what all of them do alike
+        if self._host.ranks.is_apart:  # without agreement, only actions that all ranks take alike
             cannot += ["parts", "sanitize", "rollback"]
         if incident.event.kind == "spike":
             wanted = self.policy.on_spike
@@ -254,23 +254,27 @@ class Recovery:
             return Decision("skip" if wanted in cannot else wanted, "spike")
         is_dark = outlook is None and not incident.location.is_reproduced
         is_new = is_dark and incident.event.phase != "data" and not self._host.ranks.is_apart
-        is_long = self.policy.is_thoughtful and self.tally.num_consecutive > _PATIENCE
-        if is_long and self._host.ranks.any(is_new):  # they may not have been able to share a look
+        is_long = self.policy.is_adaptive and self.tally.num_consecutive > _PATIENCE
+        if is_long and self._host.ranks.any(
+            is_new
+        ):  # they may not have been able to investigate together
             count = self.tally.num_consecutive
             return Decision("stop", f"{count} steps in a row are not finite, whatever the batch")
         decision = self.policy.decide(self.tally, tuple(cannot), outlook)
         if decision.kind == "heal" and window is not None and window.error is not None:
-            return Decision("stop", decision.reason)  # nobody is left to go on
+            return Decision("stop", decision.reason)  # the script has raised, so it cannot continue
         if decision.kind == "stop" and outlook is not None and self._is_nearly_through(window):
             self._lost = outlook
             return Decision("skip")
         return decision
 
     def _is_nearly_through(self, window: Window | None) -> bool:
-        """Whether the epoch is about to end, and with it perhaps the script, as it would by itself: that
-        is waited for once. The few steps until then are left out."""
+        """Whether the epoch is about to end, and perhaps the script with it.
+
+        The run waits for that once, and skips the few steps until then.
+        """
         found = self.position(window) if window is not None else None
-        if window is None or found is None:
+        if window is None or found is None or window.error is not None:
             return False
         done, length = found
         if length - done > _NEARLY:
@@ -305,7 +309,7 @@ class Recovery:
             self.plan.note_applied()
 
     def note_scaler_skip(self) -> None:
-        """The loss scale was too large for a batch that is fine by itself: the row of bad ones is broken."""
+        """A normal skip of the scaler ends a series of bad steps: the batch itself is fine."""
         self.tally.num_consecutive = 0
         if self._ramp is not None:
             self._ramp.note_skip()
@@ -315,7 +319,7 @@ class Recovery:
             self._ramp.note_epoch()
 
     def follow(self, ramp: PrecisionRamp) -> None:
-        """Let this ramp know how each step went; its moves are told and journaled."""
+        """Notify this ramp of each step; report and journal its moves."""
         self._ramp = ramp
         self.state.num_changes += 1
         before = ramp.on_move
@@ -333,7 +337,7 @@ class Recovery:
         ramp.on_move = moved
 
     def on_bad_parts(self, names: tuple[str, ...], total: int) -> None:
-        """Parts of a loss were left out; each is told of once, and counted from then on."""
+        """Count the dropped parts of a loss; each is reported once."""
         if self.num_replays:
             return
         new = [n for n in names if n not in self.bad_parts]
@@ -348,7 +352,7 @@ class Recovery:
             )  # fmt: skip
 
     def _roll_back(self, verdict: Verdict, decision: Decision) -> Action:
-        """Everything as it was at the snapshot; the batches since then are left out."""
+        """Restore the snapshot; the batches since then are skipped."""
         host, state = self._host, self.state
         bad = [verdict.window] if verdict.window is not None else []
         since = [*host.log, *(w for w in bad if w not in host.log), *verdict.redo]
@@ -356,16 +360,16 @@ class Recovery:
         state.clear_grads()
         put_modes = modes(state.roots.values())()
         state.snapshot.restore()
-        put_modes()  # the loop goes on; what it has frozen since then stays so
+        put_modes()  # modules that the loop has frozen since then stay frozen
         first = since[0] if since else None
         if first is not None and first.rng is not None and not verdict.keeps_random_state:
             first.rng.restore()
         if decision.lr_factor != 1.0:
-            # The snapshot learns the new rate too: a second rollback lowers it further.
+            # Write the new rate to the snapshot as well, so that a second rollback lowers it further.
             state.scale_lrs(decision.lr_factor)
             state.snapshot.retake_small(state.snapshot_captures())
         host.log.clear()
-        host.forget_due()
+        host.deep_checks.forget_due()
         self.tally.num_rollbacks += 1
         host.lookout.forget_after(tag)
         assert verdict.incident is not None
@@ -381,7 +385,7 @@ class Recovery:
         )
 
 
-def _doing(policy: Policy) -> str:
+def _activity(policy: Policy) -> str:
     kinds = {r.kind for r in policy.steps()}
     return "rolling back" if "rollback" in kinds else "skipping"
 

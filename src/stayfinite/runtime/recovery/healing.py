@@ -5,28 +5,30 @@ from __future__ import annotations
 import contextlib
 
 from ...recover.policy import Outlook
-from ..step_changes import clipped, scaled_lr
+from ..step_changes import clipped, limited_lr, scaled_lr
 
 __all__ = ["Healing"]
 
 
 class Healing:
-    """Holds what is changed in the steps from here on, until the run ends.
+    """Applies the proved setting to all later steps.
 
-    The script's own settings are not written to: a loop that sets its rate before every step would set it
-    back. What is changed is what a step uses, exactly as it was when it was proved.
+    The setting is changed inside each step, as in its proof. The script's own settings are not changed, because a loop that
+    sets its learning rate before every step would overwrite them.
     """
 
     def __init__(self) -> None:
-        self._held = contextlib.ExitStack()
+        self._changes = contextlib.ExitStack()
 
     def apply(self, outlook: Outlook) -> None:
-        """From the next step on."""
+        """Use this setting from the next step on."""
         if outlook.lr_factor != 1.0:
-            self._held.enter_context(scaled_lr(outlook.lr_factor))
+            self._changes.enter_context(scaled_lr(outlook.lr_factor))
+        if outlook.lr_limit is not None:
+            self._changes.enter_context(limited_lr(outlook.lr_limit))
         if outlook.clip_norm is not None:
-            self._held.enter_context(clipped(outlook.clip_norm))
+            self._changes.enter_context(clipped(outlook.clip_norm))
 
     def close(self) -> None:
-        """The script's own settings hold again."""
-        self._held.close()
+        """Return to the script's own settings."""
+        self._changes.close()

@@ -15,12 +15,12 @@ __all__ = ["LeftOut"]
 
 
 class LeftOut:
-    """Each of them once, with the incident that it was left out for."""
+    """Records skipped batches in the ledger, each with its incident."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.drops: dict[int, int] = {}
-        """How many batches of each loader (by identity) are still to be left out; 0 is no loader."""
+        """How many batches of each loader (by id) are still to be skipped; key 0: no loader."""
 
     def note(self, window: Window | None, kind: str, incident: Incident) -> None:
         if window is None:
@@ -37,7 +37,7 @@ class LeftOut:
         )  # fmt: skip
 
     def drop_next(self, window: Window | None, count: int) -> None:
-        """So many more of the loaders that gave this window's batches."""
+        """Skip the next `count` batches of the loaders of this window."""
         if not count:
             return
         owners = [o() for b in window.batches for o, _ in b.items] if window is not None else []
@@ -47,7 +47,7 @@ class LeftOut:
     def drops_batch(
         self, step: int, indices: object, loader: object | None, is_first: bool = True
     ) -> bool:
-        """Whether this batch is one of those that a rollback leaves out as well."""
+        """Whether a rollback skips this batch as well."""
         key = id(loader) if loader is not None else 0
         if not self.drops.get(key):
             return False
@@ -63,7 +63,7 @@ class LeftOut:
 
 
 def _first_bad(incident: Incident, ref: BatchRef) -> str:
-    """The value that went bad first, where this batch was looked into: by its place in the data."""
+    """The first bad value of an investigated batch, by its position in the data set."""
     text = incident.location.first_bad
     if incident.same_as is not None or ref.step != incident.event.step:
         return ""

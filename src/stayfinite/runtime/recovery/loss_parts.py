@@ -1,11 +1,11 @@
 """Splits a summed loss into parts and keeps the gradients of the finite ones.
 
-The parts are found in the graph of the loss: from its root through operators that only add, scale or
-reshape, down to the addends, or to the elements of a short vector (one loss a head). The gradient of
-each is computed by itself; those that are finite are added up, and the backward goes on with their sum.
+The parts are found in the graph of the loss: from its root through operators that only add, scale or reshape, down to the
+addends, or to the elements of a short vector (one loss per head). The gradient of each part is computed separately, and
+the backward continues with the sum of the finite ones.
 
-An element that gets the gradient 0 still spoils what is behind it where a derivative is infinite
-(0 * inf). It is the part itself that is asked about here, so a zero stays a zero (`_ZeroStays`).
+An element with gradient 0 still makes a NaN where a derivative is infinite (0 * inf). That would blame the wrong part, so
+here zero times anything is zero (`_ZeroStays`).
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _KEEPS_ELEMENTS = {f"{name}Backward" for name in ("Mul", "Div", "Neg", "ToCopy",
 
 @dataclass(frozen=True)
 class LossPart:
-    """One addend, or one element of a vector that is added up."""
+    """One addend, or one element of a vector that is summed."""
 
     node: Node
     output: int
     gradient: Tensor
-    """What the root of the loss hands it."""
+    """The gradient of the loss with respect to it."""
     index: int | None = None
-    """Which element of the vector; None for an addend."""
+    """The index in the vector; None for an addend."""
 
 
 @dataclass(frozen=True)
 class Left:
-    """What was left out of a backward."""
+    """The parts that were dropped from a backward."""
 
     names: tuple[str, ...]
     num_parts: int
 
 
 def split_loss(loss: Tensor, into_elements: bool = False) -> list[LossPart]:
-    """The addends of a loss, or the elements of vectors that are added up; a single part where it is
-    no sum, or one of too many.
+    """The addends of a loss, or the elements of vectors that are summed; a single part if it is not a sum, or
+    has too many parts.
 
     >>> a, b = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
     >>> loss = a.exp().sum() + 0.5 * b.exp().sum()
@@ -86,21 +86,21 @@ def split_loss(loss: Tensor, into_elements: bool = False) -> list[LossPart]:
 
 
 def _step_down(part: LossPart) -> list[LossPart] | None:
-    """What this operator hands on; None where it is more than a sum."""
+    """The inputs of this operator as parts; None if it is not linear."""
     node = part.node
     kind = node.name().rstrip("0123456789")
     live = [(k, n, i) for k, (n, i) in enumerate(node.next_functions) if n is not None]
     if kind not in _LINEAR or part.output or not live:
         return None
     if kind in ("MulBackward", "DivBackward") and len(live) > 1:
-        return None  # both operands are computed: a product is no sum
+        return None  # a product of two computed operands
     is_vector = part.gradient.numel() > 1
     if is_vector and kind not in _KEEPS_ELEMENTS and kind not in ("StackBackward", "CatBackward"):
-        return None  # what comes next is one of many: the elements here are the parts
+        return None  # the elements of this vector are the parts
     try:
         handed = node(part.gradient)  # type: ignore[operator]
     except RuntimeError:
-        return None  # what it had kept is gone
+        return None  # its saved tensors were freed
     handed = handed if isinstance(handed, tuple) else (handed,)
     kept = [LossPart(n, i, handed[k]) for k, n, i in live if handed[k] is not None]
     if any(p.gradient.numel() > MOST_PARTS for p in kept):
@@ -121,10 +121,9 @@ def _elements(part: LossPart) -> list[LossPart]:
 
 
 class _ZeroStays(TorchDispatchMode):
-    """Where the gradient that comes in is 0, what is made of it is 0: also times infinity.
+    """Lets a gradient of 0 stay 0, even times infinity.
 
-    Only the zeros of gradients count. A zero of the other operand times an infinite gradient is the NaN
-    that the part itself makes.
+    Only zeros of gradients count. A zero of the other operand times an infinite gradient is a NaN of the part itself.
     """
 
     def __init__(self, gradient: Tensor) -> None:
@@ -134,7 +133,7 @@ class _ZeroStays(TorchDispatchMode):
         self._take(gradient)
 
     def _take(self, t: Tensor) -> None:
-        """It comes from the gradient; held, so that its storage is not given to another."""
+        """Note that it comes from the gradient; kept alive, so that its storage is not reused."""
         self._held.append(t)
         self._storages.add(_storage(t))
 
@@ -169,7 +168,7 @@ def _storage(t: Tensor) -> int:
 
 
 class _Values(TorchFunctionMode):
-    """The values of small results, by the operator that made them."""
+    """Records small results by the operator that made them."""
 
     def __init__(self) -> None:
         self.known: dict[Node, Tensor] = {}
@@ -193,7 +192,7 @@ class _Values(TorchFunctionMode):
 def by_parts(
     parameters: Callable[[], list[tuple[str, Tensor]]], tell: Callable[[Left], None]
 ) -> Iterator[None]:
-    """Each backward inside goes on without the parts of its loss whose gradient is not finite."""
+    """In this block, every backward drops the parts of its loss whose gradient is not finite."""
     original = Tensor.backward
     values = _Values()
 
@@ -215,7 +214,7 @@ def by_parts(
 def _without_bad(
     loss: Tensor, named: list[tuple[str, Tensor]], values: _Values, tell: Callable[[Left], None]
 ) -> Tensor:
-    """A loss with the value and the gradient of the good parts; the loss itself where that is none."""
+    """A loss with the value and the gradient of the good parts; the loss itself if there are none."""
     with torch._C.DisableTorchFunction():
         named = [(n, p) for n, p in named if p.requires_grad]
         tensors = [p for _, p in named]
@@ -233,7 +232,7 @@ def _without_bad(
             return loss
         sums = _sums([g for g, ok in zip(by_part, is_good) if ok])
         touched = _touched([g for g, ok in zip(by_part, is_good) if not ok])
-        # What only a bad part moves stays as it is: no step of momentum, no weight decay.
+        # Parameters of bad parts only are not updated: no momentum step, no weight decay.
         alone = {i for i in touched if sums[i] is None or not sums[i].any()}  # type: ignore[union-attr]
         kept = [
             (p, g)
@@ -273,7 +272,7 @@ def _touched(bad: list[tuple[Tensor | None, ...]]) -> set[int]:
 
 
 def _owner(names: list[str]) -> str:
-    """The module that all of these belong to; "" where they have none in common."""
+    """The innermost module that all of these belong to."""
     paths = [n.split(".")[:-1] for n in names]
     common: list[str] = []
     for level in zip(*paths):
@@ -290,7 +289,7 @@ def _name(k: int, part: LossPart, parts: list[LossPart], owner: str) -> str:
 
 
 def _value(good: list[LossPart], values: _Values, loss: Tensor) -> Tensor:
-    """What the good parts add up to, where all of them are known; else the loss as it is."""
+    """The sum of the good parts if all are known, else the loss itself."""
     if is_finite(loss):
         return loss.detach()
     total = torch.zeros_like(loss.detach())

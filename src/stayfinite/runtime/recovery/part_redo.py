@@ -18,35 +18,35 @@ _SYMPTOMS = ("loss", "gradient")
 
 
 class PartRedo:
-    """Makes steps again part by part, each of them once."""
+    """Repeats bad steps without the bad parts of their loss, each step once."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._tried: set[tuple[int, int]] = set()
-        self._has_told = False
+        self._has_warned = False
         self.left: list[Left] = []
-        """What the backwards of the last such step left out."""
+        """The parts that were dropped in the last such step."""
 
     def can(self, window: Window | None, symptom: str) -> bool:
-        """Whether this step can be asked for its parts. Several ranks would have to agree on them."""
+        """Whether this step can be split into parts; not with several ranks, which would have to agree."""
         if window is None or symptom not in _SYMPTOMS:
             return False
         if self._host.ranks.has_others:
-            self._tell_of_ranks(window.step)
+            self._warn_of_ranks(window.step)
             return False
         return (window.epoch, window.step) not in self._tried and not window.own_update
 
-    def _tell_of_ranks(self, step: int) -> None:
-        """Once. `run` refuses it under a launcher; a script may also start its ranks itself."""
-        if not self._has_told:
-            self._has_told = True
+    def _warn_of_ranks(self, step: int) -> None:
+        """Warn once. `run` refuses the policy under a launcher, but a script may start its ranks itself."""
+        if not self._has_warned:
+            self._has_warned = True
             text = (
                 "policy parts is for one rank: with several, a bad step is skipped on all of them"
             )
             self._host.lookout.warn(Event(step=step, phase="loss", kind="policy", message=text))
 
     def again(self, window: Window) -> Window:
-        """The same window, to be computed by parts."""
+        """A copy of the window that is computed by parts."""
         self._tried.add((window.epoch, window.step))
         self.left = []
         new = Window([ref.again() for ref in window.batches], window.rng, window.lrs)
@@ -54,7 +54,7 @@ class PartRedo:
         return new
 
     def run(self, verdict: Verdict, window: Window) -> bool:
-        """Make it now, where a loop's own statements can be run again; whether it was applied."""
+        """Run and apply the step by parts, if the loop's statements can be replayed; whether it was applied."""
         if verdict.run_again is None:
             return False
         new = self.again(window)
@@ -76,11 +76,11 @@ class PartRedo:
         return tuple(dict.fromkeys(name for left in self.left for name in left.names))
 
     def action(self) -> Action:
-        """What was done, in words; where it is still to be done, as that."""
+        """The action, with a description."""
         if not self.left:
             return Action(
                 kind="partial",
-                detail="made again without the parts of the loss that are not finite",
+                detail="repeated without the parts of the loss that are not finite",
             )
         total = self.left[-1].num_parts
         return Action(

@@ -38,7 +38,7 @@ class CheckpointWatch:
 
     def __init__(self, engine: Engine, checks_resume: bool = True) -> None:
         self._engine = weakref.ref(engine)
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.checks_resume = checks_resume
         self.gate = SaveGate(self._refused, self._good, self._is_ours)
         self._patches = SavePatches(self.gate)
@@ -85,7 +85,7 @@ class CheckpointWatch:
         if engine.journal is not None:
             detail = f"{where}; {kept}"
             engine.journal.checkpoint(refusal.path, engine.num_applied, "refused", detail)
-        engine.want_deep_check()
+        engine.deep_checks.request()
         if raises:
             raise NonFiniteError(headline(incident), incident)
 
@@ -107,14 +107,14 @@ class CheckpointWatch:
         return True
 
     def _leave_out(self, engine: Engine, target: Any, found: list[TensorFinding]) -> None:
-        """Amid the training it is a copy of what a step has spoiled (a target network, a swap of
+        """Amid the training it is a copy of what a step has corrupted (a target network, a swap of
         averages): the copy keeps what it holds, and the step is looked for at once."""
-        engine.want_deep_check()
+        engine.deep_checks.request()
         first = found[0]
         what = f"{type(target).__name__} {first.tensor or ''}".strip()
-        if what in self._told:
+        if what in self._reported:
             return
-        self._told.add(what)
+        self._reported.add(what)
         engine.lookout.warn(
             Event(
                 step=engine.num_applied, phase="parameter", kind="copy_left_out", symptom="parameter",
@@ -154,10 +154,10 @@ class CheckpointWatch:
 
     def _compare_rates(self, engine: Engine, target: Any, state: Any, path: str) -> None:
         # Optimizer and scheduler of one file tell the same story: once is enough.
-        found = rate_mismatch(target, state, path) if path not in self._told else None
+        found = rate_mismatch(target, state, path) if path not in self._reported else None
         if found is None:
             return
-        self._told.add(path)
+        self._reported.add(path)
         engine.lookout.warn(
             Event(
                 step=engine.num_applied, phase="resume", kind="resume_mismatch", symptom="learning_rate",

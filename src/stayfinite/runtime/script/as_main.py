@@ -17,11 +17,11 @@ def run_path_as_main(path: str, args: list[str]) -> None:
     source = Path(path).read_bytes()
     full = os.path.abspath(path)
     sys.argv = [path, *args]
-    sys.path[0] = os.path.dirname(full)
+    sys.path[0] = os.path.dirname(os.path.realpath(full))  # a link's modules are beside its target
     main = types.ModuleType("__main__")
     main.__file__ = full
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", full)
-    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={}, __cached__=None)
     sys.modules["__main__"] = main
     # With the script's own flags, not with those of this file.
     exec(compile(source, full, "exec", dont_inherit=True), main.__dict__)

@@ -21,7 +21,7 @@ __all__ = ["WatchedBlock"]
 
 
 class WatchedBlock(ScriptRun):
-    """From `open` to `close` whatever this thread trains is watched."""
+    """Protects the trainings of this thread between `open` and `close`."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class WatchedBlock(ScriptRun):
     def open(
         self, name: str, optimizers: Iterable[Any] = (), frame: FrameType | None = None
     ) -> None:
-        """`optimizers`, and those within reach of `frame`, were made before."""
+        """Start; `optimizers`, and those reachable from `frame`, exist already."""
         self._set_up(self._wanted_dir, name)
         if self._say is not None:
             assert self.folder is not None
@@ -50,7 +50,7 @@ class WatchedBlock(ScriptRun):
             self.adopt(frame)
 
     def adopt(self, frame: FrameType | None, names: Mapping[str, Any] | None = None) -> None:
-        """Optimizers within reach that were made before anybody watched."""
+        """Track reachable optimizers that were made before `open`."""
         call = self.driver.firewall.call
         call(self._adopt, call(find_optimizers, frame, names, fallback=()))
 
@@ -63,7 +63,7 @@ class WatchedBlock(ScriptRun):
             self.driver.on_optimizer(each)
 
     def close(self, error: BaseException | None = None) -> None:
-        """A last look; then every patch is taken out. `error`: what ended the training."""
+        """Run a last check, then remove every patch. `error`: the exception that ended the training."""
         if not self._is_open:
             return
         self._is_open = False

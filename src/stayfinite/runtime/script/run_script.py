@@ -54,17 +54,17 @@ from .traceback_view import show
 __all__ = ["ScriptRun", "run_here"]
 
 _listening: list[ScriptRun] = []
-"""The runs of this process that listen just now, the innermost last."""
+"""The active runs of this process, the innermost last."""
 
 
 def run_here() -> ScriptRun | None:
-    """The run that watches this thread already: who comes second leaves the work to it."""
+    """The run that already protects this thread; a second one leaves the work to it."""
     me = threading.get_ident()
     return next((r for r in reversed(_listening) if r.driver.thread_id == me), None)
 
 
 class ScriptRun:
-    """Runs one script or module as `__main__`, watched."""
+    """Runs one script or module as `__main__` under protection."""
 
     def __init__(
         self,
@@ -78,7 +78,10 @@ class ScriptRun:
         resume_check: bool = True,
         shows_patches: bool = False,
         plan: StagedPlan | None = None,
+        words: Sequence[str] = (),
     ) -> None:
+        self._words = words
+        """The options of this run on the command line, for the processes that are started by a command."""
         self._plan = plan
         self._shows_patches = shows_patches
         self._wanted_dir = run_dir
@@ -89,23 +92,23 @@ class ScriptRun:
         self._index = index
         self._investigate = investigate
         self._has_reported = False
-        """With several ranks one of them reports; the others hold the incidents and are silent."""
+        """Whether this process has reported; with several ranks only one of them does."""
         self._accumulates = False
-        """A bad step was one of several batches: they are what is counted."""
+        """Whether a bad step had several batches, so that the summary counts batches."""
         self._training: TrainingPatches | None = None
         self._gradients: GradientPatches | None = None
         self._loaders: LoaderPatches | None = None
-        self.engine = Engine(TrainState(), settings, policy, self._look_into)
+        self.engine = Engine(TrainState(), settings, policy, self._investigate_lazily)
         self.driver = ScriptDriver(self.engine)
         self.folder: RunFolder | None = None
 
-    def _look_into(self, engine: Engine, window: Window, failure: Failure) -> Verdict:
+    def _investigate_lazily(self, engine: Engine, window: Window, failure: Failure) -> Verdict:
         found = self._investigate
         investigate: Investigate = resolve_name(found) if isinstance(found, str) else found
         return investigate(engine, window, failure)
 
     def run_file(self, path: str, args: list[str]) -> int:
-        """As `python path args…`."""
+        """Run like `python path args…`."""
         try:
             open(path, "rb").close()
         except OSError as e:
@@ -115,12 +118,12 @@ class ScriptRun:
         return self._run(body, Path(path).stem, os.path.abspath(path))
 
     def run_module(self, name: str, args: list[str]) -> int:
-        """As `python -m name args…`."""
+        """Run like `python -m name args…`."""
         body = functools.partial(run_module_as_main, name, args)
         return self._run(body, name.rpartition(".")[-1], None)
 
     def run_call(self, call: Callable[[], Any]) -> Any:
-        """A process that the script has started: what it raises is the script's own business."""
+        """Run the target of a process that the script has started; exceptions are passed on."""
         folder = Path(self._wanted_dir or "stayfinite-runs")
         self._set_up(folder, folder.name)
         self._listen()
@@ -133,19 +136,26 @@ class ScriptRun:
                 end.once(self.leave)
 
     def for_child(self, index: int) -> Callable[[], ScriptRun]:
-        """How the process that the script starts as number `index` makes its own run."""
+        """A function that makes the run of the child process number `index`."""
         folder = self.folder.path if self.folder is not None else None
         engine = self.engine
         return functools.partial(
             ScriptRun, engine.settings, engine.policy, folder, self._investigate,
-            tuple(self._sinks), index=index, resume_check=self._checks_resume,
+            tuple(self._sinks), index=index, resume_check=self._checks_resume, words=self._words,
         )  # fmt: skip
 
+    def command(self) -> list[str]:
+        """What stands before the script where the script starts another rank by a command."""
+        folder = ["--run-dir", str(self.folder.path)] if self.folder and self.folder.path else []
+        return ["-m", "stayfinite", "run", *self._words, *folder]
+
     def _set_up(self, folder: Path | None, name: str) -> None:
-        """Journal and sinks for one process only; which samples were left out, each knows itself."""
+        """Set up the run folder; only one process has a journal and sinks, but each has its ledger."""
         number = own_rank() or self._index
         engine = self.engine
-        folder = folder.absolute() if folder is not None else None  # the script may go elsewhere
+        folder = (
+            folder.absolute() if folder is not None else None
+        )  # the script may change its working directory
         self.folder = RunFolder(folder, say=say_incident)
         engine.on_incident = self._save
         part_listeners.add(engine.recovery)
@@ -166,7 +176,7 @@ class ScriptRun:
         )
 
     def _listen(self) -> None:
-        """Everything that is touched in the script's process begins here."""
+        """Install all patches."""
         _listening.append(self)
         without = self.engine.settings.without
         if "provenance" not in without:
@@ -193,7 +203,7 @@ class ScriptRun:
         self._checkpoints = None
 
     def leave(self) -> None:
-        """All patches come out, and nothing of the training is held."""
+        """Remove all patches and release the training."""
         end = Firewall("the end of the run")
         if self in _listening:
             _listening.remove(self)
@@ -207,8 +217,8 @@ class ScriptRun:
             closings.append(_provenance.remove)
         end.once(put_back, *closings)
         if self.engine.ranks.has_others:
-            # A wrapped model holds its process group; that must end before the interpreter does.
-            self.engine.let_go()
+            # A wrapped model refers to its process group, which must be freed before the interpreter ends.
+            self.engine.release_all()
             self.driver.tracker.window = None
             gc.collect()
 
@@ -229,7 +239,7 @@ class ScriptRun:
         except SystemExit as e:
             code = _exit_code(e)
             if code:
-                Firewall("the look at the end").once(self._finish, e)
+                Firewall("the last check").once(self._finish, e)
         except KeyboardInterrupt as e:
             show(e)
             code = 130
@@ -238,7 +248,7 @@ class ScriptRun:
                 say(f"stayfinite: {e}")
             code = 1
         except BaseException as e:
-            Firewall("the look at the end").once(self._finish, e)
+            Firewall("the last check").once(self._finish, e)
             show(e)
             code = 1
         finally:
@@ -249,14 +259,13 @@ class ScriptRun:
         return code
 
     def _end(self, folder: Path, error: BaseException | None) -> None:
-        """A last look, then everything comes out, then the sum of it. Should this fail, the patches come
-        out all the same: whoever calls it sees to that."""
+        """Run the last check, remove the patches, print the summary. The caller removes the patches if this fails."""
         end = Firewall("the end of the run")
         end.once(self._finish, error)
         end.once(put_back, self.leave)
-        end.once(self._sum_up, folder)
+        end.once(self._print_summary, folder)
 
-    def _sum_up(self, folder: Path) -> None:
+    def _print_summary(self, folder: Path) -> None:
         if self._has_reported:
             unit = "batches" if self._accumulates else "steps"
             say_summary(self.engine.incidents, f"{self.driver.num_steps} {unit}", folder)
@@ -272,7 +281,7 @@ class ScriptRun:
         return saved
 
     def _finish(self, error: BaseException | None = None) -> None:
-        """Report what is known of a failure that the script did not survive."""
+        """Run the last check, after a failure of the script with its exception."""
         try:
             if isinstance(error, (Exception, SystemExit)):
                 self.driver.firewall.call(self.driver.on_error, error)
@@ -299,7 +308,7 @@ def _exit_code(e: SystemExit) -> int:
 
 
 def patch_table() -> str:
-    """What is patched just now, and the part by which each patch is turned off (`--without`)."""
+    """The current patches, and the part by which each is turned off (`--without`)."""
     rows = [(f"{r.owner}.{r.name}", r.switch, r.reason) for r in table()]
     rows.append(
         ("step() of each optimizer's class", "training", "when the first of its kind is made")

@@ -1,8 +1,9 @@
-"""Watches processes that a script starts itself (`mp.spawn`, `mp.Process`).
+"""Protects processes that a script starts itself (`mp.spawn`, `mp.Process`, the launchers of frameworks).
 
-A spawned process is a new interpreter that knows nothing of the watching; so what it is to run is
-handed to it inside a `Spawned`, which watches first. DataLoader workers and other processes that are
-not the script's own are left alone.
+A spawned process is a new interpreter without our patches, so its target is wrapped in a `Spawned`, which installs them
+first. A framework that starts the other ranks by a command of its own (`python train.py` with another LOCAL_RANK, as
+Lightning does) gets `python -m stayfinite run train.py`. DataLoader workers and other processes that do not train are
+left alone.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import functools
 import inspect
 import itertools
 import multiprocessing.process
+import os
+import subprocess
+import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from ...locate.frames import is_user_file
@@ -21,7 +25,7 @@ from ...patches.firewall import Firewall
 from ...patches.manager import Subscribers, Target, subscribe
 from ..engine import Engine
 
-__all__ = ["Spawned", "Watching", "watch_spawned"]
+__all__ = ["Spawned", "Watching", "trains", "watch_spawned", "watched_command"]
 
 _REASON = "a process that the script starts to train in is watched as well"
 _firewall = Firewall("watching the processes that the script starts")
@@ -29,7 +33,7 @@ _numbers = itertools.count()
 
 
 class Watching(Protocol):
-    """The run that watches a process."""
+    """The run that protects a process."""
 
     engine: Engine
 
@@ -39,13 +43,15 @@ class Watching(Protocol):
 
     def for_child(self, index: int) -> Callable[[], Watching]: ...
 
+    def command(self) -> list[str]: ...
+
 
 _here: Watching | None = None
-"""The run that watches this process; a forked child finds it here, a spawned one does not."""
+"""The run that protects this process; a forked child inherits it, a spawned one does not."""
 
 
 class Spawned:
-    """A process's target, with what it takes to watch it. Picklable, as `spawn` needs it."""
+    """The target of a process, and a function that makes its run. Picklable for `spawn`."""
 
     def __init__(self, target: Callable[..., Any], make: Callable[[], Watching]) -> None:
         self.target = target
@@ -59,19 +65,21 @@ class Spawned:
 
 @contextmanager
 def watch_spawned(run: Watching) -> Iterator[None]:
-    """While it is entered, what the script starts is watched too."""
+    """In this block, processes that the script starts are protected too."""
     global _here
     if "processes" in run.engine.settings.without:
         yield
         return
     before, _here = _here, run
-    target = Target(multiprocessing.process.BaseProcess, "start", _REASON, "processes")
-    subscription = subscribe(target, _start, run)
+    process = Target(multiprocessing.process.BaseProcess, "start", _REASON, "processes")
+    command = Target(subprocess.Popen, "__init__", _REASON, "processes")
     try:
-        yield
+        with ExitStack() as stack:
+            stack.enter_context(subscribe(process, _start, run))
+            stack.enter_context(subscribe(command, _popen, run))
+            yield
     finally:
         _here = before
-        _firewall.once(subscription.close)
 
 
 def _start(original: Any, subscribers: Subscribers) -> Any:
@@ -91,7 +99,7 @@ def _start(original: Any, subscribers: Subscribers) -> Any:
 
 
 def trains(target: Any) -> bool:
-    """Whether this may train: torch's own launcher, or a function of the script that knows torch."""
+    """Whether this may train: torch's own launcher, or a function of the script in a module that imports torch."""
     if target is None:
         return False
     if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
@@ -104,3 +112,39 @@ def trains(target: Any) -> bool:
         isinstance(v, types.ModuleType) and v.__name__.partition(".")[0] == "torch"
         for v in function.__globals__.values()
     )
+
+
+def _popen(original: Any, subscribers: Subscribers) -> Any:
+    def init(process: Any, args: Any, *more: Any, **options: Any) -> None:
+        runs = list(subscribers)
+        if runs:
+            env = options.get("env")
+            args = _firewall.call(watched_command, args, env, runs[-1].command, fallback=args)
+        original(process, args, *more, **options)
+
+    return init
+
+
+_RANKS = ("RANK", "LOCAL_RANK")
+
+
+def watched_command(args: Any, env: Any, ours: Callable[[], list[str]]) -> Any:
+    """The command of a process, watched if it is a Python script that is started as another rank.
+
+    >>> python, other = sys.executable, {**os.environ, "LOCAL_RANK": "1"}
+    >>> watched_command([python, "-u", "train.py", "3"], other, lambda: ["-m", "stayfinite", "run"])[1:]
+    ['-u', '-m', 'stayfinite', 'run', 'train.py', '3']
+    >>> watched_command([python, "train.py"], None, list)[1:]
+    ['train.py']
+    """
+    if env is None or not isinstance(args, (list, tuple)):
+        return args
+    is_rank = any(env.get(name) not in (None, os.environ.get(name)) for name in _RANKS)
+    if not is_rank or len(args) < 2 or args[0] != sys.executable:
+        return args
+    words = [os.fspath(word) for word in args]
+    at = next((i for i, word in enumerate(words) if i and word not in ("-u", "-B", "-I")), 1)
+    is_module = words[at] == "-m" and not words[at + 1].startswith(("stayfinite", "torch."))
+    if not is_module and not words[at].endswith(".py"):
+        return args
+    return [*words[:at], *ours(), *words[at:]]

@@ -15,7 +15,7 @@ _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def show(error: BaseException) -> None:
-    """Print it, by the script's own hook where it has set one."""
+    """Print the exception, with the script's own `sys.excepthook` if it has set one."""
     sys.stdout.flush()
     if sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, _first_of_script(error.__traceback__))

@@ -30,7 +30,7 @@ __all__ = ["Outcome", "StepDriver"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Outcome:
-    """What one `guard.step` did. Reading `.loss` or `.grad_norm` is what syncs, not the step."""
+    """The result of one `guard.step`. Reading `.loss` or `.grad_norm` syncs with the device; the step does not."""
 
     step: int
     _loss: Tensor | float | None
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def loss(self) -> float:
-        """The loss of this step, NaN or Inf if it went bad."""
+        """The loss of this step; NaN or Inf if the step was bad."""
         return float(self._loss) if self._loss is not None else math.nan
 
     @property
@@ -50,8 +50,8 @@ class Outcome:
         return float(self._norm) if self._norm is not None else self._owner.grad_norm(self.step)
 
     def __repr__(self) -> str:
-        what = "applied" if self.applied else "skipped"
-        return f"Outcome(step={self.step}, loss={self.loss:.6g}, {what})"
+        state = "applied" if self.applied else "skipped"
+        return f"Outcome(step={self.step}, loss={self.loss:.6g}, {state})"
 
 
 class StepDriver:
@@ -67,16 +67,15 @@ class StepDriver:
         self.num_batches = 0
         self.epoch = 0
         self.firewall = Firewall("the protection of guard.step")
-        self._looks = Firewall("a look into a bad step")
+        self._investigation_firewall = Firewall("a look into a bad step")
         self._plain: PlainStep
         self._copy: OptimizerCopy | None = None
-        self._is_plain = scheduler is None and enabled is None
 
     def step(self, loss_fn: LossFn, batch: Any) -> Outcome:
-        """One whole step: forward, backward, check, apply or not.
+        """Run one step: forward, backward, check, and apply it if it is finite.
 
-        What raises in our own code does not end it: the rest is done as plain Python would, and so are all
-        steps that follow.
+        An error in stayfinite's own code does not end the training: the rest of this step, and all later
+        steps, run as plain PyTorch.
         """
         plain = self._plain = PlainStep(self.parts, loss_fn, batch)
         number = self.num_batches
@@ -86,29 +85,29 @@ class StepDriver:
             except StayfiniteError:
                 raise
             except Exception as error:
-                if plain.is_theirs:
+                if plain.is_user_code:
                     raise
                 self.firewall.fail(error)
         self.num_batches = number + 1
         if plain.refused is None:
             plain.finish()
         else:
-            self._leave_out(plain.refused)
+            self._undo(plain.refused)
         return Outcome(number, plain.loss, self, None, plain.is_applied)
 
-    def _leave_out(self, window: Window) -> None:
-        """As if this window had never been, where a look into it could not see to that."""
+    def _undo(self, window: Window) -> None:
+        """Restore the state from before this window, after an investigation that failed to do so."""
         self.engine.replay = None
         restore = window.rng.restore if window.rng is not None else None
         puts = (self.engine.state.buffers.restore, window.small_state, restore)
-        self._looks.once(put_back, *(p for p in puts if p is not None))
+        self._investigation_firewall.once(put_back, *(p for p in puts if p is not None))
 
-    def _look_into(
+    def _investigate(
         self, window: Window, failure: Failure
     ) -> tuple[Incident | None, Outcome | None]:
-        found: Any = self._looks.once(self._handle, window, failure)
+        found: Any = self._investigation_firewall.once(self._handle, window, failure)
         if found is None:
-            self._leave_out(window)
+            self._undo(window)
         return found or (None, None)
 
     def _step(self, loss_fn: LossFn, batch: Any) -> Outcome:
@@ -132,7 +131,7 @@ class StepDriver:
         return outcome
 
     def _finish(self, window: Window, failure: Failure | None) -> Outcome:
-        """What follows from an attempt."""
+        """Act on the outcome of an attempt."""
         incident: Incident | None = None
         engine, schedule = self.engine, self.parts.schedule
         applied = failure is None and window.num_applied > 0
@@ -140,7 +139,7 @@ class StepDriver:
             if applied and schedule.is_ours is not False:
                 self._plain.move_schedule()
             if window.is_moved:
-                return self._outcome(window, applied, None)  # its verdict comes later
+                return self._outcome(window, applied, None)  # deferred: it is judged later
             if applied and self.parts.scaler is not None:
                 engine.scale_watch.note_applied()
             failure = engine.close_healthy(window)
@@ -149,40 +148,40 @@ class StepDriver:
             incident, again = self._handle(window, failure)
             return again or self._outcome(window, window in engine.log, incident)
         self._plain.refused = window
-        is_dull = failure.symptom == "scaler_skip" and engine.scale_watch.passes_by(
+        is_normal_skip = failure.symptom == "scaler_skip" and engine.scale_watch.passes_by(
             engine.state.scale() or 1.0
         )
-        if is_dull:
+        if is_normal_skip:
             return self._outcome(window, False, None)
-        incident, again = self._look_into(window, failure)
+        incident, again = self._investigate(window, failure)
         if self.parts.scaler is not None:
             self.parts.scaler._per_optimizer_states.clear()  # as after its `update`
         if failure.symptom == "learning_rate" and schedule.is_ours is not False:
-            schedule.after_step()  # it would give the same bad rate for ever
+            schedule.after_step()  # else the next step gets the same bad rate
         return again or self._outcome(window, False, incident)
 
     def _collect(self, is_last: bool = False) -> Incident | None:
-        """Deferred steps: close those that went well, look into the first that did not."""
+        """Close the deferred steps that were finite; investigate the first that was not."""
         fine, bad, later = self.engine.deferral.collect(is_last)
         found = self.engine.deferral.close_fine(fine, bad)
         if found is not None:
             return self._handle(*found)[0]
         if bad is None:
-            return self._collect(is_last=True) if self.engine.must_wait else None
+            return self._collect(is_last=True) if self.engine.deep_checks.must_wait else None
         late = self.engine.shared.late_failure(bad)
         return self._handle(bad, late, later)[0] if late is not None else None
 
     def flush(self) -> None:
-        """The end of an epoch or of the run: a last deep check, each rank for itself."""
+        """At the end of an epoch or of the run: a last deep check, on each rank separately."""
         self.engine.ranks.leave()
         self.parts.schedule.before_step()
-        self.firewall.call(self._look_last)
+        self.firewall.call(self._last_deep_check)
 
-    def _look_last(self) -> None:
+    def _last_deep_check(self) -> None:
         self._collect(is_last=True)
         if self.engine.log:
             last = self.engine.log[-1]
-            failure = self.engine.deep_check(last.step)
+            failure = self.engine.deep_checks.run(last.step)
             if failure is not None:
                 self._handle(last, failure)
 
@@ -193,7 +192,7 @@ class StepDriver:
         return Outcome(window.batches[-1].step, loss, self, window.norm, applied, incident)
 
     def grad_norm(self, step: int) -> float | None:
-        """The norm of the gradients that are there now, if they are still those of `step`."""
+        """The norm of the current gradients, if they are still those of `step`."""
         grads = [g.detach() for _, g in self.engine.state.grads([self.parts.optimizer])]
         if not grads or step != self.num_batches - 1:
             return None
@@ -205,13 +204,13 @@ class StepDriver:
             return self._attempt_closure(window)
         batch = window.batches[0]
         value = batch.value
-        plain.is_theirs = True
+        plain.is_user_code = True
         parts.optimizer.zero_grad(set_to_none=True)
         try:
             plain.loss = loss = batch.loss_fn(parts.model, value)
         except Exception as error:
             return self._explain_error(window, error)
-        plain.is_theirs = False
+        plain.is_user_code = False
         parts.check_loss(loss)
         window.losses = [(batch.step, loss.detach())]
         window.num_backward = 1
@@ -219,9 +218,9 @@ class StepDriver:
         if parts.scaler is not None:
             return self._scaled_attempt(window, loss)
         seed = engine.shared.seed(loss) if engine.has_world else None
-        plain.is_theirs = True
+        plain.is_user_code = True
         loss.backward(seed)
-        plain.is_theirs = False
+        plain.is_user_code = False
         plain.is_backward = True
         if parts.clip_norm is not None:
             self._clip(window)
@@ -242,22 +241,22 @@ class StepDriver:
     def _scaled_attempt(self, window: Window, loss: Tensor) -> Failure | None:
         plain = self._plain
         seed = self.engine.shared.seed(loss)
-        plain.is_theirs = True
+        plain.is_user_code = True
         self.parts.scaler.scale(loss).backward(seed)
-        plain.is_theirs = False
+        plain.is_user_code = False
         plain.is_backward = True
         self._clip(window)
         return self._scaler_step(window)
 
     def _explain_error(self, window: Window, error: Exception) -> Failure | None:
-        """Sampling from NaN probabilities raises before there is a loss to look at."""
+        """Turn an exception into a failure if the state is not finite: sampling from NaN probabilities raises."""
         engine = self.engine
         if engine.ranks.is_shared(self.parts.optimizer):
             raise error  # the other ranks are in their backward; nothing can be decided with them
         bad = self.firewall.call(engine.state.bad_state, fallback=[])
         if not bad:
             raise error
-        self._plain.is_theirs = False
+        self._plain.is_user_code = False
         window.error = error
         window.small_state = engine.state.capture_small()
         return Failure("loss", window.step, name=bad[0][1])
@@ -268,9 +267,9 @@ class StepDriver:
             window.norm = plain_norm(norm)
 
     def _scaler_step(self, window: Window) -> Failure | None:
-        """With a GradScaler its own verdict on the gradients is used; only the loss is added."""
+        """With a GradScaler: use its verdict on the gradients, and check only the loss."""
         parts, engine = self.parts, self.engine
-        failure = self._bad_loss(window) or engine.see(window)
+        failure = self._bad_loss(window) or engine.compare(window)
         if failure is not None:
             window.small_state = engine.state.capture_small()
             parts.scaler._per_optimizer_states.clear()
@@ -288,19 +287,19 @@ class StepDriver:
     def _bad_loss(self, window: Window) -> Failure | None:
         optimizer = self.parts.optimizer
         if self.engine.shared.is_shared(optimizer):
-            # The gradients' share of the verdict the scaler has reduced over the ranks itself.
+            # The scaler has already reduced the verdict on the gradients over the ranks.
             return self.engine.shared.check(window, optimizer, is_scaled=True)
         value = float(window.losses[0][1])
         return None if math.isfinite(value) else Failure("loss", window.step, value=value)
 
     def _attempt_closure(self, window: Window) -> Failure | None:
-        """LBFGS: the closure runs many times; a bad one ends the step and undoes it."""
+        """LBFGS: the closure runs many times; a bad evaluation ends the step, which is undone."""
         parts, batch = self.parts, window.batches[0]
         self._copy = self._copy or OptimizerCopy(parts.optimizer)
         self._copy.take()
         found: list[Failure] = []
         plain = self._plain
-        plain.is_theirs = True  # an optimizer that searches is left by any exception
+        plain.is_user_code = True  # any exception leaves the optimizer's search
 
         def closure() -> Tensor:
             parts.optimizer.zero_grad(set_to_none=True)
@@ -318,12 +317,12 @@ class StepDriver:
         try:
             parts.optimizer.step(closure)
         except Abort:
-            plain.is_theirs = False
+            plain.is_user_code = False
             window.search_point = SearchPoint.of(parts.optimizer)
             self._copy.restore()
             window.small_state = self.engine.state.capture_small()
             return found[0]
-        plain.is_theirs = False
+        plain.is_user_code = False
         plain.is_applied = True
         window.num_applied = 1
         return None
@@ -340,16 +339,16 @@ class StepDriver:
                 schedule.keep_as_it_is()
             redo = [] if engine.ranks.has_left else [*verdict.redo, *(later or [])]
             for old in redo:
-                again = self._once_more(old)
+                again = self._redo(old)
                 if again.incident is None:
                     again.incident = incident
         return incident, again
 
-    def _once_more(self, old: Window) -> Outcome:
-        """A window that ran on corrupted state, as if it were new."""
+    def _redo(self, old: Window) -> Outcome:
+        """Run a window again that ran on corrupted state."""
         engine = self.engine
         batch = old.batches[0]
-        now = self._plain  # the step that the loop makes may not have begun
+        now = self._plain  # the current step may not have begun
         self._plain = PlainStep(self.parts, batch.loss_fn, batch.value)
         fresh = Window(old.batches, engine.rng.capture(), old.lrs)
         if not self.parts.schedule.is_ours:
@@ -364,4 +363,4 @@ class StepDriver:
 
 
 def _no_loader() -> None:
-    """Whoever calls `guard.step` has the loader, if there is one."""
+    """`guard.step` gets a batch, not a loader."""

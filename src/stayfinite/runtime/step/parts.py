@@ -1,4 +1,4 @@
-"""The parts of a `guard.step`."""
+"""The objects that `guard.step` works with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LossFn = Callable[[Any, Any], Tensor]
 
 @dataclass
 class StepParts:
-    """The model, its optimizer, and what goes with them."""
+    """The model, its optimizer, scaler, gradient clipping and schedule."""
 
     model: nn.Module
     optimizer: Any
@@ -31,13 +31,13 @@ class StepParts:
         self.needs_closure = isinstance(self.optimizer, torch.optim.LBFGS)
 
     def loss(self, loss_fn: LossFn, batch: Any) -> Tensor:
-        """The loss of this batch; what is no scalar loss is a mistake that is named."""
+        """Compute the loss of this batch; raises a UsageError if it is not a scalar loss."""
         loss = loss_fn(self.model, batch)
         self.check_loss(loss)
         return loss
 
     def check_loss(self, loss: Any) -> None:
-        """What is no scalar loss is a mistake that is named."""
+        """Raise a UsageError if this is not a scalar loss."""
         if type(loss) is Tensor and not loss.dim() and loss.requires_grad:
             return
         if not isinstance(loss, Tensor):

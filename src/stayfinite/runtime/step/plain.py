@@ -16,24 +16,24 @@ __all__ = ["PlainStep"]
 
 @dataclass
 class PlainStep:
-    """How far a step has come. Its parts are done here, once each; `finish` does what is left of them."""
+    """The progress of one step. Each part runs here, once; `finish` runs the parts that are left."""
 
     _parts: StepParts
     _loss_fn: LossFn
     _batch: Any
     loss: Any = None
     norm: Tensor | None = None
-    is_theirs = False
-    """The training's own code runs: what it raises is its own."""
+    is_user_code = False
+    """Whether the training's own code is running, so that its exceptions are passed on."""
     is_backward = False
     is_clipped = False
     is_applied = False
     is_scheduled = False
     refused: Window | None = None
-    """The step is bad, and left out."""
+    """The window of a bad step, which is skipped."""
 
     def clip(self) -> Tensor | None:
-        """Unscale and clip, where that is wanted; the norm before it."""
+        """Unscale and clip the gradients if configured; returns the norm before clipping."""
         parts = self._parts
         if not self.is_clipped:
             self.is_clipped = True
@@ -45,29 +45,29 @@ class PlainStep:
         return self.norm
 
     def apply(self) -> None:
-        """The optimizer's step, by way of the scaler if there is one."""
+        """Step the optimizer, through the scaler if there is one."""
         parts = self._parts
-        self.is_theirs = True
+        self.is_user_code = True
         if parts.scaler is not None:
             parts.scaler.step(parts.optimizer)
             parts.scaler.update()
         else:
             parts.optimizer.step()
-        self.is_theirs = False
+        self.is_user_code = False
         self.is_applied = True
 
     def move_schedule(self) -> None:
         schedule = self._parts.schedule
         if schedule.is_ours:
-            self.is_theirs = True
+            self.is_user_code = True
             schedule.scheduler.step()
-            self.is_theirs = False
+            self.is_user_code = False
         else:
             schedule.after_step()
         self.is_scheduled = True
 
     def finish(self) -> None:
-        """The rest of it, with nobody looking."""
+        """Run the remaining parts, unchecked."""
         parts = self._parts
         schedule = parts.schedule
         if self.loss is None:

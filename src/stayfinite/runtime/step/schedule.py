@@ -1,4 +1,4 @@
-"""Finds who advances the scheduler under `guard.step`."""
+"""Detects whether the guard or the user's loop advances the scheduler under `guard.step`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """Who advances the scheduler? The guard, after each applied step, unless the loop does.
+    """Advances the scheduler after each applied step, unless the loop does so itself.
 
-    That shows only after the first step: a loop that calls `scheduler.step()` itself has moved it
-    by then. Until it is known, the guard's own call waits for the start of the second step.
+    This is known only after the first step: if the loop calls `scheduler.step()`, the scheduler has
+    moved by then. So the guard's first call is delayed until the second step starts.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -45,7 +45,7 @@ class Schedule:
 
     @contextlib.contextmanager
     def left_alone(self) -> Iterator[None]:
-        """A scheduler that the loop itself advances ends an investigation where it was."""
+        """Restore a scheduler that the loop advances, after an investigation."""
         if self.is_ours or self.scheduler is None:
             yield
             return
@@ -56,7 +56,7 @@ class Schedule:
             yield
         finally:
             if self._is_moved_back:
-                self._is_moved_back = False  # a rollback has put it where it belongs
+                self._is_moved_back = False  # a rollback has restored it
             else:
                 for each in (undo, *rates):
                     each()
@@ -65,13 +65,13 @@ class Schedule:
         self._is_moved_back = True
 
     def in_replay(self) -> None:
-        """A step that is replayed on the way from a snapshot."""
+        """Advance it in a replay that starts at a snapshot."""
         if self.is_ours:
             self.scheduler.step()
 
 
 def _position(scheduler: Any) -> list[Any]:
-    """Where a scheduler stands: every number that it and the ones inside it count with."""
+    """The position of a scheduler: all its numbers, and those of nested schedulers."""
     found: list[Any] = []
     todo, seen = [scheduler], set()
     while todo:

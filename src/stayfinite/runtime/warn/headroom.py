@@ -1,7 +1,7 @@
 """Warns of a value that climbs towards its dtype's limit.
 
-Loss and gradient norm are judged where they have been read anyway, and only when they leap; weights
-with the deep checks, inside their budget.
+Loss and gradient norm are judged when they were read anyway, and only after a rise; weights are judged in the deep checks,
+within their budget.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["Headroom"]
 
 _NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 _AGAIN = 1000
-"""Steps before the same thing is said again."""
+"""Steps before the same warning is repeated."""
 _KEPT = 6
 
 
-class Told(Protocol):
-    """Who is warned, and whose training it is."""
+class Warns(Protocol):
+    """Collects the warnings of one training."""
 
     @property
     def state(self) -> TrainState: ...
@@ -38,22 +38,22 @@ class Told(Protocol):
 
 
 class Headroom:
-    """Watches for climbs, and says each one once."""
+    """Warns of values that climb towards the limit of their dtype."""
 
     def __init__(self) -> None:
-        self._told: dict[str, int] = {}
+        self._warned_at: dict[str, int] = {}
         self._sizes: deque[tuple[int, list[float]]] = deque(maxlen=_KEPT)
         self._names: list[str] = []
 
-    def look_at_figure(self, training: Told, window: Window, name: str, watch: SpikeWatch) -> None:
-        """The loss or the gradient norm has leapt: is it on its way to the limit?"""
-        if not watch.is_rising() or self._is_told(name, window.step):
+    def check_figure(self, training: Warns, window: Window, name: str, watch: SpikeWatch) -> None:
+        """Check a loss or gradient norm that is rising."""
+        if not watch.is_rising() or self._is_warned(name, window.step):
             return
         dtype = _figure_dtype(training.state)
         found = climb(watch.recent(), LIMITS[dtype])
         if found is None:
             return
-        self._told[name] = window.step
+        self._warned_at[name] = window.step
         layer = _steepest(training.state)
         text = found.describe(_NAMES[name], dtype)
         training.warn(
@@ -66,8 +66,8 @@ class Headroom:
         )  # fmt: skip
 
     @torch.no_grad()
-    def look_at_weights(self, training: Told, step: int) -> None:
-        """With a deep check, which has waited for the device already: one more pass, one read."""
+    def check_weights(self, training: Warns, step: int) -> None:
+        """Check the weights, at a deep check, which syncs anyway."""
         named = [
             (n, p)
             for n, p in training.state.parameters()
@@ -91,8 +91,8 @@ class Headroom:
             found = climb(
                 [s[i] for _, s in self._sizes], LIMITS.get(dtype, LIMITS["float32"]), every
             )
-            if found is not None and not self._is_told(name, step):
-                self._told[name] = step
+            if found is not None and not self._is_warned(name, step):
+                self._warned_at[name] = step
                 text = found.describe(f"largest weight of {name}", dtype)
                 training.warn(
                     Event(
@@ -101,12 +101,12 @@ class Headroom:
                     )
                 )  # fmt: skip
 
-    def _is_told(self, name: str, step: int) -> bool:
-        return name in self._told and step - self._told[name] < _AGAIN
+    def _is_warned(self, name: str, step: int) -> bool:
+        return name in self._warned_at and step - self._warned_at[name] < _AGAIN
 
     def forget_after(self, step: int) -> None:
-        """The training went back."""
-        self._told = {n: s for n, s in self._told.items() if s < step}
+        """The training was rolled back."""
+        self._warned_at = {n: s for n, s in self._warned_at.items() if s < step}
         self._sizes.clear()
 
 
@@ -119,14 +119,14 @@ def _largest(tensors: list[Tensor]) -> list[float]:
 
 
 def _figure_dtype(state: TrainState) -> str:
-    """A model in float16 has its gradients in float16 as well."""
+    """The dtype of the gradients."""
     is_half = any(p.dtype == torch.float16 for _, p in state.parameters())
     return "float16" if is_half else "float32"
 
 
 @torch.no_grad()
 def _steepest(state: TrainState) -> str | None:
-    """The parameter with the largest gradient; read once, when there is something to say."""
+    """The parameter with the largest gradient."""
     pairs = [
         (p, g) for p, g in state.grads() if g.layout == torch.strided and not hasattr(g, "to_local")
     ]
@@ -138,7 +138,7 @@ def _steepest(state: TrainState) -> str | None:
 
 
 def _where(state: TrainState, parameter: str | None) -> str:
-    """`; layer fc2 (train.py:31) has the largest gradient`, as far as it is known."""
+    """The end of a warning: the layer with the largest gradient, and the advice."""
     if parameter is None:
         return ""
     path = parameter.rpartition(".")[0]
@@ -148,7 +148,7 @@ def _where(state: TrainState, parameter: str | None) -> str:
 
 
 def _line_of(state: TrainState, path: str) -> str:
-    """Where the nearest module of the user's own around this layer is computed."""
+    """The line of `forward` of the innermost user-defined module around this layer."""
     for prefix, root in state.roots.items():
         inner = path.removeprefix(prefix).removeprefix(".") if prefix else path
         while True:

@@ -1,4 +1,4 @@
-"""Limits on parameters that somebody wants to keep an eye on: `watch("*.alpha", max_abs=1.0)`."""
+"""Limits on the magnitude of parameters: `watch("*.alpha", max_abs=1.0)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACTIONS = ("warn", "raise")
 
 
 class Watched(Protocol):
-    """A training whose parameters are looked at, and who is told."""
+    """The training whose parameters are checked."""
 
     @property
     def state(self) -> TrainState: ...
@@ -41,7 +41,7 @@ class Limit:
         self.max_abs = float(max_abs)
         self.action = action
         self._beyond: set[str] = set()
-        self._has_looked = False
+        self._has_checked = False
 
     def matches(self, training: Watched) -> list[tuple[str, Tensor]]:
         named = [*training.state.parameters(), *training.state.buffers]
@@ -49,14 +49,14 @@ class Limit:
 
     @torch.no_grad()
     def check(self, training: Watched, step: int) -> None:
-        """Look at them; told once for each time that one goes beyond its bound."""
+        """Check the parameters; warns once each time that one exceeds its bound."""
         named = [
             (n, t) for n, t in self.matches(training) if t.numel() and t.layout == torch.strided
         ]
         if not named:
-            if not self._has_looked and training.state.roots:
+            if not self._has_checked and training.state.roots:
                 self._warn(training, step, None, f"watch({self.pattern!r}) matches no parameter")
-            self._has_looked = True
+            self._has_checked = True
             return
         largest = torch.stack([t.detach().abs().amax().float().cpu() for _, t in named]).tolist()
         for (name, _), size in zip(named, largest):
@@ -88,10 +88,10 @@ everywhere: list[Limit] = []
 
 
 def watch(pattern: str, *, max_abs: float, action: str = "warn") -> Limit:
-    """Warn (or raise) when a parameter whose name matches grows beyond `max_abs`.
+    """Warn (or raise) when a parameter whose name matches `pattern` exceeds `max_abs`.
 
-    For a script under `stayfinite run`; with a Guard use `guard.watch`. It is looked at with every
-    deep check, so it costs nothing in the steps between.
+    For a script under `stayfinite run`; with a Guard use `guard.watch`. Parameters are checked only in the deep
+    checks, so it costs nothing in the steps between.
 
     >>> limit = watch("*.alpha", max_abs=1.0)
     >>> limit.max_abs

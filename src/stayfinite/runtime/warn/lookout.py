@@ -24,12 +24,12 @@ from .untrained import untrained_weights
 __all__ = ["SPIKE_NAMES", "Lookout"]
 
 _LOUD = 3.0
-"""A spike is printed when it is an alarm and this many times the usual; small batches have heavy tails."""
+"""A spike is printed only from this multiple of the usual value; small batches have heavy tails."""
 SPIKE_NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class Lookout:
-    """Compares each step with the usual, and keeps and prints every warning of one training."""
+    """Compares each step with the usual, and collects and prints the warnings of one training."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -38,11 +38,11 @@ class Lookout:
         self.limits: list[Limit] = []
         self.headroom = Headroom()
         self.loss_watches: defaultdict[int, SpikeWatch] = defaultdict(lambda: SpikeWatch(ratio=1.5))
-        """By the optimizer whose step it is."""
+        """By optimizer id."""
         self._norm_watches: defaultdict[int, SpikeWatch] = defaultdict(
             lambda: SpikeWatch(ratio=3.0)
         )
-        self._has_seen_leaves = False
+        self._has_checked_untrained = False
         self._is_blind = host.policy.on_spike == "ignore"
 
     @property
@@ -54,13 +54,13 @@ class Lookout:
         return self._host.state
 
     def forget_after(self, step: int) -> None:
-        """The training went back to this step."""
+        """The training was rolled back to this step."""
         for watch in (*self.loss_watches.values(), *self._norm_watches.values()):
             watch.forget_after(step)
         self.headroom.forget_after(step)
 
-    def see(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
-        """Compare this step's finite figures with the usual; a Failure where the policy acts."""
+    def compare(self, window: Window, loss: float | None, norm: float | None) -> Failure | None:
+        """Compare this step's finite loss and norm with the usual; a Failure if the policy acts on a spike."""
         if self._is_blind:
             return None
         found: Failure | None = None
@@ -80,7 +80,7 @@ class Lookout:
     ) -> Failure | None:  # fmt: skip
         ranks = self._host.ranks
         spike = watch.note(window.step, value)
-        self.headroom.look_at_figure(self, window, name, watch)
+        self.headroom.check_figure(self, window, name, watch)
         if watch.tell(spike):
             assert spike is not None
             text = spike.describe(SPIKE_NAMES[name])
@@ -94,21 +94,21 @@ class Lookout:
             return RankFailure("spike", window.step, name, value, rank=ranks.first)
         return Failure("spike", window.step, name=name, value=value)
 
-    def look_closer(self, step: int, unseen: list[Window]) -> Failure | None:
-        """With a deep check: the figures that nobody has read yet, and the watched parameters."""
-        known = {} if self._is_blind else _read_together(unseen)
-        spikes = [f for w in unseen if (f := self.see(w, *known[id(w)])) is not None]
+    def compare_late(self, step: int, uncompared: list[Window]) -> Failure | None:
+        """At a deep check: compare figures that were not read yet, and check the watched parameters."""
+        known = {} if self._is_blind else _read_together(uncompared)
+        spikes = [f for w in uncompared if (f := self.compare(w, *known[id(w)])) is not None]
         for limit in (*self.limits, *everywhere):
             limit.check(self, step)
-        self.headroom.look_at_weights(self, step)
-        if not self._has_seen_leaves:
-            self._has_seen_leaves = True
+        self.headroom.check_weights(self, step)
+        if not self._has_checked_untrained:
+            self._has_checked_untrained = True
             self._look_for_untrained(step)
-        # These steps are applied already: leaving them out now means going back.
+        # These steps are applied already, so the only possible action is a rollback.
         return spikes[0] if spikes and self.policy.on_spike in ("rollback", "raise") else None
 
     def _look_for_untrained(self, step: int) -> None:
-        """It reads the user's variables and source, and what it finds is a hint: it must not cost more."""
+        """Warn of tensors that no optimizer trains. An error here must not end the training."""
         try:
             event = untrained_weights(self.state, step)
         except Exception:
@@ -117,14 +117,14 @@ class Lookout:
             self.warn(event)
 
     def warn(self, event: Event, is_printed: bool = True) -> None:
-        """Something to look at while nothing is wrong yet: a spike, a limit, a resumed rate."""
+        """Record and print a warning: a spike, a limit, a resumed learning rate."""
         self.warnings.append(event)
         host = self._host
         self._num_warnings[event.kind, event.name] += 1
         if is_printed and (host.ranks.is_first or not host.ranks.has_others):
             say_warning(event, self._num_warnings[event.kind, event.name])
         if host.journal is not None:
-            host.journal.journal.event(
+            host.journal.file.event(
                 "warning", step=event.step, about=event.kind, name=event.name, value=event.value,
                 text=event.message,
             )  # fmt: skip
@@ -132,7 +132,7 @@ class Lookout:
     def _warn_of_spike(
         self, window: Window, name: str, text: str, value: float, is_loud: bool
     ) -> None:
-        """In the journal and in `guard.warnings`; on the terminal only what is far out."""
+        """Warn of a spike; it is printed only if it is far above the usual."""
         self.warn(
             Event(
                 step=window.step, epoch=window.epoch, kind="spike", value=value, name=name,

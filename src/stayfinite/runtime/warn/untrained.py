@@ -1,7 +1,7 @@
 """Finds tensors that a module uses as weights and that no optimizer trains.
 
-Looked for once, with the first deep check: by then a backward has left its gradient on those that want one,
-since no optimizer ever clears it.
+Searched once, at the first deep check. By then a backward has left a gradient on those that require one, and no optimizer
+clears it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["untrained_leaves", "untrained_weights"]
 
 _SHOWN = 4
 _FEWEST = 2
-"""A single number is a setting."""
+"""A tensor with a single number is usually a setting."""
 _MOST_PARTS = 256
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def untrained_weights(state: TrainState, step: int) -> Event | None:
-    """What is to be told of them; None where every weight is somebody's."""
+    """A warning about untrained weights; None if there are none."""
     trained = {id(p) for o in state.optimizers for g in o.param_groups for p in g["params"]}
     trained |= {id(p) for model in state.roots.values() for p in model.parameters()}
     frame = sys._getframe(1)
@@ -51,7 +51,7 @@ def untrained_weights(state: TrainState, step: int) -> Event | None:
 
 
 def untrained_leaves(state: TrainState) -> list[tuple[str, nn.Module, Tensor]]:
-    """Attributes of modules that want a gradient and that no optimizer holds: name, owner, tensor."""
+    """Attributes of modules that require a gradient and belong to no optimizer: name, owner, tensor."""
     trained = {id(p) for o in state.optimizers for g in o.param_groups for p in g["params"]}
     trained |= {id(p) for model in state.roots.values() for p in model.parameters()}
     found = [(n, m, t) for n, m, t in _plain(state) if t.requires_grad and id(t) not in trained]
@@ -84,12 +84,12 @@ def _listed(names: list[str]) -> str:
 
 
 def _attribute(name: str) -> str:
-    """`blocks.0.table` of `blocks.0.table[3]`, without the way to it."""
+    """The attribute name in a path: `table` in `blocks.0.table[3]`."""
     return name.partition("[")[0].rpartition(".")[2]
 
 
 def _plain(state: TrainState) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Float tensors that modules hold beside their parameters and buffers, also in lists and mappings."""
+    """Float tensors in attributes of modules that are not parameters or buffers, also in lists and dicts."""
     for root, model in state.roots.items():
         for path, module in model.named_modules():
             for name, value in vars(module).items():

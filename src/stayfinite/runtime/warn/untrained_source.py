@@ -1,7 +1,7 @@
-"""Attributes that were meant as weights, read from the source: random numbers that a module makes once, in its
-`__init__`, and uses in its forward, though nobody trains them.
+"""Finds attributes in the source that are meant as weights: random numbers that a module creates in its `__init__`
+and uses in its forward.
 
-Read once in a run, and only for classes of which a module holds a plain tensor.
+The source is read once per run, and only for classes with a plain tensor in an instance.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["names_in_use", "random_weights", "weight_variables"]
 _RANDOM = ("rand", "randn", "rand_like", "randn_like", "normal")
 _INITIALIZERS = ("nn.init.", "torch.nn.init.", "init.")
 _STARTS = ("forward", "training_step")
-"""What a loop calls without naming it: `model(x)`, and a framework's own step."""
+"""Methods that are called implicitly: by `model(x)`, and by a framework."""
 _WEIGHT_PLACES = {
     "linear": 1, "embedding": 1, "bilinear": 2, "conv1d": 1, "conv2d": 1, "conv3d": 1, "matmul": 1, "mm": 1,
 }  # fmt: skip
-"""Functions of torch, and from which argument on they are given weights."""
+"""Functions of torch, and the position of their first weight argument."""
 
 
 def random_weights(cls: type) -> set[str]:
-    """Names that its `__init__` sets to random numbers, and that nothing else ever sets.
+    """Attributes that `__init__` sets to random numbers and that are not set anywhere else.
 
     >>> random_weights(nn.Linear)
     set()
@@ -50,7 +50,7 @@ def random_weights(cls: type) -> set[str]:
 
 
 def names_in_use(modules: Iterable[nn.Module], frame: FrameType | None) -> set[str]:
-    """What is read on the way from the user's loop, and from `forward`, to the loss: methods and attributes."""
+    """Names of methods and attributes that are used between the user's loop or `forward` and the loss."""
     methods: dict[str, list[CodeType]] = {}
     for cls in {type(m) for m in modules}:
         for each in cls.__mro__:
@@ -75,10 +75,9 @@ def names_in_use(modules: Iterable[nn.Module], frame: FrameType | None) -> set[s
 
 
 def weight_variables(frame: FrameType | None) -> Iterator[tuple[str, Tensor]]:
-    """Variables of the user's running functions that have got a gradient and are used like weights.
+    """Variables of the user's running functions that have a gradient and are used like weights.
 
-    Points at which a derivative is wanted, and images that are made worse on purpose, get one too: they
-    are given to a model, a weight never is.
+    Inputs of a model can have gradients too (adversarial images), but a weight is never passed to a model.
     """
     seen: set[int] = set()
     while frame is not None:
@@ -94,7 +93,7 @@ def weight_variables(frame: FrameType | None) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_used_as_weight(file: str, name: str) -> bool:
-    """In a product of matrices, or where a function of torch takes its weight; nowhere as an argument else."""
+    """Whether it is used in matrix products or as a weight argument of a torch function, and as no other argument."""
     try:
         with open(file, encoding="utf-8") as f:
             tree = parsed(f.read(), file)
@@ -120,7 +119,7 @@ def _is_name(node: ast.expr, name: str) -> bool:
 
 
 def _loops(frame: FrameType | None) -> list[CodeType]:
-    """The user's functions that stand at this step, and those that they name."""
+    """The code of the user's functions on the stack, and of the functions that they refer to."""
     found: list[CodeType] = []
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
@@ -141,7 +140,7 @@ def _functions(cls: type) -> list[ast.FunctionDef]:
 
 
 def _assigned(function: ast.FunctionDef) -> list[tuple[str, Any]]:
-    """(attribute of self, what it is set to; None where it is changed in place)"""
+    """(attribute of self, assigned value; None for a change in place)"""
     found: list[tuple[str, Any]] = []
     for node in ast.walk(function):
         if isinstance(node, ast.Assign):
@@ -167,7 +166,7 @@ def _own(target: ast.expr) -> list[str]:
 
 
 def _is_random(value: ast.expr) -> bool:
-    """`torch.rand(…)`, scaled or moved; a list of such; what `nn.init` has filled. No comparison: a mask."""
+    """Whether this is `torch.rand(…)`, scaled or shifted, a list of such, or filled by `nn.init`; no masks."""
     if isinstance(value, ast.BinOp):
         return _is_random(value.left) or _is_random(value.right)
     if isinstance(value, (ast.List, ast.Tuple)):

@@ -1,4 +1,4 @@
-"""Hides our own arithmetic from modes that a script has entered."""
+"""Runs our own tensor operations outside the torch modes that a script has entered."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["unseen"]
+__all__ = ["outside_user_modes"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -17,24 +17,24 @@ _num_function_modes = torch._C._len_torch_function_stack
 _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
-_needed: list[bool] = []
-"""Not empty once a mode has turned out to be what computes."""
+_is_mode_needed: list[bool] = []
+"""Not empty once a mode has turned out to be the device itself."""
 
 
-def unseen(function: F) -> F:
-    """Without a mode of the script's nothing is done here but to ask."""
+def outside_user_modes(function: F) -> F:
+    """Decorate a function so that the script's `TorchFunctionMode`s and `TorchDispatchMode`s do not see its operators."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _num_function_modes() and not _num_dispatch_modes():
             return function(*args, **kwargs)
-        if _needed:
+        if _is_mode_needed:
             return function(*args, **kwargs)
         try:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 return function(*args, **kwargs)
-        except NotImplementedError:  # a mode that is the device itself: nothing computes without it
-            _needed.append(True)
+        except NotImplementedError:  # the mode implements the device: nothing runs without it
+            _is_mode_needed.append(True)
         return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
