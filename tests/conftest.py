@@ -1,6 +1,7 @@
 """Fixtures of the whole suite."""
 
 import gc
+import os
 import random
 import re
 import sys
@@ -18,6 +19,9 @@ from stayfinite.patches import manager, provenance
 
 # The notes that begin with this import end here, so that each test finds the same process.
 provenance.remove(is_last_user=True)
+
+# The compiler in this process: a pool of its own would import torch once more for each core.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # A notice that torch gives once in a process would fail whichever test comes first: here each
 # gives it always, so that a test's result does not depend on the others'.

@@ -12,6 +12,8 @@ from stayfinite import Guard, Settings
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("compiler")]
 QUICK = Settings(diagnose=False)
 BAD = 3
+INDUCTOR = [pytest.mark.slow, pytest.mark.xdist_group("inductor")]
+"""Whoever is first pays for the imports of the compiler."""
 
 
 @pytest.fixture
@@ -97,8 +99,8 @@ CASES = [
     ("loss", "eager", "step"),
     ("loss", "aot_eager", "loop"),
     ("model", "aot_eager", "step"),
-    pytest.param("model", "inductor", "loop", marks=pytest.mark.slow),
-    pytest.param("loss", "inductor", "step", marks=pytest.mark.slow),
+    pytest.param("model", "inductor", "loop", marks=INDUCTOR),
+    pytest.param("loss", "inductor", "step", marks=INDUCTOR),
 ]
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.launch import forked
 from tests.loops import NAN, QUICK, Net, assert_same, body, data, everything, make
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -294,3 +295,27 @@ def test_a_compiled_model_is_named_as_if_it_were_not():
     assert (incident.event.step, incident.event.name) == (2, "fc.weight")
     assert (incident.location.op, incident.location.module) == ("SqrtBackward0", "")
     assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_a_look_at_a_batch_before_the_training_counts_no_step(tmp_path):
+    (tmp_path / "train.py").write_text(PEEK)
+    done = forked(["-m", "stayfinite", "run", "--run-dir", "run", "train.py"], tmp_path)
+    assert "step 2 (epoch 0)" in done.err
+
+
+PEEK = """
+import torch
+from torch.utils.data import DataLoader
+
+data = torch.randn(20, 3)
+data[9] = float("nan")
+loader = DataLoader(data, batch_size=4)
+print(next(iter(loader)).shape)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for x in loader:
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""

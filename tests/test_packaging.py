@@ -72,6 +72,7 @@ def installed(archive, folder):
     return python
 
 
+@pytest.mark.slow
 def test_the_archives_pass_the_index_checks_and_hold_what_is_needed(built):
     (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
     said = run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist, cwd=built, NO_COLOR="1")  # fmt: skip
@@ -89,6 +90,7 @@ def test_the_archives_pass_the_index_checks_and_hold_what_is_needed(built):
         assert any(n.endswith("/LICENSE") for n in archive.getnames())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
 def test_an_installed_archive_has_its_commands_data_and_types(built, tmp_path, kind):
     (archive,) = built.glob(kind)

@@ -142,7 +142,7 @@ def test_missing_keys_have_defaults():
         ('{"kind": "x"}', "not an incident: expected an object with kind 'stayfinite.incident'"),
         (
             '{"kind": "stayfinite.incident", "schema": 99}',
-            "incident has schema 99, this version reads up to 2; upgrade stayfinite",
+            "incident has schema 99, this version reads up to 3; upgrade stayfinite",
         ),
         (
             '{"kind": "stayfinite.incident", "id": "a", "event": {}, "zeta": 1, "alpha": 2}',

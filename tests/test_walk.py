@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 DOC = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
 SCRIPT = """\
@@ -56,7 +57,7 @@ def as_file(module):
 
 
 @pytest.mark.parametrize(
-    ("form", "most", "most_that_ran"), [("guard.step", 21, 111), ("stayfinite run", 22, 138)]
+    ("form", "most", "most_that_ran"), [("guard.step", 21, 111), ("stayfinite run", 22, 139)]
 )
 def test_the_walk_of_a_failing_step_is_the_one_in_the_docs_and_does_not_grow(
     form, most, most_that_ran, walks

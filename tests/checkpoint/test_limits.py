@@ -77,6 +77,7 @@ def test_files_inside_a_pickle_share_its_time(tmp_path):
     assert "limit_exceeded" in codes(report)
 
 
+@pytest.mark.slow
 def test_seventy_thousand_tensors_as_torch_writes_them(tmp_path):
     """More than 65,535 entries make a zip64 archive."""
     values = {f"layer.{i}.weight": torch.full((2,), 1.0 + i) for i in range(70_000)}

@@ -75,9 +75,9 @@ def test_a_large_file_passes_through_little_memory(memory, tmp_path, monkeypatch
     monkeypatch.setattr(remote, "_MAX_CACHED", 4 << 16)
     monkeypatch.setattr(RemoteFile, "block_bytes", 1 << 16)
     held = []
-    release_all = RemoteFile._let_go
+    drop_blocks = RemoteFile._let_go
     monkeypatch.setattr(
-        RemoteFile, "_let_go", lambda self: (release_all(self), held.append(len(self._blocks)))[0]
+        RemoteFile, "_let_go", lambda self: (drop_blocks(self), held.append(len(self._blocks)))[0]
     )
     values = {f"w{i}": torch.rand(300, 300) for i in range(12)}
     values["w11"][299, 299] = float("inf")

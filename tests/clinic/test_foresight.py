@@ -8,6 +8,7 @@ CASES = {e.name: e for e in all_cases()}
 SAMPLE = ("siamese_duplicate_pair", "empty_document_attention", "linear_warmup_never_stops")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_late_failure_is_predicted_at_its_line_and_its_twin_is_not(name):
     found = foresee(CASES[name])

@@ -40,6 +40,7 @@ def trained():
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_a_bad_step_is_found_and_left_out_there(trained, case):
     lines = SCRIPT.read_text(encoding="utf-8").splitlines()

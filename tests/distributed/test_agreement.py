@@ -53,9 +53,9 @@ def check_proved(incident, by_whom: str) -> None:
     ("kind", "form", "fault"),
     [
         ("ddp", "loop", "loss"),
-        ("ddp", "step", "gradient"),
-        ("fsdp", "step", "inf_loss"),
-        ("fsdp", "loop", "moment"),
+        pytest.param("ddp", "step", "gradient", marks=pytest.mark.slow),
+        pytest.param("fsdp", "step", "inf_loss", marks=pytest.mark.slow),
+        pytest.param("fsdp", "loop", "moment", marks=pytest.mark.slow),
     ],
 )
 def test_one_faulty_rank(crew, kind, form, fault):
@@ -101,6 +101,7 @@ def test_what_a_healthy_step_asks_of_the_others(crew, extra, more):
     assert run.state == plain.state
 
 
+@pytest.mark.slow
 def test_a_step_that_is_bad_on_one_rank_alone_is_left_out_by_nobody_alone(crew):
     """Its gradients went bad behind the exchange, in a step on which nobody is asked: no rank hangs or parts from the
     others, and when they see what came of it, all of them go back."""
@@ -120,6 +121,7 @@ def test_a_rank_that_nobody_watches_is_not_waited_for(crew):
     assert run.state == crew("plain", kind="ddp").state
 
 
+@pytest.mark.slow
 def test_a_rank_that_trains_by_itself_asks_nobody(crew):
     run = crew("side_training")
     assert [len(r["incidents"]) for r in run.ranks] == [1, 0]
@@ -239,6 +241,7 @@ def test_epochs_that_end_at_different_steps(crew, fault):
     assert run.state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "fault", "policy"),
     [(2, "data", "skip"), (3, "gradient", "rollback"), (5, "gradient", "skip")],
@@ -262,6 +265,7 @@ def test_uneven_inputs_with_join(crew, at, fault, policy):
         assert all(i.diagnosis.cause is None for i in others)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_takes_part_in_a_join_is_left_alone(crew):
     """Its step talks to the ranks that have ended, too: nobody may leave it out."""
     run = crew("joined", fault="gradient", at=2, is_watched=True, has_zero=True)
@@ -269,6 +273,7 @@ def test_an_optimizer_that_takes_part_in_a_join_is_left_alone(crew):
     assert {(i.event.symptom, i.action.kind) for i in told} == {("parameter", "none")}
 
 
+@pytest.mark.slow
 def test_a_bad_loss_of_one_rank_with_join_is_told_where_the_gradients_are_finite(crew):
     """The others cannot be asked, and there is nothing bad to learn."""
     run = crew("joined", world=2, fault="inf_loss", at=2, is_watched=True)

@@ -4,6 +4,7 @@ import pathlib
 
 import pytest
 
+pytestmark = pytest.mark.slow
 SOURCE = pathlib.Path(__file__).with_name("pipeline.py").read_text().splitlines()
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("how", ["sync", "async"])
 def test_a_corrupt_part_of_one_rank_holds_the_checkpoint_of_all_back(crew, tmp_path, how):

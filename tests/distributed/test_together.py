@@ -6,6 +6,7 @@ from tests.distributed.test_agreement import check_fault, check_proved
 
 from stayfinite.records import Incident
 
+pytestmark = pytest.mark.slow
 TOGETHER = "run by all ranks together"
 
 
@@ -17,7 +18,6 @@ def test_tensor_parallel_is_experimented_with_by_all_ranks(crew):
     check_proved(incident, TOGETHER)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "world", "form"), [("2d", 4, "loop"), ("fsdp_half", 2, "step"), ("tp", 2, "loop")]
 )
@@ -28,6 +28,16 @@ def test_meshes_and_mixed_precision(crew, kind, world, form):
     assert incident.event.rank == 0
     check_proved(incident, TOGETHER)
     assert run.state == crew("plain", world=world, kind=kind, without=[training.AT]).state
+
+
+def test_a_step_of_the_older_fsdp_is_left_out_by_all_and_never_computed_again(crew):
+    """A replay that breaks off would leave its parameters gathered half-way."""
+    run = crew("guarded", kind="flat", form="loop", fault="loss")
+    (incident,) = run.incidents
+    assert (incident.event.step, incident.event.rank) == (training.AT, 1)
+    assert "FullyShardedDataParallel cannot be computed again" in incident.location.note
+    plain = crew("plain", kind="flat", without=[training.AT])
+    assert [r["state"] for r in run.ranks] == [r["state"] for r in plain.ranks]
 
 
 def test_a_rank_that_breaks_off_ends_the_replay_for_all_and_the_training_goes_on(crew):

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -37,6 +37,10 @@ def make(kind: str) -> nn.Module:
     net = Net()
     if kind == "ddp":
         return DistributedDataParallel(net)
+    if kind == "flat":
+        cpu = torch.device("cpu")
+        net.first = FullyShardedDataParallel(net.first, device_id=cpu)
+        return FullyShardedDataParallel(net, device_id=cpu)
     if kind == "tp":
         return _in_columns(net, init_device_mesh("cpu", (dist.get_world_size(),)))
     if kind == "2d":

@@ -12,6 +12,7 @@ def shell():
         yield shell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages(), ids=lambda p: p.name)
 def test_a_page_shows_what_its_commands_print(page, tmp_path, shell):
     seen = play(page, tmp_path, shell)

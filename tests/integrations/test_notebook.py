@@ -12,6 +12,7 @@ from stayfinite.records import Diagnosis, Event, Fix, Location
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 PATCHES = """
 from stayfinite.patches.manager import table

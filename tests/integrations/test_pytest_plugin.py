@@ -15,6 +15,7 @@ try:
 except ImportError:  # Python 3.10
     import tomli as tomllib
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SAMPLES = Path(__file__).parent / "scripts"
 SOME = SAMPLES / "some_tests.py"

@@ -66,6 +66,64 @@ OWN_SCHEDULE = """
     print("final", loss.item())
 """
 
+WARMUP_OF_NONE = """
+    import numpy as np
+    import torch
+    from torch import nn
+
+    class Warmup:
+        def __init__(self, opt, rate, steps):
+            self.opt, self.rate, self.steps, self.t = opt, rate, np.float32(steps), 0
+            self.step()
+
+        def get_lr(self):
+            ramp = np.minimum(1.0, np.float32(self.t) / self.steps)
+            return self.rate * float(ramp)
+
+        def step(self):
+            for group in self.opt.param_groups:
+                group["lr"] = self.get_lr()
+            self.t += 1
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    opt = torch.optim.SGD(model.parameters(), lr=0.05)
+    schedule = Warmup(opt, 0.05, 0)
+    for i in range(14):
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        schedule.step()
+    print("final", loss.item())
+"""
+
+LONE_NODE = """
+    import torch
+    from torch import nn
+
+    def mix(x, source, target):
+        degree = torch.zeros(len(x)).index_add(0, target, torch.ones(len(target)))
+        scale = degree.pow(-0.5)
+        sent = (scale[source] * scale[target]).unsqueeze(1) * x[source]
+        return torch.zeros_like(x).index_add(0, target, sent)
+
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(12):
+        x = torch.randn(6, 4)
+        source, target = torch.randint(0, 6, (12,)), torch.arange(12) % 6
+        if step == 5:
+            target[target == 3], source[0] = 2, 3
+        loss = (model(mix(x, source, target)) - x[:, :1]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print("final", loss.item())
+"""
+
 OWN_INDEX = """
     import torch
     from torch import nn
@@ -324,6 +382,9 @@ CLASS_WEIGHTS = """
         (CLASS_WEIGHTS, "fill_initial", "return (counts.sum() / counts).nan_to_num("),
         (LOSS_SCALE, "grad_scaler", "self.scaler.unscale_(self.optimizer)"),
         (OWN_SCHEDULE, "guard_schedule", "np.power(max("),
+        # The formula stands in another method than the one that sets the rate.
+        (WARMUP_OF_NONE, "guard_schedule", "np.float32(self.t) / max(self.steps, 1))"),
+        (LONE_NODE, "floor_count", "scale = degree.clamp(min=1).pow(-0.5)"),
         (
             CONSTANT_COLUMN,
             "fill_values",

@@ -126,6 +126,7 @@ def test_what_does_not_compile_is_said():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("inductor")
 def test_inductor_keeps_the_promise_at_the_edges():
     """All unary functions in one graph, because each graph takes the C++ compiler ten seconds."""
     unary = [c for c in ELEMENTWISE if len(c.sample()) == 1]
@@ -147,6 +148,7 @@ def test_inductor_keeps_the_promise_at_the_edges():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("inductor")
 def test_inductor_on_reductions_and_losses():
     names = ["safe_norm", "safe_std", "masked_softmax", "masked_mean", "focal_loss", "dice_loss"]
     cases = [c for c in CASES if c.name in names]

@@ -97,6 +97,23 @@ def test_a_loop_without_a_loader_is_probed_through_its_model(checked):
     }
 
 
+@pytest.mark.parametrize("num_steps", [3, 300])
+def test_two_models_without_a_loader_are_looked_at_and_rehearsed(checked, num_steps):
+    """No batch of theirs can be changed, which is said; what needs none is done all the same."""
+    report = checked(f"""
+        d = nn.Linear(8, 1); od = torch.optim.Adam(d.parameters(), lr=1e-3)
+        for i in range({num_steps}):
+            od.zero_grad(); d(X[:16]).mean().backward(); od.step()
+            step(X[:16], Y[:16])
+        """, only="data,init,forward,stability")  # fmt: skip
+    assert value_of(report, "data/coverage") == "the training takes its batches from no loader"
+    assert value_of(report, "init/finite") == "6 parameters and buffers"
+    assert "finite" in value_of(report, "stability/rehearsal")
+    reasons = {s.group: s.reason for s in report.skipped}
+    assert "takes its batches from no loader and has 2 " in reasons["forward"], reasons
+    assert not any("was changed" in n for n in report.notes)
+
+
 def test_a_probe_that_kills_the_script_is_answered_and_the_others_go_on(checked):
     report = checked("""
         m.insert(1, nn.BatchNorm1d(16)); o = torch.optim.Adam(m.parameters(), lr=1e-3)

@@ -346,3 +346,20 @@ def test_sparse_columns_of_zeros_and_borders_are_no_finding():
 
     assert part.constant_features() == list(range(20))
     assert _constant(part) == []
+
+
+def test_boxes_beside_a_named_label_are_no_targets_of_a_binary_cross_entropy():
+    batches = [
+        {"x": torch.randn(4, 3), "label": torch.tensor([0, 1, 1, 0]), "boxes": 5 * torch.rand(4, 3)}
+        for _ in range(3)
+    ]
+
+    def loss_fn(m, b):
+        out = m(b["x"])
+        wanted = b["label"].float()
+        return F.binary_cross_entropy_with_logits(out[:, 0], wanted) + F.l1_loss(out, b["boxes"])
+
+    model = torch.nn.Linear(3, 3)
+    parts = {"model": model, "loss_fn": loss_fn, "loader": batches,
+             "optimizer": torch.optim.SGD(model.parameters(), lr=0.01)}  # fmt: skip
+    assert not [f for f in check(lambda: parts, only=["data"]).findings if f.is_problem]

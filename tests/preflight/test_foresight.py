@@ -287,3 +287,21 @@ def test_box_loses_its_extent_where_small_ones_were_seen_and_an_anchor_never():
     assert not encoded(torch.full((6, 2), 17.0))
     small = torch.tensor([[1.0, 3], [2, 9], [5, 4], [7, 1], [3, 3], [2, 8]])
     assert set(lines(encoded(small))) == {"return F.mse_loss(model(x), size.log())"}
+
+
+def test_loss_of_a_state_that_grew_with_the_length_is_not_told_as_a_division_by_zero():
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.5))
+
+        def forward(self, x):
+            state = x[:, 0]
+            for t in range(1, x.shape[1]):
+                state = self.weight * state + x[:, t]
+            return state
+
+    batches = [torch.ones(4, n, 2) for n in (3, 5, 4)]
+    found = executed(Growing(), batches, lambda m, b: F.mse_loss(m(b), b[:, 0]), clip_norm=1e-3)
+    assert found
+    assert "zero_denominator" not in {f.cause for f in found}

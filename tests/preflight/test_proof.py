@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from stayfinite.cli.app import app
 from stayfinite.preflight import check
 
+pytestmark = pytest.mark.usefixtures("shared_forks")
 SCRIPT = """
 import torch
 from torch import nn

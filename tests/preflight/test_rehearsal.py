@@ -79,6 +79,7 @@ def rehearsed(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_what_a_later_epoch_breaks_fails_at_its_line(rehearsed, tmp_path):
     (found,), _ = rehearsed(BROKEN)
     assert (found.status, found.check, found.cause) == (
@@ -94,6 +95,7 @@ def test_what_a_later_epoch_breaks_fails_at_its_line(rehearsed, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_its_healthy_twin_goes_to_its_end_with_a_shortened_schedule(rehearsed, tmp_path):
     (found,), said = rehearsed(HEALTHY)
     assert found.status == "pass"

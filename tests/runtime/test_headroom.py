@@ -50,6 +50,6 @@ def test_weights_that_climb_are_seen_with_the_deep_checks():
         for step in range(1, 6):
             with torch.no_grad():
                 model.weight.mul_(1e4)
-            guard.engine.lookout.headroom.look_at_weights(guard.engine.lookout, step)
+            guard.engine.lookout.headroom.check_weights(guard.engine.lookout, step)
     told = [w for w in guard.warnings if w.kind == "headroom"]
     assert [w.name for w in told] == ["weight"] and "largest weight of weight" in told[0].message

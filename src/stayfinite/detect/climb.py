@@ -11,31 +11,31 @@ __all__ = ["LIMITS", "Climb", "climb"]
 
 LIMITS = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38, "float64": 1.7977e308}
 _LEAST_RISE = 30.0
-"""How many times the usual it has to be: losses of small batches leap about."""
+"""The minimum size relative to the usual: losses of small batches vary a lot."""
 _NEW_HEIGHT = 3.0
-"""How many times the largest of the values before the climb."""
+"""The minimum size relative to the largest value before the climb."""
 _FEWEST = 3
-"""Values in a row that rise: one leap is a spike, not a climb."""
+"""The minimum number of rising values in a row: a single rise is a spike."""
 _STEADY = 0.3
-"""How much of one rate of growth the other one has to be, of the last two."""
+"""The minimum ratio of the last two growth rates."""
 _DOUBLING = math.log(2)
-"""Three such rises in a row are no leap, however large the last one is: a divergence accelerates."""
+"""Three such rises in a row always count as a climb, because a divergence accelerates."""
 _HORIZON = 100.0
 
 
 @dataclass(frozen=True)
 class Climb:
-    """What was seen, and when it ends if it goes on like this."""
+    """A climb, and when it reaches the limit at this rate."""
 
     first: float
     last: float
     num_steps: int
-    """Over so many steps it has risen without a pause."""
+    """The number of steps over which it has risen without a pause."""
     steps_left: float
     limit: float
 
     def describe(self, name: str, dtype: str) -> str:
-        """One line for a person.
+        """A line of text for the user.
 
         >>> Climb(2.0, 3e5, 4, 11.2, 3.4e38).describe("loss", "float32")
         'the loss has grown from 2 to 3e+05 in 4 steps: at this pace it leaves the range of float32 in about 12 steps'
@@ -49,7 +49,7 @@ class Climb:
 
 
 def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None:
-    """Whether these values (oldest first, one in `every` steps) rise so that the limit is near.
+    """Check whether these values (oldest first, one in `every` steps) rise towards the limit.
 
     >>> climb([1.0, 1.1, 0.9, 1.0, 9.0, 80.0, 700.0], 3.4e38).num_steps
     4
@@ -69,12 +69,12 @@ def climb(values: Sequence[float], limit: float, every: int = 1) -> Climb | None
     if len(rising) < _FEWEST or rising[-1] < _LEAST_RISE * max(usual, rising[0]):
         return None
     if rising[-1] < _NEW_HEIGHT * max(sizes[:start], default=0.0):
-        return None  # it has been there before and has come down: noise about a small value
+        return None  # it was this high before: noise around a small value
     recent = rising[-4:]
     rates = [math.log(b / a) for a, b in itertools.pairwise(recent)]
     is_accelerating = len(rates) >= _FEWEST and min(rates) > _DOUBLING
     if min(rates[-2:]) < _STEADY * max(rates[-2:]) and not is_accelerating:
-        return None  # one leap: a batch that is out of the ordinary
+        return None  # a single jump: an unusual batch
     rate = sum(rates) / len(rates)
     left = every * math.log(limit / recent[-1]) / rate
     if left > _HORIZON:

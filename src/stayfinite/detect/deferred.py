@@ -1,8 +1,7 @@
 """Checks whose result is read a step later, so that the host never waits for the device.
 
-The flag stays on the device and sticks: the step that set it, and every step after it, is skipped by
-the fused optimizer itself (`found_inf`) until somebody has looked. Weights and moments are then still
-what they were when the first of them went wrong.
+The flag stays on the device and is sticky: the fused optimizer itself (`found_inf`) skips the step that set it and every
+later step, until the host has read the flag. So weights and moments are still those from before the first bad step.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _MAX_OUTSTANDING = 2
 
 
 class _Reading(Generic[W]):
-    """One copy of the flag on its way to the host."""
+    """An asynchronous copy of the flag to the host."""
 
     def __init__(self, window: W, flag: Tensor, here: float | None = None) -> None:
         self.window = window
@@ -40,33 +39,33 @@ class _Reading(Generic[W]):
         return self._event is None or bool(self._event.query())
 
     def value(self) -> float:
-        """1 for a bad step; between ranks, 0.5 for a good one with a deep check to follow."""
+        """1 for a bad step; with several ranks, 0.5 for a good one after which a deep check is due."""
         if self._here is not None:
             return self._here
         if self._event is not None:
             self._event.synchronize()
-        # Through the host's memory: no operator, no sync.
+        # Read from the host's memory: no operator, no sync.
         return float(self._host.numpy())
 
 
 class DeferredFlag(Generic[W]):
-    """The flag of one training and the readings under way."""
+    """The flag of one training, and its pending copies."""
 
     def __init__(self, device: torch.device) -> None:
         self.flag = FiniteFlag(device)
         self.is_due = False
-        """Among the steps collected last was one that all ranks wanted a deep check after."""
+        """Whether all ranks want a deep check after one of the steps collected last."""
         self._under_way: deque[_Reading[W]] = deque()
         self._verdict: Tensor | None = None
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a reading is under way."""
+        """Whether a copy is pending."""
         return bool(self._under_way)
 
     @staticmethod
     def can_serve(optimizer: Optimizer) -> bool:
-        """Whether this optimizer skips on the device by itself."""
+        """Whether this optimizer can skip a step on the device."""
         known = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
         ok = isinstance(optimizer, known) and all(g.get("fused") for g in optimizer.param_groups)
         if not ok:
@@ -78,22 +77,22 @@ class DeferredFlag(Generic[W]):
         return ok
 
     def arm(self, optimizer: Optimizer, tensors: list[Tensor]) -> None:
-        """Fold these into the flag and let the optimizer's kernel look at it."""
+        """Fold these tensors into the flag, and let the optimizer's kernel read it."""
         self.flag.fold(tensors)
         optimizer.grad_scale = None  # type: ignore[attr-defined]
         optimizer.found_inf = self.flag.value  # type: ignore[attr-defined]
 
     def share(self, is_bad: Tensor, is_due: Tensor) -> None:
-        """The flag of all ranks, still on the device, and whether a deep check is to follow."""
+        """The reduced flag of all ranks, still on the device, and whether a deep check follows."""
         self._verdict = torch.maximum(is_bad, is_due * 0.5).reshape(())
 
     def disarm(self, optimizer: Optimizer) -> None:
-        """Nothing of ours stays on the optimizer."""
+        """Remove our flag from the optimizer."""
         for name in ("grad_scale", "found_inf"):
             vars(optimizer).pop(name, None)
 
     def submit(self, window: W) -> None:
-        """The step has been issued; its verdict comes later."""
+        """Start a copy of the flag for a step that was issued."""
         here = self.flag.here
         if self._verdict is None and here is not None:
             self._under_way.append(_Reading(window, self.flag.value, here.value))
@@ -104,10 +103,9 @@ class DeferredFlag(Generic[W]):
     def collect(
         self, is_last: bool = False, in_step: bool = False
     ) -> tuple[list[W], W | None, list[W]]:
-        """(steps now known to be fine, the first bad one, the ones skipped after it).
+        """(steps that were finite, the first bad one, those skipped after it).
 
-        `in_step`: a reading is taken when it is so many steps old, on every rank the same, and not
-        when its copy happens to have arrived.
+        `in_step`: read a copy when it has a fixed age, the same on every rank, and not when it happens to have arrived.
         """
         fine: list[W] = []
         self.is_due = False

@@ -1,4 +1,4 @@
-"""Tells a GradScaler's normal skips from a loss scale that keeps falling."""
+"""Distinguishes a GradScaler's normal skips from a loss scale that keeps falling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LOOKS = 8
 
 
 class ScaleWatch:
-    """Tells a scale collapse from ordinary skips.
+    """Distinguishes a scale collapse from normal skips.
 
     >>> watch = ScaleWatch(limit=3)
     >>> [watch.note_skip(s) for s in (4.0, 2.0, 1.0)]
@@ -24,12 +24,12 @@ class ScaleWatch:
         self.num_in_a_row = 0
 
     def note_skip(self, scale: float) -> bool:
-        """A skipped step at this scale; True when the scale has collapsed."""
+        """Note a skip at this scale; True if the scale has collapsed."""
         self.num_in_a_row += 1
         return self.num_in_a_row >= self.limit or scale <= self.floor
 
     def passes_by(self, scale: float) -> bool:
-        """Count a skip without a closer look: a few were looked at, and the limit is not reached yet."""
+        """Whether a skip needs no investigation: a few were investigated, and the limit is not reached."""
         is_normal_skip = _LOOKS <= self.num_in_a_row < self.limit - 1 and scale > self.floor
         if is_normal_skip:
             self.num_in_a_row += 1

@@ -12,28 +12,28 @@ __all__ = ["Spike", "SpikeWatch"]
 _MAD_TO_SIGMA = 1.4826
 _REFRESH = 16
 _SMALL = 1e-3
-"""What part of the level at the start is too small to matter, however far above the usual it is."""
-_LARGEST = sys.float_info.max  # as a limit it lets every number through, and no Inf
+"""Values below this share of the initial level are too small to matter."""
+_LARGEST = sys.float_info.max  # as a limit it admits every number but Inf
 _LOWEST = -_LARGEST
 
 
 @dataclass(frozen=True)
 class Spike:
-    """A value far above what is usual."""
+    """A value far above the usual."""
 
     step: int
     value: float
     usual: float
     """The median of the window."""
     times: float
-    """How many robust standard deviations above it."""
+    """How many robust standard deviations it is above the median."""
     is_alarm: bool
-    """Far enough to act on, not only to warn of."""
+    """Whether it is large enough to act on, not only to warn."""
     is_growing: bool = False
-    """It was the growth from step to step that gave it away."""
+    """Whether it was detected by its growth from step to step."""
 
     def describe(self, name: str) -> str:
-        """One line for a person.
+        """A line of text for the user.
 
         >>> Spike(5, 2.39, 0.24, 30.0, True).describe("gradient norm")
         'the gradient norm is 2.39, usual is 0.24 (30 robust deviations above)'
@@ -47,11 +47,11 @@ class Spike:
 
 
 class SpikeWatch:
-    """Median and MAD over the last finite values; numbers in, a `Spike` or None out.
+    """Compares values with the median and the MAD of the last finite ones.
 
-    Before there is a baseline, a value that more than doubles twice in a row is a spike already. A
-    value is judged before it enters the window, and a NaN or Inf never enters: one of them would
-    blind every later comparison. Those are the sentinel's business.
+    Before there is a baseline, a value that more than doubles twice in a row counts as a spike. A value is judged before it
+    enters the window. NaN and Inf never enter, because they would make every later comparison useless; the step check
+    handles them.
 
     >>> watch = SpikeWatch()
     >>> seen = [watch.note(i, 0.24 + 0.01 * (i % 3)) for i in range(20)]
@@ -74,7 +74,7 @@ class SpikeWatch:
         ratio: float = 3.0,
     ) -> None:
         self.ratio = ratio
-        """How many times the usual a value has to be besides: small batches have heavy tails."""
+        """The minimum ratio to the usual: small batches have heavy tails."""
         self.warn_at = warn_at
         self.act_at = act_at
         self._least = least
@@ -82,14 +82,14 @@ class SpikeWatch:
         self._usual = 0.0
         self._spread = 0.0
         self.floor = _LOWEST
-        """What is below it is small, measured by the start of the run."""
+        """Values below this are small, relative to the start of the run."""
         self._limit = _LARGEST
         self._quiet = _LARGEST
         self._num_until_refresh = least
         self._is_inside = False
 
     def is_quiet(self, step: int, value: float) -> bool:
-        """The short way for a value that cannot be a spike, nearly every one; else `note` judges it.
+        """The fast path for a value that cannot be a spike; otherwise call `note`.
 
         >>> watch = SpikeWatch()
         >>> watch.is_quiet(0, 1.0), watch.is_quiet(1, 1.9), watch.is_quiet(2, 3.9)
@@ -97,7 +97,7 @@ class SpikeWatch:
         """
         if not _LOWEST <= value <= self._quiet or self._is_inside:
             return False
-        self._values.append((step, value))  # as `_enter` does, without a call in every healthy step
+        self._values.append((step, value))  # as `_enter`, without a call in every healthy step
         self._num_until_refresh -= 1
         if self._num_until_refresh <= 0:
             self._refresh()
@@ -109,11 +109,11 @@ class SpikeWatch:
         self._num_until_refresh -= 1
         if self._num_until_refresh <= 0:
             self._refresh()
-        # Whoever has not more than doubled is not growing.
+        # A value that has not more than doubled is not growing.
         self._quiet = 2 * value if 0 < 2 * value < self._limit else self._limit
 
     def note(self, step: int, value: float) -> Spike | None:
-        """Judge this value, then let it into the window if it is finite."""
+        """Judge this value, then add it to the window if it is finite."""
         if not math.isfinite(value):
             return None
         spike = None
@@ -127,7 +127,7 @@ class SpikeWatch:
         return spike
 
     def is_rising(self) -> bool:
-        """Whether the last three values go up, and to a size that matters."""
+        """Whether the last three values rise to a relevant size."""
         values = self._values
         if len(values) < 3 or values[-1][1] < self.floor:
             return False
@@ -138,12 +138,12 @@ class SpikeWatch:
         return [v for _, v in list(self._values)[-number:]]
 
     def tell(self, spike: Spike | None) -> bool:
-        """Whether this one is news: the first of its episode."""
+        """Whether this spike is the first of its episode."""
         was, self._is_inside = self._is_inside, spike is not None
         return spike is not None and not was
 
     def forget_after(self, step: int) -> None:
-        """The training went back: values of the steps from here on never were."""
+        """Forget the values from this step on, after a rollback."""
         kept = [pair for pair in self._values if pair[0] < step]
         self._values.clear()
         self._values.extend(kept)
@@ -169,9 +169,9 @@ class SpikeWatch:
             return
         values = sorted([v for _, v in self._values])
         usual = self._usual = _median(values)
-        # Of values in order the distances are two runs in order, which sorting only merges.
+        # The values are sorted, so their distances are two sorted runs, which the sort only merges.
         mad = _median(sorted([abs(v - usual) for v in values]))
-        # A quiet run has hardly any spread; a tenth of its level is never a spike by itself.
+        # A quiet run has almost no spread; a tenth of its level is never a spike by itself.
         self._spread = max(_MAD_TO_SIGMA * mad, 0.1 * abs(self._usual), 1e-12)
         if self.floor == _LOWEST:
             self.floor = _SMALL * abs(self._usual)
@@ -180,6 +180,6 @@ class SpikeWatch:
 
 
 def _median(values: list[float]) -> float:
-    """Of values in order."""
+    """The median of sorted values."""
     middle = len(values) // 2
     return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2

@@ -1,7 +1,7 @@
-"""The evidence record: everything known about a failure, as plain values, and all that rules may read.
+"""The evidence: everything known about a failure as plain values, which is all that rules may read.
 
-The investigation gathers what needs the live model, the data set or the optimizer; nothing here can
-touch them, so a rule can be tested with a few lines and can never disturb a training.
+The investigation gathers what needs the live model, the data set or the optimizer. The evidence has no references to them, so a
+rule can be tested with a few lines and cannot disturb a training.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class BatchPart:
     name: str
     stats: TensorStats
     usual: float | None = None
-    """The largest magnitude that this part had in the batches before; None if there were none."""
+    """The largest magnitude of this part in earlier batches; None if there were none."""
     usual_here: float | None = None
-    """The median magnitude inside this very tensor."""
+    """The median magnitude inside this tensor."""
     bad_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """A batch before the failing one with a value far beyond all the others."""
+    """An earlier batch with a value far above all others."""
 
     step: int
     name: str
@@ -48,7 +48,7 @@ class Outlier:
     """The median over the other batches of their largest magnitude."""
     row: int | None = None
     index: int | None = None
-    """Where that row is in the data set, if the sampler has said so."""
+    """The position of that row in the data set, if the sampler is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """What was restored in this process, and what the file held besides."""
+    """What was restored in this process, and what else the file contained."""
 
     model: bool = False
     optimizer: bool = False
@@ -85,7 +85,7 @@ class Resume:
     first_lr: tuple[float, ...] = ()
     """The learning rates of the first step of this run."""
     file_lr: tuple[float, ...] = ()
-    """Learning rates found in the file that was read."""
+    """The learning rates in the file."""
 
     @property
     def is_resumed(self) -> bool:
@@ -94,12 +94,12 @@ class Resume:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What a second look at the data set showed."""
+    """The result of fetching the sample again."""
 
     origin: str = "unknown"
     """stored | pipeline | unknown"""
     is_stored: bool = False
-    """The pipeline made it when the data set was made, and it is stored like that."""
+    """Whether the pipeline made it when the data set was created, so that it is stored."""
     detail: str = ""
     file: str | None = None
     line: int | None = None
@@ -110,21 +110,21 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """How a parameter or buffer that was bad from the start came into being."""
+    """How a parameter or buffer that was bad from the start was made."""
 
     name: str
     filling: str = "unknown"
-    """unfilled | partly | covered | filled | unknown: what the source does with fresh memory"""
+    """unfilled | partly | covered | filled | unknown: what the source does with allocated memory"""
     file: str | None = None
     line: int | None = None
     source: str | None = None
     is_garbage: bool = False
-    """Its values look like memory that nobody wrote."""
+    """Whether its values look like uninitialized memory."""
     is_constant_nan: bool = False
-    """Every bad value is the NaN that deterministic mode writes into fresh memory."""
+    """Whether every bad value is the NaN with which deterministic mode fills memory."""
     is_all_nan: bool = False
     is_indirect: bool = False
-    """The source does not name it; fresh memory elsewhere in the file may have become it."""
+    """Whether the source does not name it, but other allocated memory in the file may have become it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,33 +135,33 @@ class Scale:
     """A constant by which the loss is multiplied just before the backward."""
     is_scaler_unused: bool = False
     is_passed_by: bool = False
-    """One optimizer steps through the scaler, another by itself."""
-    """A GradScaler scales the loss, but never unscales or steps."""
+    """Whether one optimizer steps through the scaler and another without it."""
+    """Whether a GradScaler scales the loss, but never unscales or steps."""
     scaler: float | None = None
     is_collapse: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Searched:
-    """A setting for which a value was searched with which the training survives."""
+    """The search for a value of a setting with which the training stays finite."""
 
     before: float | None = None
-    """The value in use; None where the setting is not made."""
+    """The current value; None if the setting is not in use."""
     passed: float | None = None
-    """The value that was run last; None where none was found."""
+    """The largest value that passed; None if there is none."""
     failed: float | None = None
-    """The smallest value that was seen to fail."""
+    """The smallest value that failed."""
     num_steps: int = 0
-    """So many steps from the last healthy snapshot on stayed finite with the value that passed."""
+    """The number of steps from the last healthy snapshot that stayed finite with the passing value."""
     num_batches: int = 0
-    """They were made on so many different batches."""
+    """The number of different batches in these steps."""
     is_limit: bool = False
-    """It was an upper limit of all rates; else all of them were scaled alike."""
+    """Whether it was an upper limit of all rates; otherwise all of them were scaled alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quotient:
-    """A division by almost nothing, by which the step is finite when it is by more."""
+    """A division by almost zero; with a larger divisor, the step is finite."""
 
     file: str
     line: int
@@ -170,7 +170,7 @@ class Quotient:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """All of it."""
+    """All evidence."""
 
     event: Event
     location: Location
@@ -186,25 +186,25 @@ class Evidence:
     """Type and settings of the optimizer, as text."""
     gradient_peaks: tuple[float, ...] = ()
     is_half: bool = False
-    """Parameters, the batch or autocast use a half precision."""
+    """Whether parameters, the batch or autocast use half precision."""
     is_complete: bool = True
     num_finite_replays: int = 0
-    """How often the whole step was replayed, unchanged, and was finite."""
+    """How often the whole, unchanged step was replayed and was finite."""
     own_counts: tuple[str, ...] = ()
     """Numbers in the attributes of modules that such a replay has changed."""
     is_discarded: bool = False
-    """A non-finite value of the forward was thrown away by a mask, `where`, clamp or selection."""
+    """Whether a mask, `where`, clamp or selection of the forward discarded a non-finite value."""
     is_clipped: bool = False
-    """The loop clips its gradients by itself."""
+    """Whether the loop clips its gradients."""
     rate: Searched | None = None
     clip: Searched | None = None
     quotient: Quotient | None = None
     results: Mapping[str, str] = field(default_factory=dict)
-    """Outcomes of experiments so far, by name: finite | nonfinite | not_run."""
+    """The outcomes of experiments so far, by name: finite | nonfinite | not_run."""
 
     @classmethod
     def of(cls, incident: Incident) -> Evidence:
-        """What an incident alone tells."""
+        """The evidence that an incident alone contains."""
         return cls(event=incident.event, location=incident.location, history=incident.history)
 
     def with_result(self, name: str, outcome: str) -> Evidence:
@@ -220,23 +220,23 @@ class Evidence:
 
     @property
     def is_backward(self) -> bool:
-        """Born in a derivative. A hand-written backward is ordinary code, whatever calls it."""
+        """Whether it was born in a derivative. A custom backward is ordinary code."""
         birth = self.birth
         return birth is not None and birth.direction == "backward" and not self.is_own_backward
 
     @property
     def is_own_backward(self) -> bool:
-        """Born in the user's own `autograd.Function.backward` or hook."""
+        """Whether it was born in the user's own `autograd.Function.backward` or hook."""
         return self.fact("own_backward") > 0
 
     @property
     def was_bad_before(self) -> bool:
-        """The forward of this line gave a non-finite value already, which something then hid."""
+        """Whether the forward of this line already had a non-finite value, which was hidden later."""
         return self.is_backward and self.fact("forward_was_bad") > 0
 
     @property
     def forward_name(self) -> str:
-        """What a birth in the backward is the derivative of, as it is written: "log1p", "sqrt"."""
+        """For a birth in the backward: the function whose derivative it is, as written: "log1p", "sqrt"."""
         base = re.sub(r"Backward\d*$", "", self.node)
         known = {"LinalgVectorNorm": "norm", "Std": "std", "Var": "var", "Log1P": "log1p"}
         return known.get(base) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", base).lower()
@@ -247,14 +247,14 @@ class Evidence:
 
     @property
     def is_in_library_optimizer(self) -> bool:
-        """Born in the update of an optimizer that the user did not write."""
+        """Whether it was born in the update of an optimizer that the user did not write."""
         return self.is_in_optimizer and self.location.library_file is not None
 
     @property
     def kernel(self) -> str:
-        """The aten operator that ran at the birth, without "aten." and a trailing underscore.
+        """The aten operator of the birth, without "aten." and a trailing underscore.
 
-        Under `foreach` the same work runs over lists: `_foreach_div_` counts as `div`.
+        With `foreach` the same work runs over lists: `_foreach_div_` counts as `div`.
         """
         if self.birth is None:
             return ""
@@ -283,7 +283,7 @@ class Evidence:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the result that went bad."""
+        """The dtype of the bad result."""
         for o in self._outputs:
             if o.stats is not None:
                 return o.stats.dtype
@@ -295,7 +295,7 @@ class Evidence:
 
     @property
     def limit(self) -> float:
-        """The largest number that the dtype of the birth can hold."""
+        """The largest number of the dtype of the birth."""
         return _LIMIT.get(self.dtype, _LIMIT["float32"])
 
     def operand(self, *names: str) -> Operand | None:
@@ -309,14 +309,14 @@ class Evidence:
         return None
 
     def at_bad(self, *names: str) -> TensorStats | None:
-        """An argument where the result is bad; all of it where that is not known."""
+        """An argument at the positions where the result is bad; the whole argument if they are unknown."""
         o = self.operand(*names)
         if o is None:
             return None
         return o.stats_at_bad or o.stats
 
     def number(self, *names: str) -> float | None:
-        """An argument that is a plain number, or a tensor of one element."""
+        """An argument that is a plain number or a tensor of one element."""
         o = self.operand(*names)
         if o is None:
             return None
@@ -347,9 +347,9 @@ class Evidence:
 
     @property
     def is_overflow(self) -> bool:
-        """Finite arguments, an infinite result, and no pole: simply too large.
+        """Whether finite arguments gave an infinite result without a pole: it is too large.
 
-        A NaN may come with it: a product's infinite terms of both signs cancel to one.
+        It may contain NaN, too: infinite terms of both signs in a sum give one.
         """
         return self.birth is not None and self.made_inf and self.has_finite_inputs
 
@@ -361,7 +361,7 @@ class Evidence:
 
     @property
     def loss_growth(self) -> float:
-        """How many times the last loss is the smallest of the steps before, while it rises."""
+        """The ratio of the last loss to the smallest of the steps before, while it rises."""
         losses = self.losses
         if len(losses) < 2 or losses[-1] < losses[-2]:
             return 1.0
@@ -369,7 +369,7 @@ class Evidence:
 
     @property
     def falls_without_bound(self) -> bool:
-        """The loss went down below zero, further with every step, until nothing could hold it."""
+        """Whether the loss went below zero, further with every step."""
         seen = [r.loss for r in self.history[-_FALLING:] if r.loss is not None and r.is_applied]
         if len(seen) < _FALLING or seen[-1] > -_FAR_BELOW or not math.isfinite(seen[-1]):
             return False
@@ -381,7 +381,7 @@ class Evidence:
 
     @property
     def has_diverged(self) -> float:
-        """0 to 1: how surely the weights themselves have run away."""
+        """0 to 1: the confidence that the weights themselves have diverged."""
         score = 0.0
         growth = self.weights.total_growth
         if self.loss_growth > 1e2:
@@ -393,5 +393,7 @@ class Evidence:
         elif growth > 10:
             score = max(score, 0.7 if self.loss_growth > 10 else 0.55)
         if growth < 1.5 and self.weights.first > 0:
-            score *= 0.5  # a loss that leaps while the weights stand still is the batch's doing
+            score *= (
+                0.5  # if the loss rises while the weights do not change, the batch is the cause
+            )
         return score

@@ -1,7 +1,7 @@
 """The registry of experiments: name, question, and the function that runs it.
 
-Rules ask for experiments by name. Each is a file in `investigate/experiments/` that registers itself when it is
-imported; an unknown name is rejected when a rule asks for it.
+Rules request experiments by name. Each is a file in `investigate/experiments/` that registers itself when it is imported. An
+unknown name is rejected when a rule requests it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ R = TypeVar("R", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class ExperimentKind:
-    """One thing that can be changed for a replay of the failing step."""
+    """One change for a replay of the failing step."""
 
     name: str
     question: str
-    """What is changed, in words that fit a report."""
+    """The change, as a phrase for the report."""
     runner: Callable[..., Any]
 
 
@@ -43,7 +43,7 @@ def experiment(name: str, question: str) -> Callable[[R], R]:
 
 
 def known_experiments() -> tuple[str, ...]:
-    """The names of all experiments that have been loaded."""
+    """The names of all loaded experiments."""
     return tuple(_KINDS)
 
 

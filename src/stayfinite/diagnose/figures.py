@@ -1,4 +1,4 @@
-"""Collects the numbers that the rules' sentences mention, so that a reader can check them."""
+"""Collects the numbers in the rules' sentences, so that a reader can check them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TINIEST = 6e-8
 
 
 def figures(e: Evidence) -> dict[str, float]:
-    """What was measured besides the event, the links and the history."""
+    """The measurements besides the event, the links and the history."""
     found: dict[str, float | None] = {
         "weights.largest": e.weights.largest,
         "weights.largest_at_start": e.weights.first,

@@ -1,4 +1,4 @@
-"""Turns findings into one diagnosis; causes verified by an experiment come first."""
+"""Combines findings to one diagnosis; causes verified by an experiment come first."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Ranked", "conclude", "consider", "is_said_by", "wanted_experiments"]
 _CLOSE = 0.4
 _MAX_CANDIDATES = 5
 _UNPROVED = 0.9
-"""What looks certain and was not tried is not told as more."""
+"""The maximum confidence of a cause that no experiment has verified."""
 _PLACE_ONLY = "patched_operator"
-"""A line that is kept finite proves where it was born, and not why."""
+"""Keeping a line finite proves where the value was born, but not why."""
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """A cause that some rule found, with what the experiments say of it."""
+    """A cause that a rule found, with the results of the experiments."""
 
     cause: str
     finding: Finding
@@ -32,7 +32,7 @@ class Ranked:
 
 
 def consider(evidence: Evidence, rules: Iterable[Rule] | None = None) -> list[Ranked]:
-    """Every cause that applies, the likeliest first."""
+    """Every cause that applies, the most likely first."""
     best: dict[str, Ranked] = {}
     for rule in rules if rules is not None else all_rules():
         finding = check_finding(rule, rule.applies(evidence))
@@ -52,7 +52,7 @@ def _status(finding: Finding, evidence: Evidence) -> str:
 
 
 def _told(r: Ranked, evidence: Evidence) -> float:
-    """The confidence that is shown: over 0.9 only what an experiment has decided."""
+    """The confidence to show; only an experiment gives more than 0.9."""
     tried = [
         r.finding.proof,
         *(f.experiment for f in r.finding.fixes if f.experiment != _PLACE_ONLY),
@@ -62,14 +62,14 @@ def _told(r: Ranked, evidence: Evidence) -> float:
 
 
 def _score(confidence: float, status: str) -> float:
-    """Verified causes fill the upper half of the scale, refuted ones the lowest tenth."""
+    """Verified causes use the upper half of the scale, refuted ones the lowest tenth."""
     if status == "verified":
         return 0.5 + confidence / 2
     return confidence * (0.1 if status == "refuted" else 1.0)
 
 
 def wanted_experiments(ranked: list[Ranked], evidence: Evidence) -> list[str]:
-    """What should be tried next, the most telling first; nothing that was tried already."""
+    """The experiments to run next, the most informative first."""
     if not ranked:
         return []
     found: list[str] = []
@@ -88,7 +88,7 @@ def conclude(
     samples: tuple[int, ...] = (),
     dataset_indices: tuple[int, ...] = (),
 ) -> Diagnosis:
-    """The record of it all."""
+    """Make the diagnosis."""
     tried = tuple(experiments)
     if not ranked:
         summary = written_in_source(evidence)
@@ -96,7 +96,7 @@ def conclude(
     first = ranked[0]
     fixes = [_judged(f, evidence) for f in first.finding.fixes]
     fixes.sort(key=lambda f: _ORDER[f.status])
-    if fixes:  # an "or" needs something before it, whatever the experiments have sorted there
+    if fixes:  # "or …" needs something before it, after sorting by the experiments
         fixes[0] = replace(fixes[0], title=fixes[0].title.removeprefix("or "))
     return Diagnosis(
         cause=first.cause,
@@ -124,9 +124,9 @@ _ORDER = {"proved": 0, "untried": 1, "refuted": 2}
 
 
 def _judged(fix: Fix, evidence: Evidence) -> Fix:
-    """An experiment that fails refutes the advice; one that succeeds proves the cause, not the words.
+    """A failing experiment refutes the advice; a succeeding one proves the cause, but not the words of the advice.
 
-    What a search has found is proved already: it has run exactly the value that it offers.
+    The result of a search is proved, because exactly the proposed value was run.
     """
     outcome = evidence.results.get(fix.experiment or "", "not_run")
     is_refuted = outcome == "nonfinite" and fix.experiment != "patched_operator"
@@ -150,14 +150,14 @@ _SAME = (
     (("zeros", "zeroed"), ("zeros", "initialize")),
     (("drop_rows",), ("drop", "clean")),
 )  # fmt: skip
-"""How remedies begin, and the words by which advice means the same."""
+"""The beginnings of titles of remedies, and the words of advice with the same meaning."""
 
 
 def is_said_by(proved: Fix, advice: Fix, cause: str | None) -> bool:
-    """Whether a diff that was proved says it already.
+    """Whether a proved diff already contains this advice.
 
-    What bounds the updates of a training that diverges stays beside it; where something else is the
-    cause, a smaller rate only hides it. A line that has to be repaired as well is in the diff.
+    For a diverging training, advice to limit its updates is kept; for other causes a smaller rate would only hide them. A
+    second line that has to be repaired is part of the diff.
 
     >>> mask = Fix(title="", why="", status="proved", remedy="finite_mask")
     >>> is_said_by(mask, Fix(title="or mask with torch.finfo(scores.dtype).min", why=""), None)
@@ -174,5 +174,5 @@ def is_said_by(proved: Fix, advice: Fix, cause: str | None) -> bool:
     names = (proved.remedy or "").split("+")
     words = [w for heads, means in _SAME if any(n.startswith(heads) for n in names) for w in means]
     if not words:
-        return advice.experiment is not None  # a setting: there is one advice for it
+        return advice.experiment is not None  # a setting, for which there is one advice
     return any(w in advice.title for w in words)

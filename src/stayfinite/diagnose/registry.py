@@ -1,4 +1,4 @@
-"""The registry of rules, which are pure functions from evidence to a finding. Invalid rules are rejected."""
+"""The registry of rules: pure functions from evidence to a finding. Invalid rules are rejected."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a rule says when it applies."""
+    """The finding of a rule that applies."""
 
     confidence: float
     sentence: str
-    """One or two sentences that a person understands, with the values seen."""
+    """One or two sentences for the user, with the observed values."""
     facts: tuple[str, ...] = ()
     fixes: tuple[Fix, ...] = ()
     wants: tuple[str, ...] = ()
-    """Experiments that would decide between this cause and another, the most telling first."""
+    """Experiments that would distinguish this cause from others, the most informative first."""
     proof: str | None = None
-    """The experiment whose finite outcome verifies this cause and whose other outcome refutes it."""
+    """The experiment that verifies this cause if its outcome is finite, and otherwise refutes it."""
 
 
 Applies = Callable[[Evidence], Finding | None]
@@ -42,7 +42,7 @@ Applies = Callable[[Evidence], Finding | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """One way of recognizing one cause."""
+    """A rule: one way to recognize one cause."""
 
     cause: str
     applies: Applies
@@ -53,7 +53,7 @@ _RULES: list[Rule] = []
 
 
 def register_rule(cause: str, applies: Applies, name: str | None = None) -> Rule:
-    """Add a rule of your own for a cause of the catalogue, or for one registered in `codes`.
+    """Add a custom rule for a cause of the catalogue, or for one registered in `codes`.
 
     >>> from stayfinite.diagnose import register_rule, unregister_rule
     >>> added = register_rule("log_of_zero", lambda evidence: None, name="mine")
@@ -94,7 +94,7 @@ def _check_signature(cause: str, applies: Applies) -> None:
 
 
 def unregister_rule(added: Rule) -> None:
-    """Take a rule out again."""
+    """Remove a rule."""
     if added not in _RULES:
         raise UsageError(f"the rule {added.name!r} for {added.cause!r} is not registered")
     _RULES.remove(added)
@@ -111,12 +111,12 @@ def rule(cause: str) -> Callable[[Applies], Applies]:
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """The rules in the order in which they were added."""
+    """The rules in the order of registration."""
     return tuple(_RULES)
 
 
 def check_finding(made_by: Rule, finding: object) -> Finding | None:
-    """What a rule returned, or a clear word on what is wrong with it."""
+    """Validate the result of a rule."""
     who = f"the rule {made_by.name!r} for {made_by.cause!r}"
     if finding is None:
         return None
@@ -127,7 +127,9 @@ def check_finding(made_by: Rule, finding: object) -> Finding | None:
     asked = {*finding.wants, *([finding.proof] if finding.proof else [])}
     asked |= {f.experiment for f in finding.fixes if f.experiment}
     known = known_experiments()
-    unknown = sorted(asked - set(known)) if known else []  # none are loaded with the rules alone
+    unknown = (
+        sorted(asked - set(known)) if known else []
+    )  # no experiments are loaded with the rules alone
     if unknown:
         raise UsageError(
             f"{who} asks for unknown experiments {', '.join(unknown)}; "

@@ -1,4 +1,4 @@
-"""Describes the result of a search for a setting, and makes a fix of it."""
+"""Describes the result of a search for a setting, and makes a fix from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["clip_fix", "describe_search", "rate_fix"]
 
 
 def describe_search(found: Searched | None) -> str:
-    """What was seen, and no more.
+    """A sentence about the result of the search.
 
     >>> describe_search(Searched(before=1e-2, passed=3e-4, failed=1e-3, num_steps=24, num_batches=6))
     '0.0003 passes 24 steps over 6 batches, 0.001 does not'
@@ -25,14 +25,14 @@ def describe_search(found: Searched | None) -> str:
 
 
 def _proof(found: Searched) -> Proof:
-    """What the search has seen of the value that it offers."""
+    """A sentence about the proposed value."""
     return Proof(
         is_step_finite=True, num_after=found.num_steps, note="from the last healthy state on"
     )
 
 
 def rate_fix(e: Evidence) -> Fix | None:
-    """The rate that was run; a tenth of the one in use where none could be; none where all failed."""
+    """The rate that was run; a tenth of the current one if none could be run; no fix if all failed."""
     lr = max(e.event.lr, default=None)
     found = e.rate
     if found is not None:
@@ -50,7 +50,7 @@ def rate_fix(e: Evidence) -> Fix | None:
     why = "each update is then shorter and does not overshoot the last one"
     if not lr:
         return Fix(title="lower the learning rate", why=why, experiment="smaller_lr")
-    lower = min(lr / 10, 1e-2)  # far beyond any rate in use, a tenth of it is no help
+    lower = min(lr / 10, 1e-2)  # far above any usual rate, a tenth of it does not help
     return Fix(
         title=f"lower the learning rate: {num(lower)} or less instead of {num(lr)}",
         why=why,
@@ -61,7 +61,7 @@ def rate_fix(e: Evidence) -> Fix | None:
 
 
 def clip_fix(e: Evidence) -> Fix | None:
-    """Clipping, where the loop does not clip; a smaller norm where it does and that was seen to pass."""
+    """Clipping if the loop does not clip; a smaller norm if it does and that passed."""
     found = e.clip
     passed = found.passed if found is not None else None
     if found is not None and passed is None:

@@ -1,7 +1,7 @@
 """Reads a module's source to see whether allocated memory is ever filled.
 
-`torch.empty` hands out memory as it is. Whether somebody writes to it afterwards cannot be seen in
-the values, but it can be read: what is made fresh, what is filled, what is filled in part.
+`torch.empty` returns uninitialized memory. The values do not show whether it was written later, but the source does: which
+memory is allocated, filled, or partly filled.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _DEPTH = 3
 
 @dataclass(frozen=True)
 class Filling:
-    """What was read."""
+    """The result of reading the source."""
 
     state: str
-    """unfilled | partly | covered | filled | unknown; covered: fresh memory that some line fills"""
+    """unfilled | partly | covered | filled | unknown; covered: some line fills the memory"""
     line: int | None = None
     source: str | None = None
     is_indirect: bool = False
-    """The name itself is not made here, but fresh memory in the same file is not filled."""
+    """Whether the attribute is not allocated here, but other memory in the file is not filled."""
 
 
 @dataclass
@@ -52,13 +52,13 @@ class _Events:
 
 @dataclass
 class _Scope:
-    """One function: its fresh names."""
+    """The state of one function: its names of allocated memory."""
 
     names: dict[str, _Events] = field(default_factory=dict)
 
 
 def filling_of(text: str, attribute: str) -> Filling:
-    """What the source says of the parameter or buffer `attribute`.
+    """Read what the source does with the parameter or buffer `attribute`.
 
     >>> filling_of("class A:\\n def __init__(self):\\n  self.w = Parameter(torch.empty(3))", "w").state
     'unfilled'
@@ -153,7 +153,7 @@ class _Reader:
             events.is_filled = events.is_filled or not is_part
 
     def _fresh(self, scope: _Scope, value: ast.expr, depth: int) -> tuple[int, bool] | None:
-        """(line, partly filled) if unwritten memory comes out of this expression."""
+        """(line, whether it is partly filled) if this expression contains uninitialized memory."""
         if isinstance(value, ast.Call):
             name = _called(value)
             if name.endswith("_") and not name.startswith("_"):
@@ -190,7 +190,7 @@ class _Reader:
 
 
 def _in_order(body: list[ast.stmt]) -> list[ast.stmt]:
-    """Statements as they are written, those of blocks included."""
+    """Statements in order, including those of blocks."""
     found: list[ast.stmt] = []
     for statement in body:
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
@@ -202,7 +202,7 @@ def _in_order(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def _calls(node: ast.stmt) -> list[ast.Call]:
-    """The calls in a statement itself, not in the block that it opens."""
+    """The calls in a statement itself, not in its blocks."""
     if isinstance(node, (ast.For, ast.While, ast.If, ast.With, ast.Try)):
         return []
     return [c for c in ast.walk(node) if isinstance(c, ast.Call)]
@@ -228,7 +228,7 @@ def _attribute(name: str) -> ast.Attribute:
 
 
 def _has_values(call: ast.Call) -> bool:
-    """`torch.Tensor([1, 2])` holds values, `torch.Tensor(3, 4)` holds memory."""
+    """`torch.Tensor([1, 2])` has values, `torch.Tensor(3, 4)` is uninitialized."""
     return any(isinstance(a, (ast.List, ast.Tuple, ast.ListComp)) for a in call.args)
 
 

@@ -49,7 +49,7 @@ _LOG_WHY = "the logarithm of a tiny probability is an ordinary number; its detou
 
 
 def num(value: float | None) -> str:
-    """A number in few characters.
+    """A number in short.
 
     >>> num(3.0), num(0.00012345), num(1.5e38), num(None)
     ('3', '0.0001234', '1.5e+38', '?')
@@ -72,7 +72,7 @@ def count(number: float, noun: str) -> str:
 
 
 def span(stats: TensorStats | None) -> str:
-    """The range of a tensor's finite part."""
+    """The range of a tensor's finite values."""
     if stats is None or stats.min is None:
         return "nothing finite"
     if stats.min == stats.max:
@@ -81,7 +81,7 @@ def span(stats: TensorStats | None) -> str:
 
 
 def part(label: str | None) -> str:
-    """What a link calls a part of the batch, in few words.
+    """The short name of a part of the batch.
 
     >>> part("batch batch[1]"), part("batch x"), part("parameter w")
     ('batch[1]', 'batch x', 'parameter w')
@@ -99,7 +99,7 @@ def here(evidence: Evidence) -> str:
 
 
 def operator(evidence: Evidence) -> str:
-    """What ran at the birth; in a hand-written backward the operator rather than the node."""
+    """The operator of the birth; in a custom backward not the node."""
     birth = evidence.birth
     if birth is None:
         return "it"
@@ -110,7 +110,7 @@ _LITERAL = re.compile(r"""(?i)float\(\s*['"]([-+]?(?:nan|inf(?:inity)?))['"]|\.(
 
 
 def written_in_source(evidence: Evidence) -> str:
-    """Where no operator made the value: whether the line writes it itself; else ""."""
+    """If no operator made the value: whether the line writes it; else ""."""
     location = evidence.location
     found = _LITERAL.search(location.source or "")
     if found is None or evidence.birth is not None or location.op is None:
@@ -129,7 +129,7 @@ def line_fix(
     *,
     experiment: str | None = "patched_operator",
 ) -> Fix:
-    """A change of the line where the value was born."""
+    """A fix at the line of the birth."""
     location = evidence.location
     return Fix(
         title=title,
@@ -141,7 +141,7 @@ def line_fix(
 
 
 def holds(source: str | None, op: str) -> bool:
-    """Whether this line has a call of `op`, as a function, a method or an operator.
+    """Whether this line calls `op`, as a function, a method or an operator.
 
     >>> holds("y = x ** 1.5", "pow"), holds("loss = grad(u, x)", "pow"), holds("+ torch.log(", "log")
     (True, False, True)
@@ -164,7 +164,7 @@ def is_log_of_probability(source: str | None) -> bool:
 
 
 def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
-    """Replace an operator by its safe form in `stayfinite.numerics`, where the line has it."""
+    """Fixes that replace an operator by its safe form in `stayfinite.numerics`, if the line has it."""
     source = evidence.location.source
     if op not in SAFE or not holds(source, op):
         return ()
@@ -173,7 +173,7 @@ def safe_fixes(evidence: Evidence, op: str, why: str) -> tuple[Fix, ...]:
 
 
 def log_fixes(evidence: Evidence) -> tuple[Fix, ...]:
-    """Take the logarithm before the probability is rounded; else keep the logarithm finite."""
+    """Fixes that take the logarithm before the probability is rounded, or keep it finite."""
     safe = safe_fixes(
         evidence, "log", "it never goes below the logarithm of the smallest normal number"
     )

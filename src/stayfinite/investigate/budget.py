@@ -1,6 +1,6 @@
 """The time budget of an investigation.
 
-Measured in this thread's own computing time: on a machine that others keep busy the same step gets the same answer.
+It counts the CPU time of this thread, so that a busy machine does not change the result.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import time
 __all__ = ["Budget"]
 
 _WAITING = 10.0
-"""So many times as long by the clock, for what waits without computing."""
+"""The limit on wall-clock time, as a multiple of the budget, for code that waits."""
 
 
 class Budget:
-    """Seconds of computing, begun when it is made.
+    """A budget of CPU seconds, which starts when it is made.
 
     >>> Budget(60.0).is_over, Budget(0.0).is_over
     (False, True)

@@ -1,8 +1,7 @@
 """Saves one failed step in a file, so that another process can run it again.
 
-The file holds tensors and plain values only, so that `torch.load(..., weights_only=True)` reads it.
-It says which command was run, without its secrets, and nobody runs that: a replay takes the script
-from the command line of whoever asks for it.
+The file contains only tensors and plain values, so that `torch.load(..., weights_only=True)` reads it. It records the command
+without its secrets, but that is never executed: `stayfinite replay` takes the script from its own command line.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ VERSION = 1
 
 
 def save_capsule(investigation: Investigation, incident: Incident) -> str:
-    """Write the state before the failed step beside the incident; says why where it does not."""
+    """Save the state before the failed step with the incident; returns the reason if that is not possible."""
     journal = investigation.engine.journal
     if journal is None:
         return ""
@@ -69,7 +68,7 @@ _stores: dict[Path, CapsuleStore] = {}
 
 
 def _store(run: Path) -> CapsuleStore:
-    """The one store of a run folder: it knows which kinds of incident have a capsule."""
+    """The store of a run folder, which knows the kinds of incidents with a capsule."""
     return _stores.setdefault(run.absolute(), CapsuleStore(run))
 
 
@@ -89,7 +88,7 @@ def _contents(investigation: Investigation) -> dict[str, Any] | None:
 
 
 def contents_of(state: TrainState, values: Sequence[Any], step: int) -> dict[str, Any] | None:
-    """A training as it is now and the batches of its next step; None where these are not plain."""
+    """The current state of a training and the batches of its next step; None if these are not plain values."""
     batches = [plain(map_tensors(b, copied)) for b in values]
     if any(b is NOT_PLAIN for b in batches):
         return None
@@ -113,12 +112,12 @@ def contents_of(state: TrainState, values: Sequence[Any], step: int) -> dict[str
 
 
 def _arguments(is_kept: bool) -> list[str]:
-    """For people to read: a replay takes the command line from whoever asks for it."""
+    """The command for people to read."""
     return list(sys.argv[1:]) if is_kept else redact_arguments(sys.argv[1:])
 
 
 def load_capsule(folder: str | Path) -> dict[str, Any]:
-    """The capsule beside an incident; tensors and plain values, never code."""
+    """Load the capsule of an incident: tensors and plain values, never code."""
     path = Path(folder) / CAPSULE
     if not path.is_file():
         raise UsageError(
@@ -149,7 +148,7 @@ _SHAPE: dict[str, Any] = {
 
 
 def recorded_command(capsule: dict[str, Any]) -> str:
-    """What the capsule says was run, for people to read; it is never run.
+    """The recorded command, for people to read; it is never executed.
 
     >>> recorded_command({"script": "train.py", "args": ["--name", "a b"]})
     "train.py --name 'a b'"
@@ -161,7 +160,7 @@ def recorded_command(capsule: dict[str, Any]) -> str:
 def load_into(
     capsule: dict[str, Any], model: nn.Module, optimizer: Optimizer, scheduler: Any, scaler: Any
 ) -> None:
-    """Put the saved state into freshly built parts; what does not fit is named."""
+    """Load the saved state into new objects; raises a UsageError if it does not fit."""
     saved: dict[str, Any] = next(iter(capsule["models"].values()), {})
     try:
         model.load_state_dict(saved)
@@ -179,5 +178,5 @@ def load_into(
     model.train(next(iter(capsule["training"].values()), True))
     for group, rate in zip(optimizer.param_groups, capsule["lrs"]):
         group["lr"] = rate
-    for part in (model, optimizer):  # this was a replay, not a resume
+    for part in (model, optimizer):  # this was a replay and not a resume
         provenance.restored.pop(part, None)

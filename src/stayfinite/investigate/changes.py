@@ -31,9 +31,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class _Widen(TorchFunctionMode):
-    """Calls that ask for a half precision, or are given one, get another.
+    """Replaces half precision in the results and arguments of calls by another dtype.
 
-    With every argument widened nothing half is left to clash with, so the user's own code runs on.
+    All arguments are widened, so that the dtypes of the user's code still match.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
@@ -56,7 +56,7 @@ class _Widen(TorchFunctionMode):
             "backward",
             "__setitem__",
         ):
-            return func(*args, **kwargs)  # in place, or a look at an attribute: not a computation
+            return func(*args, **kwargs)  # in place, or an attribute access: not a computation
         if name in ("half", "bfloat16"):
             return _widened(args[0], self._dtype)
         args = tuple(_widened(a, self._dtype) for a in args)
@@ -79,17 +79,17 @@ def _widened(value: Any, dtype: torch.dtype) -> Any:
 
 @contextlib.contextmanager
 def higher_precision(state: TrainState, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Everything in `dtype`: half parameters, buffers and moments moved to it, autocast too, casts undone.
+    """Run everything in `dtype`: half parameters, buffers and moments are converted, autocast and casts are changed.
 
-    A step that is applied meanwhile stays applied, rounded.
+    The result of a step that is applied meanwhile is kept, rounded.
     """
     moments = [
         t for o in state.optimizers for entry in o.state.values() if isinstance(entry, dict)
         for t in entry.values() if isinstance(t, Tensor)
     ]  # fmt: skip
     named = [t for _, t in [*state.parameters(), *state.buffers]]
-    # What is spread over the ranks stays what it is: FSDP2 knows its parts by their memory. Where it is used it
-    # is widened like any other argument.
+    # Sharded tensors are not converted, because FSDP2 identifies its parts by their memory. They are widened when they are
+    # used, like other arguments.
     tensors = [t for t in [*named, *moments] if t.dtype in _HALF and not is_sharded(t)]
     kept = [t.data for t in tensors]
     with contextlib.ExitStack() as stack:
@@ -110,7 +110,7 @@ def _put_back(tensors: list[Tensor], kept: list[Tensor]) -> None:
 
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
-    """Neither the autocast that is on already nor one that the step enters."""
+    """Disable autocast: the active one, and those that the step enters."""
     cls: Any = torch.amp.autocast_mode.autocast
     original = cls.__enter__
 
@@ -136,7 +136,7 @@ def _no_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _autocast_to(dtype: torch.dtype) -> Iterator[None]:
-    """An autocast that the step enters, in another precision."""
+    """An autocast of the step with another precision."""
     cls: Any = torch.amp.autocast_mode.autocast
     original = cls.__enter__
 
@@ -157,7 +157,7 @@ def _autocast_to(dtype: torch.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def root_gradient(factor: float) -> Iterator[None]:
-    """The backward starts with `factor` instead of 1, as if the loss were that much smaller."""
+    """Start the backward with `factor` instead of 1, as if the loss were that much smaller."""
     original = Tensor.backward
 
     def backward(self: Tensor, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -174,7 +174,7 @@ def root_gradient(factor: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_setting(key: str, value: float) -> Iterator[None]:
-    """A setting of every optimizer replaced as it steps, whatever the loop has set: epsilon, rate."""
+    """Replace a setting of every optimizer during its step, whatever the loop has set: epsilon, rate."""
 
     def change(optimizer: Optimizer) -> Callable[[], None]:
         groups = [g for g in optimizer.param_groups if key in g]
@@ -194,14 +194,14 @@ def with_setting(key: str, value: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_rates(rates: Sequence[float]) -> Iterator[None]:
-    """The learning rate of each parameter group replaced as its optimizer steps."""
+    """Replace the learning rate of each parameter group during its optimizer's step."""
     with before_steps(other_rates(lambda now: rates if len(rates) == len(now) else now)):
         yield
 
 
 @contextlib.contextmanager
 def fresh_optimizer(state: TrainState) -> Iterator[None]:
-    """As if the optimizers had just been made."""
+    """Reset the optimizers to their initial state."""
     kept = [dict(o.state) for o in state.optimizers]
     for o in state.optimizers:
         o.state.clear()
@@ -215,7 +215,7 @@ def fresh_optimizer(state: TrainState) -> Iterator[None]:
 
 @contextlib.contextmanager
 def filled(tensors: list[Tensor]) -> Iterator[None]:
-    """Zeros in place of what is not finite."""
+    """Replace values that are not finite by zeros."""
     tensors = [local(t.detach()) for t in tensors]
     kept = [t.clone() for t in tensors]
     with torch.no_grad():

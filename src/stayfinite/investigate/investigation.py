@@ -143,6 +143,8 @@ class Investigation:
         )
 
     def _why_not(self, result: ReplayResult) -> str:
+        if self.vehicle.why:
+            return self.vehicle.why
         num, total = len(result.losses), self.window.num_backward
         if 0 < num < total and not self.vehicle.refused:
             return (

@@ -1,7 +1,7 @@
-"""Can skipping help, or has the state itself diverged? If so, what would help?
+"""Decides whether skipping can help, or the state itself has diverged, and what would help then.
 
-A policy that thinks asks for this. The batch is to blame unless other batches fail on the same weights, or
-the weights are beyond anything that they began with.
+Adaptive policies use it. The batch is the cause unless other batches fail on the same weights, or the weights are far larger
+than at the start.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ __all__ = ["look_ahead"]
 
 _HUGE = 1e3
 _NEVER = ("data", "checkpoint", "resume")
-"""Phases in which something else than the state of the training is to blame."""
+"""Phases in which the cause is not the state of the training."""
 
 Ahead = Generator[Replay, ReplayResult, Evidence]
 
 
 def look_ahead(investigation: Investigation, lab: Laboratory, evidence: Evidence) -> Ahead:
-    """The evidence with what was tried for it; `about.outlook` is set where the state has run away."""
+    """Try settings; `investigation.outlook` is set if the state has diverged. Returns the extended evidence."""
     event = evidence.event
     if event.phase in _NEVER or event.kind != "nonfinite":
         return evidence

@@ -1,7 +1,7 @@
-"""Keeps one line's results finite in a replay, to prove that it is the only culprit.
+"""Keeps the results of one line finite in a replay, to prove that it is the only cause.
 
-Whatever goes bad at that line is replaced by what a safe operator would give there: zero for a NaN,
-a bounded number for an infinity, in the forward and in the backward of the same line.
+Bad values at that line are replaced by what a safe operator would return: zero for a NaN, a bounded number for an infinity,
+in the forward and in the backward of the line.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOUND = 1e6
 
 
 def _results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> list[Tensor]:
-    """Floating point results, those written in place included."""
+    """The floating-point results, including those written in place."""
     found = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(t, Tensor)]
     names = [a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
     named = dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
@@ -41,7 +41,7 @@ def _results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any)
 
 
 class _Watch(TorchDispatchMode):
-    """Looks at the results of every operator."""
+    """Observes the results of every operator."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,9 +66,9 @@ class _Watch(TorchDispatchMode):
 
 
 class PatchedLine(_Watch):
-    """What goes bad at the line of `birth` is made finite.
+    """Makes the bad results of the line of `birth` finite.
 
-    `drops_factor` leaves a product with a constant out altogether: the loss without its scale.
+    `drops_factor` omits a product with a constant: the loss without its scale.
     """
 
     def __init__(self, birth: Link, drops_factor: bool = False) -> None:
@@ -83,7 +83,7 @@ class PatchedLine(_Watch):
         return PatchedLine, (self._birth, self._drops_factor)
 
     def __enter__(self) -> Any:
-        # Anomaly mode, without its checks, keeps the forward line of every autograd node.
+        # Anomaly mode, without its checks, records the forward line of every autograd node.
         self._anomaly = torch.autograd.set_detect_anomaly(True, check_nan=False)
         self._anomaly.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call]
@@ -139,7 +139,7 @@ def _same(a: str, b: str | None) -> bool:
 
 
 class LimitedGradient(_Watch):
-    """Every gradient clamped on its way through the backward, as hooks between the layers do."""
+    """Clamps every gradient in the backward, like hooks between the layers."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
@@ -152,12 +152,12 @@ class LimitedGradient(_Watch):
         if torch._C._current_autograd_node() is None:
             return
         for t in _results(func, args, kwargs, out):
-            if torch._debug_has_internal_overlap(t) == 0:  # not a scalar spread over a shape
+            if torch._debug_has_internal_overlap(t) == 0:  # not an expanded scalar
                 t.clamp_(-self._limit, self._limit)
 
 
 class FlooredDivisors(TorchDispatchMode):
-    """No division by less than the epsilon of its dtype; where the smallest of them was is noted."""
+    """Replaces divisors below the epsilon of their dtype; records the line of the smallest one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,8 +1,7 @@
-"""Runs a script again straight to its failed step with the saved batch.
+"""Runs a script directly to its failed step with the saved batch.
 
-The script builds its model, optimizer and loaders as always. When it asks for the first batch, the
-saved state is put in place and the saved batch is handed out instead; when it asks for the next one,
-the script ends.
+The script builds its model, optimizer and loaders as usual. When it requests the first batch, the saved state is restored and
+it gets the saved batch instead. When it requests the next one, the script ends.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ class _ReplayDriver(ScriptDriver):
         return self._left is not None
 
     def draw(self, loader: Any, draw: Callable[[], Any]) -> Any:
-        """The saved batches instead of the loader's; then the script ends."""
+        """Replaces the loader's batches by the saved ones; then the script ends."""
         if self._left is None:
-            draw()  # a loader that cannot give a batch should say so itself
+            draw()  # a loader that cannot provide a batch should report that itself
             self._load()
             self._left = list(self._capsule["batches"])
         if not self._left:
@@ -61,7 +60,7 @@ class _ReplayDriver(ScriptDriver):
                 f"the saved state does not fit what the script built: {str(e).splitlines()[0]}\n"
                 "  try: the same arguments and the same version of the script"
             ) from e
-        # This was a replay, not a resume; what the script itself restored it did restore.
+        # This was a replay and not a resume; what the script itself restored still counts.
         provenance.restored.clear()
         provenance.restored.update(own)
         self.state.set_lrs(tuple(self._capsule["lrs"]))
@@ -72,7 +71,7 @@ class _ReplayDriver(ScriptDriver):
 
 
 def remember(engine: Engine, capsule: dict[str, Any], old: Incident) -> None:
-    """The course of the run up to the failure is evidence too."""
+    """The history before the failure is evidence too."""
     engine.state.first_sizes = {k: tuple(v) for k, v in capsule["first_sizes"].items()}
     engine.state.first_lrs = tuple(capsule["first_lrs"])
     for r in old.history:
@@ -80,14 +79,14 @@ def remember(engine: Engine, capsule: dict[str, Any], old: Incident) -> None:
 
 
 class _QuietRun(ScriptRun):
-    """Its folder is gone when the command ends: the command itself says what was found."""
+    """Its folder is deleted when the command ends, so the command itself prints the result."""
 
     def _set_up(self, folder: Path | None, name: str) -> None:
         super()._set_up(folder, name)
         assert self.folder is not None
         self.folder._say = lambda incident: None
 
-    def _sum_up(self, folder: Path) -> None:
+    def _print_summary(self, folder: Path) -> None:
         return
 
 
@@ -99,8 +98,8 @@ def replay_script(
     script: Sequence[str],
     is_module: bool = False,
 ) -> Incident | None:
-    """Run the user's script (its name and arguments) to the failed step; the new incident, or None."""
-    # The saved state may be the bad one: it is to be looked at, not to be refused.
+    """Run the user's script (its name and arguments) to the failed step; returns the new incident, or None."""
+    # The saved state may be the bad one, which must not be refused here.
     run = _QuietRun(
         settings=settings, policy=Policy.parse("skip"), run_dir=folder, resume_check=False,
         investigate=investigate,

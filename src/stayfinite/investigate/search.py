@@ -1,7 +1,7 @@
-"""Searches for a value of a setting that keeps the training stable from the last healthy snapshot on.
+"""Searches for a value of a setting that keeps the training stable after the last healthy snapshot.
 
-What passes stays finite over the batches at hand, and neither the loss nor the weights run away. Values are
-bisected by short trials; the one that is offered is run once more, longer. All of it is some dozens of steps.
+A value passes if the available batches stay finite with it, and neither the loss nor the weights diverge. Values are bisected by
+short trials, and the proposed one is run once more for longer. All of it takes some dozens of steps.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _TRIAL_STEPS = 5
 _PROOF_STEPS = 16
 _MOST_STEPS = 56
 _FEWEST = 3
-"""Steps that a value has to pass to count at all."""
+"""The minimum number of steps that a value has to pass."""
 _NEAR = 2
 _FEW_BATCHES = 4
-"""With fewer, what passes on them says less: a larger distance is kept from what failed."""
+"""With fewer steps the result is less reliable, so the value is chosen further from what failed."""
 _REDRAWN = 4
 _BETTER = 0.9
-"""A smaller value is taken where it leaves at most this share of the loss."""
+"""A smaller value is chosen if it leaves at most this share of the loss."""
 _LEAP = 4
-"""So many values further down after a failure: two decades."""
+"""How many smaller values are tried after a failure: two decades."""
 _FAR = 10.0
-"""A loss that many times the first one, or weights that many times as large, have run away."""
+"""A loss or weights that many times the first ones have diverged."""
 
 Trial = Generator[Replay, ReplayResult, bool]
 
@@ -58,9 +58,9 @@ _GREW = 1.05
 
 
 def has_risen(lab: Laboratory) -> bool:
-    """Whether a schedule or the loop has raised the rate above what the optimizer was made with.
+    """Whether a schedule or the loop has raised the rate above the one that the optimizer was made with.
 
-    Then an upper limit is what is searched for; a cycle with a peak of its own is scaled instead.
+    Then an upper limit is searched; a cycle with its own peak is scaled instead.
     """
     if any(type(s).__name__ in _CYCLES for s in lab.state.schedulers):
         return False
@@ -73,7 +73,7 @@ def has_risen(lab: Laboratory) -> bool:
 
 
 class Search:
-    """One setting of one training."""
+    """The search for one setting of one training."""
 
     def __init__(
         self,
@@ -87,23 +87,25 @@ class Search:
         self._vehicle, self._windows = lab.at_hand()
         is_redrawn = any(w.is_loaderless for w in self._windows)
         self._cycle = _REDRAWN if is_redrawn else len(self._windows)
-        """After so many steps the same batches come again; where a loop draws its own, a few make a mean."""
+        """The period after which the same batches come again; for a loop that draws its own, a few steps for a mean."""
         self._num_steps = 0
         self._failed: float | None = None
         self._passed: dict[float, int] = {}
-        """How many steps each value was seen to pass."""
+        """The number of steps that each value has passed."""
         self._learned: set[float] = set()
-        """Values with which the loss was lower when the batches came again, or with which none did."""
+        """Values with which the loss was lower when the batches were repeated, or with which none was repeated."""
         self._left: dict[float, float] = {}
-        """The mean loss of the last batches, each of which had come before, of values that were run longer."""
+        """The mean loss of the last, repeated batches, for values that were run longer."""
 
     def run(
         self, before: float | None, usual: float
     ) -> Generator[Replay, ReplayResult, Searched | None]:
-        """None where nothing could be run."""
+        """Run the search; None if nothing could be run."""
         if not self._windows or not self._values:
             return None
-        with computing_only():  # entered once: each replay would open and close it again
+        with (
+            computing_only()
+        ):  # entered only once, because each replay would open and close it again
             return (yield from self._run(before, usual))
 
     def _run(
@@ -130,13 +132,13 @@ class Search:
         )  # fmt: skip
 
     def _passes_better(self, at: int) -> Generator[Replay, ReplayResult, None]:
-        """The next smaller value as well: near the edge a loss stays finite and is tossed about."""
+        """Run the next smaller value as well: near the limit a loss is finite but oscillates."""
         has_room = self._num_steps + _PROOF_STEPS <= _MOST_STEPS and not self._lab.is_late
         if has_room and at + 1 < len(self._values) and self._values[at] in self._left:
             yield from self._passes(self._values[at + 1], _PROOF_STEPS)
 
     def _best_of(self, safe: dict[float, int]) -> float:
-        """The one that was run longest, if possible one with which the loss fell; of two like that, by the loss."""
+        """The value that was run longest, if possible one with a falling loss; then that with the lowest loss."""
         value = max(safe, key=lambda v: (safe[v] > _TRIAL_STEPS, v in self._learned, safe[v], v))
         mine = self._left.get(value)
         lower = [v for v in safe if v < value and v in self._learned and v in self._left]
@@ -145,12 +147,12 @@ class Search:
         return lower[0] if self._left[lower[0]] < _BETTER * mine else value
 
     def _start(self, usual: float) -> int:
-        """A value that is in use elsewhere, or the third below the one that failed."""
+        """A value that is used elsewhere, or the third below the one that failed."""
         at = next((i for i, v in enumerate(self._values) if v <= usual * 1.01), len(self._values))
         return min(max(at, min(2, len(self._values) - 1)), len(self._values) - 1)
 
     def _bisect(self, at: int) -> Generator[Replay, ReplayResult, int | None]:
-        """The value below the largest that passes: what only just passes a few steps may not pass many."""
+        """The value below the largest that passes: one that barely passes a few steps may not pass many."""
         bad, good = -1, None
         while self._has_time:
             if (yield from self._passes(self._values[at], _TRIAL_STEPS)):
@@ -178,7 +180,7 @@ class Search:
         return self._num_steps + _TRIAL_STEPS <= _MOST_STEPS and not self._lab.is_late
 
     def _passes(self, value: float, length: int) -> Trial:
-        """So many steps with it; where time runs out, as many as there is time for."""
+        """Run up to so many steps with a value, as long as there is time."""
         lab = self._lab
         lab.to_snapshot()
         before, losses = self._size(), []
@@ -221,7 +223,7 @@ class Search:
 
 
 def _has_risen(losses: list[float], num_windows: int) -> bool:
-    """Whether the loss runs away: far above the first, or above what it was on the same batches before."""
+    """Whether the loss diverges: far above the first, or above that of the same batches before."""
     if len(losses) < 2:
         return False
     if losses[-1] - losses[0] > _FAR * max(abs(losses[0]), 1e-3):
@@ -230,7 +232,7 @@ def _has_risen(losses: list[float], num_windows: int) -> bool:
 
 
 def _is_higher(losses: list[float], num_windows: int, by: float = 0.0) -> bool:
-    """Whether the loss is higher when the same batches have come again, by this share of it."""
+    """Whether the loss is higher by this share when the same batches are repeated."""
     if len(losses) - num_windows < max(3, num_windows):
         return False
     late, early = fmean(losses[-num_windows:]), fmean(losses[:num_windows])

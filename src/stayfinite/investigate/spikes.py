@@ -1,4 +1,4 @@
-"""Makes the incident of a spike that the policy acts on."""
+"""Makes the incident of a spike on which the policy acts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["spike_incident"]
 
 
 def spike_incident(engine: Engine, window: Window, failure: Failure) -> Incident:
-    """Nothing is non-finite, so there is nothing to trace."""
+    """The incident of a spike. All values are finite, so there is nothing to trace."""
     what = SPIKE_NAMES[failure.name or "loss"]
     is_loss = failure.name == "loss"
     event = replace(

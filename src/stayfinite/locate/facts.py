@@ -1,4 +1,4 @@
-"""Measures what is only available when a bad value is born: the inputs, and where they were bad."""
+"""Measures what is available only at the birth of a bad value: the inputs, and the positions at which they were bad."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def describe_operands(
     is_pointwise: bool,
     label: Callable[[Tensor], str | None],
 ) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
-    """Statistics of what went in and what came out."""
+    """Statistics of the inputs and outputs."""
     mask = bad_mask(bad_results[0][0]) if is_pointwise else None
     ranked = sorted(given, key=lambda g: dense_parts(g.values) == [])[:_MAX_TENSORS]
     inputs = [
@@ -57,11 +57,11 @@ def describe_operands(
 
 
 def bad_mask(result: Tensor) -> Tensor | None:
-    """Where a result went bad; None for layouts that cannot be looked at by element."""
+    """A mask of the bad elements of a result; None for layouts without elementwise access."""
     if result.layout != torch.strided or hasattr(result, "device_mesh"):
         return None
     is_nan = torch.isnan(result)
-    # Where a NaN was made, the infinities beside it (a mask that goes through) are not the story.
+    # If a NaN was made, infinities at other places (a mask) are not the cause.
     return is_nan if bool(is_nan.any()) else ~torch.isfinite(result)
 
 
@@ -82,7 +82,7 @@ def birth_facts(
     bad_results: Sequence[tuple[Tensor, Badness]],
     is_pointwise: bool,
 ) -> tuple[bool, bool, dict[str, float]]:
-    """(a NaN where no input had one, an Inf where no input was bad, measurements)."""
+    """(whether a NaN was made from inputs without NaN, whether an Inf was made from good inputs, measurements)."""
     facts: dict[str, float] = {}
     fresh_nan = fresh_inf = False
     if is_pointwise and len(bad_results) == 1:
@@ -108,7 +108,7 @@ def birth_facts(
 
 
 def _fresh(result: Tensor, given: Sequence[Given]) -> tuple[bool, bool]:
-    """Elements that went bad although the elements they were computed from were fine."""
+    """The number of bad elements that were computed from good elements."""
     if result.layout != torch.strided or hasattr(result, "device_mesh"):
         return False, False
     had_nan = torch.zeros((), dtype=torch.bool, device=result.device)
@@ -140,7 +140,7 @@ def _masked_rows(named: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _masked_attention(named: Mapping[str, Any]) -> dict[str, float]:
-    """Rows of an attention mask that allow nothing at all."""
+    """The number of rows of an attention mask that allow nothing."""
     mask = named.get("attn_mask")
     if not isinstance(mask, Tensor):
         mask = named.get("attn_bias")
@@ -166,7 +166,7 @@ def _reduced(named: Mapping[str, Any], result: Tensor) -> dict[str, float]:
 
 
 def _magnitude_in_double(short: str, named: Mapping[str, Any]) -> dict[str, float]:
-    """How large the result would be without the dtype's limit (a bound for products)."""
+    """An estimate of the result without the dtype's limit (a bound for products)."""
     tensors = [v for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
     peaks = []
     for t in tensors[:3]:

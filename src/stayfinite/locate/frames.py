@@ -1,4 +1,4 @@
-"""Finds the user's line and the library's line in a Python stack."""
+"""Finds the lines of the user's code and of the library in a Python stack."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Frame:
 
 
 def culprit(frame: Frame | None, what: str) -> Culprit | None:
-    """A frame as the line that set what is to blame."""
+    """A frame as the line that set the cause."""
     if frame is None:
         return None
     return Culprit(
@@ -75,14 +75,14 @@ def culprit(frame: Frame | None, what: str) -> Culprit | None:
 
 @dataclass(frozen=True)
 class Place:
-    """The user's line, and the library's line under it when there is one."""
+    """The line in the user's code, and the line in the library below it, if there is one."""
 
     user: Frame | None = None
     library: Frame | None = None
 
 
 def _is_machinery(frame: Frame) -> bool:
-    """A frame that only passes the call on and says nothing to a reader."""
+    """Whether this frame only forwards a call and does not help a reader."""
     if frame.function == "wrapped" and frame.file.endswith("_tensor.py"):
         return True  # the operators of Tensor: x ** y, 1 / x
     return frame.file.endswith(_MACHINERY) or frame.file.startswith(_MACHINERY_FOLDER)
@@ -106,12 +106,12 @@ def _kind(file: str) -> str:
 
 
 def is_user_file(file: str) -> bool:
-    """Whether this file belongs to the user's own program."""
+    """Whether this file is part of the user's program."""
     return _kind(file) == "user"
 
 
 def place_of(frames: Iterable[Frame]) -> Place:
-    """The two lines that matter in a stack given from the innermost frame outwards."""
+    """The two relevant lines in a stack, which is given from the innermost frame outwards."""
     library: Frame | None = None
     functional: Frame | None = None
     for frame in frames:
@@ -122,7 +122,7 @@ def place_of(frames: Iterable[Frame]) -> Place:
             library = frame
         if kind == "torch" and functional is None and not _is_machinery(frame):
             functional = frame
-    # Code that lives wholly in installed packages: its innermost line is the best there is.
+    # All code is in installed packages, so use the innermost line.
     return Place(library, functional if library else None)
 
 
@@ -133,12 +133,12 @@ def _walk(frame: FrameType | None) -> Iterable[Frame]:
 
 
 def current_place() -> Place:
-    """Where the running operator was called from."""
+    """The place from which the current operator was called."""
     return place_of(_walk(sys._getframe(1)))
 
 
 def _own_backward_code() -> Frame | None:
-    """The user's line in a custom `backward` or a hook, if such code runs inside the engine."""
+    """The user's line in a custom `backward` or a hook, if such code is running."""
     inner: list[Frame] = []
     for frame in _walk(sys._getframe(1)):
         if frame.function == "_engine_run_backward":
@@ -150,23 +150,24 @@ def _own_backward_code() -> Frame | None:
 
 @dataclass(frozen=True)
 class BackwardPlace:
-    """Where the forward made an autograd node."""
+    """The place where the forward made an autograd node."""
 
     place: Place
     number: int
     """The sequence number of the node that the forward made."""
     order: int
-    """1 for a node of the forward, 2 for one that its derivative made, and so on."""
+    """1 for a node of the forward, 2 for one of its derivative, and so on."""
     is_own_code: bool
-    """The running operator is in a hand-written backward or hook; `place` is its line, and the
-    forward call stands second."""
+    """Whether the operator runs in a custom backward or a hook; then `place` is its line, and the forward call is its second
+    entry.
+    """
 
 
 def backward_place(node: Any) -> BackwardPlace:
-    """The place of the running autograd node, as anomaly mode has kept it.
+    """The place of the current autograd node, recorded by anomaly mode.
 
-    A node that was made by a backward (`create_graph=True`) remembers the node that was running then;
-    the line that a user can change is the one of the forward.
+    A node that was made by a backward (`create_graph=True`) remembers the node that was running then. The line that a user can
+    change is that of the forward.
     """
     order = 1
     while order < _MAX_ORDER and node.metadata.get("parent_") is not None:
@@ -181,7 +182,7 @@ def backward_place(node: Any) -> BackwardPlace:
 
 
 def place_from_traceback(lines: Iterable[str]) -> Place:
-    """The place in what anomaly mode kept of the forward call (outermost frame first)."""
+    """The place in the forward stack that anomaly mode recorded (outermost frame first)."""
     frames = []
     for text in lines:
         match = _TRACEBACK_LINE.search(text)

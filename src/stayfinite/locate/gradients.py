@@ -1,8 +1,7 @@
 """Observes the gradients of one backward: the source of exact zeros, and their growth.
 
-A NaN that is 0 * inf needs both halves of the story. The infinity is a bad value and has a note;
-the zero is a perfectly good value, so its maker has to be remembered here, place by place: a mask
-is to be named only where it discards exactly the elements that went bad.
+A NaN of 0 * inf has two causes. The infinity is a bad value, so the trace has noted it. The zero is a good value, so
+its source is recorded here, element by element: a mask may be named only if it discards exactly the elements that went bad.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from .storage import address
 __all__ = ["Call", "GradientFlow", "Zeros"]
 
 _COUNT_LIMIT = 1 << 22
-"""Larger gradients are not counted: the zero's maker is a nicety, the replay's time is not."""
+"""Larger gradients are not examined, to limit the time of a replay."""
 _TOTAL_LIMIT = 1 << 26
-"""Elements of all gradients together whose zeros are remembered."""
+"""The total number of elements whose zeros are recorded."""
 _MAX_VISITS = 256
 _MAX_PLACES = 4096
 _MAX_DIRECT = 16
@@ -35,18 +34,18 @@ _SELECTS = re.compile(
     r"^(Where|Masked\w+|NanToNum|Index\w*|Gather|Select\w*|Slice\w*|CopySlices|Take\w*|Nansum)"
     r"(Backward\d*)?$"
 )
-"""These nodes leave elements out because somebody said which."""
+"""Nodes that drop elements because of an explicit selection."""
 _SATURATES = re.compile(
     r"^(Clamp\w*|Threshold|Relu\d?|Hardtanh|Maximum|Minimum|Max|Min|Amax|Amin|Topk)Backward\d*$"
 )
-"""These leave elements out because of their size; no mask unless that was their purpose."""
+"""Nodes that drop elements because of their values; they count as masks only if that was the purpose."""
 _CARRIES = {"sum", "clone", "_to_copy", "copy_"}
-"""Operators that keep places like the elementwise ones, or add them up (`sum_to_size`)."""
+"""Operators that keep positions like elementwise ones, or sum over them (`sum_to_size`)."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One operator of the backward, as it was called."""
+    """One operator call of the backward."""
 
     node: Any
     func: Any
@@ -69,7 +68,7 @@ class Call:
 
     @property
     def reads_values(self) -> bool:
-        """Not `zeros_like` and its like, which only ask for the shape."""
+        """Whether it uses values, unlike `zeros_like`, which only needs the shape."""
         return not (self.op.endswith("_like") or self.op.startswith("new_"))
 
 
@@ -79,27 +78,27 @@ class _Flow:
     parents: tuple[tuple[_Flow, View], ...]
     view: View
     zeros: Tensor | None = None
-    """Which elements of the storage are zero; None where there is none or that is not known."""
+    """The zero elements of the storage; None if there are none or they are unknown."""
     discarded: Tensor | None = None
-    """Which elements of the result are zero whatever the gradient is that comes in."""
+    """The elements of the result that are zero for any incoming gradient."""
     keeps_places: bool = True
     direct: frozenset[int] | None = None
-    """For what leaves elements out by their size: the nodes whose values it looked at."""
+    """For nodes that drop elements by value: the nodes whose values were compared."""
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """The zeros of a gradient at the places that went bad."""
+    """The zeros of a gradient at the positions that went bad."""
 
     num_discarded: int
-    """Places that a selection has thrown away."""
+    """Positions that a selection has dropped."""
     selections: frozenset[str]
     others: frozenset[str]
-    """Nodes that made the other zeros: a derivative that is zero, a saturated function."""
+    """Nodes that made the other zeros: a zero derivative, a saturated function."""
 
 
 class GradientFlow:
-    """Told of every operator of the backward, in order."""
+    """Receives every operator of the backward, in order."""
 
     def __init__(self) -> None:
         self._flows: dict[int, _Flow] = {}
@@ -108,14 +107,14 @@ class GradientFlow:
         """(autograd node, largest magnitude of its gradients), in the order of the backward."""
 
     def note(self, call: Call, results: Iterable[Tensor]) -> None:
-        """An operator inside a node made `results`.
+        """Note that an operator inside a node made `results`.
 
-        What a node computes from saved values alone (a derivative) is no gradient and is passed by.
+        Results that a node computes from saved values alone (a derivative) are not gradients and are ignored.
         """
         parents = [(flow, view_of(g.live)) for g in call.given if (flow := self.of(g.live))]
         if not parents or not call.reads_values:
             for part in (p for t in results for p in dense_parts(t)):
-                self._flows.pop(address(part), None)  # memory used again
+                self._flows.pop(address(part), None)  # reused memory
             return
         discarded: Tensor | None = None
         direct: frozenset[int] | None = None
@@ -139,7 +138,7 @@ class GradientFlow:
                 self._peak(call.name, part)
 
     def start(self, root: Tensor) -> None:
-        """The gradient of the loss with respect to itself."""
+        """Note the gradient of the loss with respect to itself."""
         for part in dense_parts(root):
             self._flows[address(part)] = _Flow("", (), view_of(part))
 
@@ -155,7 +154,7 @@ class GradientFlow:
         return zeros
 
     def _is_masking_product(self, call: Call) -> bool:
-        """A product with a mask: a factor that is zero or one and the same number, or just 0."""
+        """Whether this is a product with a mask: a factor that is 0 or one other number, or only 0."""
         if call.name not in ("MulBackward0", "MulBackward1"):
             return False
         factors = [g for g in call.given if self.of(g.live) is None]
@@ -169,7 +168,7 @@ class GradientFlow:
         return bool(((factor == 0) | (factor == peak)).all())
 
     def _discarded(self, call: Call) -> Tensor | None:
-        """Where the result stays zero when the gradient that comes in is one everywhere."""
+        """The positions at which the result is zero if the incoming gradient is 1 everywhere."""
         before = {id(g.live): g.values for g in call.given}
         is_mutable = call.func._schema.is_mutable
 
@@ -201,17 +200,16 @@ class GradientFlow:
             self.peaks.append((node, value))
 
     def of(self, tensor: Tensor) -> _Flow | None:
-        """What is known of the gradient in this memory; None if it is no gradient."""
+        """The record of the gradient in this memory; None if it is not a gradient."""
         for part in dense_parts(tensor):
             return self._flows.get(address(part))
         return None
 
     def zeros_at(self, tensor: Tensor, bad: Tensor, number: int, is_any: bool) -> Zeros | None:
-        """Who made this gradient zero where `bad` says; None if it is no gradient.
+        """Find the nodes that made this gradient zero where `bad` is true; None if it is not a gradient.
 
-        `number` is that of the node where it went bad. What leaves elements out by their size
-        (relu, clamp, max) counts where it looked at the very value of that node, or, with `is_any`,
-        everywhere.
+        `number` is that of the node where it went bad. A node that drops elements by value (relu, clamp, max) counts only if it compared
+        the value of that node, or, with `is_any`, in any case.
         """
         flow = self.of(tensor)
         if flow is None:
@@ -223,7 +221,7 @@ class GradientFlow:
 
 
 class _Story:
-    """The walk back through the gradients, over the places that went bad."""
+    """The search back through the gradients, over the positions that went bad."""
 
     def __init__(self, number: int, is_any: bool) -> None:
         self._number = number
@@ -233,13 +231,13 @@ class _Story:
         self.others: set[str] = set()
 
     def explain(self, flow: _Flow, index: Tensor) -> Tensor:
-        """Which of these elements of the flow's storage a selection has made zero."""
+        """The elements of the flow's storage that a selection has made zero."""
         self._num_visits += 1
         nothing = torch.zeros(len(index), dtype=torch.bool, device=index.device)
         if flow.zeros is None or self._num_visits > _MAX_VISITS:
             return nothing
         if not len(index) or int(index.max()) >= len(flow.zeros):
-            return nothing  # other memory by now
+            return nothing  # different memory by now
         is_zero = flow.zeros[index]
         at = coordinates(index, flow.view)
         found = nothing
@@ -257,7 +255,7 @@ class _Story:
         return flow.direct is None or self._is_any or self._number in flow.direct
 
     def _older(self, flow: _Flow, at: Tensor) -> Tensor:
-        """Zeros that came in with the gradients that this operator was given."""
+        """Zeros that came with the incoming gradients of this operator."""
         found = torch.ones(len(at), dtype=torch.bool, device=at.device)
         for parent, view in flow.parents:
             step = carry(at, flow.view, view) if flow.keeps_places else None
@@ -272,7 +270,7 @@ class _Story:
 
 
 def _directly_under(node: Any) -> frozenset[int]:
-    """The numbers of the nodes whose value, and nobody else's, this node was given."""
+    """The numbers of the nodes whose value was the only input of this node."""
     found = set()
     for _ in range(_MAX_DIRECT):
         inner = [n for n, _ in node.next_functions if n is not None]

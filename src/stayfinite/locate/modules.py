@@ -15,7 +15,7 @@ __all__ = ["ModuleStack", "name_modules", "unwrapped"]
 
 
 def name_modules(roots: Mapping[str, nn.Module]) -> dict[int, str]:
-    """Dotted paths by module identity; `roots` maps a prefix ("" for the only model) to a model."""
+    """Dotted paths by module id; `roots` maps a prefix ("" for a single model) to a model."""
     names: dict[int, str] = {}
     for prefix, root in roots.items():
         for path, module in root.named_modules():
@@ -26,14 +26,14 @@ def name_modules(roots: Mapping[str, nn.Module]) -> dict[int, str]:
 
 
 def _public_path(path: str) -> str:
-    """Without the names that wrappers add: compile, DDP and activation checkpointing."""
+    """Remove the names that wrappers add: compile, DDP and activation checkpointing."""
     hidden = {"_orig_mod", "_checkpoint_wrapped_module"}
     parts = [p for p in path.split(".") if p not in hidden]
     return ".".join(parts)
 
 
 class ModuleStack:
-    """Follows calls of modules while it is entered."""
+    """Tracks calls of modules while it is entered."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
@@ -44,8 +44,8 @@ class ModuleStack:
         self._quiet: warnings.catch_warnings[None] | None = None
 
     def __enter__(self) -> ModuleStack:
-        self._thread = threading.get_ident()  # modules that another thread calls are not ours
-        # A compiled model warns of hooks like these; the user did not set them.
+        self._thread = threading.get_ident()  # modules that another thread calls do not count
+        # A compiled model warns of hooks, but these are not the user's.
         self._quiet = warnings.catch_warnings()
         self._quiet.__enter__()
         warnings.filterwarnings(
@@ -61,7 +61,7 @@ class ModuleStack:
         self.close()
 
     def close(self) -> None:
-        """The hooks are off the modules; once more does nothing."""
+        """Remove the hooks; can be called repeatedly."""
         while self._handles:
             self._handles.pop().remove()
         if self._quiet is not None:
@@ -79,7 +79,7 @@ class ModuleStack:
         self._stack.append((name, kind, number, module))
 
     def _inside(self, module: nn.Module) -> tuple[str | None, str]:
-        """A module that came after the names were taken, or a helper that nobody registered."""
+        """Whether this module was added later, or is a helper that is not registered."""
         outer, kind, _, owner = self._stack[-1]
         if outer is None:
             return outer, kind
@@ -95,7 +95,7 @@ class ModuleStack:
             self._spans.append((start, torch.autograd._get_sequence_nr(), name, kind))  # type: ignore[attr-defined]
 
     def current(self) -> tuple[str | None, str | None]:
-        """Path and type of the innermost known module that is running, or (None, None)."""
+        """Path and type of the innermost running module, or (None, None)."""
         for name, kind, *_ in reversed(self._stack):
             if name is not None:
                 return name, kind

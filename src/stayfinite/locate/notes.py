@@ -1,4 +1,4 @@
-"""The trace's memory: operators with a bad result, and earlier writers."""
+"""The memory of the trace: operators with a bad result, and earlier writers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DISCARDS = {
     "aten.nan_to_num", "aten.gather", "aten.index_select", "aten.masked_scatter", "aten.isinf",
     "aten.isfinite", "aten.index_put", "aten.index_put_", "aten.copy_",
 }  # fmt: skip
-"""Operators that can leave a bad value out of their result because they were asked to."""
+"""Operators that are meant to keep a bad value out of their result."""
 
 
 @dataclass(frozen=True)
 class SourceRef:
-    """A tensor that was there before the step: a part of the batch, a parameter, a buffer."""
+    """A tensor that existed before the step: a part of the batch, a parameter, a buffer."""
 
     kind: str
     """batch | parameter | buffer | optimizer_state | gradient"""
@@ -52,9 +52,9 @@ class Note:
     has_written_inf: bool
     is_uninitialized: bool = False
     has_fresh_nan: bool = False
-    """An elementwise result is NaN where all its inputs were free of NaN."""
+    """Whether an elementwise result is NaN where no input is NaN."""
     has_fresh_inf: bool = False
-    """An elementwise result is Inf where all its inputs were finite."""
+    """Whether an elementwise result is Inf where all inputs are finite."""
     place: Place = field(default_factory=Place)
     module: str | None = None
     module_type: str | None = None
@@ -62,11 +62,11 @@ class Note:
     outputs: tuple[Operand, ...] = ()
     facts: dict[str, float] = field(default_factory=dict)
     absorbed_by: set[str] = field(default_factory=set)
-    """Forward operators that took this bad value and gave a finite one."""
+    """Forward operators that received this bad value and returned a finite one."""
 
 
 def descendants(notes: Sequence[Note], first: Iterable[Note]) -> list[Note]:
-    """These notes and all forward ones that took a bad value from them, directly or not."""
+    """These notes, and all forward notes that depend on them."""
     found = {n.index: n for n in first}
     for note in notes:
         if note.direction == "forward" and any(

@@ -1,4 +1,4 @@
-"""Maps elements between views and the memory under them."""
+"""Maps elements between views and the memory below them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_SPREAD = 1 << 16
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in its storage."""
+    """The layout of a tensor in its storage."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -30,13 +30,13 @@ def view_of(tensor: Tensor) -> View:
 
 
 def index_of(places: Tensor, view: View) -> Tensor:
-    """The elements of the storage at these coordinates, one row each."""
+    """The storage elements at these coordinates, one per row."""
     stride = torch.tensor(view.stride, dtype=torch.long, device=places.device)
     return (places * stride).sum(1) + view.offset
 
 
 def coordinates(index: Tensor, view: View) -> Tensor:
-    """The other way round, for a view that uses no element twice."""
+    """The inverse, for a view that uses each element once."""
     found = torch.zeros((len(index), len(view.size)), dtype=torch.long, device=index.device)
     rest = index - view.offset
     for d in sorted(range(len(view.size)), key=lambda d: -view.stride[d]):
@@ -47,10 +47,10 @@ def coordinates(index: Tensor, view: View) -> Tensor:
 
 
 def carry(at: Tensor, result: View, given: View) -> tuple[Tensor, Tensor] | None:
-    """From places of a result to what they were computed from, by the rules of broadcasting.
+    """Map positions of a result to the inputs they were computed from, by the rules of broadcasting.
 
-    Returns which place each element belongs to (several where a dimension was summed up), and the
-    element of the storage that was given; None where the shapes do not fit.
+    Returns the position that each element belongs to (several if a dimension was summed), and the storage element of the
+    input; None if the shapes do not match.
     """
     extra = len(result.size) - len(given.size)
     if extra < 0:

@@ -1,4 +1,4 @@
-"""The backward slice: from a symptom through the producers of bad values to where they were born."""
+"""The backward slice: from a symptom through the producers of bad values to their birth."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _MAX_CHAIN = 12
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the slice ended."""
+    """The end of the slice."""
 
     birth: Note | None
     source: SourceRef | None
     path: tuple[Note, ...]
     """From the earliest link to the symptom."""
     consumer: Note | None = None
-    """For a source: the first operator that took the bad value."""
+    """For a source: the first operator that used the bad value."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _End:
 
 
 def find_origin(trace: OpTrace, symptoms: Iterable[Tensor]) -> Origin | None:
-    """The origin of the non-finite values in `symptoms`; None if none of them is bad."""
+    """Find the origin of the non-finite values in `symptoms`; None if none of them is bad."""
     ends: list[_End] = []
     untouched: SourceRef | None = None
     for tensor in symptoms:
@@ -71,7 +71,7 @@ def find_origin(trace: OpTrace, symptoms: Iterable[Tensor]) -> Origin | None:
 
 
 def last_origin(trace: OpTrace) -> Origin | None:
-    """The origin of the last non-finite result, where what it went into has raised."""
+    """The origin of the last non-finite result, if the code that used it has raised."""
     note = next((n for n in reversed(trace.notes) if not n.is_uninitialized), None)
     if note is None:
         return None
@@ -79,7 +79,7 @@ def last_origin(trace: OpTrace) -> Origin | None:
 
 
 def _walk(trace: OpTrace, index: int, kind: str, seen: set[tuple[int, str]]) -> list[_End]:
-    """All ends of the slice above one bad operator, iteratively: chains can be thousands long."""
+    """All ends of the slice above one bad operator. Iterative, because chains can have thousands of links."""
     ends: list[_End] = []
     todo: list[tuple[int, str, tuple[Note, ...]]] = [(index, kind, ())]
     while todo:
@@ -109,7 +109,7 @@ def _walk(trace: OpTrace, index: int, kind: str, seen: set[tuple[int, str]]) -> 
 
 
 def _follow(note: Note, kind: str) -> tuple[list[BadInput], str]:
-    """Which bad inputs explain this result, and whether a NaN was made here out of an Inf."""
+    """The bad inputs that explain this result, and whether a NaN was made here from an Inf."""
     with_nan = [b for b in note.bad_inputs if b.bad.has_nan]
     with_inf = [b for b in note.bad_inputs if b.bad.has_inf]
     if kind == "nan" and note.bad.has_nan:
@@ -126,7 +126,7 @@ def _is_sentinel(note: Note, kind: str) -> bool:
 
 
 def _choose(trace: OpTrace, ends: Sequence[_End]) -> Origin:
-    """One origin out of all ends. See docs/ARCHITECTURE.md, "What counts as the origin"."""
+    """Choose one origin from all ends. See docs/ARCHITECTURE.md, "What counts as the origin"."""
     nan_births = {e.path[0].index: e for e in ends if e.kind == "birth" and _made_nan_of_inf(e)}
     for end in sorted(nan_births.values(), key=lambda e: e.order):
         masked = end.path[0].facts.get("rows_all_neginf", 0) > 0
@@ -161,7 +161,7 @@ def _made_nan_of_inf(end: _End) -> bool:
 
 
 def _is_returned(trace: OpTrace, end: _End) -> bool:
-    """A gap in the batch that the forward masks rightly, and that the backward brings back."""
+    """A gap in the batch that the forward masks correctly, and the backward reintroduces."""
     if end.kind != "source" or end.source is None or end.source.kind != "batch":
         return False
     if end.path[0].direction != "forward" or end.path[-1].direction != "backward":
@@ -171,7 +171,7 @@ def _is_returned(trace: OpTrace, end: _End) -> bool:
 
 
 def _is_real_end(end: _End) -> bool:
-    """A birth from finite inputs, or a NaN that was there before; not a mask's infinity."""
+    """Whether this is a birth from finite inputs, or an existing NaN; not an infinity of a mask."""
     if end.kind == "uninitialized":
         return True
     if end.kind == "birth":
@@ -187,7 +187,7 @@ def _is_real_end(end: _End) -> bool:
 
 
 def _is_mask(source: SourceRef, path: Sequence[Note]) -> bool:
-    """-inf that came in to be softmaxed away. +inf masks nothing, and what is trained is no mask."""
+    """Whether this is a -inf that a softmax removes. +inf masks nothing, and trained values are not masks."""
     bad = badness(source.tensor)
     if bad.has_nan or bad.has_posinf or source.kind not in ("batch", "buffer"):
         return False
@@ -203,7 +203,7 @@ def _up_to_nan(path: Sequence[Note]) -> Sequence[Note]:
 
 
 def _was_discarded(end: _End) -> bool:
-    """An Inf that the forward made and a mask threw away: what brought it back is the incident."""
+    """For an Inf that the forward made and a mask discarded: the operator that reintroduced it."""
     if end.path[0].direction != "forward" or end.path[-1].direction != "backward":
         return False
     if not any(_turned(n) for n in end.path if n.direction == "backward"):
@@ -213,12 +213,12 @@ def _was_discarded(end: _End) -> bool:
 
 
 def _turned(note: Note) -> bool:
-    """This operator made a NaN out of an Inf."""
+    """Whether this operator made a NaN from an Inf."""
     return note.bad.has_nan and not any(b.bad.has_nan for b in note.bad_inputs)
 
 
 def _lead_in(ends: Sequence[_End], birth: _End) -> tuple[Note, ...]:
-    """The links above a NaN's birth: who wrote the Inf that it was made of."""
+    """The links above the birth of a NaN: the origin of the Inf that it was made from."""
     number = birth.path[0].index
     for end in ends:
         numbers = [n.index for n in end.path]
@@ -235,7 +235,7 @@ def _origin(end: _End, lead: tuple[Note, ...]) -> Origin:
 
 
 def _consumption(end: _End) -> Origin:
-    """Only a written infinity explains it: blame the first operator that is not made for masks."""
+    """If only a written infinity explains it: the first operator that is not made for masks."""
     for note in end.path:
         if note.op not in _MASK_AWARE:
             return Origin(note, end.source, end.path)
@@ -243,7 +243,7 @@ def _consumption(end: _End) -> Origin:
 
 
 def to_location(origin: Origin, method: str = "replay") -> Location:
-    """The record of an origin, with a chain short enough to read."""
+    """Convert an origin to a record with a short chain."""
     chain = [_link(n, origin) for n in origin.path]
     is_returned = origin.birth is not None and origin.birth.direction == "backward"
     if origin.source is not None and (origin.birth is None or is_returned):

@@ -1,5 +1,6 @@
-"""Tracks who last wrote each storage. Tensors are known by their storage, because autograd hands saved
-values to the backward as new tensor objects over the same memory."""
+"""Tracks the last writer of each storage. Tensors are identified by their storage, because autograd passes saved
+values to the backward as new tensor objects over the same memory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class _Write:
 
 
 def address(part: Tensor) -> int:
-    """Of the memory; of the storage object where a tensor only wraps others and has no memory."""
+    """The id of the memory; of the storage object for a wrapper tensor without memory."""
     storage = part.untyped_storage()
     try:
         return storage.data_ptr()
@@ -36,17 +37,17 @@ def _extent(t: Tensor) -> tuple[int, int]:
 
 
 class Writers:
-    """The bad writes to each storage. A finite write over the same region forgets them."""
+    """The bad writes to each storage. A finite write over the same region removes them."""
 
     def __init__(self) -> None:
         self._writes: dict[int, list[_Write]] = {}
 
     def keys_of(self, tensor: Tensor) -> list[int]:
-        """The storages under a tensor (two for a sparse one)."""
+        """The storages of a tensor (two for a sparse one)."""
         return [address(p) for p in dense_parts(tensor)]
 
     def write(self, tensor: Tensor, note: int, whole: bool) -> None:
-        """Operator `note` put a bad value here; `whole` when the storage is new with it."""
+        """Record that operator `note` wrote a bad value; `whole` if the storage is new."""
         for part in dense_parts(tensor):
             key = address(part)
             start, stop = _extent(part)
@@ -55,7 +56,7 @@ class Writers:
             self._writes[key] = [*kept, _Write(note, start, stop, exact)]
 
     def clear(self, tensor: Tensor, whole: bool) -> None:
-        """Something finite was written here."""
+        """Record a finite write."""
         for part in dense_parts(tensor):
             key = address(part)
             if key not in self._writes:

@@ -1,7 +1,7 @@
-"""The operator trace of one replayed step: every operator whose result is not finite, and from what.
+"""The operator trace of one replayed step: every operator with a result that is not finite, and its bad inputs.
 
-Only bad results are remembered. That is enough to walk back from a symptom to its birth, because
-the walk only ever passes through bad values; and it keeps the replay within a few normal steps.
+Only bad results are recorded. That is enough for the slice, which only passes through bad values, and a traced replay takes
+only a few times as long as a normal step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .storage import Writers, address
 __all__ = ["BadInput", "Note", "OpTrace", "SourceRef"]
 
 _FULL_STATS_LIMIT = 12
-"""Bad operators that get full statistics; later ones are carriers far from the birth."""
+"""The number of bad operators with full statistics; later ones are far from the birth."""
 
 _OVERWRITES = {
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "set_",
@@ -40,7 +40,7 @@ _CONSTANT = {"lift_fresh", "lift_fresh_copy", "lift"}
 
 @dataclass(frozen=True)
 class _Schema:
-    """What an operator's schema says, read once."""
+    """Properties of an operator's schema, read once."""
 
     name: str
     names: tuple[str, ...]
@@ -59,7 +59,7 @@ def _schema(func: Any) -> _Schema:
         name = schema.name.split("::", 1)[-1]
         written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
         if "batch_norm" in name and "backward" not in name:
-            # It updates its running statistics in place although its schema does not say so.
+            # It updates its running statistics in place, although its schema does not say so.
             written |= {"running_mean", "running_var"} & {a.name for a in schema.arguments}
         aliases = [r.alias_info for r in schema.returns]
         is_view = bool(aliases) and all(a is not None and not a.is_write for a in aliases)
@@ -94,12 +94,11 @@ def _has_infinite_number(args: Iterable[Any]) -> bool:
 class OpTrace(TorchDispatchMode):
     """Records bad operators while it is entered. `sources` are the tensors that existed before.
 
-    While it is entered, it also follows modules, and anomaly mode (without its checks) keeps the
-    forward line of every autograd node.
+    It also tracks modules, and lets anomaly mode (without its checks) record the forward line of every autograd node.
     """
 
     is_strict = False
-    """Tests set it: an error of ours is raised instead of kept in `error`."""
+    """For tests: raise errors of the trace itself instead of storing them in `error`."""
 
     def __init__(self, sources: Iterable[SourceRef], module_names: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -132,7 +131,7 @@ class OpTrace(TorchDispatchMode):
 
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
-        # No hook may be left on the user's modules.
+        # No hook may stay on the user's modules.
         put_back(self.modules.close, lambda: self._anomaly.__exit__(*exc))
 
     def __torch_dispatch__(
@@ -168,13 +167,13 @@ class OpTrace(TorchDispatchMode):
         return out
 
     def _forgive(self, error: Exception) -> None:
-        """What goes wrong while we look must not go wrong in the training."""
+        """Run our own code; an error in it must not end the replay."""
         if self.is_strict:
             raise error
         self.error = self.error or f"{type(error).__name__}: {error}"
 
     def _inputs(self, schema: _Schema, named: dict[str, Any]) -> list[Given]:
-        """The tensors that go in; what an in-place operator is about to overwrite is copied first."""
+        """The input tensors; those that an in-place operator is about to overwrite are copied first."""
         short = schema.name.split(".")[-1]
         given = []
         for name, value in named.items():
@@ -189,7 +188,7 @@ class OpTrace(TorchDispatchMode):
     def _inspect(
         self, schema: _Schema, named: dict[str, Any], given: list[Given], out: Any
     ) -> list[Tensor]:
-        """Takes note of what is bad; returns what was made, nothing for a view."""
+        """Record a bad result; returns the new tensors, none for a view."""
         results = [t for t in _tensors(out) if _is_float(t)]
         if not schema.written and results and _shares_memory(results[0], given):
             return []  # a view whose schema does not say so (unsafe_split, _unsafe_view)
@@ -213,16 +212,16 @@ class OpTrace(TorchDispatchMode):
         return results
 
     def _note_absorbed(self, schema: _Schema, given: list[Given]) -> None:
-        """A bad value went in and nothing bad came out: who made it vanish matters later."""
+        """Record that a bad value went in and only finite values came out."""
         if schema.name.endswith("_like") or schema.name.startswith("aten.new_"):
-            return  # it only looks at the shape
+            return  # it uses only the shape
         if self.direction == "forward" and torch._C._current_autograd_node() is None:
             for g in given:
                 for index in self.writers.find(g.live) if _is_float(g.live) else ():
                     self.notes[index].absorbed_by.add(schema.name)
 
     def _note_empty(self, schema: _Schema, results: list[Tensor]) -> None:
-        """Memory that nobody has written yet: to blame only if it is read as it is."""
+        """Record uninitialized memory, which is the cause only if it is read."""
         if not results:
             return
         note = Note(
@@ -273,7 +272,7 @@ class OpTrace(TorchDispatchMode):
             measured = birth_facts(short, named, given, values, schema.is_pointwise)
             note.has_fresh_nan, note.has_fresh_inf = measured[:2]
             note.facts.update(measured[2])
-        # An Inf that only passes through a long chain is not described at every link.
+        # An Inf that passes through a long chain is not described at every link.
         passes_on = bool(bad_inputs) and not note.bad.has_nan
         is_news = not passes_on or note.has_fresh_nan or note.has_fresh_inf
         if is_early or (may_be_birth and is_news):
@@ -290,7 +289,7 @@ class OpTrace(TorchDispatchMode):
     def _backward_facts(
         self, note: Note, given: list[Given], bad: Tensor | None
     ) -> dict[str, float]:
-        """Whose zeros meet the infinity, and whether the forward of this line was bad already."""
+        """The source of the zeros that met the infinity, and whether the forward of this line was bad already."""
         facts: dict[str, float] = {}
         early = [
             n
@@ -306,7 +305,7 @@ class OpTrace(TorchDispatchMode):
                 facts["forward_was_discarded"] = 1.0
         for g in given if bad is not None else ():
             if bad is not None and self.gradients.of(g.live) is not None:
-                with contextlib.suppress(RuntimeError):  # shapes that do not go together
+                with contextlib.suppress(RuntimeError):  # incompatible shapes
                     facts.update(self._zeros_at(g, bad, is_any=bool(early)))
         return facts
 

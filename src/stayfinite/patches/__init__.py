@@ -1,4 +1,4 @@
-"""Everything outside of stayfinite that it patches, in one table."""
+"""All patches of code outside of stayfinite, in one table."""
 
 from __future__ import annotations
 

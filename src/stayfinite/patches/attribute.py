@@ -15,9 +15,9 @@ _MISSING: Any = object()
 
 
 class Attribute:
-    """`owner.name` as it was found: its raw object, the function in it, and whether it is own.
+    """An attribute as it was found: the raw object, its function, and whether the owner itself defines it.
 
-    An own attribute is put back by assignment, an inherited one by deleting what hides it.
+    An attribute that the owner defines is restored by assignment, an inherited one by deleting the override.
     """
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -35,11 +35,11 @@ class Attribute:
             raise UsageError(f"{describe(owner)}.{name} cannot be patched: it is not callable")
 
     def current(self) -> Any:
-        """What is there now, without asking descriptors."""
+        """The current raw attribute, without invoking descriptors."""
         return self._namespace.get(self.name, _MISSING if self.is_own else self.raw)
 
     def wrapped(self, call: Callable[..., Any]) -> Any:
-        """`call` in the form in which `raw` was: a static method stays one, and so on."""
+        """Wrap `call` in the same descriptor as `raw`: a static method stays one, and so on."""
         functools.update_wrapper(call, self.function)
         if self.is_lasting:
             self._name_for_pickle(call)
@@ -52,7 +52,7 @@ class Attribute:
         return call
 
     def _name_for_pickle(self, call: Any) -> None:
-        """A builtin knows itself by a private module (`posix.open`), where the wrapper is not."""
+        """The public name of a builtin, which knows itself by a private module (`posix.open`)."""
         owner = self.owner
         if isinstance(owner, type):
             call.__module__, call.__qualname__ = (
@@ -63,7 +63,7 @@ class Attribute:
             call.__module__, call.__qualname__ = owner.__name__, self.name
 
     def is_as_found(self) -> bool:
-        """Whether the attribute is again what it was at first."""
+        """Whether the attribute is in its original state again."""
         if self.is_own:
             return self.current() is self.raw
         return self.name not in self._namespace and _raw(self.owner, self.name) is self.raw
@@ -110,7 +110,7 @@ def _called_by(method: functools.partialmethod[Any]) -> Callable[..., Any]:
 
 
 def _find(owner: Any) -> Any:
-    """What is found by the owner's name."""
+    """The object that the owner's name refers to."""
     if not isinstance(owner, type):
         return sys.modules.get(str(getattr(owner, "__name__", None)))
     found: Any = sys.modules.get(owner.__module__)

@@ -12,7 +12,7 @@ __all__ = ["seeded"]
 def seeded(
     seed: Tensor, tensors: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments, with the gradient of the first of the tensors multiplied by this one."""
+    """The same arguments, with the gradient of the first tensor multiplied by this one."""
     given = args[0] if args else kwargs.get("grad_tensors")
     others = {name: value for name, value in kwargs.items() if name != "grad_tensors"}
     num = 1 if isinstance(tensors, Tensor) else len(tensors)

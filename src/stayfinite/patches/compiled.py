@@ -14,17 +14,17 @@ __all__ = ["is_compiled", "skip_our_code"]
 
 _done: set[str] = set()
 _USERS = ("stayfinite.numerics", "stayfinite.demo")
-"""What a model calls by itself belongs into its graph."""
+"""Functions that a model calls, which belong into its graph."""
 _MAX_NODES = 50_000
 _CHECKS = "stayfinite.numerics.health"
-"""Among them, but called by us alone."""
+"""Modules among them that only stayfinite calls."""
 
 
 def skip_our_code() -> None:
-    """`torch.compile` leaves our functions alone; what they call is compiled as without them.
+    """Make `torch.compile` skip our functions, but compile the functions that they call.
 
-    A compiled region that breaks into several runs the rest of a call in Python, and there every
-    function is looked at by the compiler: ours would become graphs of their own.
+    After a graph break, the rest of the call runs in Python, and the compiler looks at every function there. Ours would
+    become graphs of their own.
     """
     for name, module in list(sys.modules.items()):
         is_ours = name.startswith("stayfinite.") and not name.startswith(_USERS)
@@ -35,7 +35,7 @@ def skip_our_code() -> None:
 
 
 def _skip(code: types.CodeType) -> None:
-    """Older releases of torch have one function for it, newer ones a table of ways."""
+    """Set the option in the old or the new way, depending on the torch version."""
     if hasattr(eval_frame, "skip_code"):
         eval_frame.skip_code(code)
     elif hasattr(eval_frame, "set_code_exec_strategy"):
@@ -73,7 +73,7 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def is_compiled(loss: Tensor) -> bool:
-    """Whether a part of its graph was compiled: that part refuses to be gone through twice."""
+    """Whether a part of its graph is compiled; such a part cannot be replayed."""
     todo: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()
     while todo and len(seen) < _MAX_NODES:

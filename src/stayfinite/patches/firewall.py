@@ -15,17 +15,17 @@ _failures: dict[str, str] = {}
 
 
 def failures() -> dict[str, str]:
-    """What has failed in this process, by its place: for an incident, where stderr was muted."""
+    """The failures of this process by place, for an incident in case stderr was muted."""
     return dict(_failures)
 
 
 class Firewall:
-    """Calls our functions for the user's; the first that raises is the last that is called.
+    """Calls our functions in the user's process; after the first failure, it calls nothing any more.
 
-    A running out of memory and a recursion that is too deep count as well. What is raised on purpose
-    (`StayfiniteError`), an interrupt and an exit go through. `on_failure` is called once, for example to
-    close a subscription. The user's own function must not be called in here: its errors are theirs.
-    `is_inside`: says when a failure is for somebody above to catch, who puts back what was begun.
+    Running out of memory and too deep recursions count as failures. Deliberate exceptions (`StayfiniteError`),
+    interrupts and exits pass through. `on_failure` is called once, for example to close a subscription. Functions of the
+    user must not be called through it, because their errors must pass. `is_inside` returns whether a failure is to be
+    passed on to a caller that undoes what was begun.
 
     >>> firewall = Firewall("the loss check")
     >>> firewall.call(len, [1, 2])
@@ -44,10 +44,10 @@ class Firewall:
         self._on_failure = on_failure
 
     def call(self, function: Callable[..., Any], *args: Any, fallback: Any = None) -> Any:
-        """What `function` returns, or `fallback` when it fails or something has failed before."""
+        """The result of `function`, or `fallback` if it fails or something has failed before."""
         if self.is_down:
             return fallback
-        try:  # not by way of `attempt`: this is in every healthy step several times
+        try:  # Not through `attempt`: this runs several times in every healthy step.
             return function(*args)
         except StayfiniteError:
             raise
@@ -62,7 +62,7 @@ class Firewall:
         kwargs: dict[str, Any],
         fallback: Any,
     ) -> Any:
-        """`call` for arguments of any name."""
+        """`call` with arguments of any name."""
         if self.is_down:
             return fallback
         try:
@@ -74,7 +74,7 @@ class Firewall:
         return fallback
 
     def once(self, function: Callable[..., Any], *args: Any, fallback: Any = None) -> Any:
-        """`call` for one look or one cleanup: it may fail, and the next one is made all the same."""
+        """`call` for a single investigation or cleanup: a failure does not prevent later calls."""
         try:
             return function(*args)
         except StayfiniteError:
@@ -85,11 +85,11 @@ class Firewall:
         return fallback
 
     def fail(self, error: Exception) -> None:
-        """Something of ours has raised this: it is reported, and nothing more is called here."""
+        """Report an error of our own, and call nothing through this firewall any more."""
         if self._is_inside is not None and self._is_inside():
             raise error
         self.is_down = True
-        # Where memory or the stack has run out, reporting may fail too.
+        # Without memory or stack, reporting may fail too.
         with contextlib.suppress(Exception):
             _report(self.place, error)
         if self._on_failure is not None:
@@ -100,7 +100,7 @@ class Firewall:
 def guarded(
     function: Callable[..., Any], fallback: Callable[..., Any], place: str | None = None
 ) -> Callable[..., Any]:
-    """`function` behind a firewall of its own; from its first failure on, `fallback`.
+    """Wrap `function` in a firewall of its own; after the first failure, `fallback` is called instead.
 
     >>> root = guarded(lambda x: x**0.5, lambda x: None)
     >>> root(4)

@@ -1,4 +1,4 @@
-"""Observes a loop's GradScaler: the loss before and after scaling, and whether a step was made."""
+"""Observes a loop's GradScaler: the loss before and after scaling, and whether it called the optimizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_scale(original: Any, subscribers: Subscribers) -> Any:
 
 
 def on_step(original: Any, subscribers: Subscribers) -> Any:
-    """The scaler decides by itself; that it did not call the optimizer is the news."""
+    """Report that the scaler decided not to call the optimizer."""
 
     def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         here = [s.listener for s in subscribers.here()]

@@ -1,7 +1,7 @@
 """Observes gradients that are returned as values: `torch.autograd.grad`, `torch.func.grad`, `grad_and_value`.
 
-Only a training without a torch optimizer is looked at here; every other one computes such gradients on
-its way to a loss (a penalty, a physical equation), and that loss is looked at when its backward begins.
+Only trainings without a torch optimizer are observed. In all others such gradients are part of a loss (a gradient penalty,
+a physical equation), which is checked at its backward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REASON = "loss and gradients of a training without a torch optimizer are looked
 
 
 class GradientListener(Protocol):
-    """Who wants to know of gradients that a script applies by itself."""
+    """Receives the gradients that a script applies itself."""
 
     @property
     def thread_id(self) -> int: ...
@@ -38,7 +38,7 @@ class GradientListener(Protocol):
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether no torch optimizer has turned up."""
+        """Whether there is no torch optimizer so far."""
 
     def before_grad(self, loss: Tensor, inputs: Sequence[Any]) -> None: ...
 
@@ -52,7 +52,7 @@ class GradientListener(Protocol):
 
 
 class GradientPatches:
-    """A listener's part in them; `close` ends it."""
+    """The patches of one listener; `close` removes them."""
 
     def __init__(self, listener: GradientListener) -> None:
         self.listener = listener
@@ -66,17 +66,17 @@ class GradientPatches:
         ]
 
     def close(self) -> None:
-        """The originals are back when the last listener has gone."""
+        """The originals are restored when the last listener is removed."""
         close_all(self._subscriptions)
 
 
 def _is_inside() -> bool:
-    """Whether a transform of torch.func is under way: its tensors are wrapped."""
+    """Whether a transform of torch.func is running, so that tensors are wrapped."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _here(subscribers: Subscribers) -> GradientListener | None:
-    """The listener of this thread that wants to know, if there is one."""
+    """The listener of this thread that wants the gradients, if any."""
     me = _ident()
     for each in subscribers.now:
         listener: GradientListener = each.listener
@@ -88,7 +88,7 @@ def _here(subscribers: Subscribers) -> GradientListener | None:
 def _grad(original: Any, subscribers: Subscribers) -> Any:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         listener = None if _is_compiling() or _is_inside() else _here(subscribers)
-        # A generator would be used up by looking into it.
+        # Inspecting a generator would consume it.
         first = outputs[0] if isinstance(outputs, (list, tuple)) and outputs else outputs
         if listener is None or not isinstance(first, Tensor):
             return original(outputs, inputs, *args, **kwargs)

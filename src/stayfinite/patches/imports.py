@@ -1,4 +1,4 @@
-"""Patches something that may not be imported yet."""
+"""Patches functions of modules that may not be imported yet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _waiting: list[ImportPatch]
 
 
 class ImportPatch:
-    """`module.name`, and every framework module that holds the same function under some name.
+    """A patch of `module.name`, and of every framework module that has the same function under another name.
 
-    No hook is put into Python's import system: `renew` looks whether the module is there by now. It
-    is called where a training begins something new (a gate is opened, an optimizer is made) and with
-    each look at the whole state.
+    It does not hook Python's import system. Instead `renew` checks whether the module is imported by now. It is called when
+    something begins (a gate is opened, an optimizer is made), and at each deep check.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class ImportPatch:
         _waiting.append(self)
 
     def try_now(self) -> None:
-        """Patch it if it has been imported since the last look."""
+        """Patch the function if its module was imported since the last call."""
         home = sys.modules.get(self._module)
         if self._subscriptions or home is None or not hasattr(home, self._name):
             return
@@ -66,11 +65,11 @@ _waiting = []
 def patch_when_imported(
     module: str, name: str, reason: str, switch: str, make: MakeWrapper, subscriber: Any
 ) -> ImportPatch:
-    """Patch `module.name` now, or at the first `renew` after somebody has imported it."""
+    """Patch `module.name` now, or at the first `renew` after its import."""
     return ImportPatch(module, name, reason, switch, make, subscriber)
 
 
 def renew() -> None:
-    """Look again for what was not imported before."""
+    """Check again for modules that were not imported before."""
     for patch in list(_waiting):
         patch.try_now()

@@ -1,4 +1,4 @@
-"""The interface of those who listen to a training's calls."""
+"""The interfaces of the listeners that the patches call."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ __all__ = ["Ordinary", "TrainingListener"]
 
 
 class Ordinary(Protocol):
-    """The short way of a listener: where it answers False or None, nothing was noted, and the listener's own
-    function of the same purpose has to look."""
+    """The fast methods of a listener. If one returns False or None, it has had no effect, and the general method of the
+    listener is called.
+    """
 
     def is_over_by(self, loader: Any) -> bool:
-        """Instead of `before_batch`."""
+        """The fast form of `before_batch`."""
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool: ...
 
     def takes_backward(self, loss: Any) -> bool:
-        """Instead of `before_backward`."""
+        """The fast form of `before_backward`."""
 
     def may_step(self, optimizer: Any) -> bool | None: ...
 
 
 class TrainingListener(Protocol):
-    """Who drives a loop. `on_…` that take a `call` make it, or do not."""
+    """Receives the events of a training loop. An `on_…` method with a `call` argument decides whether to call it."""
 
     @property
     def thread_id(self) -> int:
-        """Calls of other threads are none of its business."""
+        """The thread whose calls it receives."""
 
     @property
     def is_replaying(self) -> bool: ...
@@ -42,24 +43,24 @@ class TrainingListener(Protocol):
 
     @property
     def ordinary(self) -> Ordinary | None:
-        """Who takes what is in nearly every healthy step, in one call each; None: nobody."""
+        """The fast methods, for nearly every healthy step; None if there are none."""
 
     @property
     def wants_gradients(self) -> bool:
-        """Whether they are looked at after a backward, because no torch optimizer has turned up."""
+        """Whether to call `after_backward`, because there is no torch optimizer."""
 
     def before_backward(self, loss: Tensor) -> bool | None:
-        """Whether its graph is to stay for a replay."""
+        """Whether the graph has to be retained for a replay."""
 
     seed: Any
-    """What that backward is to begin with instead of 1, or None; taken from here."""
+    """The start gradient of the next backward instead of 1, or None; reset when it is read."""
 
     def after_backward(self) -> None: ...
 
     def replay_backward(
         self, loss: Tensor, call: Callable[[], Any], keeping: Callable[[], Any]
     ) -> Any:
-        """`keeping`: the same call with a graph that can be gone through again."""
+        """`keeping`: the same call with a retained graph."""
 
     def on_clip(self, norm: Tensor) -> None: ...
 
@@ -70,8 +71,9 @@ class TrainingListener(Protocol):
     def owns(self, optimizer: Any) -> bool: ...
 
     def has_batch(self) -> bool:
-        """Whether a batch was drawn that the loop has not left behind: of two that own an optimizer (a
-        guard of the last epoch that nobody has closed), the step is this one's."""
+        """Whether there is a current batch. If two listeners own an optimizer (a guard that was not closed), the step belongs to
+        the one with a batch.
+        """
 
     def may_step(self, optimizer: Any) -> bool: ...
 
@@ -88,10 +90,10 @@ class TrainingListener(Protocol):
     def on_foreign_step(self) -> None: ...
 
     def on_step_elsewhere(self, optimizer: Any) -> None:
-        """The one method that is called in another thread."""
+        """Called in another thread, unlike all other methods."""
 
     def before_scale(self) -> None:
-        """A loss is about to be scaled: the last moment to put a scale back."""
+        """Called before a loss is scaled, the last moment to restore the scale."""
 
     def on_scale(self, scaler: Any, raw: Tensor, scaled: Tensor) -> None: ...
 

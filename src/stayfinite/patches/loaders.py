@@ -1,7 +1,7 @@
-"""Which batch a loop has been given and of which samples, noted where torch's own iterator hands it out.
+"""Observes batches and their samples in torch's own DataLoader iterators.
 
-`iter(loader)` stays the loader's own iterator: only functions of its class are wrapped. A loader that
-looks ahead and iterates another one (accelerate's) is noted where the loop meets it.
+`iter(loader)` still returns the loader's own iterator; only methods of its class are wrapped. For a loader that prefetches
+from another one (accelerate's), the outer one is observed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ident = threading.get_ident
 
 
 _reading: set[int] = set()
-"""Threads that are inside of a loader that is noted: those which it reads itself are not."""
+"""The threads that are inside a loader; loaders that it reads itself are not recorded."""
 _REASON = "the batch of a step is noted where the loader hands it out"
 _SAMPLES = "the samples of a batch are noted, so that a bad one can be named"
 _AROUND = (
@@ -38,7 +38,7 @@ _AROUND = (
 
 
 class Indices(list[Any]):
-    """The samples of a batch, and which of the loader's processes has read them."""
+    """The samples of a batch, and the worker that read them."""
 
     def __init__(self, indices: list[Any], worker: int) -> None:
         super().__init__(indices)
@@ -46,40 +46,40 @@ class Indices(list[Any]):
 
 
 class _Iteration:
-    """One iterator of a DataLoader: its loader, and the samples that its next batches are made of."""
+    """One iterator of a DataLoader: its loader, and the samples of its next batches."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader = weakref.ref(loader)
         self.waiting: deque[Any] = deque(maxlen=1024)
         self.worker: int | None = None
-        """The process that has read the last batch, where it was not this one."""
+        """The worker of the last batch; None if the main process read it."""
 
 
 def _nobody() -> None:
-    """There is no iterator yet."""
+    """An empty state, without an iterator."""
 
 
 class Samples:
-    """What is known of the iterators of DataLoaders; one per process."""
+    """The known DataLoader iterators of this process."""
 
     def __init__(self) -> None:
         self.of_batch: list[Any] | None = None
-        """The data set's indices of the batch that a DataLoader made last."""
+        """The data set indices of the last batch."""
         self.iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
         self.last: tuple[Callable[[], Any], _Iteration | None] = (_nobody, None)
-        """The iterator that was asked for last, and what is known of it."""
+        """The last iterator, and its state."""
 
     @property
     def iterator(self) -> Any:
-        """The DataLoader's iterator that made a batch last, while it lives."""
+        """The DataLoader iterator of the last batch, while it lives."""
         return self.last[0]()
 
     def begin(self, iterator: Any, loader: DataLoader[Any]) -> None:
-        """This loader has begun to be iterated over."""
+        """Note that this loader starts an iteration."""
         self.iterations[iterator] = _Iteration(loader)
 
     def known(self, iterator: Any) -> _Iteration | None:
-        """What is known of this one, and asked for again soon."""
+        """The state of an iterator, which is also cached for the next call."""
         last = self.last
         if last[0]() is iterator:
             return last[1]
@@ -93,7 +93,7 @@ _notes = Firewall("the notes of which samples a batch is made of")
 
 
 class LoaderListener(Protocol):
-    """Who hears of batches."""
+    """Receives batches."""
 
     @property
     def thread_id(self) -> int: ...
@@ -103,17 +103,17 @@ class LoaderListener(Protocol):
 
     @property
     def ordinary(self) -> Ordinary | None:
-        """Who takes what is in nearly every healthy step, in one call each; None: nobody."""
+        """The fast methods, for nearly every healthy step; None if there are none."""
 
     def before_batch(self, loader: Any) -> None:
-        """The loop asks for the next batch: what it did with the last one is over."""
+        """The loop requests the next batch, so its work on the last one is finished."""
 
     @property
     def draw(self) -> Callable[[Any, Callable[[], Any]], Any] | None:
-        """Gives the loop its batch, for this loader, where it is not simply the loader's own."""
+        """Draws the batch, if the loop should not simply get the loader's next one."""
 
     def takes_batch(self, loader: Any, batch: Any, indices: Any) -> bool:
-        """The loop is about to get this batch; False for one that it shall not get."""
+        """The loop is about to get this batch; return False to withhold it."""
 
     def on_loader_start(self, loader: Any) -> None: ...
 
@@ -121,7 +121,7 @@ class LoaderListener(Protocol):
 
 
 class LoaderPatches:
-    """A listener's part in them; `close` ends it."""
+    """The patches of one listener; `close` removes them."""
 
     def __init__(self, listener: LoaderListener) -> None:
         self.listener = listener
@@ -130,7 +130,7 @@ class LoaderPatches:
         self._around: set[type] = set()
 
     def look_for_others(self) -> None:
-        """Loaders round loaders, once their package has been imported."""
+        """Patch wrappers of loaders, once their package is imported."""
         for module, name in _AROUND:
             cls = getattr(sys.modules.get(module), name, None)
             if isinstance(cls, type) and cls not in self._around:
@@ -143,13 +143,13 @@ class LoaderPatches:
 
 
 class _NotesOnly:
-    """A part in the patches of somebody who only wants to know the samples."""
+    """A subscription that only records the samples."""
 
     listener = None
 
 
 def note_samples() -> list[Subscription]:
-    """From now on `samples` knows; until the subscriptions are closed."""
+    """Record samples until the subscriptions are closed."""
     wanted = [
         (_BaseDataLoaderIter, "__init__", _init),
         (_BaseDataLoaderIter, "_next_index", _next_index),
@@ -178,7 +178,7 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
         known = last[1] if is_last else _notes.once(samples.known, iterator)
         if known is not None:
             if getattr(iterator, "_send_idx", 1) == 0:
-                known.waiting.clear()  # workers that stay begin another epoch
+                known.waiting.clear()  # persistent workers start another epoch
             known.waiting.append(index)
         return index
 
@@ -188,7 +188,7 @@ def _next_index(original: Any, subscribers: Subscribers) -> Any:
 def _process_data(original: Any, subscribers: Subscribers) -> Any:
     def _process_data(iterator: Any, data: Any, *worker: Any) -> Any:
         known = _notes.once(samples.known, iterator)
-        if worker and known is not None:  # before torch 2.6 it is not told
+        if worker and known is not None:  # torch before 2.6 does not pass it
             known.worker = worker[0]
         return original(iterator, data, *worker)
 
@@ -198,7 +198,7 @@ def _process_data(original: Any, subscribers: Subscribers) -> Any:
 def _next(original: Any, subscribers: Subscribers) -> Any:
     def __next__(iterator: Any) -> Any:
         listener, last = None, samples.last
-        # In nearly every healthy step it is the iterator that it was in the one before.
+        # In nearly every healthy step it is the same iterator as before.
         known = (
             last[1]
             if last[0]() is iterator
@@ -219,7 +219,7 @@ def _next(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _read(iterator: Any, known: _Iteration | None, original: Any) -> Any:
-    """The next batch, and of which samples it is."""
+    """The next batch, with its samples recorded."""
     waiting = known.waiting if known is not None else None
     try:
         batch = original(iterator)
@@ -227,7 +227,7 @@ def _read(iterator: Any, known: _Iteration | None, original: Any) -> Any:
         raise
     except BaseException:
         if waiting:
-            waiting.popleft()  # these could not be read
+            waiting.popleft()  # the samples could not be read
         raise
     index = waiting.popleft() if waiting else None
     if index is not None:
@@ -244,7 +244,7 @@ def _noted(
 ) -> Any:
     """The next batch, by `read(iterator, *given)`."""
     firewall, ordinary, me = listener.firewall, listener.ordinary, listener.thread_id
-    try:  # not by way of `firewall.call`: this is in every healthy step
+    try:  # Not through `firewall.call`: this runs in every healthy step.
         if not firewall.is_down:
             if ordinary is None or not ordinary.is_over_by(loader):
                 listener.before_batch(loader)

@@ -1,6 +1,6 @@
-"""Notes where each optimizer, schedule and scaler was made.
+"""Records where each optimizer, schedule and scaler was created.
 
-The file and the line of the callers are kept, never a frame, so nothing of the script is held.
+Only the file and the line of the callers are kept, never a frame, so nothing of the script is kept alive.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _notes = _Notes()
 
 
 def made_at(value: Any) -> CallStack:
-    """The callers of the constructor of this object; () where it was not seen."""
+    """The callers of this object's constructor; () if it was not observed."""
     try:
         return _notes.places.get(value, ())
     except Exception:
@@ -57,14 +57,14 @@ def made_at(value: Any) -> CallStack:
 
 
 def note_made(value: Any, stack: CallStack) -> None:
-    """The first note of an object stays: a constructor may call that of its base class."""
-    with _notes.lock, contextlib.suppress(Exception):  # its `__hash__` may be the script's own
+    """Only the first record counts, because a constructor may call that of its base class."""
+    with _notes.lock, contextlib.suppress(Exception):  # `__hash__` may be defined by the script
         if value not in _notes.places:
             _notes.places[value] = stack
 
 
 def call_stack(frame: FrameType | None, own: tuple[CodeType, ...] = ()) -> CallStack:
-    """The callers from `frame` outwards, without torch's code, ours and the functions in `own`."""
+    """The callers from `frame` outwards, without frames of torch, of stayfinite, and of the functions in `own`."""
     found: list[tuple[str, int, str]] = []
     while frame is not None and len(found) < _MOST:
         code = frame.f_code
@@ -76,7 +76,7 @@ def call_stack(frame: FrameType | None, own: tuple[CodeType, ...] = ()) -> CallS
 
 
 def targets() -> list[tuple[Target, Any]]:
-    """What is patched for it, each with what makes its wrapper."""
+    """The constructors to patch, each with its wrapper factory."""
     return [(Target(cls, "__init__", _REASON, "provenance"), _init) for cls in _CLASSES]
 
 
@@ -93,7 +93,7 @@ def _note(made: Any, frame: FrameType) -> None:
 
 
 def _constructors(cls: type) -> tuple[CodeType, ...]:
-    """The `__init__` functions that a class has of its own and from its bases."""
+    """The `__init__` functions of a class and its bases."""
     found = [vars(c).get("__init__") for c in cls.__mro__]
     plain = [inspect.unwrap(f) for f in found if callable(f)]
     return tuple(f.__code__ for f in plain if hasattr(f, "__code__"))

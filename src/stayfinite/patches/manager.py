@@ -1,9 +1,8 @@
-"""The one place where functions of torch, Python or a framework are replaced and restored.
+"""The manager of all patches of torch, Python and the frameworks.
 
-A patch is one function in the place of the original, whatever the number of subscribers. They come
-and go in any order, from any thread; when the last one has left, the very original object is back. If
-somebody else has patched on top of ours meanwhile, theirs stays, and ours calls the original and
-nothing else until theirs is gone.
+A patch replaces a function once, for any number of subscribers. They can come and go in any order and from any thread. When
+the last one leaves, the original object is restored. If other code has patched on top of ours, its patch stays, and ours
+only calls the original until theirs is gone.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Target:
-    """What is patched, why, and by which name a user turns the part off that needs it."""
+    """What to patch, the reason, and the name of the part that the user can turn off."""
 
     owner: Any
     name: str
     reason: str
     switch: str
     members: tuple[set[Any], ...] = field(default=(), repr=False, compare=False)
-    """Sets by which others know the original (`os.supports_follow_symlinks`); the patch is in them too."""
+    """Sets that contain the original (`os.supports_follow_symlinks`); the patch is added to them."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A patch as `table` lists it."""
+    """A patch in `table`."""
 
     owner: str
     name: str
@@ -54,17 +53,17 @@ class Row:
     switch: str
     num_subscribers: int
     state: str
-    """"active", or "under another patch": somebody has replaced the attribute after us."""
+    """"active", or "under another patch" if other code has replaced the attribute after us."""
 
 
 class Subscribers(Sequence[Any]):
-    """Who takes part in a patch just now, the most recent last; a loop over it sees one moment."""
+    """The current subscribers of a patch, the most recent last; iterating uses a snapshot."""
 
     def __init__(self) -> None:
         self.now: tuple[Any, ...] = ()
 
     def here(self) -> list[Any]:
-        """Those whose listener's thread this is."""
+        """The subscribers whose listener belongs to this thread."""
         me = threading.get_ident()
         return [s for s in self.now if s.listener.thread_id == me]
 
@@ -86,7 +85,7 @@ MakeWrapper = Callable[[Callable[..., Any], Subscribers], Callable[..., Any]]
 
 
 class Subscription:
-    """One subscriber's part in a patch; `close` ends it, as often as it is called."""
+    """One subscription; `close` ends it, and can be called repeatedly."""
 
     def __init__(self, target: Target, subscriber: Any, patch: _Patch, layer: _Layer) -> None:
         self.target = target
@@ -99,7 +98,7 @@ class Subscription:
         return self in self._layer.subscriptions
 
     def close(self) -> None:
-        """What fails twice here leaves this patch where it is."""
+        """Run a cleanup; if it fails twice, this patch stays."""
         _closing.once(put_back, lambda: _manager.close(self))
 
     def __enter__(self) -> Subscription:
@@ -110,7 +109,7 @@ class Subscription:
 
 
 class _Layer:
-    """The wrapper of one `make_wrapper`, shared by all subscribers who came with the same one."""
+    """The wrapper of one `make_wrapper`, shared by its subscribers."""
 
     def __init__(
         self, make_wrapper: MakeWrapper, below: Callable[..., Any], is_lowest: bool
@@ -119,7 +118,7 @@ class _Layer:
         self.below = below
         self.subscribers = Subscribers()
         self.subscriptions: tuple[Subscription, ...] = ()
-        # What lies below the lowest layer never changes, so it needs no detour.
+        # The function below the lowest layer never changes, so it is called directly.
         self.call = make_wrapper(below if is_lowest else self._call_below, self.subscribers)
 
     def _call_below(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,7 +134,7 @@ class _Layer:
 
 
 class _Patch:
-    """One replaced attribute. Different wrappers for it are layers, called from the last to the first."""
+    """One replaced attribute. Different wrappers are layers, called from the last to the first."""
 
     def __init__(self, target: Target) -> None:
         self.attribute = Attribute(target.owner, target.name)
@@ -151,7 +150,7 @@ class _Patch:
         setattr(self.attribute.owner, self.attribute.name, self.installed)
 
     def remove(self) -> None:
-        """The original is back, unless somebody else's patch or the original itself is there."""
+        """Restore the original, unless other code has replaced the patch or restored the original."""
         if self.is_on_top():
             self.attribute.put_back()
         for members in self._members:
@@ -176,7 +175,7 @@ class _Patch:
         return layer
 
     def drop(self, layer: _Layer) -> None:
-        """Without its last subscriber a layer is not called any more."""
+        """Deactivate the layer after its last subscriber has left."""
         self.layers = tuple(x for x in self.layers if x is not layer)
         below = self.attribute.function
         for one in self.layers:
@@ -197,7 +196,7 @@ class _Patch:
 
 
 def _dispatcher(patch: _Patch | None) -> FunctionType:
-    """The function that takes the original's place."""
+    """The function that replaces the original."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return patch.top(*args, **kwargs)  # type: ignore[union-attr]
@@ -209,7 +208,7 @@ _DISPATCH = _dispatcher(None).__code__
 
 
 class _Manager:
-    """All patches; every change is made under one lock, which a fork waits for."""
+    """The table of all patches. Every change is made under one lock, which also blocks forks."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -217,7 +216,7 @@ class _Manager:
         self._to_close: list[Subscription] = []
         self._patches: dict[tuple[int, str], list[_Patch]] = {}
         self._kept: dict[tuple[int, str], _Patch] = {}
-        """Removed patches of owners that live as long as the process, to be installed again."""
+        """Removed patches of owners that live as long as the process, kept for reuse."""
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(
                 before=self._lock.acquire,
@@ -243,7 +242,7 @@ class _Manager:
         return made
 
     def _drop_empty(self, key: tuple[int, str]) -> None:
-        """What a subscription that failed has left half-made."""
+        """Undo a subscription that failed half-way."""
         for patch in self._patches.get(key, []):
             for layer in patch.layers:
                 if not layer.subscriptions:
@@ -252,7 +251,7 @@ class _Manager:
 
     def close(self, subscription: Subscription) -> None:
         with self._lock:
-            # A finalizer may run in the middle of a change that this very thread is making.
+            # A finalizer may run in this thread during a change.
             self._to_close.append(subscription)
             self._close_waiting()
 
@@ -260,7 +259,7 @@ class _Manager:
         with self._lock:
             for key in list(self._patches):
                 self._settle(key)
-            # A guard that is collected meanwhile takes its patches out of the table.
+            # A guard may be collected meanwhile, which changes the table.
             return [p.row() for patches in list(self._patches.values()) for p in list(patches)]
 
     def _close_waiting(self) -> None:
@@ -281,7 +280,7 @@ class _Manager:
             self._settle((id(patch.attribute.owner), patch.attribute.name))
 
     def _patch(self, target: Target) -> _Patch:
-        """The patch to join: the one on top, or a new one on top of whoever has come after us."""
+        """The patch to join: the top one, or a new one above the patch of other code."""
         key = (id(target.owner), target.name)
         patches = self._patches.get(key)
         if patches is None:
@@ -291,7 +290,7 @@ class _Manager:
             return patches[-1]
         for patch in patches:
             if patch.attribute.current() is patch.attribute.raw:
-                patch.install()  # somebody has put back what was there before us
+                patch.install()  # other code has restored the original
                 return patch
         return self._install(key, target, patches)
 
@@ -305,13 +304,13 @@ class _Manager:
         return made
 
     def _settle(self, key: tuple[int, str]) -> None:
-        """Put back what nobody subscribes to any more, as far as it is ours to put back."""
+        """Restore attributes without subscribers, if other code has not patched them."""
         patches = self._patches.get(key, [])
         for patch in reversed(list(patches)):
             if patch.layers:
                 continue
             if not patch.is_on_top() and patch.attribute.current() is not patch.attribute.raw:
-                continue  # under somebody else's patch, which may call ours: it stays, empty
+                continue  # below another patch, which may call ours: stays, without layers
             patch.remove()
             patches.remove(patch)
             if patch.attribute.is_lasting:
@@ -321,7 +320,7 @@ class _Manager:
 
 
 def close_all(subscriptions: list[Any]) -> None:
-    """Close each, though one of them fails; the list is empty then."""
+    """Close every subscription, even if some fail; the list is empty afterwards."""
     put_back(*(s.close for s in subscriptions), subscriptions.clear)
 
 
@@ -330,11 +329,10 @@ _closing = Firewall("taking a patch out")
 
 
 def subscribe(target: Target, make_wrapper: MakeWrapper, subscriber: Any) -> Subscription:
-    """Take part in the patch of `target`; the first subscriber installs it, the last one ends it.
+    """Subscribe to the patch of `target`: the first subscriber installs it, the last one removes it.
 
-    `make_wrapper(original, subscribers)` returns what is called instead. It is called when the first
-    subscriber comes that brings it; what it made is kept for the next time, so it must hold nothing but
-    the original. While there are no subscribers, what it made is not called.
+    `make_wrapper(original, subscribers)` returns the replacement. It is called for the first subscriber that brings it, and the
+    result is reused later, so it must not refer to anything but the original. Without subscribers the replacement is not called.
 
     >>> import math
     >>> def doubled(original, subscribers):
@@ -349,12 +347,12 @@ def subscribe(target: Target, make_wrapper: MakeWrapper, subscriber: Any) -> Sub
 
 
 def unpatched(function: Any) -> Any:
-    """What was there before us, if `function` is one of our patches; else `function` itself."""
+    """The original, if `function` is one of our patches; else `function` itself."""
     if type(function) is FunctionType and function.__code__ is _DISPATCH:
         return function.__wrapped__  # type: ignore[attr-defined]
     return function
 
 
 def table() -> list[Row]:
-    """All patches there are just now."""
+    """All current patches."""
     return _manager.table()

@@ -1,6 +1,6 @@
 """Reads figures that a script prints or logs: "val accuracy 0.83", `val_loss=0.21`.
 
-Only where somebody has asked for a figure by its name is anything patched here.
+Nothing is patched unless a figure is requested by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBER = r"(-?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+|nan|inf))\s*(%?)"
 
 
 class PrintedFigures:
-    """Reports each figure of these names that the script prints or logs while this is open.
+    """Calls a function for each figure with one of these names that the script prints or logs in this block.
 
     >>> seen = []
     >>> with PrintedFigures(["val acc"], lambda name, value: seen.append((name, value))):
@@ -42,7 +42,7 @@ class PrintedFigures:
         ]
 
     def saw(self, text: str) -> None:
-        """The script has said this."""
+        """Search a printed text for figures."""
         for name, pattern in self._patterns.items():
             found = pattern.search(text)
             if found is not None:
@@ -60,7 +60,7 @@ class PrintedFigures:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """The name as people write it: words joined by blanks, underscores, slashes or dots."""
+    """A pattern for the name: words joined by blanks, underscores, slashes or dots."""
     words = [re.escape(w) for w in re.split(r"[\s_/.-]+", name) if w]
     joined = r"[\s_/.-]+".join(words)
     return re.compile(rf"(?<![\w/]){joined}['\"]?\s*[=:]?\s*{_NUMBER}", re.IGNORECASE)

@@ -1,8 +1,7 @@
-"""Notes where things came from (loads, samples) before anything fails.
+"""Records where state came from (loads, checkpoints) before anything fails.
 
-Was this model restored from a checkpoint, which file was read? Nobody can tell afterwards, so the
-calls that matter leave a note (of which samples a batch is made, `loaders` knows). A note changes
-nothing: the call goes on as it was. Notes are side tables with weak references; nothing hangs on anybody's object.
+After a failure nobody can tell whether the model was restored, and from which file. So `load_state_dict`, `torch.load` and
+similar calls leave a record. The calls themselves are unchanged. Records are in side tables with weak references.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["Provenance", "install", "provenance", "remove"]
 
 @dataclass
 class Restore:
-    """A `load_state_dict`, and the file read just before it."""
+    """A call of `load_state_dict`, and the file that was read just before it."""
 
     path: str | None
     order: int
@@ -40,12 +39,12 @@ class Restore:
     before: tuple[float, ...] = ()
     """The optimizer's learning rates before they were replaced."""
     stack: CallStack = ()
-    """Who restored it."""
+    """The caller."""
 
 
 @dataclass(frozen=True)
 class FileRead:
-    """What a file that `torch.load` read held besides weights."""
+    """The contents of a file that `torch.load` read, besides weights."""
 
     path: str | None
     has_optimizer: bool = False
@@ -54,14 +53,14 @@ class FileRead:
 
 
 class Provenance:
-    """What was seen; one per process."""
+    """The records of this process."""
 
     def __init__(self) -> None:
         self.restored: weakref.WeakKeyDictionary[Any, Restore] = weakref.WeakKeyDictionary()
         self.checks: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Who has a say (`on_restore`) before a state is restored; False leaves it out."""
+        """Checks (`on_restore`) that run before a state is restored; False prevents it."""
         self.stand_ins: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Who knows of files that were written elsewhere (`instead`)."""
+        """Redirections (`instead`) of files that were written elsewhere."""
         self.last_path: str | None = None
         self.last_read: FileRead | None = None
         self.averages: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -72,7 +71,7 @@ class Provenance:
         self._lock = threading.Lock()
 
     def instead(self, path: Any) -> Any:
-        """What to read when a script asks for this path: whoever held a save back knows better."""
+        """The file to read instead of this path, if a save to it was refused."""
         for each in list(self.stand_ins):
             found = each.instead(path)
             if found is not path:
@@ -90,18 +89,18 @@ class Provenance:
             self.restored[target] = Restore(self.last_path, self._order, small, before, stack)
 
     def note_loaded(self, value: Any) -> None:
-        """These tensors came from a file."""
+        """Note that these tensors came from a file."""
         self._loaded = {k: r for k, r in self._loaded.items() if r() is not None}
         self._loaded.update((id(t), weakref.ref(t)) for t in _tensors(value))
 
     def is_loaded(self, value: Any) -> bool:
-        """Whether any tensor in it came from a file."""
+        """Whether any of these tensors came from a file."""
         return any(
             (ref := self._loaded.get(id(t))) is not None and ref() is t for t in _tensors(value)
         )
 
     def restore_of(self, *objects: Any) -> Restore | None:
-        """The note of the first of these, or of a module that holds it, that was restored."""
+        """The record of the first of these objects, or of a module that contains it, that was restored."""
         for obj in objects:
             found = self.restored.get(obj)
             if found is not None:
@@ -120,7 +119,7 @@ _AVERAGE = "running averages of the weights are noted when they are made"
 
 
 def install() -> None:
-    """Leave notes from now on, until `remove` has been called as often."""
+    """Start recording, until `remove` has been called as often as this."""
     global _users
     _users += 1
     if _users > 1:
@@ -139,14 +138,14 @@ def install() -> None:
 
 
 def remove(is_last_user: bool = False) -> None:
-    """`is_last_user`: with the last guard, the notes that began with the import of `Guard` end too."""
+    """Stop recording; `is_last_user`: also end the recording that began with the import of `Guard`."""
     global _users
     left = max(0, _users - 1)
     if left == 1 and is_last_user and _IMPORT in sys.modules:
         left = 0
     if not left:
         close_all(_subscriptions)
-    _users = left  # counted when it is done: who fails here may come again
+    _users = left  # counted after success, so that a failed call can be repeated
 
 
 def _add(owner: Any, name: str, reason: str, make: Any) -> None:
@@ -205,7 +204,7 @@ def _note_file(value: Any) -> None:
 
 
 def _summary(path: str | None, value: Any) -> FileRead:
-    """Optimizer and scheduler states are known by their shape, whatever key they are under."""
+    """Recognize optimizer and scheduler states by their shape, under any key."""
     parts = [value, *value.values()] if isinstance(value, dict) else []
     dicts = [p for p in parts if isinstance(p, dict)]
     optimizers = [d for d in dicts if "param_groups" in d and "state" in d]
@@ -221,7 +220,7 @@ def _rates(groups: Any) -> tuple[float, ...]:
 
 
 def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors in what a file held."""
+    """The tensors in the contents of a file."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth < 8 and isinstance(value, (Mapping, list, tuple)):

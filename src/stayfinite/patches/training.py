@@ -1,8 +1,8 @@
-"""Patches the calls that every PyTorch training makes, and informs the listeners.
+"""Patches the calls that every PyTorch training makes, and notifies the listeners.
 
-Each wrapper asks the listeners of the calling thread; the calls of any other thread, and whatever is
-being compiled, go straight to the original. What a listener raises by mistake never reaches the
-training: it is reported once, the listener is closed, and the call is made as if nobody listened.
+Each wrapper calls the listeners of the current thread. In other threads, and during compilation, it calls the original
+directly. An error of a listener never reaches the training: it is reported once, the listener is closed, and the original is
+called.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _is_compiling = torch.compiler.is_compiling
 
 
 _stepping: set[int] = set()
-"""Threads that are inside of an optimizer's step."""
+"""The threads that are inside an optimizer's step."""
 
 
 class TrainingPatches:
-    """A listener's part in all of them; `close` ends it."""
+    """The patches of one listener; `close` removes them."""
 
     def __init__(self, listener: TrainingListener, finds_optimizers: bool) -> None:
         self.listener = listener
@@ -54,9 +54,9 @@ class TrainingPatches:
         self._classes: set[type] = set()
         self._hooks: list[Any] = []
         self._under_way: list[tuple[Any, Callable[[], None] | None]] = []
-        """Steps that hooks have begun, each with what takes it back."""
+        """Steps that hooks have begun, each with its undo function."""
         self._is_nested = False
-        """The step under way calls the step of its base class, which has the same hooks."""
+        """The current step calls the step of its base class, which has the same hooks."""
         try:
             self._subscribe(finds_optimizers)
         except BaseException:
@@ -81,15 +81,15 @@ class TrainingPatches:
         self._subscriptions.append(subscribe(target, make, self))
 
     def watch_optimizer(self, optimizer: Any) -> None:
-        """`step` of this optimizer's class; of one that is no torch.optim.Optimizer as well."""
+        """Patch `step` of this optimizer's class, which need not derive from torch.optim.Optimizer."""
         cls = next((c for c in type(optimizer).__mro__ if "step" in c.__dict__), None)
         if cls is None or cls in self._classes:
             return
         self._classes.add(cls)
         self._add(cls, "step", _STEP, _optimizer_step)
         if "step" in vars(optimizer) and not self._hooks:
-            # A scheduler that was made before us calls the original of the class by itself; torch's
-            # own hooks are called there.
+            # A scheduler that was made before this patch calls the original directly, and only torch's
+            # own hooks run then.
             self._hooks = [
                 register_optimizer_step_pre_hook(self._before_original),
                 register_optimizer_step_post_hook(self._after_original),
@@ -127,16 +127,16 @@ class TrainingPatches:
             self.listener.firewall.call(self.listener.on_step_done, optimizer, True)
 
     def close(self) -> None:
-        """The originals are back when the last listener has gone."""
+        """The originals are restored when the last listener is removed."""
         put_back(lambda: close_all(self._subscriptions), *(h.remove for h in self._hooks))
         self._hooks.clear()
         self._classes.clear()
 
 
 def _is_inner(optimizer: Any) -> bool:
-    """Whether a hook was called by a `super().step()`: torch calls hooks in the step of every class of
-    which an optimizer was ever made. What a replay steps, the loop's own step stands around; that is
-    no inner one."""
+    """Whether a hook was called by a `super().step()`: torch calls the hooks in the step of every class of which an
+    optimizer was ever made. A step of a replay inside the loop's own step is not such a call.
+    """
     frame = sys._getframe(2)
     caller, own = frame.f_code, TrainingPatches._before_original.__code__
     outer = frame.f_back
@@ -157,12 +157,12 @@ _BACKWARD = ("retain_graph", "create_graph", "grad_variables", "inputs")
 
 
 def _keeping(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments behind the gradients, with a graph that stays."""
+    """The arguments after the gradients, with `retain_graph=True`."""
     return {**dict(zip(_BACKWARD, args[1:])), **kwargs, "retain_graph": True}
 
 
 def _backward(original: Any, subscribers: Subscribers) -> Any:
-    """`Tensor.backward` ends here as well."""
+    """`Tensor.backward` calls this as well."""
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_compiling():
@@ -173,7 +173,7 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
             if listener.thread_id != me:
                 continue
             ordinary, firewall = listener.ordinary, listener.firewall
-            try:  # not by way of `firewall.call`: this is in every healthy step
+            try:  # Not through `firewall.call`: this runs in every healthy step.
                 is_on = ordinary is not None and not firewall.is_down
                 if is_on and ordinary.takes_backward(tensors):
                     continue
@@ -183,7 +183,7 @@ def _backward(original: Any, subscribers: Subscribers) -> Any:
                 firewall.fail(error)
             first = tensors
             if not isinstance(first, Tensor):
-                # A generator would be used up by looking into it.
+                # Inspecting a generator would consume it.
                 first = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else None
                 if not isinstance(first, Tensor):
                     continue
@@ -223,7 +223,7 @@ def _clip(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _same_clip(original: Any, subscribers: Subscribers) -> Any:
-    """`torch.nn.utils` has it under a second name."""
+    """`torch.nn.utils` has the same function under a second name."""
 
     def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
         return nn.utils.clip_grad.clip_grad_norm_(*args, **kwargs)
@@ -261,13 +261,13 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
             mine = now[0].listener
             ordinary, firewall = mine.ordinary, mine.firewall
             if ordinary is not None and not firewall.is_down and mine.thread_id == me:
-                try:  # not by way of `firewall.call`: this is in every healthy step
+                try:  # Not through `firewall.call`: this runs in every healthy step.
                     may_step = ordinary.may_step(optimizer)
                 except StayfiniteError:
                     raise
                 except Exception as error:
                     firewall.fail(error)
-                    may_step = True  # as if nobody listened
+                    may_step = True  # as without listeners
         if may_step is None:
             mine = _whose(subscribers, optimizer)
             if mine is None:
@@ -287,7 +287,7 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
             return result
         finally:
             _stepping.discard(me)
-            try:  # not by way of `firewall.call`: this is in every healthy step
+            try:  # Not through `firewall.call`: this runs in every healthy step.
                 if not firewall.is_down:
                     mine.on_step_done(optimizer, is_done)
             except StayfiniteError:
@@ -299,7 +299,7 @@ def _optimizer_step(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _whose(subscribers: Subscribers, optimizer: Any) -> TrainingListener | None:
-    """Whose step this is; the others hear of it."""
+    """The listener that owns this step; the others are only notified."""
     me, mine = _ident(), None
     for each in subscribers.now:
         listener: TrainingListener = each.listener
@@ -326,7 +326,7 @@ def _special(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """A step inside a replay, or one that evaluates a closure by itself."""
+    """Run a step that belongs to a replay or evaluates a closure."""
 
     def call(actual: Any) -> Any:
         given, named = args, kwargs

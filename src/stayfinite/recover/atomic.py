@@ -19,10 +19,10 @@ _STALE_SECONDS = 3600.0
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A place to write to; what is written there becomes `path` in one step, or not at all.
+    """A context with a temporary path whose contents become `path` in one step, or not at all.
 
-    The temporary file has the very name of the final one (archives write it into themselves), in a
-    hidden folder beside it. A process that is killed leaves that folder and the old file untouched.
+    The temporary file has the same name as the final one, because archives store it, and is in a hidden folder next to it. If the
+    process is killed, the old file is unchanged.
 
     >>> folder = Path(tempfile.mkdtemp())
     >>> with atomic_path(folder / "a.txt") as part:
@@ -45,7 +45,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _clear_old(folder: Path, prefix: str) -> None:
-    """What a killed process left behind long ago; younger ones may still be written to."""
+    """Remove old leftovers of killed processes; recent ones may still be in use."""
     for old in folder.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(OSError):
             if time.time() - old.stat().st_mtime > _STALE_SECONDS:
@@ -61,6 +61,6 @@ def _sync(file: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    # Not every file system lets a folder be opened; the rename itself has happened all the same.
+    # Not every file system can open a folder; the rename has happened in any case.
     with contextlib.suppress(OSError):
         _sync(folder)

@@ -20,25 +20,25 @@ LEDGER_NAME = "ledger.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """One batch that was left out, or cut."""
+    """One batch that was skipped, or cut."""
 
     step: int
     epoch: int = 0
     kind: str = "skipped"
     """skipped | rolled_back | dropped | sanitized; of the run itself: healed | stopped"""
     indices: tuple[int, ...] = ()
-    """The samples' places in the data set, where a DataLoader's sampler gave them."""
+    """The positions of the samples in the data set, if the DataLoader's sampler is known."""
     rows: tuple[int, ...] = ()
-    """For `sanitized`: the rows of the batch that were dropped or changed."""
+    """For `sanitized`: the rows of the batch that were dropped or replaced."""
     reason: str = ""
     incident: str | None = None
-    """Id of the incident that it belongs to."""
+    """The id of its incident."""
     first_bad: str = ""
-    """The first bad value: "sample 1327 of the data set, feature 101"; "" where nobody has looked."""
+    """The first bad value: "sample 1327 of the data set, feature 101"; "" if it was not investigated."""
 
 
 class Ledger:
-    """The batches that were left out, oldest first; a sequence of entries.
+    """The batches that were skipped, oldest first; a sequence of entries.
 
     >>> ledger = Ledger()
     >>> ledger.add(LedgerEntry(step=7, indices=(14, 15), reason="the loss is nan"))
@@ -54,7 +54,7 @@ class Ledger:
         self._is_broken = False
 
     def add(self, *entries: LedgerEntry) -> None:
-        """Note these; with a file, each is on disk when this returns."""
+        """Add entries; with a file, they are on disk when this returns."""
         self._entries += entries
         if self._path is None or self._is_broken or not entries:
             return
@@ -67,12 +67,12 @@ class Ledger:
                 os.fsync(handle.fileno())
         except OSError:
             self._is_broken = (
-                True  # the run folder has reported it already; the ledger stays in memory
+                True  # the run folder has reported it already; the entries stay in memory
             )
 
     @classmethod
     def load(cls, path: str | Path) -> Ledger:
-        """The ledger of an earlier run: its `ledger.jsonl`, or the run folder."""
+        """Load the ledger of an earlier run from its `ledger.jsonl` or its run folder."""
         where = Path(path)
         where = where / LEDGER_NAME if where.is_dir() else where
         ledger = cls()
@@ -85,18 +85,18 @@ class Ledger:
                 ledger._entries.append(from_plain(LedgerEntry, json.loads(line)))
             except json.JSONDecodeError:
                 if number == len(lines):
-                    break  # cut short by a kill: the entry before it is whole
+                    break  # cut short by a kill: the entries before it are complete
                 raise UsageError(f"{where}:{number} is not a line of a ledger") from None
         return ledger
 
     def steps(self, *kinds: str) -> list[int]:
-        """The steps of all entries, or of those of these kinds."""
+        """The steps of all entries, or of those of the given kinds."""
         return [e.step for e in self._entries if not kinds or e.kind in kinds]
 
     def replay(
         self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None
     ) -> Iterator[tuple[LedgerEntry, Any]]:
-        """The batches again, made from the data set; entries whose samples nobody knows are left out."""
+        """Make the batches again from the data set; entries with unknown samples are omitted."""
         from torch.utils.data import default_collate
 
         join = collate or default_collate

@@ -20,26 +20,26 @@ __all__ = ["Stage", "StageReport", "StagedPlan"]
 
 _EDGE = 0.1
 _MOST = 100
-"""So many losses at either end are enough for a median, however long the stage is."""
+"""The number of losses at either end that are enough for a median."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What one part of a training has to show."""
+    """One stage of a training, and its conditions."""
 
     name: str
     steps: int
     max_incidents: int = 0
     must_improve: bool = True
-    """The median loss of its last tenth has to be below that of its first tenth."""
+    """Condition: the median loss of its last tenth is below that of its first tenth."""
     loss_below: float | None = None
-    """The median loss of its last tenth has to be below this."""
+    """Condition: the median loss of its last tenth is below this."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """The largest magnitude that parameters of these names may have at its end: {"*.alpha": 0.1}."""
+    """Condition: the largest magnitude of parameters at its end, by name pattern: {"*.alpha": 0.1}."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """What changes when it begins: {"lr": 1.5e-4} or {"lr": "1.5x"}. A guard sets what an optimizer holds."""
+    """Settings that change at its start: {"lr": 1.5e-4} or {"lr": "1.5x"}. A guard sets them in the optimizer."""
     metric: str | None = None
-    """A figure that the script prints or logs: "val accuracy"; the last one of the stage counts."""
+    """Condition: the last value of a figure that the script prints or logs: "val accuracy"."""
     metric_above: float | None = None
     metric_below: float | None = None
 
@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class StageReport:
-    """How a stage went."""
+    """The result of a stage."""
 
     name: str
     status: str
@@ -70,7 +70,7 @@ class StageReport:
 
 
 class StagedPlan:
-    """Goes through stages one after the other and stops at the first that fails.
+    """Runs stages one after the other and stops at the first that fails.
 
     >>> plan = StagedPlan([Stage(name="validate", steps=3), Stage(name="scale up", steps=3)])
     >>> [plan.note(loss) is not None for loss in (3.0, 2.0, 1.0)]
@@ -88,12 +88,12 @@ class StagedPlan:
             raise UsageError("a plan needs at least one Stage(...)")
         self.stages = tuple(stages)
         self.sees_metrics = True
-        """False in a process to which the script prints nothing: a rank that is not the first."""
+        """Whether figures can be expected; False on ranks to which the script prints nothing."""
         self._done: list[StageReport] = []
         self._clear()
 
     def _clear(self) -> None:
-        """A stage begins."""
+        """Begin a stage."""
         stage = self.current
         self._edge = max(1, min(_MOST, round(stage.steps * _EDGE))) if stage is not None else 1
         self._first: list[float] = []
@@ -105,7 +105,7 @@ class StagedPlan:
 
     @classmethod
     def from_data(cls, stages: Iterable[Mapping[str, Any]]) -> StagedPlan:
-        """A plan from a config file's list of mappings; unknown keys are rejected."""
+        """Make a plan from the list of mappings in a config file; unknown keys are rejected."""
         known = {f.name for f in dataclasses.fields(Stage)}
         found = []
         for i, stage in enumerate(stages):
@@ -119,7 +119,7 @@ class StagedPlan:
 
     @classmethod
     def from_file(cls, path: str | Path) -> StagedPlan:
-        """A plan from a YAML file: a list of stages, or a mapping with the key `stages`."""
+        """Read a plan from a YAML file: a list of stages, or a mapping with the key `stages`."""
         import yaml
 
         try:
@@ -136,7 +136,7 @@ class StagedPlan:
 
     @property
     def metrics(self) -> frozenset[str]:
-        """The names of all figures that its stages ask for."""
+        """The names of all figures in its conditions."""
         return frozenset(s.metric for s in self.stages if s.metric is not None)
 
     @property
@@ -145,13 +145,13 @@ class StagedPlan:
         return self.current is not None and self._steps + 1 >= self.current.steps
 
     def note_metric(self, name: str, value: float) -> None:
-        """The script has printed this figure."""
+        """Note a figure that the script has printed."""
         if self.current is not None and self.current.metric == name:
             self._metric = value
 
     @property
     def current(self) -> Stage | None:
-        """The stage at hand; None when all are done or one has failed."""
+        """The current stage; None if all are done or one has failed."""
         has_failed = bool(self._done) and self._done[-1].status == "failed"
         if has_failed or len(self._done) == len(self.stages):
             return None
@@ -159,7 +159,7 @@ class StagedPlan:
 
     @property
     def has_passed(self) -> bool:
-        """All stages are through."""
+        """Whether all stages have passed."""
         return len(self._done) == len(self.stages) and self._done[-1].status == "passed"
 
     def note(
@@ -169,9 +169,9 @@ class StagedPlan:
         is_healthy: bool = True,
         parameters: Iterable[tuple[str, Tensor]] = (),
     ) -> StageReport | None:
-        """One step of the current stage; its report when that was the last one.
+        """Note a step; returns the report of the stage if this was its last step.
 
-        `parameters` (`model.named_parameters()`) are read at the end of a stage only.
+        `parameters` (`model.named_parameters()`) are read only at the end of a stage.
         """
         stage = self.current
         if stage is None:
@@ -188,7 +188,7 @@ class StagedPlan:
         return report
 
     def see(self, loss: float | None) -> None:
-        """A loss of the current stage."""
+        """Note a loss of the current stage."""
         if loss is None or not math.isfinite(loss):
             return
         self._num_losses += 1
@@ -197,7 +197,7 @@ class StagedPlan:
         self._last.append(loss)
 
     def reports(self) -> list[StageReport]:
-        """Every stage: passed, failed, running, or still waiting."""
+        """A report of every stage: passed, failed, running or waiting."""
         found = list(self._done)
         for i, stage in enumerate(self.stages[len(found) :]):
             status = "running" if i == 0 and self.current is stage else "waiting"
@@ -229,7 +229,7 @@ class StagedPlan:
         return _of_metric(stage, self._metric) if self.sees_metrics else []
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the plan is; plain values only."""
+        """The progress of the plan, as plain values."""
         return {
             "done": [dataclasses.asdict(r) for r in self._done],
             "first": list(self._first),
@@ -241,7 +241,7 @@ class StagedPlan:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore the progress from `state_dict`."""
         done = [StageReport(**{**r, "reasons": tuple(r["reasons"])}) for r in state["done"]]
         names = [s.name for s in self.stages[: len(done)]]
         if [r.name for r in done] != names:
@@ -257,7 +257,7 @@ class StagedPlan:
 
 
 def _numbers(value: Any) -> Any:
-    """YAML reads `1e-4` as text; it is meant as a number."""
+    """YAML reads `1e-4` as text; convert it to a number."""
     if isinstance(value, dict):
         return {k: _numbers(v) for k, v in value.items()}
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Policies as data: a ladder of responses to bad steps, each for a number of times."""
+"""Policies as data: a ladder of responses to bad steps, each for a limited number of times."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SANITIZERS = ("drop", "replace")
 
 @dataclass(frozen=True)
 class Rung:
-    """One answer of a ladder.
+    """One response of a ladder.
 
-    `times` counts bad steps in a row for `skip` and `sanitize`, and rollbacks of the whole run for
-    `rollback`; None is as often as the policy's budgets allow. `lr_factor` and `skip_next` belong to
-    `rollback`: what the learning rate is multiplied with, and how many further batches are left out.
+    `times` counts bad steps in a row for `skip` and `sanitize`, and rollbacks of the whole run for `rollback`; None means as often
+    as the budgets of the policy allow. `lr_factor` and `skip_next` belong to `rollback`: the factor for the learning rate, and the
+    number of further batches to skip.
 
     >>> Rung("rollback", times=2, lr_factor=0.5)
     Rung(kind='rollback', times=2, lr_factor=0.5, skip_next=0)
@@ -55,12 +55,12 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """The state of a training has run away: leaving batches out cannot help."""
+    """Set if the state of a training has diverged, so that skipping batches cannot help."""
 
     reason: str
-    """By what that shows."""
+    """The evidence for it, as text."""
     change: str = ""
-    """What was seen to pass from the last healthy state on; empty where nothing was."""
+    """The change with which replays from the last healthy state passed; empty if there is none."""
     proof: str = ""
     lr_factor: float = 1.0
     lr_limit: float | None = None
@@ -69,7 +69,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done about this one bad step."""
+    """The response to one bad step."""
 
     kind: str
     """raise | skip | rollback | sanitize | parts | heal | stop"""
@@ -80,7 +80,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Policy:
-    """What to do about a bad step, and for how long.
+    """How to respond to bad steps, and for how long.
 
     >>> Policy.parse("skip").name
     'skip'
@@ -99,21 +99,21 @@ class Policy:
 
     name: str = "skip"
     max_consecutive_skips: int = 50
-    """Bad steps in a row after which the run stops: it would only burn hours."""
+    """The run stops after so many bad steps in a row."""
     max_total_skips: int = 1000
-    """Bad steps in all after which the run stops."""
+    """The run stops after so many bad steps in total."""
     max_rollbacks: int = 20
-    """Rollbacks in all after which the run stops."""
+    """The run stops after so many rollbacks."""
     lr_factor: float = 1.0
-    """Policy `rollback`: what the learning rate is multiplied with each time; 1 leaves it."""
+    """Policy `rollback`: the factor for the learning rate at each rollback."""
     skip_next: int = 0
-    """Policy `rollback`: how many of the batches that follow are left out as well."""
+    """Policy `rollback`: how many of the following batches are skipped as well."""
     sanitizer: str = "drop"
     """Policy `sanitize`: `drop` the samples that are not finite, or `replace` their bad values by 0."""
     on_spike: str = "warn"
-    """What to do about a spike of the loss or of the gradient norm: ignore, warn, skip, rollback or raise."""
+    """The response to a spike of the loss or of the gradient norm: ignore, warn, skip, rollback or raise."""
     rungs: tuple[Rung, ...] = ()
-    """A ladder; `name` is then "ladder"."""
+    """A ladder of responses; `name` is "ladder" then."""
 
     def __post_init__(self) -> None:
         if self.rungs:
@@ -136,14 +136,14 @@ class Policy:
 
     @classmethod
     def ladder(cls, *rungs: Rung, **others: Any) -> Policy:
-        """A policy that goes from one answer to the next, and stops the run after the last."""
+        """Make a policy that goes from one response to the next, and stops the run after the last."""
         if not rungs:
             raise UsageError("a ladder needs at least one Rung(...)")
         return cls(rungs=rungs, **others)
 
     @classmethod
     def parse(cls, value: str | Policy, **others: Any) -> Policy:
-        """A policy from its name or its ladder as text, or the policy itself."""
+        """Make a policy from its name or from a ladder as text."""
         if isinstance(value, Policy):
             return value
         if not isinstance(value, str):
@@ -155,7 +155,7 @@ class Policy:
         return cls(name=value, **others)
 
     def steps(self) -> tuple[Rung, ...]:
-        """The ladder that this policy is, also where it is a plain name."""
+        """The responses in order, also for a policy with a plain name."""
         if self.rungs:
             return self.rungs
         if self.name == "rollback":
@@ -165,7 +165,7 @@ class Policy:
         return (Rung("skip" if self.is_adaptive else self.name),)
 
     def check_ranks(self, num_ranks: int) -> None:
-        """Raises where this policy cannot be followed by so many ranks.
+        """Raise a UsageError if this policy does not support so many ranks.
 
         >>> Policy.parse("parts").check_ranks(2)
         Traceback (most recent call last):
@@ -179,13 +179,13 @@ class Policy:
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether it stops, or heals, where an investigation shows that leaving steps out cannot help."""
+        """Whether it stops, or heals, if an investigation shows that skipping cannot help."""
         return self.name in ("auto", "heal")
 
     def decide(
         self, tally: Tally, leave_out: tuple[str, ...] = (), outlook: Outlook | None = None
     ) -> Decision:
-        """The answer to a bad step that `tally` counts already; `leave_out` cannot be done now."""
+        """The response to a bad step, which `tally` counts already; kinds in `leave_out` are not possible now."""
         if outlook is not None and self.is_adaptive:
             return self._think(tally, leave_out, outlook)
         rungs = [r for r in self.steps() if r.kind not in leave_out] or [Rung("skip")]
@@ -221,7 +221,7 @@ class Policy:
         return f"{' and '.join(counts)}: the policy {self.describe()} has nothing left to try"
 
     def describe(self) -> str:
-        """The policy as `parse` reads it.
+        """The policy as text for `parse`.
 
         >>> Policy.ladder(Rung("skip", 3), Rung("rollback", 2, 0.5, 4)).describe()
         'skip:3,rollback:2:lr=0.5:next=4'
@@ -236,7 +236,7 @@ class Policy:
         return ",".join(texts)
 
     def stop_reason(self, num_consecutive: int, num_total: int) -> str | None:
-        """Why the run must stop now, or None."""
+        """The reason why the run must stop now, or None."""
         if num_consecutive > self.max_consecutive_skips:
             return f"{num_consecutive} steps in a row were skipped (limit {self.max_consecutive_skips})"
         if num_total > self.max_total_skips:

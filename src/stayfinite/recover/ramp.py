@@ -20,7 +20,7 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class RampMove:
-    """One change of precision or of the scale, and why."""
+    """One change of the precision or of the loss scale, with the reason."""
 
     step: int
     before: str
@@ -31,18 +31,16 @@ class RampMove:
 class PrecisionRamp:
     """Trains in fp32 until that is stable, then in half precision with a conservative loss scale.
 
-    Give `ramp.scaler` to the guard (or use it as any GradScaler) and compute the loss under
-    `ramp.autocast()`. In fp32 the scaler's scale is exactly 1, so that it changes no bit. `device_type` is
-    that of the accelerator at hand, or "cpu".
+    Pass `ramp.scaler` to the guard (or use it like any GradScaler) and compute the loss under `ramp.autocast()`. In fp32 the scale
+    is exactly 1, which changes no bit. `device_type` is that of the available accelerator, or "cpu".
 
         ramp = PrecisionRamp(stable_steps=2000)
         guard = Guard(model, optimizer, ramp=ramp)
 
-    fp32 for `stable_steps` steps (or `stable_epochs` epochs) without an incident; then AMP at the
-    first of `scales`, watched for `watch_batches` batches; then the next scale. An incident under AMP
-    falls back to fp32 and the next attempt waits `patience` times as long; more than `max_skips`
-    skips of the scaler within one watch fall back by one scale. A validation loss that rises
-    (`note_validation`) stands against each move up, and falls back too. Every move is in `moves`.
+    It uses fp32 for `stable_steps` steps (or `stable_epochs` epochs) without an incident, then AMP at the first of `scales`,
+    watched for `watch_batches` batches, then the next scale. After an incident under AMP it returns to fp32, and the next attempt
+    waits `patience` times as long. After more than `max_skips` skips of the scaler within one watch it returns to the previous
+    scale. A rising validation loss (`note_validation`) prevents each move up, and also returns to fp32. `moves` lists every move.
 
     >>> ramp = PrecisionRamp(stable_steps=2, watch_batches=3, device_type="cpu")
     >>> for _ in range(5):
@@ -102,7 +100,7 @@ class PrecisionRamp:
 
     @property
     def precision(self) -> str:
-        """What is used now, in words."""
+        """The current precision, as text."""
         if not self.is_on:
             return "fp32"
         name = str(self.dtype).removeprefix("torch.")
@@ -113,7 +111,7 @@ class PrecisionRamp:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.is_on)
 
     def note_applied(self) -> None:
-        """A step was made."""
+        """Note an applied step."""
         self._step += 1
         if not self.is_on:
             if not self._by_epochs:
@@ -125,10 +123,10 @@ class PrecisionRamp:
             self._move(self._rung + 1, f"{self._watched} batches without an incident")
 
     def note_validation(self, loss: float) -> None:
-        """The validation loss, where the loop has one: a rise stands against half precision.
+        """Note the validation loss, if the loop has one: a rise prevents half precision.
 
-        In fp32 an epoch or a wait counts only while it does not rise by more than `max_rise` over the
-        best so far; under AMP such a rise, or a NaN, falls back to fp32.
+        In fp32 an epoch or a wait counts only if it does not rise by more than `max_rise` over the best so far. Under AMP such a
+        rise, or a NaN, returns to fp32.
         """
         best = self._best
         self._has_risen = not math.isfinite(loss) or (
@@ -148,19 +146,19 @@ class PrecisionRamp:
             self._move(-1, f"{shown}; next attempt after {self._target()} stable {unit}")
 
     def note_epoch(self) -> None:
-        """An epoch ended; it counts when `stable_epochs` was given and nothing happened in it."""
+        """Note the end of an epoch; it counts if `stable_epochs` is set and it had no incident."""
         if not self.is_on and self._by_epochs:
             self._grow_stable("epochs")
 
     def note_skip(self) -> None:
-        """The scaler skipped a step: its own business, unless it happens too often."""
+        """Note a skip of the scaler; too many of them lower the scale."""
         self._step += 1
         self._skips += self.is_on
         if self._skips > self._max_skips:
             self._move(self._rung - 1, f"{self._skips} skipped steps in {self._watched} batches")
 
     def note_incident(self, reason: str) -> None:
-        """A step went wrong: back to fp32, and the next attempt comes later."""
+        """Note an incident: return to fp32, and wait longer before the next attempt."""
         self._step += 1
         self._stable = -1 if self._by_epochs else 0
         if self.is_on:
@@ -187,7 +185,7 @@ class PrecisionRamp:
             self.on_move(move)
 
     def refresh(self) -> None:
-        """Put the scale of the present stage back, after somebody else restored the scaler."""
+        """Restore the scale of the current stage, after other code has restored the scaler."""
         self._set_scale()
 
     def _set_scale(self) -> None:
@@ -202,7 +200,7 @@ class PrecisionRamp:
             tracker.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the ramp is, for a checkpoint; plain values only."""
+        """The state of the ramp for a checkpoint, as plain values."""
         keys = ("_rung", "_stable", "_watched", "_skips", "_fails", "_step", "_best")
         state: dict[str, Any] = {k.lstrip("_"): getattr(self, k) for k in keys}
         return {
@@ -212,7 +210,7 @@ class PrecisionRamp:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Restore the state from `state_dict`."""
         if not -1 <= state["rung"] < len(self.scales):
             raise UsageError(
                 f"the saved ramp is at scale number {state['rung']}, this one has {len(self.scales)}"

@@ -1,4 +1,4 @@
-"""A copy of everything that a step changes, in preallocated memory or in a file."""
+"""A copy of everything that a step can change, in preallocated memory or in a file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["SNAPSHOT_KIND", "DiskSnapshot", "Snapshot"]
 
 SNAPSHOT_KIND = "stayfinite.snapshot"
 Capture = Callable[[], Callable[[], None]]
-"""Notes how something is, and returns what puts it back."""
+"""Saves current values, and returns a function that restores them."""
 
 
 class Snapshot:
-    """Copies tensors by reference list; `take` again reuses the memory.
+    """Copies tensors in memory; later calls of `take` reuse the memory.
 
-    `tensors` yields the tensors to keep (their identity may change between calls, as optimizer
-    state does after its first step); `small` are captures of what is no tensor of the model.
+    `tensors` are the tensors to copy (they may be other objects in each call, as optimizer state is after the first step);
+    `small` are captures of everything else.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Snapshot:
         self._small: list[Callable[[], None]] = []
         self._absent: list[tuple[dict[Any, Any], set[Any]]] = []
         self._homes: list[tuple[dict[Any, Any], Any, dict[Any, Any], dict[Any, Tensor]]] = []
-        """(state, key, entry, its tensors): what the optimizers held, by identity."""
+        """(state, key, entry, its tensors): the entries of the optimizers' state, by identity."""
         self.tag: int = -1
 
     @property
@@ -51,7 +51,7 @@ class Snapshot:
         dicts: Sequence[dict[Any, Any]],
         names: Sequence[str] = (),
     ) -> None:
-        """Copy now. `dicts` are the optimizers' state: entries born later are removed on restore."""
+        """Take the copy. `dicts` are the optimizers' states: entries that are added later are removed by `restore`."""
         self._keep(tag, tensors, names)
         self.retake_small(small)
         self._homes = [
@@ -73,26 +73,26 @@ class Snapshot:
         _copy_all(self._live, self._kept)
 
     def retake_small(self, small: Sequence[Capture]) -> None:
-        """Only what is no tensor of the model again: learning rates, scheduler, scaler."""
+        """Update only the captures: learning rates, scheduler, scaler."""
         self._small = [capture() for capture in small]
 
     def add(self, capture: Capture) -> None:
-        """Take in something that turned up later and has not moved since."""
+        """Add a capture of an object that was found later and has not changed since."""
         self._small.append(capture())
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back as it was when taken."""
+        """Restore all values."""
         for state, keys in self._absent:
             for key in [k for k in state if k not in keys]:
                 del state[key]
         for state, key, entry, held in self._homes:
-            state[key] = entry  # an optimizer may put new ones there with every step
+            state[key] = entry  # an optimizer may replace its tensors in every step
             entry.update(held)
         put_back(self._put_back, *self._small)
 
     def drop(self) -> None:
-        """Forget the copies."""
+        """Drop the copies."""
         self._live, self._kept, self._small, self._absent, self._homes = [], [], [], [], []
         self.tag = -1
 
@@ -100,8 +100,8 @@ class Snapshot:
 class DiskSnapshot(Snapshot):
     """The same with the tensors in one file, for models whose copy does not fit into memory.
 
-    The file is replaced in one step, so a process that dies while writing leaves the one before; it
-    holds every tensor under its name, and `torch.load(path)` reads it with nothing else at hand.
+    The file is replaced in one step, so a process that dies while writing leaves the previous one. It contains every tensor
+    by name, and `torch.load(path)` reads it without stayfinite.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -114,7 +114,7 @@ class DiskSnapshot(Snapshot):
         held = {f"{i} {n}": t.detach() for i, (n, t) in enumerate(zip(named, tensors))}
         make_folder(self.path.parent)
         with atomic_path(self.path) as part:
-            # The plain function: this file is ours, no gate has a say in it.
+            # The unpatched function: this file does not go through the save gate.
             save = getattr(torch.save, "__wrapped__", torch.save)
             save({"kind": SNAPSHOT_KIND, "step": tag, "tensors": held}, part)
             part.chmod(0o600)
@@ -132,7 +132,7 @@ class DiskSnapshot(Snapshot):
 
     @staticmethod
     def has_room(folder: Path, num_bytes: int) -> bool:
-        """Whether the file system takes two copies (the old one and the new one) and some more."""
+        """Whether the file system has room for two copies (the old and the new one) and some more."""
         home = folder
         while not home.exists() and home != home.parent:
             home = home.parent
@@ -154,4 +154,6 @@ def _copy_all(to: list[Tensor], source: list[Tensor]) -> None:
     if len(plain) != len(to):
         for a, b in zip(to, source):
             if type(b) not in (Tensor, torch.nn.Parameter) or b.layout != torch.strided:
-                a.copy_(b.detach())  # not into a.detach(): a sparse one would get new values alone
+                a.copy_(
+                    b.detach()
+                )  # not into a.detach(): of a sparse tensor, only the values would be replaced

@@ -50,10 +50,29 @@ def _is_positive(node: ast.expr) -> bool:
     "0 / 1 is 0 where nothing was counted; every other count stays as it is",
 )
 def floor_count(source: Source, node: ast.AST) -> Iterable[Edit] | None:
-    divisor = divisor_of(node)
-    if divisor is None or has_floor(source, divisor):
+    counted = divisor_of(node) or _inverted(node)
+    if counted is None or has_floor(source, counted):
         return None
-    return clamped(source, divisor, low="1")
+    return clamped(source, counted, low="1")
+
+
+def _inverted(node: ast.AST) -> ast.expr | None:
+    """`x` of `x.rsqrt()`, `x.reciprocal()`, `x.pow(-0.5)` and `x ** -1`."""
+    found = call(node, "rsqrt", "reciprocal")
+    if found is not None:
+        return found[1]
+    power = call(node, "pow")
+    if power is not None and power[2] and _is_below_zero(power[2][0]):
+        return power[1]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        return node.left if _is_below_zero(node.right) else None
+    return None
+
+
+def _is_below_zero(node: ast.expr) -> bool:
+    if not isinstance(node, ast.UnaryOp) or not isinstance(node.op, ast.USub):
+        return False
+    return isinstance(node.operand, ast.Constant)
 
 
 @pattern(

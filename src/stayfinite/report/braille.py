@@ -22,7 +22,7 @@ Columns = list[tuple[float, float] | None]
 def plot_lines(
     series: Series, width: int, height: int, is_ascii: bool = False
 ) -> list[tuple[str, str, str]]:
-    """(axis label, curve, markers) for each row. A marker stands where a value was not finite.
+    """(axis label, curve, markers) for each row. A marker shows values that were not finite.
 
     >>> s = Series(x=[0, 1], low=[1.0, 9.0], high=[1.0, 9.0], mean=[1.0, 9.0], bad=["", ""])
     >>> [(label.strip(), len(curve), marks) for label, curve, marks in plot_lines(s, 14, 2)]
@@ -54,7 +54,7 @@ def plot_lines(
 
 
 def sparkline(series: Series, width: int, is_ascii: bool = False) -> str:
-    """One row; `!` where a value was not finite.
+    """A curve in one row; `!` where a value was not finite.
 
     >>> sparkline(Series(x=[0, 1, 2], mean=[1.0, None, 100.0], bad=["", "nan", ""]), 3)
     '▁!█'
@@ -90,7 +90,7 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _resample(series: Series, width: int) -> Columns:
-    """The mean of each column, and its peak where that stands out; straight lines between."""
+    """The mean of each column, and its peak if that differs much; straight lines between."""
     count = len(series.x)
     columns: Columns = [None] * width
     if not count:
@@ -119,7 +119,7 @@ def _resample(series: Series, width: int) -> Columns:
 
 
 def _dots(columns: Columns, rows: int, low: float, high: float, is_log: bool) -> list[set[int]]:
-    """For each column the rows, from the top, that are lit."""
+    """The lit rows of each column, from the top."""
     grid: list[set[int]] = []
     last: int | None = None
     for column in columns:
@@ -130,7 +130,7 @@ def _dots(columns: Columns, rows: int, low: float, high: float, is_log: bool) ->
         ends = [math.log10(v) if is_log else v for v in column]
         at, peak = (round((high - v) / (high - low) * (rows - 1)) for v in ends)
         lit = {at, peak}
-        if last is not None:  # no holes in steep parts
+        if last is not None:  # no gaps in steep parts
             lit |= set(range(min(last, at) + 1, max(last, at)))
         grid.append(lit)
         last = at

@@ -17,7 +17,7 @@ _WORDS |= {"infinity": math.inf, "-infinity": -math.inf}
 
 
 def as_number(value: Any) -> float | None:
-    """A journal's value as a number; "nan" and "inf" are words there.
+    """A journal's value as a number; "nan" and "inf" are strings there.
 
     >>> [as_number(v) for v in (1, "inf", "-Infinity", "high", None, True, [0.1, 0.3])]
     [1.0, inf, -inf, None, None, None, 0.3]
@@ -36,7 +36,7 @@ def as_number(value: Any) -> float | None:
 
 @dataclass
 class Series:
-    """One quantity over the steps. Each point stands for `count` values from step `x` on."""
+    """One quantity over the steps. Each point covers `count` values from step `x` on."""
 
     x: list[float] = field(default_factory=list)
     low: list[float | None] = field(default_factory=list)
@@ -44,12 +44,12 @@ class Series:
     mean: list[float | None] = field(default_factory=list)
     count: list[int] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
-    """"" or what was seen there: nan, inf, -inf."""
+    """"" or the non-finite values in it: nan, inf, -inf."""
     num_bad: int = 0
     last: float | None = None
 
     def halve(self) -> None:
-        """Join neighbors."""
+        """Merge neighboring points."""
         pairs = range(0, len(self.x), 2)
         low, high, mean, count, bad = self.low, self.high, self.mean, self.count, self.bad
         joined = [
@@ -68,7 +68,7 @@ class Series:
         self.bad = [j[4] for j in joined]
 
     def _add(self, x: float, values: Sequence[Any]) -> list[int]:
-        """One point; returns where its values are not finite."""
+        """Merge points; returns where values are not finite."""
         try:
             total = sum(values)
             if total - total == 0:
@@ -100,7 +100,7 @@ class Series:
 
 @dataclass
 class Span:
-    """Steps in a row whose loss or gradient norm was not finite."""
+    """Consecutive steps with a loss or gradient norm that was not finite."""
 
     first: int
     last: int
@@ -109,7 +109,7 @@ class Span:
 
 
 class Curves:
-    """All series of a run, in memory that does not grow with the run."""
+    """All series of a run, in bounded memory."""
 
     def __init__(self, points: int = 2000, every: int = 1) -> None:
         self.every = max(1, every)
@@ -127,7 +127,7 @@ class Curves:
         self._skip_run = (-2, 0)
 
     def feed(self, rows: list[dict[str, Any]]) -> None:
-        """Take in step lines, in order."""
+        """Add step lines, in order."""
         if not rows:
             return
         if self.first_step is None:
@@ -144,7 +144,7 @@ class Curves:
             self.every *= 2
 
     def finish(self) -> None:
-        """The last point may stand for fewer steps than the others."""
+        """The last point may cover fewer steps than the others."""
         rows, self._held = self._held, []
         self._take(rows)
 
@@ -199,7 +199,7 @@ class Curves:
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    # Looking at some rows is enough to know the names: a quantity comes with every step or never.
+    # Some rows are enough to know the names: a quantity is in every step or in none.
     names = set().union(*rows[:: max(1, len(rows) // 64)], rows[-1])
     columns = {n: [r.get(n) for r in rows] for n in sorted(names - _NOT_PLOTTED)}
     if "parts" in names:

@@ -20,7 +20,7 @@ _UNUSUAL = 3.0
 
 @dataclass(frozen=True)
 class Bar:
-    """One layer in the picture: how far its bar goes, and where the usual change is marked."""
+    """One layer in the picture: the length of its bar, and the mark of the usual change."""
 
     layer: str
     width: float
@@ -32,7 +32,7 @@ class Bar:
 
 
 def render_diff(report: Mapping[str, Any]) -> str:
-    """The page, from the plain data that `DiffReport.to_json` holds."""
+    """Render the page from the plain data of `DiffReport.to_json`."""
     layers = [d for d in report.get("layers", ()) if d.get("num_changed")]
     page = templates().get_template("diff.html.jinja")
     return page.render(
@@ -42,7 +42,7 @@ def render_diff(report: Mapping[str, Any]) -> str:
 
 
 def bars(layers: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    """In the order of the model; a logarithmic scale, for changes differ by powers of ten."""
+    """The bars in the order of the model, on a logarithmic scale."""
     return [_bar(d) for d in layers[:_MAX_BARS]]
 
 
@@ -70,7 +70,7 @@ def _direction(d: Mapping[str, Any]) -> str:
 
 
 def _place(value: float) -> float:
-    """From 0.0001 % at the left edge to 100 % at the right one.
+    """The position on a scale from 0.0001 % at the left edge to 100 % at the right one.
 
     >>> _place(1.0), _place(0.0), round(_place(1e-3))
     (460.0, 0.0, 230)

@@ -1,4 +1,4 @@
-"""An incident's changes in words: proved, refuted, and their diffs."""
+"""Describes an incident's changes: proved, refuted, and their diffs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ __all__ = ["advice", "diff_lines", "first_fix", "proof_words", "refuted"]
 
 
 def first_fix(incident: Incident) -> Fix | None:
-    """The change to show first: one that was proved."""
+    """The change to show first: a proved one, if there is one."""
     return next((f for f in incident.diagnosis.fixes if f.status == "proved"), None)
 
 
 def advice(incident: Incident) -> list[Fix]:
-    """What else may help; never what was refuted."""
+    """Further advice, without refuted changes."""
     first = first_fix(incident)
     return [f for f in incident.diagnosis.fixes if f.status != "refuted" and f is not first]
 
 
 def refuted(incident: Incident) -> list[Fix]:
-    """What was tried and does not help."""
+    """The changes that were tried and do not help."""
     return [f for f in incident.diagnosis.fixes if f.status == "refuted"]
 
 
 def proof_words(proof: Proof, step: int) -> str:
-    """What was seen when the change was run, in one sentence.
+    """One sentence about the result of running the change.
 
     >>> proof_words(Proof(is_step_finite=True, num_healthy=3, largest_change=1e-7, num_after=6), 18)
     'step 18 is finite; 3 healthy steps before it give the same loss (largest change 1e-07); 6 steps after it stay finite'

@@ -25,7 +25,7 @@ _PREFIXES = ("", "train/", "train_", "training/", "train.", "metrics/")
 
 
 class KeyMap:
-    """Finds the fields by their usual names; what is given by hand comes first.
+    """Finds the fields by their usual names; explicit mappings come first.
 
     >>> keys = KeyMap({"loss": "objective"})
     >>> keys.row({"train/global_step": 7, "objective": 0.5, "text_loss": 0.2, "note": "x"}, 1)
@@ -42,7 +42,7 @@ class KeyMap:
             )
         self.found: dict[str, str] = {}
         self.has_bad_step = False
-        """Whether the last line had a step that no run reaches: such a line is left out."""
+        """Whether the last line had an impossible step, so that it is omitted."""
         self._known: dict[str, str] = {}
         self._order = {
             prefix + alias: (field, rank)
@@ -52,7 +52,7 @@ class KeyMap:
 
     @classmethod
     def parse(cls, pairs: Iterable[str]) -> KeyMap:
-        """From `field=key` words.
+        """Parse `field=key` arguments.
 
         >>> KeyMap.parse(["loss=train/total"]).given
         {'loss': 'train/total'}
@@ -66,7 +66,7 @@ class KeyMap:
         return cls(given)
 
     def row(self, line: Mapping[str, Any], number: int) -> dict[str, Any] | None:
-        """This line as a step line; None when there is no number in it that we know."""
+        """Convert a line to a step line; None if it has no known number."""
         row: dict[str, Any] = {"step": number}
         self.has_bad_step = False
         parts: dict[str, float] = {}
@@ -74,7 +74,7 @@ class KeyMap:
             field = self._known.get(key)
             if field is None:
                 if len(self._known) >= _MAX_KEYS:
-                    continue  # a log whose keys never come again is no log of a training
+                    continue  # a log whose keys never repeat is not a training log
                 field = self._known[key] = self._field(key)
             if not field:
                 continue
@@ -99,13 +99,13 @@ class KeyMap:
         field, _ = self._order.get(key.lower(), ("", 0))
         if field:
             return "" if field in self.given else field
-        # A loss that is not the loss is one of its parts; validation is another curve altogether.
+        # A loss with another name is a part of the loss; validation is a separate curve.
         low = key.lower()
         is_part = "loss" in low and not any(w in low for w in ("val", "eval", "test"))
         return "parts" if is_part else ""
 
     def _is_better(self, field: str, key: str) -> bool:
-        """Whether this key is the one that the field is read from."""
+        """Whether the field is read from this key."""
         best = self.found.get(field)
         if best is None or (field not in self.given and self._rank(key) < self._rank(best)):
             self.found[field] = best = key

@@ -17,7 +17,7 @@ _LIMIT_SECONDS = 60.0
 
 
 def incident_hook(target: str) -> Callable[[Incident], object]:
-    """`--on-incident TARGET`: an http(s) address gets a POST, anything else is a shell command."""
+    """Handle `--on-incident TARGET`: POST to an http(s) address, run anything else as a shell command."""
     if target.startswith(("http://", "https://")):
         return lambda incident: post(target, incident)
     return lambda incident: run_command(target, incident)
@@ -26,10 +26,10 @@ def incident_hook(target: str) -> Callable[[Incident], object]:
 def run_command(
     command: str, incident: Incident, limit_seconds: float = _LIMIT_SECONDS
 ) -> int | None:
-    """Run it in a shell with the incident's JSON on standard input; returns its exit code.
+    """Run a shell command with the incident's JSON on standard input; returns its exit code.
 
-    STAYFINITE_STEP, STAYFINITE_CAUSE, STAYFINITE_ID and STAYFINITE_PATH are set for it. A command
-    that fails or hangs is reported in one line and never stops the training.
+    STAYFINITE_STEP, STAYFINITE_CAUSE, STAYFINITE_ID and STAYFINITE_PATH are set in its environment. A command that fails or hangs is
+    reported in one line and never stops the training.
     """
     extra = {
         "STAYFINITE_ID": incident.id,
@@ -45,7 +45,7 @@ def run_command(
             text=True,
             timeout=limit_seconds,
             env={**os.environ, **extra},
-            stdout=2,  # standard error: the script's own output stays its own
+            stdout=2,  # to standard error, so that the script's own output is unchanged
             check=False,
         )
     except (OSError, ValueError) as e:
@@ -62,7 +62,7 @@ def run_command(
 
 
 def post(address: str, incident: Incident, limit_seconds: float = 10.0) -> int | None:
-    """POST the incident's JSON; returns the status, None if there was no answer."""
+    """POST the incident's JSON; returns the status, or None without an answer."""
     request = urllib.request.Request(
         address,
         data=incident.to_json(indent=None).encode(),

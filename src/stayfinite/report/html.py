@@ -36,7 +36,7 @@ _MAX_STORIES = 40
 
 @dataclass
 class Group:
-    """Incidents that are the same thing again; only the first is shown in full."""
+    """Equal incidents; only the first is shown in full."""
 
     first: Incident
     others: list[Incident]
@@ -48,14 +48,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Live:
-    """What a page needs that follows a run: how often it asks, and which version it is."""
+    """The settings of a live page: the polling interval, and the version that it shows."""
 
     interval_ms: int
     version: str
 
 
 def render_html(view: RunView, live: Live | None = None) -> str:
-    """The page; with `live`, one that asks its server for what is new."""
+    """Render the page; with `live`, it polls its server for changes."""
     groups = _groups(view.incidents)
     page = templates().get_template("page.html.jinja")
     return page.render(
@@ -64,7 +64,7 @@ def render_html(view: RunView, live: Live | None = None) -> str:
 
 
 def incident_page(incident: Incident) -> str:
-    """The page of one incident of this process, as sinks keep it."""
+    """Render the page of one incident of this process, for sinks."""
     from .model import view_of_incident
 
     return render_html(view_of_incident(incident, collect_sources(incident)))
@@ -72,7 +72,7 @@ def incident_page(incident: Incident) -> str:
 
 @lru_cache
 def templates() -> Environment:
-    """Everything is escaped; the few helpers that return markup say so by their type."""
+    """Everything is escaped, except the results of helpers that return Markup."""
     from jinja2 import Environment, FileSystemLoader
 
     env = Environment(
@@ -114,7 +114,7 @@ def _groups(incidents: list[Incident]) -> list[Group]:
 
 
 def _payload(view: RunView, groups: list[Group]) -> Any:
-    """The figures for the script. `<` never appears, so nothing can end the element early."""
+    """The data for the script. `<` is escaped, so nothing can end the element early."""
     from markupsafe import Markup
 
     plots = [_plot(p, bool(view.data.curves.every > 1)) for p in view.plots]
@@ -176,9 +176,9 @@ def _rounded(value: Any) -> Any:
 
 
 def source_context(link: Link, sources: Sources) -> list[tuple[int, str, bool]]:
-    """(number, text, is it the line) round the link, from what was stored with the incident.
+    """(number, text, whether it is the line) around a link, from the sources that were stored with the incident.
 
-    No path that an incident names is opened: the file is the reader's, the incident the sender's.
+    No path from an incident is opened, because the incident may come from somebody else.
     """
     if link.line is None or not link.source:
         return []
@@ -198,7 +198,7 @@ def _tensors(link: Link) -> list[tuple[str, Operand, TensorStats]]:
 
 
 def _histogram(s: TensorStats) -> Any:
-    """Bars from min to max, square-root heights so that a tail is seen."""
+    """Bars from min to max, with square-root heights so that tails are visible."""
     from markupsafe import Markup, escape
 
     if not s.histogram or not any(s.histogram) or min(s.histogram) < 0 or len(s.histogram) > 256:
@@ -217,7 +217,7 @@ def _histogram(s: TensorStats) -> Any:
 
 
 def unified_diff(fix: Fix, sources: Sources) -> list[tuple[str, str]]:
-    """(kind, line) of a diff that `patch` takes where the file is still the same."""
+    """(kind, line) of a diff that `patch` accepts if the file is unchanged."""
     if fix.diff:
         return diff_lines(fix.diff)
     if fix.before is None or fix.after is None:
@@ -236,7 +236,7 @@ def unified_diff(fix: Fix, sources: Sources) -> list[tuple[str, str]]:
 
 
 def _indent(rows: list[tuple[int, str]], line: int, text: str) -> str:
-    """The line's own indentation, which the recorded source has lost."""
+    """The line's original indentation, which the recorded source lacks."""
     real = next((t for n, t in rows if n == line), "")
     is_same = real.strip() == text.strip() and real != text
     return real[: len(real) - len(real.lstrip())] if is_same else ""

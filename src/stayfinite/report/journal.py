@@ -1,8 +1,8 @@
-"""Writes the journal: one JSON line per step, events inline, in batches.
+"""Writes the journal: one JSON line per step, with events in between, in batches.
 
-`append` only keeps what it is given; numbers are read and lines are written together, a few times a
-second, in whole lines. A process that is killed loses at most the last `flush_seconds`; a line cut in
-two by the kill is dropped by readers and removed by the next writer. The schema is in docs/JOURNAL.md.
+`append` only stores its arguments. A few times a second, numbers are read and whole lines are written together. A process that is
+killed loses at most the last `flush_seconds`. A line that is cut by the kill is ignored by readers and removed by the next
+writer. The schema is in docs/JOURNAL.md.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ JOURNAL_SCHEMA = 1
 JOURNAL_KIND = "stayfinite.journal"
 
 Row = tuple[Any, ...]
-"""(step, epoch, loss, grad_norm, lrs, scale, is_applied) and, if there are any, a dict of extras:
-`parts` (name -> number), `flags` (list of words), `update_ratio`."""
+"""(step, epoch, loss, grad_norm, lrs, scale, is_applied) and optionally a dict of extras: `parts` (name -> number),
+`flags` (list of words), `update_ratio`.
+"""
 
 _clock = time.perf_counter
 _PLAIN = '{"step":%d,"epoch":%d,"loss":%.7g%s,"t":%.3f,"ms":%.3g}\n'
@@ -39,20 +40,20 @@ _WITH_NORM = '{"step":%d,"epoch":%d,"loss":%.7g,"grad_norm":%.7g%s,"t":%.3f,"ms"
 
 
 class Listener(Protocol):
-    """Somebody who hears of everything the journal writes: a sink."""
+    """Receives everything that the journal writes: a sink."""
 
     def rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Step lines, as they are in the journal but with real NaN and Inf."""
+        """Step lines as in the journal, but with real NaN and Inf."""
 
     def event(self, event: Mapping[str, Any]) -> None:
         """One event line."""
 
     def close(self) -> None:
-        """The run is over."""
+        """The run has ended."""
 
 
 def journal_name(rank: int) -> str:
-    """Each rank of a distributed run writes a file of its own.
+    """The file name of a rank; each rank of a distributed run writes its own file.
 
     >>> journal_name(0), journal_name(3)
     ('journal.jsonl', 'journal.rank3.jsonl')
@@ -89,7 +90,7 @@ class Journal:
         self.path = Path(path)
         self.listeners = list(listeners)
         self.parts: dict[str, Any] = {}
-        """Go with the next step's line."""
+        """Parts of the loss for the line of the next step."""
         self._about = dict(about or {})
         self._flush_seconds = flush_seconds
         self._flush_lines = flush_lines
@@ -109,7 +110,7 @@ class Journal:
         self._is_closed = False
 
     def append(self, row: Row) -> None:
-        """Keep one step; 0-dim tensors by reference."""
+        """Store one step; 0-dim tensors by reference."""
         now = _clock()
         if self.parts:
             row, self.parts = (*row, {"parts": self.parts}), {}
@@ -119,7 +120,7 @@ class Journal:
             self.flush()
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write something that is no step, at once, after the steps before it."""
+        """Write an event at once, after the steps before it."""
         self.flush(is_last=True)
         plain = {"event": kind, **fields, "t": round(_clock() - self._started, 3)}
         self._write(json.dumps(to_plain(plain), separators=(",", ":"), allow_nan=False) + "\n")
@@ -145,20 +146,20 @@ class Journal:
         )
 
     def flush(self, is_last: bool = False) -> None:
-        """Write the steps that are kept; `is_last` also waits for values still on a device."""
+        """Write the stored steps; `is_last` also waits for values on a device."""
         rows, self._rows = self._rows, []
         self._flush_at = _clock() + self._flush_seconds
         if self._stage is not None:
             rows = self._stage(rows, is_last)
         if not rows or self._pid != os.getpid():
-            return  # a forked loader worker has a copy of the list, and no business here
+            return  # a forked loader worker has a copy of the rows and must not write
         self._write("".join([self._line(row, now) for row, now in rows]))
         if self.listeners:
             values = [self._values(row, now) for row, now in rows]
             self._tell(lambda listener: listener.rows(values))
 
     def close(self, **fields: Any) -> None:
-        """Write what is left and an `end` line; a journal that never had a line leaves no file."""
+        """Write the remaining rows and an `end` line; a journal without any line leaves no file."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -177,7 +178,7 @@ class Journal:
         last, self._last = self._last, elapsed
         ms = (elapsed - last) * 1e3 if last is not None else 0.0
         if is_applied and scale is None and last is not None and len(row) == 7:
-            # Nearly every line of nearly every run: one formatting call.
+            # The usual case of nearly every line: one formatting call.
             if type(loss) is not float:
                 loss = _plain(loss)
             if norm is None:
@@ -197,7 +198,7 @@ class Journal:
             text += ',"applied":false'
         if len(row) > 7:
             text += _extras(row[7])
-        # The time before the first step is imports and loading, not a step.
+        # The time before the first step is imports and loading.
         took = f',"ms":{ms:.3g}' if last is not None else ""
         return f'{text},"t":{elapsed:.3f}{took}}}\n'
 
@@ -258,14 +259,14 @@ class Journal:
             try:
                 tell(listener)
             except Exception as e:
-                # A sink that fails is dropped: it must never stop a training.
+                # A sink that fails is removed, because it must never stop a training.
                 self.listeners.remove(listener)
                 name = type(listener).__name__
                 say(f"stayfinite: {name} failed and is off now: {e}")
 
 
 def _plain(value: Any) -> Any:
-    """The number in a 0-dim tensor; None for what is no single number."""
+    """The number in a 0-dim tensor; None if it is not a single number."""
     if type(value) is float:
         return value
     try:
@@ -284,7 +285,7 @@ def _value(value: Any) -> Any:
 
 
 def _number(value: Any) -> str:
-    """A number as JSON text; what JSON cannot hold goes as a string, as in incidents.
+    """A number as JSON text; NaN and Inf become strings, as in incidents.
 
     >>> [_number(v) for v in (None, 0.25, 65536, float("nan"), float("-inf"))]
     ['null', '0.25', '65536', '"nan"', '"-inf"']
@@ -301,7 +302,7 @@ def _rates(lrs: Sequence[Any]) -> str:
     if not lrs:
         return ""
     texts = [_number(v) for v in lrs]
-    # One number where all groups agree: that is what people plot.
+    # One number if all groups agree, which is what people plot.
     shown = texts[0] if len(set(texts)) == 1 else f"[{','.join(texts)}]"
     return f',"lr":{shown}'
 

@@ -1,4 +1,4 @@
-"""Reads journals, finished or growing, ours or another tool's."""
+"""Reads journals, finished or growing, from stayfinite or another tool."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _MAX_EVENTS = 20_000
 _MAX_STEP = 1 << 53
 _MAX_BYTES = 4 << 30
 _MAX_LINE = 1 << 24
-"""A longer line is no line of a log; it is left out, and counted."""
+"""Longer lines are omitted and counted."""
 
 
 @dataclass
 class JournalData:
-    """What a journal says."""
+    """The contents of a journal."""
 
     path: Path | None = None
     head: dict[str, Any] = field(default_factory=dict)
@@ -37,12 +37,12 @@ class JournalData:
     num_sessions: int = 0
     session: int = 0
     num_broken: int = 0
-    """Lines that are no JSON object: a line cut by a kill, or text between the lines."""
+    """The number of lines that are not JSON objects: cut by a kill, or other text."""
     is_foreign: bool = False
     cut: str = ""
-    """Why the log was not read to its end; "" where it was."""
+    """The reason why the log was not read completely, else ""."""
     keys: dict[str, str] = field(default_factory=dict)
-    """Which key of a foreign log each field was read from."""
+    """The keys of a foreign log from which the fields were read."""
 
     @property
     def is_ended(self) -> bool:
@@ -75,7 +75,7 @@ def journal_of(run: str | Path, rank: int = 0) -> Path | None:
 
 
 def parse_block(block: bytes) -> tuple[list[Any], int]:
-    """The objects of whole lines, and how many lines were none.
+    """The objects of complete lines, and the number of other lines.
 
     >>> parse_block(b'{"a": 1}\\n{"a": NaN}\\n{"a": 2\\n')
     ([{'a': 1}, {'a': nan}], 1)
@@ -84,7 +84,7 @@ def parse_block(block: bytes) -> tuple[list[Any], int]:
     if not body:
         return [], 0
     try:
-        # One call for thousands of lines. Lines have no raw newline inside: JSON escapes them.
+        # One call for thousands of lines. JSON escapes newlines, so lines have none inside.
         rows = json.loads(b"[" + body.replace(b"\n", b",") + b"]")
         if all(map(_is_object, rows)):
             return rows, 0
@@ -107,7 +107,7 @@ def parse_block(block: bytes) -> tuple[list[Any], int]:
 
 
 def sound_rows(rows: list[Any]) -> tuple[list[Any], int]:
-    """The lines that a run could have written, and how many others there were.
+    """The lines that a run could have written, and the number of others.
 
     A step is a whole number; parts of the loss are a mapping.
 
@@ -130,7 +130,7 @@ def _with_whole_step(row: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def sound_event(event: dict[str, Any]) -> bool:
-    """Whether an event has the shape that a run gives it."""
+    """Whether an event has the shape that a run writes."""
     step = event.get("step")
     if step is not None and not (type(step) is int and -_MAX_STEP < step < _MAX_STEP):
         return False
@@ -151,7 +151,7 @@ def read_journal(
     keys: KeyMap | None = None,
     max_seconds: float = MAX_SECONDS,
 ) -> JournalData:
-    """All of it that the time is enough for, read once and in memory that does not grow with it."""
+    """Read as much as the time allows, once and in bounded memory."""
     clock = Clock(max_seconds)
     paths = [path] if path.name != JOURNAL_NAME and path.is_file() else segment_paths(path)
     paths = [p for p in paths if is_regular(p)]
@@ -224,7 +224,7 @@ def _count_lines(path: Path, clock: Clock) -> int:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Whole lines, a couple of megabytes at a time."""
+    """Complete lines, a few megabytes at a time."""
     rest: list[bytes] = []
     with open_regular(path) as f:
         while block := f.read(_BLOCK):
@@ -282,7 +282,7 @@ class _Taker:
 
 
 class Tail:
-    """A journal that is being written: each `poll` takes in what is new."""
+    """A growing journal: each `poll` reads the new lines."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class Tail:
         self._taker = _Taker(self.data, keys or KeyMap())
 
     def poll(self) -> bool:
-        """True when there was something new. What the time was not enough for is for the next one."""
+        """Read new lines; returns whether there were any. What the time does not allow is left for the next call."""
         clock = Clock(self._max_seconds)
         self.data.cut = ""
         if self._file is None and not self._open(clock):

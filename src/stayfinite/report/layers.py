@@ -23,7 +23,7 @@ _MAX_COLUMNS = 120
 
 @dataclass
 class HeatMap:
-    """Rows are layers, columns are steps. None where nothing was measured."""
+    """Rows are layers, columns are steps; None for missing measurements."""
 
     names: list[str]
     dtypes: list[str]
@@ -35,7 +35,7 @@ class HeatMap:
 
 
 def headroom_bits(largest: float | None, dtype: str) -> float | None:
-    """How many times the largest magnitude can still double.
+    """How often the largest magnitude can double.
 
     >>> headroom_bits(2.0, "float16") > 14.9, headroom_bits(0.0, "float16")
     (True, None)
@@ -48,7 +48,7 @@ def headroom_bits(largest: float | None, dtype: str) -> float | None:
 
 
 def heat_map(events: Sequence[dict[str, Any]]) -> HeatMap | None:
-    """From the journal's `layers` lines; the most endangered layers where there are many."""
+    """Make the map from the journal's `layers` lines, with the most endangered layers if there are many."""
     names, dtypes, chosen = _named(events)
     if not names or not chosen:
         return None
@@ -73,7 +73,7 @@ def heat_map(events: Sequence[dict[str, Any]]) -> HeatMap | None:
 
 
 def latest_layers(events: Sequence[dict[str, Any]]) -> list[tuple[str, float, float | None]]:
-    """(layer, headroom in bits, gradient norm) as last measured, least headroom first."""
+    """(layer, headroom in bits, gradient norm) of the last measurement, least headroom first."""
     names, dtypes, chosen = _named(events[-1:] if "names" in (events or [{}])[-1] else events)
     if not chosen:
         return []
@@ -89,7 +89,7 @@ def latest_layers(events: Sequence[dict[str, Any]]) -> list[tuple[str, float, fl
 def _named(
     events: Sequence[dict[str, Any]],
 ) -> tuple[list[str], list[str], list[dict[str, Any]]]:
-    """The newest names, and the lines that go with them: the model may have grown on the way."""
+    """The newest names, and the lines with these names: the model may have changed."""
     names: list[str] = []
     dtypes: list[str] = []
     chosen: list[dict[str, Any]] = []

@@ -1,8 +1,7 @@
-"""Serves the page of a run live to a browser: loopback only, read-only.
+"""Serves the page of a run live to a browser, read-only and only on the loopback interface.
 
-Whoever has the address has the page, so the address has a token; what asks without it, or under another
-host's name (a page elsewhere that points its name at this machine), is refused. No path of a request is
-opened and nothing can be written: there are three things to ask for, and all of them are answered with GET.
+The address contains a token. Requests without it, or with another host name (a DNS rebinding attack), are refused. No path of a
+request is opened, and nothing can be written: there are three resources, all for GET.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["LiveServer"]
 LOOPBACK = "127.0.0.1"
 _HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 _SHARE = 10
-"""A page is made again at the earliest after so many times what the last one took."""
+"""The page is rendered again only after this multiple of its last rendering time."""
 _TIMEOUT_S = 10
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -42,7 +41,7 @@ _HEADERS = {
 
 
 class LiveServer:
-    """Serves one run until it is closed; `address` has the token in it."""
+    """Serves one run until it is closed; `address` includes the token."""
 
     def __init__(
         self,
@@ -66,16 +65,16 @@ class LiveServer:
         return f"http://{LOOPBACK}:{self._server.server_address[1]}/?token={self.token}"
 
     def serve(self) -> None:
-        """Answer until `close` is called from elsewhere, or Ctrl-C."""
+        """Serve until `close` is called in another thread, or Ctrl-C."""
         self._server.serve_forever(poll_interval=0.2)
 
     def close(self) -> None:
-        """Stop answering and let the port go."""
+        """Stop serving and release the port."""
         self._server.shutdown()
         self._server.server_close()
 
     def release(self) -> None:
-        """Let the port go of a server that no longer answers."""
+        """Release the port of a server that has stopped."""
         self._server.server_close()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
@@ -93,7 +92,7 @@ class LiveServer:
 
 
 class _Pages:
-    """The page as it is now, made anew only when the run has written something."""
+    """The current page, rendered again only if the run has written something."""
 
     def __init__(self, run: Path, interval: float, keys: KeyMap | None, max_seconds: float) -> None:
         self._run, self._keys, self._max_seconds = run, keys, max_seconds
@@ -102,7 +101,7 @@ class _Pages:
         self._made, self._version, self._rest_until = "", "", 0.0
 
     def version(self) -> str:
-        """A short text that differs when there is something new to show."""
+        """A short text that changes when there is something new."""
         with self._lock:
             return self._version if time.monotonic() < self._rest_until else self._written()
 
@@ -120,13 +119,13 @@ class _Pages:
     def _view(self) -> RunView:
         try:
             return load_run(self._run, keys=self._keys, max_seconds=self._max_seconds)
-        except UsageError as e:  # nothing to read yet, or nothing that can be
+        except UsageError as e:  # nothing to read yet, or nothing readable
             path = str(self._run)
             name = self._run.absolute().name
             return RunView(name=name, path=path, data=JournalData(), problems=[str(e)])
 
     def _written(self) -> str:
-        """Sizes and times of what the run has written."""
+        """Sizes and times of the run's files."""
         watched = [self._run] if self._run.is_file() else [self._run / journal_name(0)]
         watched += [self._run / "incidents"]
         found = []
@@ -174,4 +173,4 @@ class _Handler(BaseHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing on the terminal for every look of a browser."""
+        """Do not log requests."""

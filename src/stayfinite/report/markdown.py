@@ -11,11 +11,11 @@ __all__ = ["render_markdown"]
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]|#~])")
 _BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
-"""Line breaks of every kind, and what would steer a terminal."""
+"""Line breaks of all kinds, and terminal control characters."""
 
 
 def render_markdown(view: RunView) -> str:
-    """Short enough for an issue; names and source lines stay text whatever is in them."""
+    """A report short enough for an issue; names and source lines are escaped."""
     env = templates().overlay(autoescape=False, trim_blocks=True, lstrip_blocks=True)
     env.filters = {**env.filters, "md": escape, "code": code, "fence": fence}
     text = env.get_template("report.md.jinja").render(view=view, groups=_groups(view.incidents))
@@ -23,7 +23,7 @@ def render_markdown(view: RunView) -> str:
 
 
 def escape(text: object) -> str:
-    r"""Text that Markdown and HTML leave alone.
+    r"""Escape text for Markdown and HTML.
 
     >>> print(escape("<b>*x*</b> & y"))
     &lt;b&gt;\*x\*&lt;/b&gt; &amp; y
@@ -33,7 +33,7 @@ def escape(text: object) -> str:
 
 
 def code(text: object) -> str:
-    """A code span, with as many backticks as it takes.
+    """A code span with enough backticks.
 
     >>> code("a`b|c")
     '``a`b\\\\|c``'
@@ -45,7 +45,7 @@ def code(text: object) -> str:
 
 
 def fence(text: object, language: str = "") -> str:
-    """A code block, with as many backticks as it takes."""
+    """A code block with enough backticks."""
     plain = "\n".join(_BREAKS.sub(" ", line) for line in str(text).split("\n"))
     ticks = "`" * max(3, max((len(t) for t in re.findall(r"`+", plain)), default=0) + 1)
     return f"{ticks}{language}\n{plain}\n{ticks}"

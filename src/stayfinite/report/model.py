@@ -48,7 +48,7 @@ class Plot:
 
 @dataclass
 class RunView:
-    """Everything there is to show."""
+    """Everything that a report can show."""
 
     name: str
     path: str
@@ -62,15 +62,15 @@ class RunView:
     findings: list[str] = field(default_factory=list)
     ledger: list[dict[str, Any]] = field(default_factory=list)
     ranks: list[RankRow] = field(default_factory=list)
-    """Of a training on several of them, side by side."""
+    """The ranks side by side, if there are several."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     notices: list[dict[str, Any]] = field(default_factory=list)
-    """Warnings and whatever else was worth a line: `step`, `kind`, `text`."""
+    """Warnings and other events: `step`, `kind`, `text`."""
     sources: Sources = field(default_factory=dict)
-    """The lines round those that incidents name, as they were stored with them."""
+    """The source lines around those that incidents name, as stored with them."""
 
     def to_plain(self) -> dict[str, Any]:
-        """For `--format json`; NaN and Inf as words, as in a journal."""
+        """The data for `--format json`; NaN and Inf are strings, as in a journal."""
         curves = self.data.curves
         return {
             "kind": "stayfinite.report",
@@ -128,7 +128,7 @@ def load_run(
 
 
 def view_of_incident(incident: Incident, sources: Sources | None = None) -> RunView:
-    """A page for one incident: the steps are the history that it carries."""
+    """The view of one incident: its steps are the incident's history."""
     data = JournalData()
     data.curves.feed([_history_row(r) for r in to_plain(list(incident.history))])
     event = incident.event
@@ -199,7 +199,7 @@ def _fill(view: RunView) -> None:
 
 
 def _add_layer_series(view: RunView) -> None:
-    """What is measured only now and then: update ratio, and the norm where the loop has none."""
+    """Quantities that are measured only sometimes: the update ratio, and the norm if the loop has none."""
     ratio, norm = Series(), Series()
     for event in view.data.of_kind("layers"):
         updates = [n for v in event.get("update", ()) if (n := as_number(v)) is not None]
@@ -228,7 +228,7 @@ def _plots(series: Mapping[str, Series]) -> list[Plot]:
 
 
 def notices(data: JournalData) -> list[dict[str, Any]]:
-    """Events that have a text of their own and no section of their own."""
+    """Events with a text that have no section of their own."""
     others = ("incident", "layers", "checkpoint", "end")
     return [
         {"step": e.get("step"), "kind": str(e["event"]), "text": str(e["text"])}
@@ -246,7 +246,7 @@ def _environment(view: RunView) -> dict[str, str]:
 
 
 def _steps(count: int, first: int | None, last: int) -> str:
-    """Under gradient accumulation a step has the number of its last batch, so numbers are left out.
+    """The number of steps. With gradient accumulation a step has the number of its last batch, so numbers are missing.
 
     >>> _steps(160, 0, 159), _steps(160, 1, 319)
     ('160 (0 to 159)', '160 (up to batch 319)')
@@ -301,7 +301,7 @@ def _duration(seconds: float) -> str:
 
 
 def _findings(view: RunView) -> list[str]:
-    """What a person who looks at the curves would say first."""
+    """One sentence about the curves."""
     curves = view.data.curves
     found = []
     if curves.spans:

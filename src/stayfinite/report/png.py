@@ -14,7 +14,7 @@ __all__ = ["write_pngs"]
 
 
 def write_pngs(view: RunView, folder: str | Path) -> list[Path]:
-    """One file a plot; returns their paths."""
+    """Write one file per plot; returns their paths."""
     try:
         figures = import_module("matplotlib.figure")
         agg = import_module("matplotlib.backends.backend_agg")
@@ -44,7 +44,7 @@ def _draw(axes: Any, plot: Plot, view: RunView) -> None:
             axes.fill_between(s.x, low, high, alpha=0.2, linewidth=0, color=line.get_color())
         bad = [x for x, b in zip(s.x, s.bad) if b]
         if bad:
-            # At the top edge, whatever the scale: a NaN has no height of its own.
+            # At the top edge on any scale, because a NaN has no height.
             axes.plot(bad, [0.97] * len(bad), "v", color="tab:red", markersize=5, clip_on=False,
                       transform=axes.get_xaxis_transform())  # fmt: skip
     for incident in view.incidents:
@@ -60,5 +60,5 @@ def _draw(axes: Any, plot: Plot, view: RunView) -> None:
 
 
 def _plain(name: str) -> str:
-    """matplotlib reads $ as mathematics and a leading _ as hidden."""
+    """Escape a label: matplotlib treats $ as mathematics and hides labels with a leading _."""
     return name.replace("$", r"\$").lstrip("_") or "?"

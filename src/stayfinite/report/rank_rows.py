@@ -1,4 +1,4 @@
-"""The ranks of a run side by side: where it began, who waited for whom."""
+"""The ranks of a run side by side: where failures began, and which ranks waited."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_BYTES = 1 << 16
 _MAX_RANKS = 4096
 _LONGEST = 1e12
 _LATE = 0.1
-"""A rank that waits so much less than the others, as a share of the time, holds them up."""
+"""A rank that waits less than the others by this share of the time delays them."""
 _BEGAN = ("began", "sent")
 _WORDS = {
     "began": "it began here",
@@ -37,11 +37,11 @@ class RankRow:
     seconds: float = 0.0
     waited: float = 0.0
     began: int = 0
-    """Incidents that began here."""
+    """Incidents that began on this rank."""
     followed: int = 0
-    """Incidents that this rank had from another one."""
+    """Incidents that this rank received from another."""
     is_late: bool = False
-    """The others wait for this one."""
+    """Whether the other ranks wait for this one."""
 
     @property
     def waited_share(self) -> float | None:
@@ -49,7 +49,7 @@ class RankRow:
 
 
 def rank_rows(folder: Path, incidents: Sequence[Incident]) -> list[RankRow]:
-    """From what each rank has left in the run folder, and from the incidents."""
+    """Make the rows from the summaries of the ranks in the run folder, and from the incidents."""
     rows: dict[int, RankRow] = {}
     for file in sorted((folder / "ranks").glob("rank*.json"))[:_MAX_RANKS]:
         row = _row(read_json(file, _MAX_BYTES))
@@ -68,7 +68,7 @@ def rank_rows(folder: Path, incidents: Sequence[Incident]) -> list[RankRow]:
 
 
 def _usual(shares: list[float], own: float) -> float:
-    """Of the others."""
+    """The median of the other ranks."""
     others = list(shares)
     others.remove(own)
     return median(others)
@@ -89,7 +89,7 @@ def _row(data: Any) -> RankRow | None:
 
 
 def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
-    """What somebody who looks at the rows would say first.
+    """One sentence about the rows.
 
     >>> story_of_ranks([RankRow(0, followed=2), RankRow(1, began=2, is_late=True)])
     ['2 of 2 incidents began at rank 1', 'the other ranks wait for rank 1']
@@ -108,7 +108,7 @@ def story_of_ranks(rows: Sequence[RankRow]) -> list[str]:
 
 
 def part_lines(parts: Iterable[RankPart]) -> list[tuple[str, str]]:
-    """(ranks, what they had to do with it): those that began one by one, the others together.
+    """(ranks, their part in it): ranks where it began one by one, the others together.
 
     >>> part_lines([RankPart(rank=0, role="received"), RankPart(rank=1, role="began", indices=(5, 7))])
     [('rank 1', 'it began here; samples 5, 7 of the data set'), ('rank 0', 'received it from the others')]

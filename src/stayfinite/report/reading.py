@@ -1,4 +1,4 @@
-"""Reads files that may be hostile: regular files only, bounded, without tracebacks."""
+"""Reads untrusted files: regular files only, with limits, without tracebacks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 
 _MAX_INCIDENT = 32 << 20
 MAX_SECONDS = 10.0
-"""Processor time for reading a log, unless another is given."""
+"""The default CPU time for reading a log."""
 
 
 class Clock:
-    """The processor time that a reader has left: a busy machine makes no log unreadable.
+    """The CPU time that is left for reading; independent of the load of the machine.
 
     >>> Clock(0.0).is_over, Clock(60.0).is_over
     (True, False)
@@ -48,7 +48,7 @@ class Clock:
 
 
 def printable(text: str) -> str:
-    r"""Text from a file, without what would steer a terminal; line breaks stay.
+    r"""Remove terminal control characters from a text; line breaks stay.
 
     >>> printable("a\x1b[2J")
     'a\\x1b[2J'
@@ -57,7 +57,7 @@ def printable(text: str) -> str:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is an ordinary file: a pipe would make whoever opens it wait for ever."""
+    """Whether this is a regular file: opening a pipe could block."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
@@ -65,7 +65,7 @@ def is_regular(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """An ordinary file for reading; anything else is an OSError, at once."""
+    """Open a regular file; raises an OSError for anything else."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
@@ -74,7 +74,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_json(path: Path, max_bytes: int) -> Any:
-    """The JSON in a file, None where there is none that can be read."""
+    """Read JSON from a file; None if that is not possible."""
     try:
         with open_regular(path) as handle:
             raw = handle.read(max_bytes + 1)
@@ -84,7 +84,7 @@ def read_json(path: Path, max_bytes: int) -> Any:
 
 
 def read_incident(path: Path) -> tuple[Incident, Path]:
-    """The incident in a folder (or in its `incident.json`), and the folder."""
+    """The incident in a folder (or its `incident.json`), and the folder."""
     folder = path.parent if path.name == "incident.json" else path
     file = folder / "incident.json"
     try:

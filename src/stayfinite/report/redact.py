@@ -22,7 +22,7 @@ _HARMLESS = re.compile(
     r"padding|mask|embed|budget|per)",
     re.I,
 )
-"""Words of models, not of accounts: `--max-tokens`, `--key-dim`, `--pad-token-id`."""
+"""Model parameters that look like secrets: `--max-tokens`, `--key-dim`, `--pad-token-id`."""
 _USERINFO = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]+(?=@)")
 _QUERY = re.compile(
     r"([?&][^=&#\s]*(?:key|token|secret|sig|signature|password|auth)[^=&#\s]*=)[^&#\s]+", re.I
@@ -36,7 +36,7 @@ _SHAPES = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what goes by this name should not be passed on.
+    """Whether a value with this name may be a secret.
 
     >>> [is_secret_name(n) for n in ("api-key", "WANDB_API_KEY", "max_tokens", "key_dim", "lr")]
     [True, True, False, False, False]
@@ -45,7 +45,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact_text(text: str) -> str:
-    """Text without passwords in addresses and without what looks like a key.
+    """Remove passwords in addresses, and words that look like keys.
 
     >>> redact_text("https://me:hunter2@example.org/x?token=abc&n=1")
     'https://***@example.org/x?token=***&n=1'
@@ -56,7 +56,7 @@ def redact_text(text: str) -> str:
 
 
 def redact_arguments(words: Sequence[str]) -> list[str]:
-    """A command line that can be passed on; the words stay as many as they were.
+    """Redact a command line; the number of words stays the same.
 
     >>> redact_arguments(["--lr", "0.1", "--api-key", "abc", "--password=x", "db.token=y"])
     ['--lr', '0.1', '--api-key', '***', '--password=***', 'db.token=***']
@@ -78,7 +78,7 @@ def redact_arguments(words: Sequence[str]) -> list[str]:
 
 
 def redact_environment(values: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that can be passed on.
+    """Redact environment variables.
 
     >>> redact_environment({"WANDB_API_KEY": "abc", "OMP_NUM_THREADS": "2"})
     {'WANDB_API_KEY': '***', 'OMP_NUM_THREADS': '2'}

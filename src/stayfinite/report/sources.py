@@ -1,7 +1,7 @@
 """Saves the source lines around an incident when it happens.
 
-A page is made from an incident folder that may have been sent by somebody: no path in it is opened. So
-the process in which the incident happened, whose own code it is, stores the lines beside it.
+An incident folder may come from somebody else, so a report must not open the paths in it. Instead the process in which the
+incident happened stores the lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_LINE = 400
 _MAX_BYTES = 1 << 20
 
 Sources = dict[str, list[tuple[int, str]]]
-"""`file:line` to the numbered lines round it."""
+"""Maps `file:line` to the numbered lines around it."""
 
 
 def _places(incident: Incident) -> Iterator[tuple[str, int, str]]:
@@ -40,9 +40,9 @@ def _places(incident: Incident) -> Iterator[tuple[str, int, str]]:
 
 
 def collect_sources(incident: Incident) -> Sources:
-    """The lines round every line that the incident names, where the file still has that line.
+    """Collect the lines around every line that the incident names, if the file still has that line.
 
-    Only for an incident of this very process.
+    Only for an incident of this process.
     """
     found: Sources = {}
     for file, line, source in _places(incident):
@@ -64,7 +64,7 @@ def dump_sources(sources: Sources) -> str:
 
 
 def load_sources(folder: Path) -> Sources:
-    """What was stored beside an incident; nothing where that is missing or damaged."""
+    """Read the stored lines of an incident; empty if they are missing or damaged."""
     plain = read_json(folder / SOURCES, _MAX_BYTES)
     if not isinstance(plain, dict):
         return {}

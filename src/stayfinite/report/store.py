@@ -1,7 +1,7 @@
 """Stores incidents in the run folder. An unwritable folder never stops a training.
 
-The state that a replay needs (a capsule, about three times the model's size) is kept for one incident of each kind, up
-to a total cap: a run that fails a thousand times at the same line must not fill the disk.
+The state for a replay (a capsule, about three times the model's size) is kept for one incident of each kind, up to a total
+limit: a run that fails a thousand times at the same line must not fill the disk.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["CAPSULE", "MAX_BYTES", "MAX_TOTAL_BYTES", "CapsuleStore", "RunFolder
 
 CAPSULE = "capsule.pt"
 MAX_BYTES = 1 << 29
-"""For one incident: larger trainings are not saved beside their incidents; the report says so."""
+"""The limit for one capsule; the report says so if it is exceeded."""
 MAX_TOTAL_BYTES = 1 << 30
-"""For all incidents of one run folder."""
+"""The limit for all capsules of a run folder."""
 
 Kind = tuple[object, ...]
 
 
 class RunFolder:
-    """Saves each incident as `incidents/<id>/incident.json` with the readable text beside it."""
+    """Saves each incident as `incidents/<id>/incident.json`, with `incident.txt` for people."""
 
     def __init__(
         self, path: str | Path | None, say: Callable[[Incident], None] | None = None
@@ -39,7 +39,7 @@ class RunFolder:
         self._say = say or _one_line
 
     def save(self, incident: Incident) -> Incident:
-        """Write it, then tell of it."""
+        """Save the incident, then print it."""
         if self.path is not None:
             home = self.path / "incidents" / incident.id
             incident = replace(incident, path=str(home))
@@ -62,7 +62,7 @@ _unwritable: set[Path] = set()
 
 
 def warn_unwritable(folder: Path, error: OSError) -> None:
-    """Say once for each folder that nothing can be kept in it."""
+    """Print once per folder that it is not writable."""
     if folder not in _unwritable:
         _unwritable.add(folder)
         say(
@@ -72,7 +72,7 @@ def warn_unwritable(folder: Path, error: OSError) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or nothing: a reader never sees half an incident."""
+    """Write a file completely or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with open(temporary, "w", encoding="utf-8", opener=open_private) as handle:
         handle.write(text)
@@ -92,7 +92,7 @@ def _one_line(incident: Incident) -> None:
 
 
 def kind_of(incident: Incident) -> Kind:
-    """Equal for incidents that are the same thing again: the line and what was seen there."""
+    """A key that is equal for equal incidents: the line and the symptom."""
     at, event = incident.location, incident.event
     return (at.op, at.file, at.line, event.phase, event.symptom)
 
@@ -100,8 +100,7 @@ def kind_of(incident: Incident) -> Kind:
 class CapsuleStore:
     """The capsules of one run folder.
 
-    `refuses` is asked before anything is copied, `write` puts the file in place: for the owner only,
-    whole or not at all.
+    `refuses` is called before anything is copied. `write` writes the file completely or not at all, readable for the owner only.
     """
 
     def __init__(self, run: str | Path, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
@@ -110,7 +109,7 @@ class CapsuleStore:
         self._kept: dict[Kind, str] = {}
 
     def refuses(self, incident: Incident, num_bytes: int) -> str:
-        """Why this incident gets no capsule, "" when it does."""
+        """The reason why this incident gets no capsule, or ""."""
         known = self._kept.get(kind_of(incident))
         if known is not None and known != incident.id:
             return f"no capsule of its own: the same as {known}, whose state is saved"
@@ -124,7 +123,7 @@ class CapsuleStore:
 
     @property
     def num_bytes(self) -> int:
-        """What all capsules of the folder take, those of earlier sessions too."""
+        """The total size of all capsules in the folder, including those of earlier sessions."""
         total = 0
         for path in self._folder.glob(f"*/{CAPSULE}"):
             try:
@@ -134,7 +133,7 @@ class CapsuleStore:
         return total
 
     def write(self, incident: Incident, save: Callable[[Path], object]) -> str:
-        """Let `save` write it; "" when it is there, else why it is not."""
+        """Let `save` write the capsule; returns the reason if that failed, else ""."""
         home = self._folder / incident.id
         temporary = home / f".{CAPSULE}.{os.getpid()}"
         try:

@@ -30,7 +30,7 @@ _HEADINGS = (
 
 
 def say_incident(incident: Incident) -> None:
-    """Print it to standard error: the script's own output stays as it is."""
+    """Print an incident to standard error, so that the script's own output is unchanged."""
     key = (
         incident.location.op,
         incident.location.file,
@@ -57,7 +57,7 @@ def say_incident(incident: Incident) -> None:
 
 
 def say_warning(event: Event, count: int) -> None:
-    """One line; of many of the same kind (this is number `count`) ever fewer."""
+    """Print a warning in one line; this is number `count` of its kind, and repetitions become rarer."""
     if not _is_printed(count):
         return
     note = f" ({count} such warnings by now)" if count > _NUM_REPEATS else ""
@@ -65,7 +65,7 @@ def say_warning(event: Event, count: int) -> None:
 
 
 def _is_printed(count: int) -> bool:
-    """The same thing at every step is a flood: three times, then at 4, 8, 16, …"""
+    """Whether to print number `count`: the first three, then 4, 8, 16, …"""
     return count <= _NUM_REPEATS or count & (count - 1) == 0
 
 
@@ -97,7 +97,7 @@ def _style(line: str) -> str:
 
 
 def say_summary(incidents: list[Incident], how_many: str, folder: Path) -> None:
-    """The end of a run with incidents, and what to do next; `how_many` steps or batches it had."""
+    """Print the summary of a run with incidents, and what to do next; `how_many` steps or batches it had."""
     first = incidents[0]
     count = f"{len(incidents)} incident{'s' if len(incidents) > 1 else ''}"
     where = short_path(str(folder.absolute()))

@@ -45,7 +45,7 @@ def headline(incident: Incident) -> str:
 
 
 def born_in(location: Location) -> str:
-    """Not every operator that is named has made the value: some only carried on what came in."""
+    """ "born in", or "seen in" for an operator that only passed the value on."""
     role = next((c.role for c in location.chain if c.op == location.op), "birth")
     return "seen in" if role in ("carrier", "symptom") else "born in"
 
@@ -81,7 +81,7 @@ def number(value: float | None) -> str:
 
 
 def short_path(path: str) -> str:
-    """Relative to the working directory where that is shorter."""
+    """The path relative to the working directory, if that is shorter."""
     if path.startswith("<"):
         return path
     for folder in ("site-packages", "dist-packages"):
@@ -111,7 +111,7 @@ def render(incident: Incident) -> str:
 
 
 def _first(incident: Incident) -> str:
-    """What somebody needs who reads no further: where, why, the change, its proof."""
+    """The summary: where, why, the change, its proof."""
     lines = [_title(incident)]
     place = _place(incident)
     if place:
@@ -134,7 +134,7 @@ def _first(incident: Incident) -> str:
         )
         if incident.path and fix.diff:
             lines.append(f"  apply  stayfinite fix {short_path(incident.path)} --apply")
-    elif d.fixes and d.fixes[0].status == "proved":  # a setting: its value was run
+    elif d.fixes and d.fixes[0].status == "proved":  # a setting, of which the value was run
         lines += _wrapped(f"{d.fixes[0].title}  [proved]", "  fix    ")
         lines += _wrapped(d.fixes[0].why, "  proof  ")
     elif d.fixes:
@@ -143,7 +143,7 @@ def _first(incident: Incident) -> str:
 
 
 def _place(incident: Incident) -> str:
-    """The one line of where."""
+    """The line "where: …"."""
     location = incident.location
     parts = []
     if location.file:
@@ -184,7 +184,7 @@ def _where(location: Location) -> str:
         if location.source:
             lines.append(f"            {location.source}")
     if location.library_file:
-        # The second line of a hand-written backward is the forward call, in the user's own file.
+        # The second line of a custom backward is the forward call in the user's file.
         label = "called at" if location.library_file == location.file else "under it "
         lines.append(f"  {label} {short_path(location.library_file)}:{location.library_line}")
         if location.library_source:
@@ -290,7 +290,7 @@ def _few(numbers: tuple[int, ...], limit: int = 12) -> str:
 
 
 def _set_at(location: Location) -> list[str]:
-    """The line that set what is to blame."""
+    """The line that set the cause."""
     c = location.culprit
     if c is None:
         return []
@@ -299,7 +299,7 @@ def _set_at(location: Location) -> list[str]:
 
 
 _SEARCHES = ("smaller_lr", "clipped")
-"""Experiments that try many values. One fails where the loss or the weights run away, finite or not."""
+"""Experiments that try several values. They fail if the loss or the weights diverge, even if finite."""
 _OUTCOME = {"finite": "the step is finite", "nonfinite": "still not finite", "not_run": "not tried"}
 
 
@@ -329,7 +329,7 @@ def _advice(incident: Incident) -> str:
     found = advice(incident)
     lines = [("or" if first_fix(incident) is not None else "try") if found else ""]
     for i, fix in enumerate(found, 1):
-        title = fix.title.removeprefix("or ")  # the heading says it
+        title = fix.title.removeprefix("or ")  # the heading says so
         lines += _wrapped(f"{title}  [{fix.status}]", f"  {i}. ")
         if fix.diff:
             lines += [f"       {line}".rstrip() for line in fix.diff.splitlines()]
@@ -341,7 +341,7 @@ def _advice(incident: Incident) -> str:
 
 
 def _refuted(incident: Incident) -> str:
-    """Said once, so that nobody tries it again."""
+    """The refuted changes, so that nobody tries them again."""
     lines: list[str] = []
     for fix in refuted(incident):
         reason = proof_words(fix.proof, incident.event.step) if fix.proof is not None else ""
@@ -350,7 +350,7 @@ def _refuted(incident: Incident) -> str:
 
 
 def _wrapped(text: str, lead: str) -> list[str]:
-    """Long sentences in lines that fit a terminal; what follows the lead is indented like it."""
+    """Wrap a long sentence for a terminal, with an indent after its lead."""
     return textwrap.wrap(
         text,
         _WIDTH,

@@ -15,7 +15,7 @@ _MAX_LEVEL = 30
 
 
 def segment_paths(path: Path) -> list[Path]:
-    """The files of a journal, oldest first; the last is the one being written."""
+    """The files of a journal, oldest first; the last one is being written."""
     pattern = re.compile(re.escape(path.stem) + r"-(\d{4,})\.jsonl")
     try:
         found = [(int(m[1]), p) for p in path.parent.iterdir() if (m := pattern.fullmatch(p.name))]
@@ -25,10 +25,9 @@ def segment_paths(path: Path) -> list[Path]:
 
 
 class Segments:
-    """Full files get a number; when all of them together are too large, every other step goes.
+    """Numbers full files. If all of them together are too large, every other step is removed.
 
-    Events, skipped steps and non-finite values always stay, and so does a step whose loss stands
-    out from its neighbor.
+    Events, skipped steps and non-finite values are always kept, and steps whose loss differs much from its neighbor.
     """
 
     def __init__(self, path: Path, segment_bytes: int, keep_bytes: int) -> None:
@@ -38,7 +37,7 @@ class Segments:
         self._levels: dict[Path, int] = {}
 
     def start_session(self) -> int:
-        """Rename what an earlier process left; returns the number of the new session."""
+        """Rename the files of an earlier process; returns the number of the new session."""
         if not self.path.exists():
             paths = segment_paths(self.path)
             return _session_of(paths[-1]) + 1 if paths else 1
@@ -48,7 +47,7 @@ class Segments:
         return last + 1
 
     def rotate(self) -> None:
-        """The current file is full: it gets the next number."""
+        """Give the full file the next number."""
         full = [p for p in segment_paths(self.path) if p != self.path]
         number = int(full[-1].stem.rpartition("-")[2]) + 1 if full else 1
         os.rename(self.path, self.path.with_name(f"{self.path.stem}-{number:04d}.jsonl"))
@@ -66,7 +65,7 @@ class Segments:
                 return
             before = sizes[path]
             sizes[path] = _thin_file(path, level + 1)
-            # A file that is all events does not get smaller; leave it alone from now on.
+            # A file of events does not get smaller, so it is not tried again.
             self._levels[path] = level + 1 if sizes[path] < 0.9 * before else _MAX_LEVEL
 
 
@@ -90,7 +89,7 @@ def _level_of(path: Path) -> int:
 
 
 def _drop_cut_line(path: Path) -> None:
-    """A kill in the middle of a write leaves half a line; without it the file is whole again."""
+    """Remove half a line that a kill has left at the end."""
     size = path.stat().st_size
     with path.open("rb+") as f:
         back = min(size, 1 << 20)
@@ -127,7 +126,7 @@ def _thin_lines(lines: list[bytes]) -> list[bytes]:
             kept.append(line)
             last_loss = loss
     if lines and kept[-1:] != lines[-1:]:
-        kept.append(lines[-1])  # how far it got is worth a line
+        kept.append(lines[-1])  # a notable change
     return kept
 
 

@@ -36,14 +36,14 @@ def watch(
     keys: KeyMap | None = None,
     max_seconds: float = MAX_SECONDS,
 ) -> JournalData:
-    """Show the run until `q`, Ctrl-C, or at once where nobody sits at a terminal.
+    """Show the run until `q` or Ctrl-C; without a terminal, only once.
 
-    Returns what was read of it; a log that takes longer than `max_seconds` is read on with the next look.
+    Returns the data. A log that takes longer than `max_seconds` to read is continued in the next refresh.
     """
     path = run if run.is_file() else run / journal_name(0)
     tail = Tail(path, keys=keys, max_seconds=max_seconds)
     console = Console(highlight=False)
-    is_ascii = "utf" not in console.encoding.lower()  # asked now: Live replaces stdout
+    is_ascii = "utf" not in console.encoding.lower()  # read now, because Live replaces stdout
     name = run.absolute().name
     try:
         tail.poll()
@@ -51,7 +51,7 @@ def watch(
             size = console.width, max(24, console.height - 1)
             console.print(frame(tail.data, name, *size, is_ascii))
             return tail.data
-        # A shell's COLUMNS is what the window once was; a live view follows the window.
+        # COLUMNS is not updated when the window is resized.
         kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
         console = Console(highlight=False, _environ=kept)
         with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -68,7 +68,7 @@ def watch(
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Single keys without Enter, where the terminal can do that."""
+    """Read single keys without Enter, if the terminal supports that."""
     try:
         import select
         import termios
@@ -92,7 +92,7 @@ def _keys() -> Iterator[Any]:
 
 
 def frame(data: JournalData, name: str, width: int, height: int, is_ascii: bool = False) -> Text:
-    """One picture, at most of this size."""
+    """One screen of at most this size."""
     lines = [_headline(data, name, width), _figures(data)]
     if not data.curves.num_rows:
         lines.append(Text("waiting for the first step ...", style="dim"))
@@ -158,7 +158,7 @@ def _figures(data: JournalData) -> Text:
 
 
 def _plots(data: JournalData, width: int, height: int, is_ascii: bool) -> list[Text]:
-    """Loss and gradient norm: one over the other, or side by side where there is room."""
+    """Loss and gradient norm, side by side if there is room."""
     series = _with_sampled_norm(data)
     shown = [(n, series[n]) for n in ("loss", "grad_norm") if n in series and series[n].x]
     if not shown:
@@ -177,7 +177,7 @@ def _plots(data: JournalData, width: int, height: int, is_ascii: bool) -> list[T
 
 
 def _with_sampled_norm(data: JournalData) -> dict[str, Series]:
-    """A loop that does not clip has no norm of its own; the layers' lines have one now and then."""
+    """The norm of the loop, or of the `layers` lines if the loop does not clip."""
     series = dict(data.curves.series)
     if "grad_norm" not in series:
         norm = Series()
@@ -244,7 +244,7 @@ def _entry(event: dict[str, Any]) -> Text:
 
 
 def _described(event: dict[str, Any]) -> str:
-    """The headline without paths: at 80 columns the cause matters more."""
+    """The headline without paths: at 80 columns the cause is more important."""
     what = event.get("cause") or f"{event.get('symptom') or 'value'} not finite"
     text = f"step {event.get('step')}: {what}"
     if event.get("op"):
@@ -255,7 +255,7 @@ def _described(event: dict[str, Any]) -> str:
 
 
 def _fit(lines: list[Text], width: int, height: int) -> Text:
-    """Cut to size: a terminal that wraps or scrolls flickers. Names cannot speak to the terminal."""
+    """Cut a line to the width, because wrapping would flicker, and remove control characters."""
     kept = lines[: height - 1] + lines[-1:] if len(lines) > height else lines
     for line in kept:
         line.plain = line.plain.translate(_CONTROL)

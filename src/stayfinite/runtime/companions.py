@@ -1,8 +1,8 @@
-"""State that follows a training without a torch optimizer: averages, counters, copies of the model.
+"""State that follows a training outside of its model: averages, counters, copies of the model.
 
-*Holders* are objects of the script's own that hold an optimizer: a wrapper that counts steps and sets the rate, a
-schedule written by hand. *Twins* are modules that nothing trains: a running average of the weights, a target
-network, a teacher. All of them are found within reach of the loop, and none is kept alive.
+*Holders* are the script's own objects that have an optimizer: a wrapper that counts steps and sets the rate, a custom
+schedule. *Twins* are modules that are not trained: a running average of the weights, a target network, a teacher. They are
+found through the loop's variables, and referenced weakly.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NUM_PROBES = 4
 
 
 class Companions:
-    """Of one training."""
+    """The companions of one training."""
 
     def __init__(self) -> None:
         self.holders: list[weakref.ref[Any]] = []
         self.training: dict[str, weakref.ref[nn.Module]] = {}
-        """Twins in training mode: a forward writes to their buffers, as it does to the model's."""
+        """Twins in training mode: a forward updates their buffers, as it does the model's."""
         self.twins: list[tuple[weakref.ref[nn.Module], list[Any]]] = []
         self._noted: list[tuple[weakref.ref[Any], dict[str, Any]]] = []
         self._adopted_at = 0
@@ -45,7 +45,7 @@ class Companions:
     def adopt(
         self, auxiliaries: Auxiliaries, moved: Iterable[Tensor], models: set[int], num_applied: int
     ) -> None:
-        """These lie within reach of the loop now; `moved` is what the optimizers move, `models` are known by identity."""
+        """Note the objects that were found; `moved`: the optimizers' parameters, `models`: ids of the models."""
         ours, others = (
             {id(p) for p in moved},
             (m for m in auxiliaries.modules if id(m) not in models),
@@ -60,12 +60,12 @@ class Companions:
         }
 
     def clear(self) -> None:
-        """The training is over."""
+        """Forget all companions when the training is over."""
         self.holders, self._noted, self.twins = [], [], []
         self.training.clear()
 
     def note(self) -> None:
-        """A window opens: a wrapper may count the step before it hands it on."""
+        """At the start of a window: note numbers, because a wrapper may count the step before it calls the optimizer."""
         self._noted = [
             (ref, {k: v for k, v in vars(holder).items() if type(v) in _NUMBERS})
             for ref in self.holders
@@ -76,9 +76,9 @@ class Companions:
     def capture(
         self, models: Iterable[nn.Module], frame: FrameType, num_applied: int
     ) -> list[Undo]:
-        """At a bad step: what puts all of them back when its iteration is over.
+        """At a bad step: undo functions for the end of the iteration.
 
-        `frame`: the step was asked for there. Where that is inside of a wrapper, it may move the weights, too.
+        `frame`: the caller of the step. If that is inside a wrapper, the wrapper may change the weights, too.
         """
         holders = [h for ref in self.holders if (h := ref()) is not None]
         undos = [attributes(h)() for h in holders]
@@ -91,7 +91,7 @@ class Companions:
         return undos + undo_of(tensors)
 
     def _moving(self, models: list[nn.Module], num_applied: int) -> list[Tensor]:
-        """Of the twins that are made like a model, those that the loop moves as it goes."""
+        """The tensors of twins with the shapes of a model, if the loop updates them."""
         shapes = [_shapes(m) for m in models]
         found = []
         for ref, probes in self.twins:
@@ -117,7 +117,7 @@ def _numbers(ref: weakref.ref[Any], values: dict[str, Any]) -> Undo:
 
 
 def _first_argument(frame: FrameType) -> list[Any]:
-    """What a method calls `self`."""
+    """The first argument of a method, `self`."""
     code = frame.f_code
     name = code.co_varnames[0] if code.co_argcount else None
     return [v for k, v in variables(frame).items() if k == name]
@@ -139,7 +139,7 @@ def _shapes(module: nn.Module) -> list[torch.Size | None]:
 
 
 def _probes(module: nn.Module) -> list[Any]:
-    """Tells whether it was written to, whichever way: by `.data` too, which is not counted."""
+    """A fingerprint that changes with any write, even by `.data`, which does not change the version counter."""
     found = []
     for p in list(module.parameters())[:_NUM_PROBES]:
         if _is_plain(p) and p.numel() and p.layout == torch.strided:
@@ -149,13 +149,13 @@ def _probes(module: nn.Module) -> list[Any]:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Not one that lies on several ranks, has no memory yet, or cannot be written to any more."""
+    """Whether it is on one rank, has memory, and can be written to."""
     is_whole = type(tensor) in (Tensor, nn.Parameter) and tensor.device.type != "meta"
     return is_whole and not tensor.is_inference()
 
 
 def undo_of(tensors: Iterable[Tensor]) -> list[Callable[[], None]]:
-    """Puts these back to what they hold now; those that are the same then are not written to."""
+    """Functions that restore the current values; unchanged tensors are not written to."""
     unique = {id(t): t for t in tensors if t.device.type != "meta" and not t.is_inference()}
     kept = [(t, t.detach().clone(), t._version) for t in unique.values()]
 

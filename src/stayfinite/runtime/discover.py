@@ -1,7 +1,6 @@
 """Finds the models of an optimizer in the variables of running functions.
 
-Only what the script itself can reach from there is looked at, a few thousand objects at the most;
-the objects of the rest of the process are nobody's business.
+Only objects that the script itself can reach from there are visited, a few thousand at most.
 """
 
 from __future__ import annotations
@@ -43,12 +42,13 @@ _CLOSED = (
 _UNOPENED = ("torch.utils.data", "builtins", "_io", "threading")
 
 _WANTED, _ITEMS, _VALUES, _ATTRIBUTES, _OPTIMIZER = 1, 2, 4, 8, 16
-"""What the walk does with a value: keeps it, or goes on to what it holds."""
+"""What the search does with a value: keep it, or visit its contents."""
 
 
 class Auxiliaries:
-    """What a training has beside its model: sources of random numbers that it has made for itself, running
-    averages of the weights, objects that hold its optimizer, other modules. None of them is kept alive."""
+    """Other objects of a training: its own random generators, running averages, objects that have its optimizer, other
+    modules. All are referenced weakly.
+    """
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Auxiliaries:
 
 
 class _Roles(dict[type, int]):
-    """What is done with the values of each type; asked anew in each walk, so no class is held."""
+    """The role of each type; a new cache for each search, so that no class is kept alive."""
 
     def __missing__(self, kind: type) -> int:
         role = self[kind] = _role(kind)
@@ -88,14 +88,14 @@ class _Roles(dict[type, int]):
 
 
 class _RolesOfAny(dict[type, int]):
-    """The same for types that cannot be looked up."""
+    """The same for types that cannot be hashed."""
 
     def __getitem__(self, kind: type) -> int:
         return _role(kind)
 
 
 def _role(kind: type) -> int:
-    # A value's `__class__` may be the script's own doing, its type is not.
+    # A script may override `__class__` of a value, but not its type.
     if issubclass(kind, _CLOSED):
         return 0
     if issubclass(kind, nn.Module):
@@ -111,10 +111,10 @@ def _role(kind: type) -> int:
 
 
 class Reach:
-    """What the running functions can reach, found in one walk: through their own variables first.
+    """The objects that the running functions can reach. Their own variables are searched first.
 
-    With `moved`, the parameters of optimizers, it ends with those variables and the names of the
-    functions' modules where these hold all of them: a look that costs little, to be followed by a whole one.
+    With `moved`, the parameters of optimizers, the search ends after the variables and the module-level names if these contain
+    all of them. That is fast, and a complete search has to follow later.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Reach:
         if self.is_whole:
             self.walk(names)
         self.modules = _outermost(self._modules())
-        """(what it is called, the module): the outermost ones, nearest first."""
+        """(name, module): the outermost modules, nearest first."""
 
     def _modules(self) -> list[tuple[str, nn.Module]]:
         modules = [(n, v) for n, v in self._found.values() if issubclass(type(v), nn.Module)]
@@ -165,11 +165,11 @@ class Reach:
                 self._found.setdefault(id(value), (name, value))
 
     def walk(self, names: Iterable[tuple[str, Any]]) -> None:
-        """Breadth first, so that the nearest name of a thing is the one that is kept."""
+        """Search breadth first, so that the shortest path to an object determines its name."""
         names = list(names)
         try:
             self._walk(names)
-        except TypeError:  # the class of a class may forbid to look it up
+        except TypeError:  # a metaclass may forbid hashing
             self._roles, self._seen = _RolesOfAny(), set()
             self._walk(names)
 
@@ -196,7 +196,7 @@ class Reach:
                 todo += [(str(key), v, depth) for key, v in first if roles[type(v)]]
 
     def _moves_with(self, value: Any, held: list[Any]) -> bool:
-        """Whether it is made to step an optimizer, or to set its rate: it holds one, and nothing else to train with."""
+        """Whether an object steps an optimizer or sets its rate: it has an optimizer, and no other part of a training."""
         roles = self._roles
         firsts = [_first_of(v) for v in held]
         if not any(roles[type(v)] & _OPTIMIZER for v in firsts):
@@ -210,7 +210,7 @@ class Reach:
         return any("step" in name for name in dir(kind))
 
     def _attributes(self, value: Any) -> dict[Any, Any]:
-        """Those in `__slots__`, too."""
+        """The attributes, including those in `__slots__`."""
         try:
             inside = object.__getattribute__(value, "__dict__")
         except (AttributeError, TypeError):
@@ -230,39 +230,38 @@ class Reach:
 
 
 def _slots_of(kind: type) -> list[tuple[str, MemberDescriptorType]]:
-    """Of classes that say `__slots__`, not of those that are written in C."""
+    """The slots of classes that define `__slots__`, but not of those written in C."""
     own = [vars(cls) for cls in kind.__mro__ if "__slots__" in vars(cls)]
     pairs = [pair for names in own for pair in names.items()]
     return [(name, slot) for name, slot in pairs if type(slot) is MemberDescriptorType]
 
 
 def _first_of(value: Any) -> Any:
-    """What stands for all that a container holds."""
+    """A representative of the contents of a container."""
     if type(value) in (list, tuple) and value:
         return value[0]
     return next(iter(value.values())) if type(value) is dict and value else value
 
 
 def reachable_modules(frame: FrameType | None) -> list[tuple[str, nn.Module]]:
-    """(what it is called, the module): the outermost modules within reach, nearest first."""
+    """(name, module): the outermost reachable modules, nearest first."""
     return Reach(frame).modules
 
 
 def find_auxiliaries(frame: FrameType | None) -> Auxiliaries:
-    """What a training has beside its model."""
+    """The other objects of a training."""
     return Reach(frame).auxiliaries
 
 
 def find_optimizers(frame: FrameType | None, names: Mapping[str, Any] | None = None) -> list[Any]:
-    """Optimizers that were made before anybody watched, within reach of the running functions or of
-    variables that are given by name."""
+    """Reachable optimizers, or those in the given variables, that were made before the patches."""
     given = Reach(None)
     given.walk((names or {}).items())
     return Reach(frame).optimizers + given.optimizers
 
 
 def near_generators(frame: FrameType | None) -> list[Any]:
-    """Sources of random numbers among the variables of the running functions: a loop may make new ones in each epoch."""
+    """Random generators in the variables of the running functions: a loop may make new ones in each epoch."""
     frames = calling_frames(frame)
     scopes = [*map(variables, frames), *(f.f_globals for f in frames[:1])]
     is_one: dict[int, bool] = {}
@@ -277,8 +276,7 @@ def near_generators(frame: FrameType | None) -> list[Any]:
 
 
 def find_schedulers(frame: FrameType | None) -> list[Any]:
-    """Schedulers among the variables of the running functions: one that comes out of a pickle, or was
-    made before anybody watched."""
+    """Schedulers in the variables of the running functions, which were unpickled or made before the patches."""
     kinds = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     scopes = [s for f in calling_frames(frame) for s in (variables(f), f.f_globals)]
     found = [v for scope in scopes for v in list(scope.values()) if isinstance(v, kinds)]
@@ -286,7 +284,7 @@ def find_schedulers(frame: FrameType | None) -> list[Any]:
 
 
 def _is_whole(module: nn.Module) -> bool:
-    """Not one whose `__init__` has raised before it was made."""
+    """Whether its `__init__` was completed."""
     return "_parameters" in module.__dict__ and "_modules" in module.__dict__
 
 
@@ -298,11 +296,10 @@ def _outermost(found: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]
 def find_models(
     optimizers: Iterable[Any], modules: list[tuple[str, nn.Module]]
 ) -> list[tuple[str, nn.Module]]:
-    """Of the modules within reach, those that hold what these optimizers move.
+    """The reachable modules that have the parameters of these optimizers.
 
-    An optimizer that moves tensors of no module may hold copies in float32 of a half-precision
-    model's weights: then every other module that is trained (not a frozen teacher, not an average)
-    counts as a model too.
+    If an optimizer updates tensors of no module, they may be float32 copies of a half-precision model's weights. Then every other
+    trained module (not a frozen teacher, not an average) counts as a model too.
     """
     moved = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
     held = [(name, m, list(m.parameters())) for name, m in modules]
@@ -322,10 +319,9 @@ def _is_trained(parameter: torch.Tensor) -> bool:
 
 
 def find_stateful(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
-    """Of the modules within reach, those without any parameter that keep floating buffers: a loss with a running center.
+    """The reachable modules without parameters that have floating-point buffers: a loss with a running center.
 
-    Their buffers are state of the training as much as the model's: a step that is left out must
-    leave no NaN in them.
+    Their buffers are state of the training, so a skipped step must leave no NaN in them.
     """
     return [
         (n, m)

@@ -1,9 +1,8 @@
 """Runs code on trial without changing anything of the user's.
 
-`check` and `ladder` run unmodified scripts, and these write checkpoints, logs and folders. In the
-process that is there for one such run, `redirect_for_good` redirects whatever is written to a folder of
-our own; the script reads its own files back from there. A replay runs in the live training: around it,
-`computing_only` leaves nothing but the computing.
+`check` and `ladder` run unmodified scripts, which write checkpoints, logs and folders. In a process that exists only for one
+such run, `redirect_for_good` redirects everything that is written to a temporary folder; the script reads its own files back
+from there. A replay runs in the live training: in `computing_only` it can compute, but has no side effects.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ __all__ = [
 
 
 def redirect_for_good(folder: str) -> RedirectedFiles:
-    """From now on, and until this process ends, everything is written below `folder`."""
+    """Redirect all writes to `folder` until this process ends."""
     from .natives import redirect_natives
 
     files = RedirectedFiles(folder)

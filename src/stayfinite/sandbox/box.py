@@ -1,4 +1,4 @@
-"""What a replay may do, per thread; every sandbox patch asks `here` first."""
+"""The permissions of a replay, per thread; every patch of the sandbox checks `here` first."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _MOST_REFUSALS = 1000
 
 
 class Refused(RuntimeError):
-    """Something that a replay must not do: it would be felt outside."""
+    """Raised when a replay attempts a side effect."""
 
 
 class Abandoned(BaseException):
-    """A replay that is refused the same thing for ever, in a loop that swallows it, is ended."""
+    """A replay that retries a refused action in an endless loop is ended after so many refusals."""
 
 
 @dataclass
 class Report:
-    """What a replay wanted to do and did not, in short texts with their counts.
+    """The refused actions of a replay, in short texts with their counts.
 
     >>> report = Report(refused={"a subprocess (curl …)": 1, "a network connection (host)": 3})
     >>> report.text()
@@ -34,13 +34,13 @@ class Report:
 
     refused: dict[str, int] = field(default_factory=dict)
     redirected: list[str] = field(default_factory=list)
-    """The user's paths that were written, elsewhere."""
+    """The user's paths that were redirected."""
 
     def add(self, what: str) -> None:
         self.refused[what] = self.refused.get(what, 0) + 1
 
     def text(self) -> str:
-        """One line for an incident, empty when there is nothing to say."""
+        """A line for an incident, empty if there is nothing to report."""
         if not self.refused:
             return ""
         parts = [w if n == 1 else f"{w} ({n} times)" for w, n in self.refused.items()]
@@ -48,7 +48,7 @@ class Report:
 
 
 class Box:
-    """One thread's replay: where its files go, what it was refused, what it must put back."""
+    """The replay of one thread: the folder of its files, refused actions, and what has to be restored."""
 
     def __init__(self, files: ReplayFiles, warnings: PrivateWarnings, report: Report) -> None:
         self.thread = threading.get_ident()
@@ -59,17 +59,17 @@ class Box:
         """Descriptors that the replay itself has opened."""
         self.own_queues: set[int] = set()
         self.environ: dict[str, str | None] = {}
-        """What the variables that the replay has set were before."""
+        """The previous values of environment variables that the replay has set."""
         self._num_waits = 0
 
     def refuse(self, what: str) -> Any:
-        """Raises; returns nothing."""
+        """Raise `Refused`."""
         self.report.add(what)
         self.count_wait()
         raise Refused(f"{what} is refused during a replay, which computes and does nothing else")
 
     def count_wait(self) -> None:
-        """A loop that tries again until it succeeds would never end in here."""
+        """End a loop that retries until it succeeds."""
         self._num_waits += 1
         if self._num_waits > _MOST_REFUSALS:
             raise Abandoned
@@ -80,13 +80,13 @@ class _Here(threading.local):
 
 
 here = _Here()
-"""`here.box` is the calling thread's replay, None in every other thread."""
+"""`here.box` is the replay of the calling thread, None in other threads."""
 
 Act = Callable[[Box, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
 def only_here(act: Act) -> Callable[[Callable[..., Any], Any], Callable[..., Any]]:
-    """A wrapper that does `act` in a thread that replays and is the original in all others."""
+    """A wrapper that calls `act` in a thread that replays, and the original in all others."""
 
     def make(original: Callable[..., Any], subscribers: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def only_here(act: Act) -> Callable[[Callable[..., Any], Any], Callable[..., Any
 
 
 def outside(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call something of our own as if there were no replay."""
+    """Call our own code as if there were no replay."""
     box, here.box = here.box, None
     try:
         return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Runs a replay in the live process so that it computes and does nothing else."""
+"""Runs a replay in the live process so that it has no side effects."""
 
 from __future__ import annotations
 
@@ -35,19 +35,17 @@ _SWITCH = "sandbox"
 
 @contextlib.contextmanager
 def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
-    """While this is entered, the calling thread computes and nothing it does is felt outside.
+    """In this block, the calling thread can compute but has no side effects.
 
-    Prints, logging, warnings and progress bars are muted; what is written by path goes to a temporary
-    folder that is removed at the end; sockets, processes, threads, signals and questions are `Refused`,
-    and the report that is returned says which; sleeping is skipped; torch's switches, `os.environ` and
-    `sys.path` are put back. All other threads pass straight through. Inside another `computing_only` of
-    the same thread it shares that one's files and report. The user's signal handlers run as if there were
-    no replay, and older garbage is not finalized in it.
+    Prints, logging, warnings and progress bars are muted. Files that are written by path go to a temporary folder that is
+    removed at the end. Sockets, processes, threads, signals and prompts raise `Refused`, and the returned report lists them.
+    Sleeping is skipped. torch's global switches, `os.environ` and `sys.path` are restored. Other threads are not affected. A nested
+    block in the same thread shares files and report. The user's signal handlers run as if there were no replay, and older garbage
+    is not finalized.
 
-    `streams`: file objects that were opened before and are to be muted too (see `open_streams`). Not
-    caught: other such file objects, an `io.FileIO` that is made by hand, memory that is mapped to a file,
-    open connections of databases, extensions that open files or write to stdout in C, packages that are
-    first imported in the replay, what torch remembers of warnings that it gives once.
+    `streams`: file objects that were opened before and are to be muted too (see `open_streams`). Not covered: other such file
+    objects, an `io.FileIO` that is made directly, memory that is mapped to a file, open database connections, C extensions that open
+    files or write to stdout, packages that are first imported in the replay, and torch's record of warnings that are shown once.
 
     >>> with computing_only() as report:
     ...     print("not heard")
@@ -85,9 +83,9 @@ def computing_only(streams: Iterable[Any] = ()) -> Iterator[Report]:
 
 @contextlib.contextmanager
 def _untraced() -> Iterator[None]:
-    """A debugger's breakpoints, a measure of coverage: what they see is the training, not its replay.
+    """Suspend debuggers and coverage tools, which should see the training but not its replay.
 
-    A profiler that is no function (`cProfile`) could not be set again from here, and stays.
+    A profiler that is not a Python function (`cProfile`) could not be restored, so it stays active.
     """
     switches: list[tuple[Any, Any]] = [
         (sys.gettrace(), sys.settrace),
@@ -133,7 +131,7 @@ def _subscribe(box: Box, streams: Iterable[Any], stack: contextlib.ExitStack) ->
 
 @functools.lru_cache(maxsize=1)
 def _targets(at: tuple[int, str]) -> list[tuple[Target, Any]]:
-    """The rules for what is imported; `at`: the stamp of the moment."""
+    """The patches for the imported modules; `at`: a stamp that changes with imports."""
     found = []
     for rule in _RULES:
         owner: Any = sys.modules.get(rule.module)
@@ -148,7 +146,7 @@ def _targets(at: tuple[int, str]) -> list[tuple[Target, Any]]:
 
 @contextlib.contextmanager
 def _environ_kept(box: Box) -> Iterator[None]:
-    """Only what the replay has set is put back: other threads may set variables too."""
+    """Restore only what the replay has set, because other threads may set variables too."""
     outer, box.environ = box.environ, {}
     try:
         yield
@@ -169,7 +167,7 @@ _open_boxes: dict[int, tuple[Box, contextlib.ExitStack]] = {}
 
 
 def _drop_boxes_of_lost_threads() -> None:
-    """A forked child has one thread only; what the others had patched is undone there."""
+    """In a forked child there is only one thread, so undo the patches of the others."""
     for box, stack in list(_open_boxes.values()):
         if box.thread != threading.get_ident():
             stack.close()

@@ -1,8 +1,7 @@
 """Keeps a replay from using file descriptors that were open before it.
 
-`os.write` on stdout and stderr is muted, on any other such descriptor refused. A file object that was
-opened before the replay writes without any function that Python lets us see; `streams` of
-`computing_only` is there for these.
+`os.write` is muted on stdout and stderr, and refused on other such descriptors. A file object that was opened before the replay
+writes without a Python function that could be patched; `streams` of `computing_only` covers these.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def _never(name: str) -> Any:
 
 
 def _makes(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    """Descriptors of the replay's own."""
+    """Descriptors of the replay itself."""
     made = original(*args, **kwargs)
     box.own_fds.update(made if isinstance(made, tuple) else (made,))
     return made

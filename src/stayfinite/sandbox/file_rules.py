@@ -51,7 +51,7 @@ def _os_open_flags(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
 
 
 def _reading(name: str) -> Any:
-    """The original while nothing has been written, then the redirected one."""
+    """The original as long as nothing was written, then the redirected function."""
 
     def act(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
         if not box.files.is_touched:
@@ -93,14 +93,14 @@ def _getcwdb(box: Box, original: Any, args: Any, kwargs: Any) -> bytes:
 
 
 def _close_temporary(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    """It keeps `os.unlink` as a default argument, in a method that differs between versions."""
+    """Patch a class that keeps `os.unlink` as a default argument, in a method that depends on the Python version."""
     if "unlink" in original.__code__.co_varnames:
         kwargs = {"unlink": os.unlink, **kwargs}
     return original(*args, **kwargs)
 
 
 def _no_bytecode(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    """A module that is first imported in a replay is not compiled to a file."""
+    """Keep a module that is first imported in a replay from being compiled to a file."""
 
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -131,7 +131,7 @@ RULES: tuple[Rule, ...] = (
     Rule("tokenize", "_builtin_open", _open_here, _REASON),
     Rule("shutil", "rmtree", only_here(_rmtree), _REASON),
     *(Rule("os", n, make, _REASON, _MEMBERS) for n, make in _OS.items() if hasattr(os, n)),
-    # Python 3.10 and 3.13 keep references of their own.
+    # Python 3.10 and 3.13 keep their own references.
     *(Rule("pathlib", f"_NormalAccessor.{n}", make, _REASON) for n, make in _OS.items() if n != "open"),
     Rule("pathlib", "_NormalAccessor.open", _open_here, _REASON),
     Rule("glob", "_StringGlobber.scandir", _OS["scandir"], _REASON),

@@ -1,8 +1,8 @@
 """Redirects what a script writes; it reads its own version back.
 
-Inside a process that is only there to run the script once, every path that is written to is redirected to
-a folder of our own, and read from there afterwards; the rest is read where it is. What cannot be
-redirected (a write that bypasses Python's own functions but not its audit events) is refused.
+In a process that exists only to run the script once, every path that is written is redirected to a temporary folder and then
+read from there. Everything else is read from its place. Writes that cannot be redirected (they bypass Python's functions but
+not its audit events) are refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _AUDITED = {
 
 
 def free_places() -> tuple[str, ...]:
-    """Where writing changes nothing of the user's: devices, and caches that are made anew."""
+    """Paths that may be written: devices, and caches that can be rebuilt."""
     home = os.path.expanduser("~")
     caches = [os.path.join(home, name) for name in (".cache", ".triton", ".nv")]
     for name in ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", _COMPILED):
@@ -50,10 +50,10 @@ class RedirectedFiles:
         self._root = os.path.abspath(folder)
         self._free = (self._root, *(free_places() if free is None else free))
         self._gone: set[str] = set()
-        """Paths of the user's that the script believes to have removed."""
+        """The user's paths that the script has removed in its view."""
         self._cwd = os.getcwd()
         self._is_at_home = True
-        """Whether this process really is in the folder that the script takes for its own."""
+        """Whether the real working directory is the one that the script expects."""
         self.on_read: Callable[[str], None] = _ignore
         self.real: dict[str, Any] = {}
         for name in _OS_NAMES:
@@ -62,7 +62,7 @@ class RedirectedFiles:
         self.real |= {"open_file": io.open, "rmtree": shutil.rmtree}
 
     def place(self, path: str) -> str:
-        """Where a file of this path lies when it has been redirected."""
+        """The redirected location of a path."""
         return os.path.join(self._root, "files", self._full(path).lstrip(os.sep).replace(":", "_"))
 
     def _full(self, path: Any) -> str:
@@ -93,12 +93,12 @@ class RedirectedFiles:
         return self._has(self.to_read(path))
 
     def is_users(self, path: Any) -> bool:
-        """Whether this is a file of the user's, not yet redirected."""
+        """Whether this is a file of the user that is not redirected yet."""
         place = self.to_read(self._full(path))
         return self._has(place) and not self._is_free(place)
 
     def to_read(self, path: Any) -> Any:
-        """Where to read this path."""
+        """The location to read this path from."""
         if not isinstance(path, (str, bytes, os.PathLike)):
             return path
         full = self._full(path)
@@ -107,11 +107,11 @@ class RedirectedFiles:
         place = self.place(full)
         if self._has(place) or self._is_gone(full):
             return place
-        # As the script named it, so that an error names it so, too.
+        # The path as the script wrote it, so that an error shows the same.
         return path if self._is_at_home else full
 
     def to_write(self, path: Any, keeps: bool = True, with_contents: bool = False) -> Any:
-        """Where to write this path; with `keeps`, what the user has there is copied first.
+        """The location to write this path to; with `keeps`, existing contents are copied first.
 
         Of a folder only the folder itself is copied, unless `with_contents`.
         """
@@ -237,7 +237,7 @@ class RedirectedFiles:
         return self._cwd
 
     def _redirected(self, name: str, redirect: Callable[[Any], Any]) -> Callable[..., Any]:
-        """The real function, on the path that `to_read` or `to_write` gives."""
+        """The real function, applied to the path that `to_read` or `to_write` returns."""
         real = self.real[name]
 
         def call(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -248,7 +248,7 @@ class RedirectedFiles:
         return call
 
     def install(self) -> None:
-        """From now on, and until this process ends."""
+        """Redirect until this process ends."""
         os.makedirs(os.path.join(self._root, "files"), exist_ok=True)
         tempfile.tempdir = None
         wrappers = self._wrappers()
@@ -259,7 +259,9 @@ class RedirectedFiles:
                 setattr(accessor, name, staticmethod(self.open if name == "open" else wrapper))
         for flagged in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
             flagged.update(w for n, w in wrappers.items() if self.real[n] in flagged)
-        globber: Any = vars(glob).get("_StringGlobber")  # Python 3.13 too, of one function
+        globber: Any = vars(glob).get(
+            "_StringGlobber"
+        )  # Python 3.13 keeps a reference to one function
         if globber is not None and globber.__dict__.get("scandir") is not None:
             globber.scandir = staticmethod(self.scandir)
         builtins.open = self.open
@@ -284,7 +286,7 @@ class RedirectedFiles:
         return wrappers
 
     def _install_imports(self) -> None:
-        """A module whose file was redirected is compiled from there, never from a cache."""
+        """Compile a module whose file was redirected from its new file, never from a cache."""
         loader: Any = importlib.machinery.SourceFileLoader
         original = loader.get_data
 
@@ -302,7 +304,7 @@ class RedirectedFiles:
         loader.get_data = get_data
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        """The last line of defense: nothing outside is written, whoever tries."""
+        """The last line of defense: refuse any write outside, whoever attempts it."""
         if event == "open":
             path, _, flags = args
             if isinstance(path, int) or path is None or not flags & _WRITING:
@@ -341,7 +343,7 @@ _KEEPERS = (
     ("tarfile", "bltn_open"), ("bz2", "_builtin_open"), ("lzma", "_builtin_open"),
     ("tokenize", "_builtin_open"),
 )  # fmt: skip
-"""Modules of the standard library that keep `open` under a name of their own."""
+"""Modules of the standard library that have `open` under another name."""
 
 
 def _source_of(cache: str) -> str | None:
@@ -352,4 +354,4 @@ def _source_of(cache: str) -> str | None:
 
 
 def _ignore(path: str) -> None:
-    """Nobody wants to know what is read."""
+    """Reading needs no permission."""

@@ -1,7 +1,6 @@
 """Patches names such as `from os import remove` that a patch of `os` would miss.
 
-The user's own modules are few, so their names are looked through. A package that is installed is
-left out: there are thousands, and replays run the user's step.
+Only the user's own modules are searched. Installed packages are not: there are thousands, and replays run the user's step.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _INSTALLED = tuple(
 
 
 def imported_names(functions: Mapping[int, Any]) -> Iterator[tuple[Any, str, Any]]:
-    """Module, name and what belongs to it, for each global that is one of `functions` (by id)."""
+    """Module, name and associated object for each global that is one of `functions` (by id)."""
     for name in _users_modules(stamp()):
         module = sys.modules.get(name)
         for key, value in list(vars(module).items()) if module is not None else ():
@@ -37,7 +36,7 @@ def imported_names(functions: Mapping[int, Any]) -> Iterator[tuple[Any, str, Any
 
 
 def stamp() -> tuple[int, str]:
-    """Changes when a module is imported."""
+    """A stamp that changes when a module is imported."""
     return len(sys.modules), next(reversed(sys.modules))
 
 
@@ -48,7 +47,7 @@ def _users_modules(at: tuple[int, str]) -> list[str]:
 
 def _belongs_to_user(name: str, module: Any) -> bool:
     if type(module) is not ModuleType:
-        return False  # a lazy module of somebody's, which may import when asked
+        return False  # a lazy module, which may import when accessed
     file = vars(module).get("__file__")
     if name == "__main__":
         return True

@@ -1,8 +1,7 @@
-"""User code that runs in the middle of a replay uninvited is kept out of it.
+"""Keeps user code that runs asynchronously out of a replay.
 
-A signal handler runs in the main thread whenever it likes; one that saves a checkpoint before the job is
-taken away must really save it. A finalizer runs when the garbage collector finds an old cycle; what it
-prints or removes was meant.
+A signal handler can run in the main thread at any time, and must take effect: it may save a checkpoint before the job is
+preempted. A finalizer runs when the garbage collector finds an old cycle, and its effects are intended too.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _num_frozen = 0
 
 @contextlib.contextmanager
 def interruptions_outside() -> Iterator[None]:
-    """Signal handlers run as if there were no replay; older garbage waits until it is over."""
+    """Run signal handlers as if there were no replay, and delay the collection of older garbage."""
     with _handlers_outside(), _older_garbage_waits():
         yield
 
@@ -56,7 +55,7 @@ def _outside(handler: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _older_garbage_waits() -> Iterator[None]:
-    """Only what the replay itself makes is collected in it; a user who freezes has it that way."""
+    """Collect only objects of the replay; if the user has frozen the collector, that is preserved."""
     global _num_frozen
     with _lock:
         is_ours = _num_frozen > 0 or gc.get_freeze_count() == 0

@@ -10,7 +10,7 @@ __all__ = ["Entries", "Entry"]
 
 
 class Entry:
-    """A directory entry that knows itself by the script's path, wherever its file lies."""
+    """A directory entry with the script's path, wherever its file is."""
 
     def __init__(self, entry: Any, folder: str) -> None:
         self._entry = entry

@@ -34,9 +34,9 @@ def _reader(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> An
 
 
 def _database(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
-    """SQLite files: copied before they are opened, since whoever opens one may write to it.
+    """Redirect SQLite files: copy them before they are opened, because opening may write.
 
-    A large one is most likely the data; it is opened for reading only.
+    A large one is probably data, so it is opened read-only.
     """
     kwargs = dict(kwargs)
     database, *rest = args or [kwargs.pop("database")]
@@ -66,7 +66,7 @@ def _serialize(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) ->
 
 
 def _memory_map(files: RedirectedFiles, original: Any, args: Any, kwargs: Any) -> Any:
-    """A map for writing becomes a map whose changes stay in memory: no large file is copied."""
+    """Open a writable memory map as copy-on-write, so that large files need no copy."""
     kwargs = dict(kwargs)
     args = list(args)  # the class, filename, dtype, mode, …
     filename = args[1] if len(args) > 1 else kwargs["filename"]
@@ -101,7 +101,7 @@ NATIVES: tuple[tuple[str, str, Redirect], ...] = (
     ("torch", "UntypedStorage.from_file", _mapped_storage),
     ("sqlite3", "connect", _database),
     ("safetensors", "serialize_file", _serialize),
-    ("safetensors.torch", "serialize_file", _serialize),  # keeps a reference of its own
+    ("safetensors.torch", "serialize_file", _serialize),  # keeps its own reference
     ("safetensors.numpy", "serialize_file", _serialize),
     ("numpy", "memmap.__new__", _memory_map),
 )
@@ -110,13 +110,13 @@ NATIVES: tuple[tuple[str, str, Redirect], ...] = (
 _STORES: tuple[tuple[str, str, Redirect], ...] = (
     ("torch._C._distributed_c10d", "FileStore.__init__", _writer),
 )
-"""The file by which several ranks meet; each trial has one of its own."""
+"""The rendezvous file of several ranks; each trial has its own."""
 
 _NEEDED = {"sqlite3": "_sqlite3", "numpy": "numpy", "safetensors.numpy": "numpy"}
 
 
 def redirect_natives(files: RedirectedFiles) -> None:
-    """Checkpoints of torch and safetensors, memory maps, SQLite files, rendezvous files; for good."""
+    """Redirect checkpoints of torch and safetensors, memory maps, SQLite files and rendezvous files, permanently."""
     for module, path, redirect in (*NATIVES, *_STORES):
         needed = _NEEDED.get(module)
         if needed is not None and importlib.util.find_spec(needed) is None:
@@ -124,7 +124,7 @@ def redirect_natives(files: RedirectedFiles) -> None:
         try:
             owner: Any = importlib.import_module(module)
         except ImportError:
-            continue  # a torch that was built without distributed, for example
+            continue  # for example, a torch that was built without distributed
         *between, name = path.split(".")
         for part in between:
             owner = getattr(owner, part)

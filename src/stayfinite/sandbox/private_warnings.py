@@ -9,7 +9,7 @@ __all__ = ["PrivateWarnings", "action_for"]
 
 
 class PrivateWarnings:
-    """The filters of one replay, and who records."""
+    """The warning filters of one replay, and its recorder."""
 
     def __init__(self) -> None:
         self._filters: list[Any] | None = None
@@ -27,7 +27,7 @@ class PrivateWarnings:
 
     def enter(self, catcher: Any) -> list[Any] | None:
         self._entered[id(catcher)] = (self._filters, self._log, self._seen)
-        # As the original notes it: subclasses look at it, and it may be left after the replay.
+        # As in the original: subclasses use it, and it may be left after the replay.
         catcher._entered = True
         for name in ("filters", "showwarning", "_showwarnmsg_impl"):
             setattr(catcher, "_" + name.lstrip("_"), getattr(warnings, name, None))
@@ -48,7 +48,7 @@ class PrivateWarnings:
         catcher._entered = False
 
     def handle(self, message: warnings.WarningMessage, module: str) -> None:
-        """Raise it where the filters say "error", record it where somebody records; no more."""
+        """Raise a warning if the filters say "error", or record it; it is never shown."""
         text, category = str(message.message), message.category
         action = action_for(self._now(), text, category, module, message.lineno)
         if action == "error":
@@ -66,7 +66,7 @@ class PrivateWarnings:
 
 
 def action_for(filters: Any, text: str, category: type[Warning], module: str, lineno: int) -> str:
-    """What the first filter that fits says."""
+    """The action of the first matching filter."""
     for action, message, of, where, line in filters:
         if (
             _matches(message, text)

@@ -1,7 +1,7 @@
 """Mutes a replay: streams, logging, progress bars, trackers.
 
-A stream is not replaced: its own `write` is covered while a replay runs, so that `sys.stdout` is the
-same object for every thread at every moment, and whoever keeps a reference to it is served as well.
+A stream is not replaced. Instead its own `write` is overridden while a replay runs, so that `sys.stdout` is the same object for
+every thread at any time, and kept references to it are muted as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COVERED = ("write", "writelines", "flush", "truncate", "read", "readline", "rea
 
 
 def standard_streams() -> list[Any]:
-    """stdout and stderr as they are now and as they were first, with the layers under them; stdin."""
+    """The current and the original stdout and stderr with their layers, and stdin."""
     found: dict[int, Any] = {}
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__, sys.stdin):
         layer: Any = stream
@@ -33,21 +33,21 @@ def standard_streams() -> list[Any]:
 
 
 def _below(stream: Any) -> Any:
-    """The buffer of a text stream, the raw file of a buffer; of the real ones only."""
+    """The buffer of a text stream and the raw file of a buffer, for real streams only."""
     if isinstance(stream, io.TextIOBase):
         return getattr(stream, "buffer", None)
     return getattr(stream, "raw", None) if isinstance(stream, io.BufferedIOBase) else None
 
 
 def open_streams() -> list[Any]:
-    """Every file object open for writing in this process, for `computing_only(streams=…)`.
+    """All file objects in this process that are open for writing, for `computing_only(streams=…)`.
 
-    Found by a walk over all objects: tens of milliseconds, so once for an investigation.
+    They are found by a search over all objects, which takes tens of milliseconds, so it is done once per investigation.
     """
     is_file: dict[type, bool] = {}
     found = []
     for one in gc.get_objects():
-        kind = type(one)  # `isinstance` would ask the object, and somebody's may answer back
+        kind = type(one)  # `isinstance` would call the object, which may have side effects
         if kind not in is_file:
             is_file[kind] = io.IOBase.__base__ in kind.__mro__
         if is_file[kind] and _is_writable(one):
@@ -59,13 +59,13 @@ def _is_writable(stream: Any) -> bool:
     try:
         return not stream.closed and bool(stream.writable())
     except Exception:
-        return False  # a class of somebody's that is not finished
+        return False  # a class that is not initialized completely
 
 
 def stream_targets(
     streams: Iterable[Any],
 ) -> Iterator[tuple[Target, Callable[[Any, Any], Callable[..., Any]]]]:
-    """What to cover of each stream: the object's own methods, or its class's if it takes none."""
+    """The attributes to override in each stream: on the object, or on its class if that is not possible."""
     for stream in streams:
         has_room = hasattr(stream, "__dict__")
         for name in _COVERED:
@@ -80,11 +80,11 @@ def stream_targets(
 
 
 _HEAP_TYPE = 1 << 9
-"""Set for classes that are made in Python, whose attributes can be assigned."""
+"""Whether the class is defined in Python, so that its attributes can be assigned."""
 
 
 def _silent(name: str, is_method: bool) -> Callable[[Any, Any], Callable[..., Any]]:
-    """Nothing is written by a box that covers this stream; `is_method`: `self` comes first."""
+    """A function that writes nothing in a replay that mutes this stream; `is_method`: `self` comes first."""
 
     def make(original: Callable[..., Any], subscribers: Any) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -108,11 +108,11 @@ _MAKERS = {n: (_silent(n, is_method=False), _silent(n, is_method=True)) for n in
 
 
 def _none(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    """Nothing happens."""
+    """Do nothing."""
 
 
 def _new_bar(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    """tqdm's own `__new__` starts a thread, and remembers for ever when it may not."""
+    """Replace `tqdm.__new__`, which starts a thread and remembers permanently if that fails."""
     bar = object.__new__(args[0])
     with args[0].get_lock():
         args[0]._instances.add(bar)

@@ -1,4 +1,4 @@
-"""Refuses a replay anything with effects outside the process or after the step."""
+"""Refuses actions of a replay with effects outside the process or after the step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _refuse_as(describe: Callable[..., str]) -> Any:
 
 
 def _program(args: Any) -> str:
-    """The program's name; its arguments may hold a secret."""
+    """The name of a program; its arguments may contain a secret."""
     words = args.split() if isinstance(args, str) else [args] if _is_path(args) else list(args)
     if not words:
         return "a subprocess"
@@ -63,7 +63,7 @@ def _started(this: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def _sleep(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    """A replay does not wait."""
+    """Skip waiting in a replay."""
     box.count_wait()
 
 
@@ -90,12 +90,12 @@ def _queue(what: str) -> Any:
 
 
 def _new_pool(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    args[0]._state = "TERMINATE"  # its finalizer looks at it
+    args[0]._state = "TERMINATE"  # its finalizer reads it
     return box.refuse("work for another thread or process")
 
 
 def _environ(box: Box, original: Any, args: Any, kwargs: Any) -> Any:
-    """Set for all threads, as the user's code wants it, and noted, to be put back at the end."""
+    """Set it for all threads, as the code requests, and note it for the restore at the end."""
     environ, key = args[0], args[1]
     if environ is os.environ and isinstance(key, str):
         box.environ.setdefault(key, environ.get(key))

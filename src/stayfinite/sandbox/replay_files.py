@@ -1,8 +1,7 @@
 """Files of a replay: in a temporary folder, deleted at the end.
 
-The files are redirected as for a script that is tried out, with three differences, since here a live
-training goes on around it: only the replaying thread is concerned, the working directory of the process
-never changes, and nothing is free to be written but devices that forget.
+They are redirected as for a script on trial, with three differences because a live training surrounds the replay: only the
+replaying thread is affected, the working directory of the process never changes, and only devices without memory may be written.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _DEVICES = ("/dev/", "/proc/", "/sys/")
 
 
 class ReplayFiles(RedirectedFiles):
-    """Where one replay's files are; the folder is made when something is first written."""
+    """The files of one replay; the folder is made at the first write."""
 
     def __init__(
         self,
@@ -31,7 +30,7 @@ class ReplayFiles(RedirectedFiles):
         on_write: Callable[[str], None],
         outside: Callable[..., Any],
     ) -> None:
-        """`outside(function, …)` calls a function of ours as if there were no replay."""
+        """`outside(function, …)` calls our own function as if there were no replay."""
         name = f"stayfinite-replay-{uuid.uuid4().hex}"
         super().__init__(os.path.join(tempfile.gettempdir(), name), _FREE)
         self.real = {n: functools.partial(outside, f) for n, f in self.real.items()}
@@ -39,7 +38,7 @@ class ReplayFiles(RedirectedFiles):
         self._on_write = on_write
         self._pid = os.getpid()
         self.is_touched = False
-        """Whether anything can look different in here from what it is outside."""
+        """Whether anything is redirected so far."""
 
     def to_read(self, path: Any) -> Any:
         return super().to_read(path) if self.is_touched else path
@@ -60,7 +59,7 @@ class ReplayFiles(RedirectedFiles):
         self._on_write(full)
 
     def wrapper(self, name: str) -> Callable[..., Any]:
-        """What is called instead of `os.name`."""
+        """The replacement of `os.name`."""
         found: Callable[..., Any] = self._made[name]
         return found
 
@@ -69,20 +68,20 @@ class ReplayFiles(RedirectedFiles):
         return self._wrappers()
 
     def note_gone(self, path: Any) -> None:
-        """A path is about to be removed, as far as the replay sees."""
+        """Mark a path as removed in the replay's view."""
         self.is_touched = True
         self._on_write(self._full(path))
 
     def chdir(self, path: Any) -> None:
-        """The working directory belongs to all threads; here it only looks changed."""
+        """Change the working directory in the replay's view only, because it belongs to all threads."""
         if isinstance(path, int):
             self._refuse_call("a change of directory by descriptor")
         full = self._full(path)
-        self.real["listdir"](self.to_read(full))  # raises as the real one would
+        self.real["listdir"](self.to_read(full))  # raises like the real function
         self._cwd, self._is_at_home = full, False
         self.is_touched = True
 
     def remove_all(self) -> None:
-        """The folder goes, unless this is a forked child: it is the parent's."""
+        """Remove the folder, unless this is a forked child, whose parent owns it."""
         if self._pid == os.getpid() and self._has(self._root):
             self.real["rmtree"](self._root, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Restores global switches that a replay changes; random states are the caller's job."""
+"""Restores global switches that a replay changes; the caller restores random states."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 __all__ = ["thread_state_kept"]
 
 _kept_guards: list[Any] = []
-"""What turned an unbalanced inference mode back; freeing it would turn it again."""
+"""The guard object that disabled an unbalanced inference mode; freeing it would enable the mode again."""
 
 Switch = tuple[Callable[[], Any], Callable[[Any], object]]
-"""How a setting is read, and how it is set."""
+"""A getter and a setter of a setting."""
 
 
 def _core(name: str) -> Any:
@@ -74,7 +74,7 @@ def _modes() -> tuple[int, int]:
 
 
 def _pop_modes(value: tuple[int, int]) -> None:
-    """Modes that the replay pushed and left."""
+    """Pop modes that the replay has pushed and not left."""
     while _modes()[0] > value[0]:
         _core("_pop_torch_function_stack")()
     while _modes()[1] > value[1]:
@@ -120,7 +120,7 @@ def _switches() -> Iterator[Switch]:
     accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
     if accelerator is not None:
         yield _autocast(accelerator.type)
-        # Asking for the device would start a driver that the training does not use.
+        # Reading the device would start a driver that the training does not use.
         is_started = getattr(torch.get_device_module(accelerator), "is_initialized", None)
         if is_started is not None and is_started():
             yield torch.accelerator.current_device_index, torch.accelerator.set_device_index
@@ -133,7 +133,7 @@ _NOT: Any = object()
 
 
 def _read(read: Callable[[], Any]) -> Any:
-    """Some settings cannot be read where their older and newer names were both used."""
+    """Some settings cannot be read if their older and newer names were both used."""
     try:
         return read()
     except RuntimeError:
@@ -142,11 +142,10 @@ def _read(read: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def thread_state_kept() -> Iterator[None]:
-    """Whatever the body does to torch's switches, they are afterwards what they were.
+    """Restore torch's global switches after the block.
 
-    The weights that autocast has cast are forgotten before and after: those of the training hang on a
-    graph that may be freed, those of the replay on the replay's. The backward runs in this thread,
-    on every device, so that what hooks do in it is a replay's too.
+    The cache of autocast is cleared before and after: the training's cached weights belong to a graph that may be freed, those
+    of the replay to its own graph. The backward runs in this thread on every device, so that its hooks are in the replay too.
     """
     before = [(read, put, value) for read, put in _switches() if (value := _read(read)) is not _NOT]
     was_threaded = _core("_is_multithreading_enabled")()

@@ -1,8 +1,7 @@
-"""Warnings of a replay: filtered as usual, never shown, none used up.
+"""Warnings of a replay: filtered as usual and never shown, but shown as usual afterwards.
 
-A warning that is shown once for a line must be shown later as if no replay had been. So a replay has
-filters of its own, and what C code notes in a module's registry is taken out again. Out of reach: what
-torch itself remembers to have said (`TORCH_WARN_ONCE`).
+A warning that is shown once per line must be shown later as if there had been no replay. So a replay has its own filters,
+and entries that C code adds to a module's registry are removed. Not covered: torch's own record (`TORCH_WARN_ONCE`).
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _warned_explicitly(
 
 
 def _show(box: Box, original: Any, args: Any, kwargs: Any) -> None:
-    """C code has judged by the filters of all threads, and noted it; our own filters come next."""
+    """C code has used the filters of all threads, and noted the warning; apply the replay's filters."""
     message = args[0]
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != message.filename:
@@ -92,7 +91,7 @@ def _show(box: Box, original: Any, args: Any, kwargs: Any) -> None:
 
 
 def _forget(namespace: dict[str, Any], message: warnings.WarningMessage, module: str) -> None:
-    """Take back what was noted just now, so that the same warning is shown when it comes again."""
+    """Remove what was noted just now, so that the same warning is shown the next time."""
     text, category = str(message.message), message.category
     action = action_for(warnings.filters, text, category, module, message.lineno)
     noted: list[tuple[Any, ...]] = [(text, category, message.lineno)]

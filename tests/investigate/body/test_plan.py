@@ -179,3 +179,54 @@ def test_what_only_one_iteration_has_is_told(model, training, is_of_one):
     scene = scenes_of_frame(training(model, optimizer, torch.Generator(), 0))[0]
     body = Body.of(scene, (), lambda obj: obj is optimizer)
     assert body.is_of_one_iteration == is_of_one
+
+
+def test_a_loop_of_plain_tensor_methods_is_computed_again():
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True)
+    for _ in range(2):
+        out = x.mm(w).clamp(min=0)
+        loss = (out - 1).pow(2).sum()
+        scene = scenes_of_frame(sys._getframe())[0]
+        loss.backward()
+    made = Body.of(scene.moved(scene.line + 1, -1)).run()
+    assert torch.equal(made["loss"], loss) and made["loss"] is not loss
+
+
+def test_a_loss_from_before_the_body_is_not_computed_again():
+    w = torch.ones(2, requires_grad=True)
+    whole = w.pow(2).sum()
+    for count in (1, 2):
+        loss = whole / count
+        scene = scenes_of_frame(sys._getframe())[0]
+        loss.backward(retain_graph=True)
+    bodies = [Body.of(scene.moved(scene.line + 1, -1))]
+    assert all(b is None or not b.home.is_loop for b in bodies)
+
+
+class WithAnUnusedBranch(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = torch.nn.Linear(4, 1)
+        self.is_split = False
+
+    def forward(self, x):
+        if self.is_split:
+            out = self.heads[0](x)  # a Linear has no parts: nobody knows what this calls
+        else:
+            out = self.heads(x)
+        return out.mean()
+
+
+def test_a_branch_that_a_setting_rules_out_does_not_keep_the_rest_from_running(setting):
+    _, _, loader = setting
+    model = WithAnUnusedBranch()
+    for x, _ in loader:
+        loss = model(x)
+        scene = scenes_of_frame(sys._getframe())[0]
+        break
+    body = Body.of(scene)
+    assert any(torch.equal(t, loss) and t is not loss for t in body.made(body.run()))
+    model.is_split = True
+    with pytest.raises(RuntimeError, match="not taken before"):
+        body.run()

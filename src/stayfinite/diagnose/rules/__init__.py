@@ -1,4 +1,4 @@
-"""One file per cause. Importing them registers them; nothing else refers to them by name."""
+"""One file per cause. Importing a file registers its rules."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ _MODULES = (
 
 
 def load() -> None:
-    """Register the built-in rules; importing a module twice does nothing."""
+    """Register the built-in rules."""
     for name in _MODULES:
         importlib.import_module(f"{__name__}.{name}")

@@ -8,7 +8,7 @@ from ..registry import Finding, rule
 from ..words import count, num, part
 
 _ABSURD = 1e8
-"""Times what is usual for this part of the batch; units, outliers and spikes stay far below."""
+"""The multiple of the usual magnitude that counts as absurd; units, outliers and spikes are far below it."""
 
 
 @rule("bad_input_data")
@@ -50,7 +50,7 @@ def absurdly_large(e: Evidence) -> Finding | None:
 
 @rule("bad_input_data")
 def an_earlier_batch(e: Evidence) -> Finding | None:
-    """Its own step was finite and was made; what came after it was computed with what it left."""
+    """An earlier batch with absurd values was applied, and corrupted the steps after it."""
     found = e.outlier
     if found is None or e.birth is None or e.event.phase in ("data", "checkpoint", "parameter"):
         return None

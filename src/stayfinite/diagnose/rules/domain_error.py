@@ -21,7 +21,7 @@ _GAMMAS = ("lgamma", "digamma", "polygamma", "mvlgamma")
 _PLAIN = ("add", "sub", "mul", "sum", "mean", "mm", "bmm", "addmm", "baddbmm", "matmul", "convolution",
           "cumsum", "var", "std", "var_mean", "std_mean", "cat", "index", "clone", "copy", "where",
           "_to_copy", "index_put", "scatter", "gather", "empty", "empty_like")  # fmt: skip
-"""Operators that are defined everywhere: a NaN of theirs has other reasons."""
+"""Operators that are defined everywhere, so that a NaN has other causes."""
 _ORDINARY = 1e10
 _WITHIN_ONE = ("acos", "asin", "atanh", "erfinv", "arccos", "arcsin", "arctanh")
 
@@ -65,7 +65,7 @@ def _fixes(e: Evidence) -> tuple[Fix, ...]:
 
 
 def _in_the_optimizer(e: Evidence, x: TensorStats, confidence: float) -> Finding:
-    """No line of the user's to change there: only settings of the optimizer."""
+    """There is no line of the user to change, only settings of the optimizer."""
     name = e.optimizer.get("type", "the optimizer")
     if e.optimizer.get("centered") == "True":
         fix = Fix(
@@ -91,7 +91,7 @@ def _in_the_optimizer(e: Evidence, x: TensorStats, confidence: float) -> Finding
 
 @rule("domain_error")
 def undefined_for_these_values(e: Evidence) -> Finding | None:
-    """Any other operator that makes a NaN out of ordinary numbers, with the values it was given."""
+    """Any other operator that makes a NaN from ordinary numbers, with its arguments."""
     if e.birth is None or e.is_backward or e.is_in_optimizer or not e.made_nan:
         return None
     found = [o.stats_at_bad or o.stats for o in e.birth.inputs]
@@ -118,7 +118,7 @@ def undefined_for_these_values(e: Evidence) -> Finding | None:
 
 @rule("domain_error")
 def negative_determinant(e: Evidence) -> Finding | None:
-    """`logdet` writes the NaN by itself, where the sign of the determinant is negative."""
+    """`logdet` returns NaN if the determinant is negative."""
     is_written = e.kernel in ("scalar_tensor", "full", "where") and e.made_nan
     source = e.location.source or ""
     if not is_written or "logdet" not in source or "slogdet" in source:

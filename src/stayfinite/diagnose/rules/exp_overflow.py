@@ -31,12 +31,12 @@ def exponential(e: Evidence) -> Finding | None:
         return None
     confidence = 0.88
     if e.is_half_birth and e.dtype == "float16" and x.abs_max < 88:
-        confidence = 0.35  # float32 would have held it
+        confidence = 0.35  # float32 would not overflow
     if e.has_diverged >= 0.85 and x.abs_max > 1e3:
         confidence = 0.55
     elif e.has_diverged >= 0.9:
         confidence = 0.7
-    # Two values at the dtype's limit have no finite sum: there the saturating form helps nobody.
+    # The sum of two values at the dtype's limit overflows, so a saturating form does not help.
     saturating = () if _is_added_up(e) else _saturating(e)
     return Finding(
         confidence=confidence,
@@ -61,12 +61,12 @@ def exponential(e: Evidence) -> Finding | None:
 
 
 def _is_added_up(e: Evidence) -> bool:
-    """Whether the first operator that the exponential goes to is a sum."""
+    """Whether the first operator that uses the exponential is a sum."""
     after = [link for link in e.location.chain if link.role in ("carrier", "symptom")]
     return bool(after) and (after[0].op or "").split(".")[-1] in ("sum", "mean", "cumsum")
 
 
 def _saturating(e: Evidence) -> tuple[Fix, ...]:
-    # Not what the experiment has tried: that one puts a much smaller number in its place.
+    # The experiment has tried a much smaller limit than this.
     fixes = safe_fixes(e, "exp", "it saturates below the dtype's limit instead of overflowing")
     return tuple(replace(fix, experiment=None) for fix in fixes)

@@ -53,7 +53,7 @@ def grows_over_depth(e: Evidence) -> Finding | None:
 
 @rule("exploding_gradient")
 def forward_grows_too(e: Evidence) -> Finding | None:
-    """The same product in the forward, on the first step, where no update can be to blame."""
+    """The same product in the forward, on the first step, so no update can be the cause."""
     if e.birth is None or not e.is_overflow or e.is_backward or e.is_half_birth:
         return None
     if e.kernel not in _PRODUCTS or e.has_diverged >= 0.5:
@@ -73,12 +73,12 @@ def forward_grows_too(e: Evidence) -> Finding | None:
 
 
 def _is_moved_far(e: Evidence) -> bool:
-    """Updates of such a length have been made that the weights are what they left."""
+    """The updates were so large that they determine the weights."""
     return not e.is_first_step and max(e.event.lr, default=0.0) > _ORDINARY_RATE
 
 
 def _what_is_ordinary(e: Evidence) -> str:
-    """What was looked at, with its figures."""
+    """The observed figures."""
     parts = []
     if e.weights.largest > 0:
         parts.append(f"the largest weight ({num(e.weights.largest)})")

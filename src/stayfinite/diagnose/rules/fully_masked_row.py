@@ -21,7 +21,7 @@ def softmax_over_nothing(e: Evidence) -> Finding | None:
 
 @rule("fully_masked_row")
 def minus_inf_minus_minus_inf(e: Evidence) -> Finding | None:
-    """A softmax by hand, or the backward of logsumexp: both subtract the row's maximum."""
+    """A softmax by hand, or the backward of logsumexp: both subtract the maximum of the row."""
     if e.birth is None or not e.made_nan or e.kernel not in ("sub", "rsub", "exp", "add"):
         return None
     a, b = e.at_bad("self"), e.at_bad("other")
@@ -34,7 +34,7 @@ def minus_inf_minus_minus_inf(e: Evidence) -> Finding | None:
 
 @rule("fully_masked_row")
 def on_the_way(e: Evidence) -> Finding | None:
-    """A logsumexp over nothing is -inf, which is no NaN yet; whoever subtracts it makes one."""
+    """A logsumexp over nothing is -inf; subtracting it makes a NaN."""
     if e.birth is None or e.birth.direction == "optimizer":
         return None
     for link in e.location.chain:

@@ -36,7 +36,7 @@ def no_alignment(e: Evidence) -> Finding | None:
 
 @rule("infeasible_target")
 def masked_target(e: Evidence) -> Finding | None:
-    """A class was masked with -inf on purpose, and then the target asks for it."""
+    """A class was masked with -inf on purpose, but it is the target."""
     if e.birth is None or e.is_in_optimizer:
         return None
     has_sentinel = any(c.role == "sentinel" for c in e.location.chain)
@@ -56,7 +56,7 @@ def masked_target(e: Evidence) -> Finding | None:
 
 @rule("infeasible_target")
 def masked_by_the_smallest_number(e: Evidence) -> Finding | None:
-    """The same with a finite mask: two of the most negative numbers add up to -inf."""
+    """The same with a finite mask: the sum of two of the most negative numbers is -inf."""
     if e.birth is None or not e.is_overflow or e.kernel not in _PICKS + _SUMS:
         return None
     for s in e.tensors:

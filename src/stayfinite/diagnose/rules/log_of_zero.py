@@ -34,7 +34,7 @@ def logarithm(e: Evidence) -> Finding | None:
 
 @rule("log_of_zero")
 def infinity_that_was_flattened(e: Evidence) -> Finding | None:
-    """The logarithm was -inf, a sigmoid or an exponential made it 0, and its derivative is inf."""
+    """The logarithm was -inf, a sigmoid or an exponential mapped it to 0, and its derivative is inf."""
     if not e.was_bad_before or e.forward_name not in _LOGS:
         return None
     return Finding(

@@ -46,7 +46,7 @@ def static_scale(e: Evidence) -> Finding | None:
 
 @rule("loss_scaling")
 def scaled_in_the_loss(e: Evidence) -> Finding | None:
-    """The product of the loss with a constant overflows by itself."""
+    """The product of the loss with a constant overflows."""
     if e.birth is None or e.kernel != "mul" or not e.is_overflow or e.is_backward:
         return None
     sizes = [s for s in e.tensors if s.num_elements == 1]
@@ -98,7 +98,7 @@ def scaler_without_step(e: Evidence) -> Finding | None:
 
 @rule("loss_scaling")
 def step_beside_the_scaler(e: Evidence) -> Finding | None:
-    """Every loss is scaled, and one of the optimizers steps without the scaler."""
+    """Every loss is scaled, but one of the optimizers steps without the scaler."""
     if not e.scale.is_passed_by or e.birth is None:
         return None
     outcome = e.results.get("unscaled")
@@ -143,12 +143,12 @@ def scale_collapsed(e: Evidence) -> Finding | None:
 
 @rule("loss_scaling")
 def scale_fell_to_nothing(e: Evidence) -> Finding | None:
-    """A scale of one's own that was halved until it is zero; the gradients are divided by it."""
+    """A custom scale was halved until it became zero, and the gradients are divided by it."""
     factor = e.scale.factor
     if factor is None or not abs(factor) < _COLLAPSED or e.birth is None:
         return None
     if e.event.loss is None or not isfinite(e.event.loss):
-        return None  # whatever it is multiplied by, it was bad before
+        return None  # it was bad before the multiplication
     return Finding(
         confidence=0.97,
         sentence=f"The loss is multiplied by a scale that has come down to {num(factor)}, and what is "

@@ -48,7 +48,7 @@ def beyond_half(e: Evidence) -> Finding | None:
 
 def _second_fix(e: Evidence) -> Fix:
     if e.is_backward and is_log_of_probability(e.location.source):
-        return log_fixes(e)[0]  # the 1/p of log(p) cancels there
+        return log_fixes(e)[0]  # there the 1/p of log(p) cancels
     return Fix(
         title="scale before the product instead of after it, or normalize the inputs",
         why="attention scores divided first, features of ordinary size and means instead of "

@@ -20,13 +20,13 @@ def runs_away(e: Evidence) -> Finding | None:
         if not e.is_overflow or e.is_first_step or e.is_half_birth:
             return None
         score = 0.3
-    # Weights that have run away fail on any batch; a batch that is special fails alone.
+    # Diverged weights fail on any batch; a special batch fails alone.
     before = e.results.get("previous_batch")
     is_open = score < 0.85
     if is_open and before is not None:
         score = {"nonfinite": min(score + 0.15, 0.85), "finite": 0.7 * score}.get(before, score)
     if e.results.get("smaller_lr") == "nonfinite":
-        score *= 0.6  # it runs away at any rate
+        score *= 0.6  # it diverges at any rate
     return Finding(
         confidence=min(score, 0.92),
         sentence=_sentence(e),
@@ -50,7 +50,7 @@ def _sentence(e: Evidence) -> str:
 
 
 def _nothing_bounds_the_loss(e: Evidence) -> Finding:
-    """Every update did what it was asked to: it is the objective that has no end."""
+    """The optimizer works correctly, but the objective is unbounded."""
     shown = " -> ".join(num(r.loss) for r in e.history[-4:])
     return Finding(
         confidence=0.5,
@@ -76,14 +76,14 @@ def _other_batches(outcome: str | None) -> tuple[str, ...]:
 
 
 def can_diverge(e: Evidence) -> bool:
-    """Whether this incident can be the end of a divergence at all."""
+    """Whether this incident can be the end of a divergence."""
     if e.birth is None or e.event.phase in ("data", "checkpoint", "parameter"):
         return False
     return e.location.is_reproduced and not e.is_first_step
 
 
 def story(e: Evidence) -> str:
-    """The course of the loss and the weights in a few numbers; "" where neither went anywhere."""
+    """The course of the loss and the weights in a few numbers; "" if neither has changed much."""
     parts = []
     losses = e.losses
     if len(losses) >= 2 and e.loss_growth > 10:
@@ -103,7 +103,7 @@ def rates(e: Evidence) -> str:
 
 
 def divergence_fixes(e: Evidence) -> tuple[Fix, ...]:
-    """The rate first; clipping where no rate was seen to help."""
+    """A smaller rate first; clipping if no rate helps."""
     rate = rate_fix(e)
     is_found = e.rate is not None and e.rate.passed is not None
     clip = None if is_found else clip_fix(e)

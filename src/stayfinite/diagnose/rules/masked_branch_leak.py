@@ -51,7 +51,7 @@ def zero_times_infinity(e: Evidence) -> Finding | None:
 
 @rule("masked_branch_leak")
 def gap_that_comes_back(e: Evidence) -> Finding | None:
-    """A NaN marks a missing value; the loss masks it, the gradient does not."""
+    """A NaN marks a missing value; the loss masks it, but the gradient does not."""
     if not e.is_backward or e.source is None:
         return None
     stats = e.source.outputs[0].stats if e.source.outputs else None
@@ -76,7 +76,7 @@ def gap_that_comes_back(e: Evidence) -> Finding | None:
 
 @rule("masked_branch_leak")
 def discarded_in_the_forward(e: Evidence) -> Finding | None:
-    """The forward made an infinity and threw it away: the loss is fine, the gradient is not."""
+    """The forward made an infinity and discarded it: the loss is finite, but the gradient is not."""
     if e.birth is None or e.birth.direction != "forward" or not e.is_discarded:
         return None
     loss = e.event.loss
@@ -103,7 +103,7 @@ def _double_where(e: Evidence) -> tuple[Fix, ...]:
 
 
 def _discarder(link: Link) -> str:
-    """What left the value out, as it is written."""
+    """The operator that discarded the value, as written."""
     names = [k.split(" ", 1)[1] for k in link.facts if k.startswith("discarded_by ")]
     words = {_word(name) for name in names}
     return " and ".join(sorted(words)) or "a mask"
@@ -115,12 +115,12 @@ def _word(node: str) -> str:
 
 
 def _variable(name: str) -> str:
-    """`y` for a part of the batch that has no name of its own."""
+    """`y` for a part of the batch without a name of its own."""
     return name if name.isidentifier() and name != "batch" else "y"
 
 
 def _meeting(e: Evidence) -> Link:
-    """The link where the gradient meets the infinity: the birth, or the next operator of its node."""
+    """The link where the gradient is multiplied by the infinity: the birth, or the next operator of its node."""
     assert e.birth is not None
     for link in e.location.chain:
         is_same = link.op == e.node and link.line == e.location.line

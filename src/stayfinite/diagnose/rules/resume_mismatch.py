@@ -38,7 +38,7 @@ def only_a_part_was_restored(e: Evidence) -> Finding | None:
 
 
 def what_differs(e: Evidence) -> str:
-    """The part of the state that does not belong to the rest; empty when all fits."""
+    """The part of the state that does not match the rest; empty if all match."""
     r = e.resume
     if r.optimizer and _apart(r.configured_lr, r.saved_lr) and not _apart(r.saved_lr, r.first_lr):
         configured, saved_rate = _furthest(r.configured_lr, r.saved_lr)
@@ -70,7 +70,7 @@ def _apart(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
 
 
 def _furthest(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, float]:
-    """The rates of the parameter group whose second rate is the most times its first."""
+    """The rates of the parameter group with the largest ratio of the second to the first."""
     return max(zip(a, b), key=lambda pair: pair[1] / max(pair[0], 1e-30))
 
 

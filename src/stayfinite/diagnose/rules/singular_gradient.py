@@ -27,7 +27,7 @@ def infinite_derivative(e: Evidence) -> Finding | None:
     if e.kernel in _PRODUCTS:
         return None
     if e.was_bad_before and e.forward_name in ("log", "log1p", "log2", "log10", "div"):
-        return None  # the forward was not finite: its own cause says more
+        return None  # the forward was not finite, so its own cause is more precise
     name = e.forward_name
     order = int(e.fact("derivative_order"))
     confidence = 0.85 if is_pole else 0.6
@@ -50,7 +50,7 @@ def infinite_derivative(e: Evidence) -> Finding | None:
 
 def _fixes(e: Evidence, name: str, is_higher: bool) -> tuple[Fix, ...]:
     why = "its derivative stays finite at the point where the plain one is infinite or 0 / 0"
-    # The safe operators promise a finite first derivative, not a second.
+    # The safe operators guarantee a finite first derivative, but not a second.
     first = () if is_higher else safe_fixes(e, name, why)
     return (
         *first,

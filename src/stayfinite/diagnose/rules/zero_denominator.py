@@ -57,7 +57,7 @@ def division_by_a_plain_zero(e: Evidence) -> Finding | None:
 
 
 def _num_divisors(e: Evidence, d: TensorStats) -> int:
-    """How many numbers were divided by: one for a scalar, however many quotients it corrupts."""
+    """The number of divisors: one for a scalar, however many quotients it corrupts."""
     whole = e.operand("tensor2", "other") or e.operand("self")
     if whole is None or whole.stats is None:
         return d.num_elements
@@ -78,7 +78,7 @@ def _fixes(e: Evidence) -> tuple[Fix, ...]:
 
 @rule("zero_denominator")
 def quotient_that_overflows_later(e: Evidence) -> Finding | None:
-    """By almost nothing: the quotient is finite still, and what is made of it (its square) is not."""
+    """A division by almost zero: the quotient is finite, but a result computed from it (its square) is not."""
     if (
         e.birth is None
         or not e.is_overflow
@@ -110,7 +110,7 @@ def quotient_that_overflows_later(e: Evidence) -> Finding | None:
 
 @rule("zero_denominator")
 def infinity_that_was_flattened(e: Evidence) -> Finding | None:
-    """The quotient was infinite, a sigmoid or an exponential made it finite; its derivative is not."""
+    """The quotient was infinite, a sigmoid or an exponential made it finite, but its derivative is not."""
     if not e.was_bad_before or e.forward_name != "div":
         return None
     return Finding(
@@ -162,7 +162,7 @@ def norm_without_epsilon(e: Evidence) -> Finding | None:
 
 @rule("zero_denominator")
 def norm_of_a_zero_vector(e: Evidence) -> Finding | None:
-    """A fused operator that divides by a norm: weight_norm and its like."""
+    """A fused operator that divides by a norm, such as weight_norm."""
     if e.birth is None or e.is_backward or not _FUSED.search(e.kernel) or not e.made_nan:
         return None
     if not e.has_finite_inputs or (e.number("eps") or 0.0) > 1e-30:
@@ -191,7 +191,7 @@ def norm_of_a_zero_vector(e: Evidence) -> Finding | None:
 
 
 def _denominator(e: Evidence) -> TensorStats | None:
-    """What is divided by, where it is (next to) zero."""
+    """The divisor, if it is (almost) zero."""
     if e.kernel in _DIVIDES:
         d = e.at_bad("tensor2") if e.kernel == "addcdiv" else e.at_bad("other")
     elif e.kernel in ("reciprocal", "rsqrt"):

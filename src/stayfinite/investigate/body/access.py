@@ -1,4 +1,4 @@
-"""Which variables a statement reads and writes, and whether it has effects outside."""
+"""Analyzes which variables a statement reads and writes, and whether it has side effects."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ GRADIENTS: Path = ("<gradients>",)
 
 @dataclass
 class Verdict:
-    """What one call does."""
+    """The effects of one call."""
 
     outside: str | None = None
-    """Why it may not be made again; None where it may."""
+    """The reason why it must not be repeated; None if it can be."""
     is_training: bool = False
     is_backward: bool = False
     is_step: bool = False
     optimizers: tuple[object, ...] = ()
-    """Those whose step this is."""
+    """The optimizers that it steps."""
     is_computing: bool = False
-    """A function or a module is called, not only a method of a tensor that is there."""
+    """Whether it calls a function or a module, and not only a method of an existing tensor."""
     needs_protection: bool = False
-    """Inside of it something is written that only a copy of the function keeps from the user's."""
+    """Whether the function writes to something that only a copy of the function protects."""
     reads: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
     in_place: set[Path] = field(default_factory=set)
     result: Value = FRESH
     is_analyzed: bool = False
-    """`reads` says all that the result depends on, of the arguments too."""
+    """Whether `reads` lists everything that the result depends on, including the arguments."""
 
 
 class CallJudge(Protocol):
@@ -57,9 +57,9 @@ class Access:
 
     reads: set[Path] = field(default_factory=set)
     passes: set[Path] = field(default_factory=set)
-    """Handed to a function whose result does not depend on it."""
+    """Variables passed to a function whose result does not depend on them."""
     in_place: set[Path] = field(default_factory=set)
-    """Tensors of the user's objects whose content is changed: a copy of the object has the same tensor."""
+    """Tensors of the user's objects whose contents are changed; a copy of the object shares them."""
     binds: set[Path] = field(default_factory=set)
     mutates: set[Path] = field(default_factory=set)
     outside: str | None = None
@@ -88,17 +88,17 @@ class Access:
 
 
 class Reader(ast.NodeVisitor):
-    """Collects the access of the expressions that it visits."""
+    """Collects the accesses of the expressions that it visits."""
 
     def __init__(self, env: Env, judge: CallJudge) -> None:
         self.env = env
         self.judge = judge
         self.access = Access()
         self._hidden: list[set[str]] = []
-        """Names of comprehensions and lambdas: not the variables of the function."""
+        """Names in comprehensions and lambdas, which are not variables of the function."""
 
     def value(self, node: ast.expr) -> Value:
-        """What the expression stands for."""
+        """The value of the expression."""
         if isinstance(node, ast.Name):
             return UNKNOWN if self._is_hidden(node.id) else self.env.lookup(node.id)
         if isinstance(node, ast.Attribute):
@@ -143,7 +143,7 @@ class Reader(ast.NodeVisitor):
             self.access.reads.add(GRADIENTS)
 
     def _note_hidden_code(self, node: ast.Attribute | ast.Subscript) -> None:
-        """A property, or `__getitem__`: reading it runs a function."""
+        """Reading a property, or `__getitem__`, runs a function."""
         verdict = self.judge.attribute(self.value(node.value), node)
         if verdict is not None:
             self.access.outside = self.access.outside or verdict.outside
@@ -179,7 +179,7 @@ class Reader(ast.NodeVisitor):
                 self.access.passes.add(path)
 
     def _read_callee(self, func: ast.expr, verdict: Verdict) -> None:
-        """`self.model(x)` depends on that attribute only; a method that is not analyzed, on its object."""
+        """`self.model(x)` depends only on that attribute; a method that is not analyzed depends on its object."""
         is_whole = isinstance(func, ast.Attribute) and not verdict.is_analyzed
         if is_whole and isinstance(self.value(func).obj, types.MethodType):
             assert isinstance(func, ast.Attribute)
@@ -262,7 +262,7 @@ class Reader(ast.NodeVisitor):
         return any(name in names for names in self._hidden)
 
     def store(self, target: ast.expr, value: Value) -> None:
-        """The statement gives `target` a value."""
+        """Note that the statement assigns to `target`."""
         if isinstance(target, (ast.Tuple, ast.List)):
             for part in target.elts:
                 self.store(part, element_of(value) if value.is_known else value)
@@ -275,14 +275,14 @@ class Reader(ast.NodeVisitor):
             self._store_into(target)
 
     def is_in_place(self, node: ast.expr) -> bool:
-        """A tensor that hangs on an object or a global, and is no buffer of a module."""
+        """Whether it is a tensor of an object or a module-level variable, and not a buffer of a module."""
         if isinstance(node, ast.Attribute) and isinstance(self.value(node.value).obj, nn.Module):
             return False
         is_local = isinstance(node, ast.Name) and "@" not in self.env.root(node.id)
         return not is_local and isinstance(self.value(node).obj, Tensor)
 
     def _bound(self, name: str, value: Value) -> Value:
-        """In the body itself the variable shows what it was; its kind is what counts."""
+        """The current value of the variable shows only its type."""
         before = self.env.values.get(name)
         is_better = self.env.is_home and value.kind != "known" and not value.is_shared
         return before if is_better and before is not None and before.is_known else value
@@ -317,7 +317,7 @@ def _root_name(node: ast.expr) -> str | None:
 
 
 def _is_key(index: ast.expr, owner: Value) -> bool:
-    """An entry of a dict or a list; to write a part of a tensor changes the tensor."""
+    """Whether this writes to an entry of a dict or a list; writing to a part of a tensor changes the tensor."""
     if not isinstance(index, ast.Constant):
         return False
     return isinstance(index.value, str) or isinstance(owner.obj, (dict, list))

@@ -36,10 +36,10 @@ NOT_GIVEN = _NotGiven()
 
 
 class Body:
-    """The statements of a body that the training's own calls depend on.
+    """The statements of a body on which the training's own calls depend.
 
-    They stand at the same lines of the same file, so an operator trace sees the user's source. Nothing
-    that they write can be felt: they work on copies, made anew for each run.
+    They keep their lines and file, so an operator trace shows the user's source. They have no visible side effects, because each
+    run uses new copies of the variables.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Body:
         outer: Sequence[Scene] = (),
         wanted: str = "",
     ) -> None:
-        """`wanted`: the beginning of the names to compute, where it is not the training's own calls."""
+        """`wanted`: the prefix of the names to compute, if not the training's own calls."""
         self.scene = scene
         self.home = home
         self.functions = functions
@@ -90,7 +90,7 @@ class Body:
     def given_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The plain tensors among the variables that the loop around it reads and no loop around it writes."""
         if not self.home.is_loop:
-            return  # what a caller gives may be a state that it carries on
+            return  # an argument may be a state that the caller updates
         names = [n for n in ast.walk(self.home.node) if isinstance(n, ast.Name)]
         homes = [h.node for h in homes_of(self.scene) if h.is_loop]
         inside = [n for home in homes for n in ast.walk(home) if isinstance(n, ast.Name)]
@@ -101,7 +101,7 @@ class Body:
                 yield from ((n, t) for n, t in named_tensors(value, name) if not t.requires_grad)
 
     def wider(self) -> Body | None:
-        """The body of the next loop around this one: what it has computed before, in the same iteration."""
+        """The body of the next outer loop, with what it has computed before in the same iteration."""
         mine = self.functions
         is_outside = False
         for home in homes_of(self.scene):
@@ -114,32 +114,34 @@ class Body:
         return None
 
     def as_far_as(self, code: CodeType | None, line: int | None, instruction: int) -> Body | None:
-        """The body as far as another place, in this function or in one that has called it."""
+        """The body up to another place, in this function or in one that has called it."""
         mine = self.functions
         scenes = [self.scene, *self._outer]
         for i, scene in enumerate(scenes if line is not None else ()):
             if scene.code is code and line is not None:
                 there = replace(scene.moved(line, instruction), is_over=False)
                 rules = (mine.judge.is_training_object, mine.is_full, mine.is_buffer, mine.is_loose)
-                return Body.of(there, scenes[i + 1 :], *rules)
+                body = Body.of(there, scenes[i + 1 :], *rules)
+                # What comes after here has not been made: a variable holds what it was before.
+                return None if body is None or body.plan().takes_from(scene.line) else body
         return None
 
     def with_source(self, changed: Callable[..., Scene]) -> Body | None:
-        """The same body as another version of its source has it; `changed` finds a scene's place there."""
+        """The same body in another version of its source; `changed` maps a scene to it."""
         mine = self.functions
         outer = [changed(s, is_caller=True) for s in self._outer]
         scene = changed(self.scene)
         rules = (mine.judge.is_training_object, mine.is_full, mine.is_buffer, mine.is_loose)
         depth = next((i for i, h in enumerate(homes_of(self.scene)) if h.node is self.home.node), 0)
         homes = homes_of(scene)
-        if depth < len(homes):  # a loop further out, where this one is that
+        if depth < len(homes):  # an outer loop, because this one is that
             body = Body(scene, homes[depth], Functions(*rules), outer)
             if body.plan().code is not None and body.plan().has_backward:
                 return body
         return Body.of(scene, outer, *rules)
 
     def plan(self, is_fed: bool = False, is_new: bool = False, is_part: bool = False) -> Plan:
-        """What is run, with a batch given or not; `is_new`: one that the loop has not worked on."""
+        """The plan to run, with or without a batch; `is_new`: for a batch that the loop has not worked on."""
         key = (is_fed, is_new, is_part)
         if key not in self._plans:
             feeds = tuple(self.feeds) if is_fed else ()
@@ -149,7 +151,7 @@ class Body:
 
     @property
     def taken(self) -> tuple[str, ...]:
-        """Variables whose value is used as it stands, because what made it cannot be run again."""
+        """Variables whose current value is used, because what computed it cannot be repeated."""
         return self.plan().taken
 
     @property
@@ -159,10 +161,9 @@ class Body:
 
     @property
     def has_effects(self) -> bool:
-        """Whether an iteration changes something that later ones compute with: a replay buffer, a world.
+        """Whether an iteration changes something that later ones compute with: a replay buffer, an environment.
 
-        Then it has happened, though its step was left out. What it only counts, prints or collects does
-        not make it so.
+        Then this has happened, though the step was skipped. Counters, logs and collected results do not count.
         """
         environment = home_environment(self.scene)
         following = build_units(self.home.following, environment, self.functions.judge)
@@ -182,8 +183,9 @@ class Body:
 
     @functools.cached_property
     def is_of_one_iteration(self) -> bool:
-        """Whether it computes with something that another iteration, of which no batch is kept, had otherwise: what
-        was drawn from elsewhere, a loop's own variable, what is carried from one iteration to the next."""
+        """Whether it computes with something that was different in another iteration: what was drawn elsewhere, a loop
+        variable, state between iterations.
+        """
         plan = self.plan()
         if plan.is_taking:
             return True
@@ -205,11 +207,11 @@ class Body:
 
     @property
     def takes_several(self) -> bool:
-        """Whether the body draws its batches in a loop of its own."""
+        """Whether the body draws its batches in an inner loop."""
         return any(f.is_repeated for f in self.feeds)
 
     def can_bind(self, num_items: int) -> bool:
-        """Whether so many batches, drawn for one iteration, can be put where the body takes its own."""
+        """Whether so many batches of one iteration can be bound to the body."""
         plan = self.plan(is_fed=True, is_new=True)
         if plan.code is None or plan.is_stale:
             return False
@@ -220,10 +222,10 @@ class Body:
         return num_items == len(self.feeds)
 
     def run(self, batch: Any = NOT_GIVEN, is_part: bool = False) -> dict[str, Any]:
-        """Run the statements once; the variables afterwards.
+        """Run the statements once; returns the variables afterwards.
 
-        `batch`: what the loop is to compute with; a list of them where it takes several. `is_part`: the
-        gradients of this batch are only added up, the step comes with a later one.
+        `batch`: the batch to compute with, or a list of them. `is_part`: only accumulate the gradients of this batch, because the step
+        comes with a later one.
         """
         if batch is NOT_GIVEN:
             return self.plan().run((), self._plain)
@@ -242,7 +244,7 @@ class Body:
         return self.plan(True, is_new, is_part).run((), given, is_copied=True)
 
     def run_following(self, namespace: dict[str, Any]) -> None:
-        """The training's own calls behind the step (a scheduler's, a scaler's), after a `run`."""
+        """Run the training's own calls after the step (a scheduler's, a scaler's), after a `run`."""
         found = self._following
         if found is None:
             return
@@ -273,7 +275,7 @@ class Body:
         return compile_block(statements, arguments, self.scene.code), arguments
 
     def made(self, namespace: dict[str, Any]) -> list[Tensor]:
-        """Floating scalars that a run has made: among them is the loss."""
+        """Floating-point scalars that a run has made, among them the loss."""
         before = self.scene.variables
         return [
             v for k, v in namespace.items()
@@ -282,7 +284,7 @@ class Body:
 
     @functools.cached_property
     def _expressions(self) -> dict[str, ast.expr]:
-        """What the caller wrote for the arguments, where the body is a whole function."""
+        """The expressions of the caller for the arguments, if the body is a whole function."""
         if self.home.is_loop or not self._outer or not self.scene.is_function:
             return {}
         env = home_environment(self._outer[0])
@@ -320,7 +322,7 @@ class Body:
 
 
 def _shares_objects(batch: Any, variables: dict[str, Any]) -> bool:
-    """Whether the batch is the one that the variables hold: then the body has worked on it."""
+    """Whether this batch is in the variables, so that the body has worked on it."""
     mine = {id(v) for v in variables.values() if isinstance(v, (Tensor, list, dict))}
     todo = [batch]
     for _ in range(1000):

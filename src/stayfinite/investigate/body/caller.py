@@ -23,7 +23,7 @@ ARGUMENT = "__stayfinite_argument_"
 def argument_expressions(
     callee: Scene, caller: Scene, env: Env, judge: Judge
 ) -> dict[str, ast.expr]:
-    """The arguments of the running call, by the names that the function has for them."""
+    """The arguments of the running call, by parameter name."""
     reader = Reader(env, judge)
     for call in calls_at(caller):
         target = reader.value(call.func).obj
@@ -34,7 +34,7 @@ def argument_expressions(
 
 
 def plain_values(expressions: dict[str, ast.expr], env: Env, judge: Judge) -> dict[str, Any]:
-    """Of those that are names, attributes or fixed entries: their values."""
+    """The values of arguments that are names, attributes or constant entries."""
     found = {}
     for name, node in expressions.items():
         value = Reader(env, judge).value(node)

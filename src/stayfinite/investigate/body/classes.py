@@ -1,6 +1,6 @@
-"""User classes that torch calls by itself; in a replay they write to copies.
+"""User classes whose methods torch calls; in a replay these write to copies.
 
-No statement of a loop calls a `__torch_function__` or a `backward`, so none can be left out for what it does.
+No statement of a loop calls `__torch_function__` or `backward`, so they cannot be left out for their side effects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Copies of the variables, so that a replay writes only to copies.
 
-Containers, plain objects, modules and functions are copied in structure; tensors are the same, so the
-gradients find their parameters. What belongs to the training or reaches outside is shared, since the
-statements of a replay do not write into it.
+Containers, plain objects, modules and functions are copied; tensors are shared, so that gradients reach their parameters.
+Objects of the training, and those with external effects, are shared too, because the statements of a replay do not write to
+them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _CLASSES = (type(torch.autograd.Function), type(Tensor))
 _ATOMS_WITH_CODE = (types.BuiltinFunctionType, *_CLASSES)
 
 _PLAIN = (list, dict, tuple, set, frozenset, OrderedDict, deque)
-"""Nothing but their items is in them."""
+"""Types with nothing but their items."""
 
 clones: dict[int, int] = {}
 """The identity of each module that a copy stands for, by that of the copy; of the run under way."""
 
 
 class Copier:
-    """Copies everything at most once, so that what was one object stays one object."""
+    """Copies everything at most once, so that identities are preserved."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Copier:
     ) -> None:
         self._code_for = code_for
         self._is_training_object = is_training_object
-        # The caller puts the global random state where it was: these have to be the real ones.
+        # The caller restores the global random state, so these are the original generators.
         self._memo: dict[int, Any] = {id(g): g for g in _global_generators()}
         self._alive: list[Any] = []
         self._hooked: list[Tensor] = []
@@ -69,7 +69,7 @@ class Copier:
         self._spaces: dict[int, tuple[dict[str, Any], dict[str, Any], set[str]]] = {}
 
     def copy(self, value: Any) -> Any:
-        """The copy of a value; the value itself where it is not to be copied."""
+        """The copy of a value; the value itself if it must not be copied."""
         if isinstance(value, _ATOMS) and type(value) not in _ATOMS_WITH_CODE:
             return of_copied_class(value, self.copy) if isinstance(value, Tensor) else value
         if id(value) in self._memo:
@@ -94,7 +94,7 @@ class Copier:
         return space
 
     def with_hooks(self) -> contextlib.AbstractContextManager[None]:
-        """While it is entered, the copies of hooks are called: on parameters, and those for every module."""
+        """In this context, copies of hooks are called: those of parameters, and global module hooks."""
         on_parameters = [hooks for p in self._hooked for hooks in hooks_of(p)]
         return replaced([*on_parameters, *hooks_of_every_module()], self.copy)
 
@@ -190,7 +190,7 @@ class Copier:
         )
 
     def _builtin(self, value: types.BuiltinFunctionType) -> Any:
-        """`add = parts.append`: of the copy."""
+        """`add = parts.append`: bind the method to the copy."""
         owner = value.__self__
         if owner is None or isinstance(owner, (types.ModuleType, type)):
             return value
@@ -204,7 +204,7 @@ class Copier:
         return new
 
     def _function(self, value: types.FunctionType) -> Any:
-        """A function of the user's sees copies of its globals and of its closure."""
+        """A user's function with copies of its globals and of its closure."""
         is_user = file_kind(value.__code__.co_filename) == "user"
         if not is_user and value.__closure__ is None:
             return value
@@ -231,7 +231,7 @@ class Copier:
             return value
         own = {"__module__": value.__module__, "__qualname__": value.__qualname__}
         new = type(value)(value.__name__, (value,), {**own, **made})
-        for _, space, names in self._spaces.values():  # its methods may know it by its name
+        for _, space, names in self._spaces.values():  # its methods may refer to it by name
             space.update({n: new for n in names if space.get(n) is value})
         return self._keep(value, new)
 
@@ -248,7 +248,7 @@ class Copier:
         return new
 
     def _user_module(self, value: types.ModuleType) -> Any:
-        """`import helpers; helpers.loss(x)`: the copies of its functions are to be found in it."""
+        """`import helpers; helpers.loss(x)`: the module copy has copies of its functions."""
         new = self._keep(value, types.ModuleType(value.__name__, value.__doc__))
         names = {n for n in vars(value) if not n.startswith("__")}
         new.__dict__.update(self.globals(vars(value), names))
@@ -290,7 +290,7 @@ class Copier:
             slot.__set__(new, self.copy(slot.__get__(value, type(value))))
 
     def _protect_methods(self, value: Any, new: Any) -> None:
-        """Methods that see globals, or are cut, are put on the copy itself: the class stays as it is."""
+        """Put methods that use globals, or are cut, on the copy itself: the class is unchanged."""
         own = getattr(new, "__dict__", None)
         if type(own) is not dict:
             return
@@ -299,7 +299,7 @@ class Copier:
                 self._protect(name, method, new)
 
     def _methods_of(self, kind: type) -> list[tuple[str, types.FunctionType]]:
-        """What an object of this class calls by its name, and might see globals."""
+        """Methods of this class that are called by name, and may use globals."""
         if kind not in self._methods:
             self._methods[kind] = [
                 (name, method)
@@ -341,7 +341,7 @@ def _global_generators() -> list[Any]:
 
 
 def names_of(code: types.CodeType) -> set[str]:
-    """Names that the code may look up among its globals, functions inside it included."""
+    """Module-level names that the code may use, including nested functions."""
     names = set(code.co_names)
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
@@ -350,7 +350,7 @@ def names_of(code: types.CodeType) -> set[str]:
 
 
 def _bare(value: Any) -> Any:
-    """A new object of the same class, without its `__init__`."""
+    """A new object of the same class, without calling `__init__`."""
     for base in (nn.Module, OrderedDict, defaultdict, dict, list, set, deque):
         if isinstance(value, base):
             maker: Any = object if base is nn.Module else base

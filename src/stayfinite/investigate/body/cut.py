@@ -1,7 +1,7 @@
-"""Selects the statements to run again: those that the training's calls depend on.
+"""Selects the statements to run again: those on which the training's calls depend.
 
-A statement that reaches outside is not run; what it produced is taken from the variables as it stands. Where
-that value has been overwritten since, it is lost, and what needs it cannot be run either.
+A statement with side effects is not run; its result is taken from the current variables. If that value was overwritten since,
+it is lost, and statements that need it cannot be run either.
 """
 
 from __future__ import annotations
@@ -22,45 +22,47 @@ _ALWAYS_THERE = {RANDOM, GRADIENTS}
 
 @dataclass
 class Rules:
-    """How values from before the body, and values that are not computed again, can be had."""
+    """The rules for values from before the body, and for values that are not computed again."""
 
     restored: frozenset[str] = frozenset()
-    """Names that begin with their first value again: the batch, a function's arguments."""
+    """Names that start with their first value again: the batch, a function's arguments."""
     lost_names: frozenset[str] = frozenset()
-    """Local names of a function that has returned: nothing of them is left."""
+    """Local names of a function that has returned, so that they are lost."""
     is_call: bool = False
-    """A function that is called anew: all that it finds is as it was."""
+    """Whether it is a function that is called again, with unchanged surroundings."""
     fed: frozenset[Unit] = frozenset()
-    """Statements that get their value from outside, in place of what they say."""
+    """Statements that get their value from outside instead of their expression."""
     is_new: bool = False
-    """What is restored has not been changed in place by an earlier run of the body."""
+    """Whether everything restored is unchanged by an earlier run of the body."""
     is_full: bool = False
-    """What reaches outside is run again as well."""
+    """Whether statements with side effects are run again as well."""
     is_loose: bool = False
-    """What is gone is replaced by what stands there now: another batch, good enough to try a setting on."""
+    """Whether lost values are replaced by current ones: another batch, good enough to try a setting."""
     start: int = 0
-    """Statements before this position belong to a step that has been made."""
+    """Statements before this position belong to a finished step."""
     is_put_back: Callable[[Path], bool] = lambda path: False
-    """Whether a value is put back to what it was before a replay: a model's buffer."""
+    """Whether a value is restored before a replay, like a model's buffer."""
 
 
 @dataclass
 class Cut:
-    """The statements to run, and what they take from the variables."""
+    """The statements to run, and the variables that they use."""
 
     units: list[Unit]
     rules: Rules
     blocked: dict[Unit, str] = field(default_factory=dict)
     """Statements that cannot be run again, and why."""
+    trapped: set[Unit] = field(default_factory=set)
+    """The same in a branch that is not taken: they end the run, should it come to them."""
     kept: set[Unit] = field(default_factory=set)
     needed: set[Unit] = field(default_factory=set)
-    """Statements that are not run, but whose values are used."""
+    """Statements that are not run, but whose current values are used."""
 
     def __post_init__(self) -> None:
         self.all = list(flat(self.units))
 
     def solve(self, is_wanted: Callable[[Unit], bool]) -> None:
-        """Find what can be run, then what of it the wanted statements depend on."""
+        """Find the statements that can be run, then those on which the wanted statements depend."""
         for unit in self.all[: self.rules.start]:
             self._block(unit, "it belongs to a step that has been made")
         for unit in self.all:
@@ -72,13 +74,20 @@ class Cut:
             self._follow([u for u in self.all if is_wanted(u)])
             if self._block_what_would_be_done_twice():
                 continue
-            stuck = {u.loops[0] for u in self.needed if u.loops} - set(self.blocked)
+            stuck = {u.loops[0] for u in self.needed if u.loops} - self._out
             if not stuck or self.rules.is_loose:
                 return
             for loop in stuck:
                 self._block(loop, "a part of the loop cannot be run again")
 
+    @property
+    def _out(self) -> set[Unit]:
+        return self.trapped.union(self.blocked)
+
     def _block(self, unit: Unit, reason: str) -> None:
+        if unit.is_dead:
+            self.trapped |= {unit, *(u for b in unit.blocks.values() for u in flat(b))}
+            return
         self.blocked.setdefault(unit, reason)
         for block in () if can_strip(unit) else unit.blocks.values():
             for inner in flat(block):
@@ -89,7 +98,7 @@ class Cut:
         while is_changed:
             is_changed = False
             for unit in self.all:
-                if unit in self.blocked or unit in self.rules.fed:
+                if unit in self.blocked or unit in self.rules.fed or unit in self.trapped:
                     continue
                 gone = next((r for r in unit.access.reads if self._is_lost(r, unit)), None)
                 if gone is not None:
@@ -97,7 +106,7 @@ class Cut:
                     is_changed = True
 
     def _block_what_would_be_done_twice(self) -> bool:
-        """`buffer.push(x)` before `buffer.sample()`: the variables hold what was pushed already."""
+        """`buffer.push(x)` before `buffer.sample()`: the variables already contain the pushed value."""
         twice = {
             source: path
             for unit in self.kept
@@ -105,6 +114,7 @@ class Cut:
             for source in self.reaching(read, unit)[0]
             for path in source.access.mutates - source.access.reads
             if source in self.kept and source is not unit and touches(path, read)
+            if source not in self.trapped
             if self._is_lost(path, source)
         }
         for source, path in twice.items():
@@ -131,7 +141,7 @@ class Cut:
             return True
         if path[0] not in self.rules.restored:
             return False
-        # The step's own batch is the same object: what was changed in it in place stays changed.
+        # The step's own batch is the same object, with its changes in place.
         return self.rules.is_new or not any(
             w[0] == path[0] and (len(w) > 1 or w in u.access.mutates)
             for u in self.all
@@ -139,7 +149,7 @@ class Cut:
         )
 
     def _is_overwritten(self, path: Path, unit: Unit) -> bool:
-        """Whether the variable got another value after this statement had read it."""
+        """Whether the variable was changed after this statement had read it."""
         for other in self.all:
             is_after = other.position >= unit.position or set(other.loops) & unit.repeated_in
             if not is_after and other not in unit.loops:
@@ -164,7 +174,7 @@ class Cut:
         return found | self._carried(path, unit, None), is_entry
 
     def _carried(self, path: Path, unit: Unit, source: Unit | None) -> set[Unit]:
-        """What an earlier iteration of a loop inside the body may have written."""
+        """What an earlier iteration of an inner loop may have written."""
         loops = unit.repeated_in - (set(source.loops) if source is not None else set())
         late = self.all[unit.position :]
         return {
@@ -186,7 +196,7 @@ class Cut:
 
     def _sources(self, unit: Unit) -> set[Unit]:
         found: set[Unit] = set()
-        if unit in self.rules.fed:
+        if unit in self.rules.fed or unit in self.trapped:
             return found
         for path in unit.access.reads:
             found |= self.reaching(path, unit)[0]
@@ -201,7 +211,7 @@ class Cut:
 
 
 def show(path: Path) -> str:
-    """A path as it is written in the source."""
+    """A path as source text."""
     text = path[0].split("@")[0]
     return text + "".join(p if p.startswith("[") else f".{p}" for p in path[1:])
 
@@ -222,17 +232,17 @@ def _binds_root(unit: Unit, path: Path) -> bool:
 
 
 def _steers(unit: Unit) -> bool:
-    """Statements that end a loop inside the body, or skip a part of it."""
+    """Statements that end an inner loop, or skip a part of it."""
     return isinstance(unit.node, (ast.Break, ast.Continue))
 
 
 def can_strip(unit: Unit) -> bool:
-    """A `with` whose context reaches outside (a timer, a lock) is left out, its block is not."""
+    """Leave out the context of a `with` that has side effects (a timer, a lock), but not its block."""
     return isinstance(unit.node, ast.With)
 
 
 def _is_certain(writer: Unit, reader: Unit) -> bool:
-    """Whether the writer has always been run when the reader is."""
+    """Whether the writer has always run before the reader."""
     above = set(reader.ancestors)
     if writer in above:
         return True
@@ -247,7 +257,7 @@ def _is_certain(writer: Unit, reader: Unit) -> bool:
 
 
 def _binds_on_all_ways(compound: Unit, path: Path, reader: Unit) -> bool:
-    """Both branches of an `if`, or the body of a loop (it is taken to run at least once)."""
+    """Both branches of an `if`, or the body of a loop (which is assumed to run at least once)."""
     if not isinstance(compound.node, (ast.If, ast.For)) or compound in reader.ancestors:
         return False
     names = ["body"] if compound.is_loop else ["body", "orelse"]
@@ -283,9 +293,12 @@ Replace = Callable[[Unit], "list[ast.stmt] | None"]
 
 
 def rebuild(units: list[Unit], cut: Cut, keep: Keep, replace: Replace) -> list[ast.stmt]:
-    """The statements to run, with the places that they have in the source."""
+    """The statements to run, at their positions in the source."""
     found: list[ast.stmt] = []
     for unit in units:
+        if unit in cut.trapped and keep(unit):
+            found.append(_trap(unit.node))
+            continue
         instead = replace(unit)
         if instead is not None:
             found += instead
@@ -294,6 +307,14 @@ def rebuild(units: list[Unit], cut: Cut, keep: Keep, replace: Replace) -> list[a
         else:
             found += _rebuild_compound(unit, cut, keep, replace)
     return found
+
+
+def _trap(place: ast.stmt) -> ast.stmt:
+    """What may not be run again was taken to be in a branch that is not taken."""
+    made = ast.parse("raise RuntimeError('a branch that was not taken before')").body[0]
+    for node in ast.walk(made):
+        ast.copy_location(node, place)
+    return made
 
 
 def _rebuild_compound(unit: Unit, cut: Cut, keep: Keep, replace: Replace) -> list[ast.stmt]:

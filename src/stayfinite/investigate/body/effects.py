@@ -1,4 +1,4 @@
-"""Facts for judging a call: who wrote a function, what a method changes."""
+"""Facts for judging a call: the author of a function, the effect of a method."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ def is_generator(obj: Any) -> bool:
 
 
 def unwrapped(func: types.FunctionType) -> types.FunctionType:
-    """The function inside of `@torch.no_grad()`, our patches, and other wrappers that the source does
-    not show."""
+    """The function inside `@torch.no_grad()`, our patches, and other wrappers."""
     original = unpatched(func)
     func = original if isinstance(original, types.FunctionType) else func
     while file_kind(func.__code__.co_filename) in ("torch", "stdlib"):
@@ -76,7 +75,7 @@ def code_kind(obj: Any) -> str:
 
 
 def class_member(kind: type, name: str) -> Any:
-    """What the class has under this name, as it is."""
+    """The raw class attribute of this name."""
     for base in kind.__mro__:
         if name in base.__dict__:
             return base.__dict__[name]
@@ -84,7 +83,7 @@ def class_member(kind: type, name: str) -> Any:
 
 
 def file_kind_of(kind: type) -> str:
-    """Whose class this is."""
+    """The package of a class."""
     root = kind.__module__.split(".")[0] if isinstance(kind.__module__, str) else ""
     if root in ("torch", "builtins"):
         return "torch" if root == "torch" else "stdlib"

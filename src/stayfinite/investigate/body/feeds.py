@@ -21,7 +21,7 @@ BATCHES = "__stayfinite_batches__"
 
 @dataclass(frozen=True)
 class Feed:
-    """One batch: the target that it goes to, and the statement that does it (None: the loop's head)."""
+    """One batch: its target, and the statement that assigns it (None: the loop's head)."""
 
     target: ast.expr
     unit: Unit | None = None
@@ -32,7 +32,7 @@ class Feed:
 
 
 def feeds_of(home: Home, units: list[Unit], variables: dict[str, Any]) -> list[Feed]:
-    """The batches of one iteration, in the order in which they come."""
+    """The batches of one iteration, in order."""
     found: list[Feed] = []
     if isinstance(home.node, (ast.For, ast.AsyncFor)):
         found += [Feed(t) for t in _fed(home.node.target, home.node.iter)]
@@ -46,13 +46,13 @@ def feeds_of(home: Home, units: list[Unit], variables: dict[str, Any]) -> list[F
 
 
 def take(feed: Feed, place: ast.stmt) -> ast.stmt:
-    """`target = next(batches)`, where the statement stood."""
+    """`target = next(batches)`, at the place of the statement."""
     call = ast.Call(ast.Name("next", ast.Load()), [ast.Name(BATCHES, ast.Load())], [])
     return ast.fix_missing_locations(ast.copy_location(ast.Assign([feed.target], call), place))
 
 
 def _fed(target: ast.expr, source: ast.expr) -> Iterator[ast.expr]:
-    """Where the batches of `for target in source` go; nothing where it only counts."""
+    """The targets of the batches in `for target in source`; none if it only counts."""
     if not isinstance(source, ast.Call):
         if isinstance(source, (ast.Name, ast.Attribute, ast.Subscript)):
             yield target
@@ -86,7 +86,7 @@ def _drawn_into(unit: Unit) -> ast.expr | None:
 
 
 def _holds_tensors(target: ast.expr, variables: dict[str, Any]) -> bool:
-    """What was drawn is data, not a name or a number."""
+    """Whether a drawn value is data, and not a name or a number."""
     names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
     return any(_has_tensor(variables.get(n), 3) for n in names)
 
@@ -101,7 +101,7 @@ def _has_tensor(value: Any, depth: int) -> bool:
 
 
 def _outermost(unit: Unit) -> Unit:
-    """The whole `try` around a `next`, with what it does at the end of the data."""
+    """The whole `try` around a `next`, with its handling of the end of the data."""
     found = unit
     for above in unit.ancestors:
         if isinstance(above.node, ast.Try):

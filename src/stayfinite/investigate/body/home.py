@@ -23,11 +23,11 @@ class Home:
     node: ast.AST
     """The loop, the function or the module."""
     statements: list[ast.stmt]
-    """Those that have been run, the current one included; of blocks that are open, what was run of them."""
+    """The executed statements, including the current one; of open blocks, the executed part."""
     following: list[ast.stmt]
     """The rest of the body."""
     arguments: tuple[str, ...] = ()
-    """Of a function: the names that its caller gave values."""
+    """For a function: its parameter names."""
 
     @property
     def is_loop(self) -> bool:
@@ -37,7 +37,7 @@ class Home:
 def homes_of(scene: Scene, instead: list[ast.stmt] | None = None) -> list[Home]:
     """The bodies around the current line, the innermost first.
 
-    `instead`: what stands in place of the current statement.
+    `instead`: a replacement of the current statement.
     """
     source = function_source(scene.code) if scene.is_function else None
     root: ast.AST | None = source.node if source else None
@@ -63,7 +63,7 @@ def _home(node: ast.AST, place: _Place, instead: list[ast.stmt] | None) -> Home:
 
 
 def _rest(body: list[ast.stmt], index: int, place: _Place) -> list[ast.stmt]:
-    """What comes behind the current statement, also in the blocks that are open around it."""
+    """The statements after the current one, including those in the open blocks around it."""
     inner: list[ast.stmt] = []
     if index >= 0 and not isinstance(body[index], Loop):
         for block in _blocks(body[index]):
@@ -73,7 +73,7 @@ def _rest(body: list[ast.stmt], index: int, place: _Place) -> list[ast.stmt]:
 
 
 def _is_at_head(loop: ast.AST, place: _Place) -> bool:
-    """The loop asks for its next item: an iteration of its whole body is over."""
+    """For a loop that requests its next item: the iteration of its whole body is over."""
     if not isinstance(loop, ast.For):
         return False
     first = loop.body[0]
@@ -81,7 +81,7 @@ def _is_at_head(loop: ast.AST, place: _Place) -> bool:
 
 
 def _loops(root: ast.AST, place: _Place) -> Iterator[Loop]:
-    """The loops whose body the current line is in, outermost first; not those of inner functions."""
+    """The loops around the current line, outermost first; not those of inner functions."""
     for child in ast.iter_child_nodes(root):
         if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             continue
@@ -120,10 +120,10 @@ def _until(body: list[ast.stmt], place: _Place, instead: list[ast.stmt] | None) 
 
 
 def _entered(statement: ast.stmt, place: _Place, instead: list[ast.stmt] | None) -> list[ast.stmt]:
-    """Of a compound statement that is open: what was run of it.
+    """The executed part of an open compound statement.
 
-    The branch of an `if` that the program is in is known, so its condition need not be computed. A
-    handler of an open `try` would catch what ends a replay.
+    The current branch of an `if` is known, so its condition need not be computed. A handler of an open `try` would catch what
+    ends a replay.
     """
     for block in _blocks(statement):
         if not any(_holds(s, place) for s in block):
@@ -161,7 +161,7 @@ def _blocks(statement: ast.stmt) -> list[list[ast.stmt]]:
 
 
 def calls_at(scene: Scene) -> list[ast.Call]:
-    """The calls that may be running in the current statement, the likeliest first."""
+    """The calls that may be running in the current statement, the most likely first."""
     found = homes_of(scene)
     leaf: ast.stmt | None = found[0].statements[-1] if found and found[0].statements else None
     while leaf is not None and _blocks(leaf):

@@ -1,4 +1,4 @@
-"""Hooks that hang on what a replay does not copy: in a replay their copies are called."""
+"""Hooks on objects that a replay does not copy: in a replay their copies are called."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def hooks_of(parameter: Any) -> list[Hooks]:
 
 
 def hooks_of_every_module() -> list[Hooks]:
-    """Those that `register_module_forward_hook` and its like have set."""
+    """Hooks that `register_module_forward_hook` and similar functions have set."""
     kinds = ("forward", "forward_pre", "backward", "backward_pre")
     return [hooks for k in kinds if (hooks := getattr(modules, f"_global_{k}_hooks", None))]
 
 
 @contextlib.contextmanager
 def replaced(found: list[Hooks], copy: Callable[[Any], Any]) -> Iterator[None]:
-    """While it is entered, these hold the copies of their hooks."""
+    """In this context, these have the copies of their hooks."""
     kept = [(hooks, dict(hooks)) for hooks in found]
     try:
         for hooks, own in kept:

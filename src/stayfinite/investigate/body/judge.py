@@ -1,7 +1,7 @@
-"""Decides whether a call may be repeated, from the object that is called and not its name.
+"""Decides whether a call may be repeated, from the called object and not its name.
 
-What only computes may. What reaches outside (files, iterators, queues, clocks, environments) may not: its
-result is taken from the variables. A function that the user wrote is judged by its source.
+Pure computations may. Calls with side effects (files, iterators, queues, clocks, environments) may not: their result is taken
+from the variables. A function of the user is judged by its source.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Summarize = Callable[
 
 
 class Judge:
-    """Judges the calls of one body; what it found out about a function is kept."""
+    """Judges the calls of one body; the results about functions are cached."""
 
     def __init__(
         self, is_training_object: Callable[[object], bool], summarize: Summarize | None = None
@@ -61,7 +61,7 @@ class Judge:
         self._summarize = None if summarize is None else weakref.WeakMethod(summarize)
         self.depth = 0
         self.is_lenient = False
-        """In the code of libraries, what cannot be resolved is trusted."""
+        """Whether to trust unresolved calls, in the code of libraries."""
         self._found: dict[tuple[int, int], tuple[ast.Call, Env, Verdict]] = {}
 
     @property
@@ -69,18 +69,18 @@ class Judge:
         return None if self._summarize is None else self._summarize()
 
     def call(self, node: ast.Call, env: Env) -> Verdict:
-        """What this call does."""
+        """The effects of this call."""
         key = (id(node), id(env))
         if key not in self._found:
             self._found[key] = (node, env, self._judge(node, env))
         return self._found[key][2]
 
     def forget(self, env: Env) -> None:
-        """The variables have other values now."""
+        """Forget cached values, because the variables have changed."""
         self._found = {k: v for k, v in self._found.items() if v[1] is not env}
 
     def iteration(self, value: Value) -> str | None:
-        """Why a loop over this may not be run again."""
+        """The reason why a loop over this must not be repeated."""
         if not value.is_known or calls.can_iterate_again(value.obj):
             return None
         if self.is_lenient and not calls.is_iterator(value.obj):
@@ -88,7 +88,7 @@ class Judge:
         return f"it draws from a {type(value.obj).__name__}"
 
     def attribute(self, owner: Value, node: ast.Attribute | ast.Subscript) -> Verdict | None:
-        """What reading `a.b` or `a[b]` does, where that runs code of the user's."""
+        """The effects of reading `a.b` or `a[b]`, if that runs user code."""
         if not owner.is_known or file_kind_of(type(owner.obj)) != "user" or self.summarize is None:
             return None
         name = "__getitem__" if isinstance(node, ast.Subscript) else node.attr
@@ -103,7 +103,7 @@ class Judge:
         return self._summary(function, [owner], {}, False, can_protect=False)[1]
 
     def context(self, manager: Value) -> list[Verdict]:
-        """What entering and leaving it does, where the user wrote that."""
+        """The effects of entering and leaving a context manager of the user."""
         kind = type(manager.obj) if manager.is_known else manager.made_by
         if kind is None or self.summarize is None or self.depth >= _MAX_DEPTH:
             return []
@@ -115,7 +115,7 @@ class Judge:
         ]
 
     def is_training_object(self, obj: Any) -> bool:
-        """An optimizer, a scaler, or what the caller says is one."""
+        """Whether it is an optimizer, a scaler, or declared as one by the caller."""
         return is_training_object(obj) or self._is_training_object(obj)
 
     def _judge(self, node: ast.Call, env: Env) -> Verdict:
@@ -304,7 +304,7 @@ class Judge:
         can_protect: bool = True,
         is_root: bool = True,
     ) -> Verdict:
-        """A function with source: the user's and the libraries' are analyzed."""
+        """A function with source: functions of the user and of libraries are analyzed."""
         func = obj.__func__ if isinstance(obj, types.MethodType) else obj
         if not isinstance(func, types.FunctionType):  # compiled, as NumPy's random functions are
             home = getattr(obj, "__self__", func)
@@ -372,7 +372,7 @@ class Judge:
 
 
 def _has_copy(obj: Any, node: ast.Call, reader: Reader) -> bool:
-    """Whether a copy of this function is called in a replay: classes and what is shared have none."""
+    """Whether a replay calls a copy of this function; classes and shared objects have none."""
     if isinstance(obj, types.MethodType):
         owner = obj.__self__
         if is_shared(owner) or not hasattr(owner, "__dict__"):

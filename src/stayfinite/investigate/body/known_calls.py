@@ -94,12 +94,12 @@ def is_pure_builtin(name: str) -> bool:
 
 
 def is_plain(obj: Any) -> bool:
-    """A container or a number of Python's own, whose C methods touch nothing but itself."""
+    """A container or a number of Python, whose C methods affect only itself."""
     return isinstance(obj, _CONTAINERS) or type(obj).__module__ in ("array", "numpy", "collections")
 
 
 def module_effect(module: str, name: str) -> str | None:
-    """Why a function of this module may not be called again; None where it only computes."""
+    """The reason why a function of this module must not be called again; None if it only computes."""
     root = module.split(".")[0]
     if root not in _PURE_MODULES:
         return f"{module}.{name} may reach outside"
@@ -111,12 +111,12 @@ def module_effect(module: str, name: str) -> str | None:
 
 
 def is_tensor_call(node: ast.Call) -> bool:
-    """`x.sort(descending=True)`: by a keyword that no list, set or array has; a tensor's gives a new one."""
+    """`x.sort(descending=True)`: a keyword that only tensors have, whose method returns a new one."""
     return any(k.arg in _TENSOR_KEYWORDS for k in node.keywords)
 
 
 def tensor_method_mutates(name: str) -> bool:
-    """`x.add_(1)`: the content is changed in place."""
+    """`x.add_(1)`: the contents are changed in place."""
     return name.endswith("_") and not name.endswith("__") and name not in _KEEP_CONTENT
 
 
@@ -144,7 +144,7 @@ def is_iterator(obj: Any) -> bool:
 
 
 def can_iterate_again(obj: Any) -> bool:
-    """A container that gives the same things each time, and changes nothing by it."""
+    """Whether a container always yields the same items, without side effects."""
     if is_iterator(obj):
         return False
     if isinstance(obj, (Tensor, np.ndarray, nn.Module, torch.Size)) or is_plain(obj):

@@ -7,6 +7,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from inspect import getattr_static
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -28,7 +29,7 @@ _TAKEN = "__stayfinite_taken__"
 
 
 class BodyParts(Protocol):
-    """What a plan has to know of its body."""
+    """The attributes of the body that a plan uses."""
 
     scene: Scene
     home: Home
@@ -48,8 +49,9 @@ class Plan:
         is_new: bool,
         is_part: bool = False,
     ) -> None:
-        """`given`: names of arguments that get their first value again; `is_new`: see `Rules`;
-        `is_part`: the step comes with a later batch, only the gradients are computed."""
+        """`given`: names of arguments that get their first value again; `is_new`: see `Rules`; `is_part`: only accumulate
+        gradients, because the step comes with a later batch.
+        """
         self._body: BodyParts = weakref.proxy(body)  # which holds its plans
         self._scene = body.scene
         self._feeds = feeds
@@ -79,7 +81,7 @@ class Plan:
         )
 
     def _start(self, env: Env) -> int:
-        """After an earlier step of the same optimizer: its window has been closed."""
+        """After an earlier step of the same optimizer, whose window is closed."""
         units = list(flat(self._body.units))
         if not units or self._body.wanted:
             return 0
@@ -106,7 +108,7 @@ class Plan:
         return lambda u: self._makes_scalar(u) or (u is current and not u.is_leaving)
 
     def _is_for_gradients(self, unit: Unit) -> bool:
-        """Between backward and step: what the script itself does with the gradients, in place or by a function."""
+        """The script's own changes of the gradients between backward and step, in place or by a function."""
         before = [u for u in self._cut.all[: unit.position] if u.access.is_backward]
         if not before or unit.position < self._cut.rules.start:
             return False
@@ -141,7 +143,7 @@ class Plan:
         return None
 
     def _restored(self, unit: Unit) -> list[ast.stmt]:
-        """Where an earlier statement is run, what this one made of its value is put back."""
+        """If an earlier statement is run, restore the value that this one has changed."""
         inside = [u for u in self._cut.all if u is unit or unit in u.ancestors]
         if not self._cut.needed & set(inside):
             return []
@@ -173,11 +175,23 @@ class Plan:
         return compile_block(statements, self._arguments, self._scene.code)
 
     def _computes(self) -> bool:
-        """Whether something new is computed: the graph of a loss that is only taken has been freed."""
+        """Whether anything is computed anew: the graph of an existing loss is freed."""
         kept = [u for u in self._cut.kept if not u.blocks]
         if not self.has_backward:
             return bool(kept)
-        return any(u.access.is_computing for u in kept)
+        if any(u.access.is_computing for u in kept):
+            return True
+        return len(kept) > 1 and not self._cut.needed and not self._has_graph_before()
+
+    def _has_graph_before(self) -> bool:
+        """Whether something is read that was computed before the body, and may be a loss."""
+        for path in self.at_entry():
+            value = self._scene.variables.get(_name(path[0]))
+            for name in (*path[1:], ""):
+                if isinstance(value, Tensor) and value.grad_fn is not None:
+                    return True
+                value = getattr_static(value, name, None)
+        return False
 
     @property
     def kept(self) -> set[Unit]:
@@ -190,24 +204,28 @@ class Plan:
 
     @functools.cached_property
     def taken(self) -> tuple[str, ...]:
-        """Variables that are used as they stand."""
+        """Variables whose current values are used."""
         paths = {p for u in self._cut.needed for p in u.access.writes if "<" not in p[0]}
         return tuple(sorted({show(p) for p in paths}))
 
     @property
     def is_taking(self) -> bool:
-        """Whether something that this iteration has made is used as it stands."""
+        """Whether a current value that this iteration has computed is used."""
         return bool(self._cut.needed)
 
+    def takes_from(self, line: int) -> bool:
+        """Whether something is used as it stands that this line or a later one makes."""
+        return any(u.node.lineno >= line for u in self._cut.needed)
+
     def at_entry(self) -> set[Path]:
-        """What the statements may read of before the body."""
+        """What the statements may read from before the body."""
         cut = self._cut
         read = ((path, u) for u in cut.kept for path in u.access.reads)
         return {path for path, u in read if cut.reaching(path, u)[1]}
 
     @functools.cached_property
     def is_stale(self) -> bool:
-        """Whether something that is taken as it stands was computed from the old batch."""
+        """Whether a current value that is used was computed from the old batch."""
         env = home_environment(self._scene)
         targets = {n.id for f in self._feeds for n in ast.walk(f.target) if isinstance(n, ast.Name)}
         from_batch = {env.root(n) for n in targets | self._given}
@@ -226,7 +244,7 @@ class Plan:
     def run(
         self, batches: Sequence[Any], given: dict[str, Any], is_copied: bool = False
     ) -> dict[str, Any]:
-        """The variables after a run on fresh copies; `given`: values of arguments."""
+        """Run on fresh copies; returns the variables. `given`: values of arguments."""
         assert self.code is not None
         functions = self._body.functions
         clones.clear()
@@ -257,7 +275,7 @@ def _is_always_run(unit: Unit) -> bool:
 
 
 def home_environment(scene: Scene) -> Env:
-    """The variables of a scene, as they stand."""
+    """The current variables of a scene."""
     local = set(scene.local_variables)
     if scene.is_function:
         local |= {*scene.code.co_varnames, *scene.code.co_cellvars, *scene.code.co_freevars}
@@ -267,7 +285,7 @@ def home_environment(scene: Scene) -> Env:
 
 
 def _cells(scene: Scene) -> dict[str, Any]:
-    """The cells of variables that functions defined here share with it, found in those functions."""
+    """The cells of closure variables, found in the functions that share them."""
     names = {*scene.code.co_cellvars, *scene.code.co_freevars} - {"__class__"}
     found: dict[str, Any] = {}
     for value in scene.local_variables.values():
@@ -287,14 +305,14 @@ def _content(cell: Any) -> Any:
 
 
 def _declared_global(scene: Scene) -> set[str]:
-    """Names that the function writes as globals."""
+    """Names that the function declares as globals."""
     source = function_source(scene.code)
     nodes = ast.walk(source.node) if source is not None else ()
     return {n for node in nodes if isinstance(node, ast.Global) for n in node.names}
 
 
 def _is_put_back(functions: Functions, env: Env, path: Path) -> bool:
-    """A buffer of a model: what a replay finds there is what the step found."""
+    """Whether it is a buffer of a model, which is restored before a replay."""
     name = _name(path[0])
     value = env.lookup(name) if env.root(name) == path[0] else functions.value_of(path[0])
     for part in path[1:]:
@@ -317,7 +335,7 @@ def _restore(name: str, place: ast.stmt) -> ast.stmt:
 
 
 def is_scalar(value: Any) -> bool:
-    """A loss, or something like it."""
+    """Whether it may be a loss."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.numel() == 1
 
 

@@ -21,7 +21,7 @@ _RUNNERS = {"runpy", "pytest", "_pytest", "pluggy", "importlib", "torchrun"}
 
 @dataclass(frozen=True)
 class Scene:
-    """A frame of a training, as it stood."""
+    """A frame of a training at some moment."""
 
     file: str
     line: int
@@ -33,15 +33,15 @@ class Scene:
     column: int | None = None
     """Where the current call begins, with Python 3.11 and later."""
     is_over: bool = False
-    """An exception has ended it: its current statement was not completed."""
+    """Whether an exception has ended it, so that its current statement was not completed."""
 
     @property
     def variables(self) -> dict[str, Any]:
-        """All names that the function can see, without the builtins."""
+        """All names that the function can use, without the builtins."""
         return {**self.module_globals, **self.local_variables}
 
     def moved(self, line: int, instruction: int) -> Scene:
-        """The same variables, with the program at another place of this function."""
+        """The same variables at another place of this function."""
         return replace(self, line=line, column=_column(self.code, line, instruction))
 
     @property
@@ -60,7 +60,7 @@ def scenes_of_frame(frame: FrameType | None) -> list[Scene]:
 
 
 def scenes_of_standing(places: Iterable[Standing]) -> list[Scene]:
-    """The same of frames that have gone on since."""
+    """The same for saved frames, which have moved on."""
     found = []
     for place in places:
         if _is_wanted(place.frame):

@@ -1,4 +1,4 @@
-"""The objects that a replay uses without a copy: the training's own, and those with outside effects."""
+"""The objects that a replay uses without a copy: the training's own, and those with side effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PACKAGES = {
 
 
 def is_shared(value: Any) -> bool:
-    """Whether a write into this object would be felt, since there is no copy of it."""
+    """Whether a write to this object would be visible, because it is not copied."""
     kind = type(value)
     if issubclass(kind, types.ModuleType):
         return not is_user_module(value)
@@ -48,7 +48,7 @@ def is_shared(value: Any) -> bool:
 
 
 def is_user_module(value: Any) -> bool:
-    """A file of the user's that was imported."""
+    """Whether it is an imported file of the user."""
     if type(value) is not types.ModuleType:
         return False
     file = vars(value).get("__file__")

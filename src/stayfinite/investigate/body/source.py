@@ -38,7 +38,7 @@ _STDLIB = tuple(
 
 @functools.lru_cache(maxsize=4096)
 def file_kind(file: str) -> str:
-    """Whose code this file holds: "user", "torch", "stdlib" or "library"."""
+    """The origin of a file: "user", "torch", "stdlib" or "library"."""
     if is_user_file(file):
         return "user"
     path = os.path.abspath(file)
@@ -59,7 +59,7 @@ class FunctionSource:
 
 @functools.lru_cache(maxsize=32)
 def source_tree(file: str) -> ast.Module | None:
-    """The syntax tree of a source file, read once; None where there is none to read."""
+    """The syntax tree of a source file, read once; None if it cannot be read."""
     lines = linecache.getlines(file)
     try:
         return parsed("".join(lines), file) if lines else None
@@ -71,13 +71,13 @@ _SUBSTITUTES: dict[CodeType, CodeType] = {}
 
 
 def current_code(code: CodeType) -> CodeType:
-    """The code that a replay runs in place of this one, while a change of the source is tried."""
+    """The code that a replay runs instead of this one, while a change of the source is tried."""
     return _SUBSTITUTES.get(code, code)
 
 
 @contextlib.contextmanager
 def substituted(codes: dict[CodeType, CodeType]) -> Iterator[None]:
-    """Analyses and copies see the second code where a function has the first."""
+    """Let analyses and copies use the second code for a function with the first."""
     before = dict(_SUBSTITUTES)
     _SUBSTITUTES.update(codes)
     try:
@@ -88,7 +88,7 @@ def substituted(codes: dict[CodeType, CodeType]) -> Iterator[None]:
 
 
 def function_source(code: CodeType) -> FunctionSource | None:
-    """Where this code is written; None where the source is not there or has changed since."""
+    """The definition of this code; None if the source is not available or has changed."""
     return _function_source(current_code(code))
 
 
@@ -128,7 +128,7 @@ def _first_line(node: FunctionNode) -> int:
 
 
 def _fits(source: FunctionSource, code: CodeType) -> bool:
-    """The file may have been edited since it was imported: the arguments show most such edits."""
+    """Whether the arguments match; the file may have been edited since its import."""
     node = source.node
     name = "<lambda>" if isinstance(node, ast.Lambda) else node.name
     names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
@@ -138,7 +138,7 @@ def _fits(source: FunctionSource, code: CodeType) -> bool:
 
 
 def _covers(node: FunctionNode, code: CodeType) -> bool:
-    """Of several lambdas on a line: whether the code lies in this one."""
+    """Whether the code belongs to this lambda, if there are several on a line."""
     positions = getattr(code, "co_positions", None)
     if positions is None:
         return False

@@ -1,7 +1,7 @@
-"""What a call of a Python function does, read from its source; and the function without its side effects.
+"""The effects of calling a Python function, read from its source; and the function without its side effects.
 
-A helper that counts, logs or appends beside computing the loss can be called again without that: the
-statements that reach outside are left out of it, unless its result depends on them.
+A helper that computes the loss and also counts, logs or appends can be called again without that: statements with side effects
+are removed from it, unless its result depends on them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .compiled import compile_function
 from .cut import Cut, Rules, rebuild
 from .judge import Judge
 from .source import FunctionSource, current_code, function_source
-from .units import Unit, build_units
+from .units import Unit, build_units, flat
 from .values import FRESH, UNKNOWN, Env, Path, Value, known
 
 __all__ = ["FunctionSummary", "Functions"]
@@ -32,7 +32,7 @@ _Key = tuple[Any, ...]
 
 @dataclass
 class FunctionSummary:
-    """In terms of the names of the function's arguments, of globals and of closure variables."""
+    """The effects, in terms of its parameters, globals and closure variables."""
 
     outside: str | None = None
     is_training: bool = False
@@ -69,7 +69,7 @@ class Functions:
         self._compiled: dict[types.CodeType, types.CodeType] = {}
 
     def value_of(self, root: str) -> Value:
-        """What a variable of another scope holds: a function's closure, or a module."""
+        """A variable of another scope: a function's closure, or a module."""
         if root in self._outer:
             return self._outer[root]
         name, _, space = root.partition("@")
@@ -77,7 +77,7 @@ class Functions:
         return known(values[name]) if name in values else UNKNOWN
 
     def code_for(self, code: types.CodeType) -> types.CodeType:
-        """The code to run in place of this one: without the statements that reach outside."""
+        """The code to run instead of this one: without side effects."""
         code = current_code(code)
         if not self._left_out.get(code):
             return code
@@ -93,7 +93,7 @@ class Functions:
         is_library: bool,
         depth: int,
     ) -> FunctionSummary | None:
-        """None where the source is not known, or a call leads to too many functions."""
+        """The summary; None if the source is unknown, or a call leads to too many functions."""
         source = function_source(func.__code__)
         if depth == 0:
             self._budget = _MAX_FUNCTIONS
@@ -125,6 +125,8 @@ class Functions:
         self._outer.update({env.root(n): env.lookup(n) for n in env.cells})
         self._spaces[str(id(env.module_globals))] = env.module_globals
         units = build_units(body, env, self.judge)
+        for unit in flat(units) if is_library else ():
+            unit.is_dead = False  # a library's code is run as it is
         local = frozenset(env.root(n) for n in env.local_names if n not in env.cells)
         cut = Cut(units, Rules(lost_names=local, is_call=True, is_full=self.is_full))
         cut.solve(lambda u: _is_result(u, env.is_generator))
@@ -145,7 +147,7 @@ class Functions:
         if is_library:
             return
         self._analyzed[code] = (source, units, cut)
-        gone = {u.node for u in cut.all if u in cut.blocked}
+        gone = {u.node for u in cut.all if u in cut.blocked or u in cut.trapped}
         self._left_out.setdefault(code, set()).update(gone)
         self._compiled.pop(code, None)
 
@@ -163,7 +165,7 @@ class Functions:
                 found.outside or f"{func.__qualname__}: {next(iter(cut.blocked.values()))}"
             )
         for unit in cut.all:
-            if unit not in cut.blocked:
+            if unit not in cut.blocked and unit not in cut.trapped:
                 self._add(found, unit.access, local)
                 found.mutates |= {p for p in unit.access.writes if _is_felt(p, unit, local)}
         for unit in cut.kept:
@@ -172,7 +174,9 @@ class Functions:
                 if cut.reaching(p, unit)[1] and (p[0] not in local or _is_argument(p, func))
             }  # fmt: skip
         is_changing = any("@" in p[0] for p in found.mutates)
-        found.needs_protection |= not is_library and (bool(cut.blocked) or is_changing)
+        found.needs_protection |= not is_library and (
+            bool(cut.blocked or cut.trapped) or is_changing
+        )
         found.result = _common([u.result for u in results if isinstance(u.node, ast.Return)])
         return found
 
@@ -189,7 +193,7 @@ class Functions:
             return code
         gone = self._left_out[code]
         body = rebuild(
-            units, cut, lambda u: u.node not in gone, lambda u: [] if u.node in gone and not _is_with(u) else None
+            units, cut, lambda u: u.node not in gone or u in cut.trapped, lambda u: [] if u.node in gone and not _is_with(u) else None
         )  # fmt: skip
         return compile_function(source, body, code)
 
@@ -214,7 +218,7 @@ def _is_result(unit: Unit, is_generator: bool) -> bool:
 
 
 def _is_felt(path: Path, unit: Unit, local: frozenset[str]) -> bool:
-    """Written where the caller can see it: not just a local name."""
+    """Whether it is visible for the caller, and not just a local name."""
     return path[0] not in local or len(path) > 1 or path in unit.access.mutates
 
 
@@ -259,7 +263,7 @@ def _environment(func: types.FunctionType, values: dict[str, Value]) -> Env:
 
 
 def _fingerprint(value: Value) -> tuple[Any, ...]:
-    """Tensors and plain values of one type are all the same to an analysis."""
+    """Tensors and plain values of one type are equivalent for an analysis."""
     if not value.is_known:
         return (value.kind, value.is_shared)
     obj = value.obj

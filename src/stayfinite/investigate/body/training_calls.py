@@ -23,7 +23,7 @@ _STEPPING = {"step", "zero_grad", "unscale_", "update"}
 
 
 def is_training_object(obj: Any) -> bool:
-    """An optimizer, a scaler or a pipeline of torch's, or a library's optimizer around one."""
+    """An optimizer, a scaler or a pipeline of torch, or a library's wrapper of an optimizer."""
     if isinstance(obj, (Optimizer, torch.amp.GradScaler)) or _is_pipeline(obj):
         return True
     kind = type(obj)

@@ -13,7 +13,7 @@ __all__ = ["Summary", "translate"]
 
 
 class Summary(Protocol):
-    """What a call of a user's function does, in terms of its arguments' names."""
+    """The effects of a call of a user's function, in terms of its parameters."""
 
     outside: str | None
     is_training: bool
@@ -21,7 +21,7 @@ class Summary(Protocol):
     is_step: bool
     optimizers: tuple[object, ...]
     needs_protection: bool
-    """Run as it is, it would write to globals, or do what a replay leaves out."""
+    """Whether it would write to globals, or do what a replay omits, if it were run unchanged."""
     reads: set[Path]
     mutates: set[Path]
     result: Value
@@ -35,7 +35,7 @@ def translate(
     is_bound: bool,
     verdict: Verdict,
 ) -> None:
-    """From the names of the function's arguments to what stands there in the call."""
+    """Maps the parameter names to the expressions of the call."""
     code = func.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     given: dict[str, ast.expr] = {k.arg: k.value for k in node.keywords if k.arg}

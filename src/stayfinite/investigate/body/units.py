@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +19,12 @@ __all__ = ["Unit", "build_units", "flat"]
 
 _CHANGED_IN_PLACE = (Tensor, np.ndarray, list, set, deque, dict, bytearray)
 _LEAVING = (ast.Break, ast.Continue, ast.Return, ast.Raise)
+_PLAIN = (bool, int, float, str, type(None))
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: lambda a, b: a == b, ast.NotEq: lambda a, b: a != b,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+    ast.Is: lambda a, b: a is b, ast.IsNot: lambda a, b: a is not b,
+}  # fmt: skip
 _THROUGH = {"enumerate", "reversed", "sorted", "list", "tuple", "zip", "tqdm"}
 
 
@@ -28,11 +36,13 @@ class Unit:
     access: Access
     parent: Unit | None
     loops: tuple[Unit, ...]
-    """The loops around it inside of the body, innermost last."""
+    """The inner loops around it, innermost last."""
     position: int = 0
     blocks: dict[str, list[Unit]] = field(default_factory=dict)
     result: Value = UNKNOWN
     """Of a `return`: what it gives."""
+    is_dead: bool = False
+    """In a branch that is not taken, as the setting stands that decides it (`if self.use_amp`)."""
 
     @property
     def is_loop(self) -> bool:
@@ -56,7 +66,7 @@ class Unit:
 
 
 def flat(units: list[Unit]) -> Iterator[Unit]:
-    """All of them, as they stand in the source."""
+    """All of them, in source order."""
     for unit in units:
         yield unit
         for block in unit.blocks.values():
@@ -64,7 +74,7 @@ def flat(units: list[Unit]) -> Iterator[Unit]:
 
 
 def build_units(statements: list[ast.stmt], env: Env, judge: CallJudge) -> list[Unit]:
-    """The statements of a body with what they do, in the order in which they are run."""
+    """The statements of a body with their effects, in order."""
     units = _Builder(env, judge).block(statements, None, ())
     for position, unit in enumerate(flat(units)):
         unit.position = position
@@ -75,6 +85,7 @@ class _Builder:
     def __init__(self, env: Env, judge: CallJudge) -> None:
         self.env = env
         self.judge = judge
+        self.is_dead = False
 
     def block(
         self, statements: list[ast.stmt], parent: Unit | None, loops: tuple[Unit, ...]
@@ -83,7 +94,8 @@ class _Builder:
 
     def _unit(self, node: ast.stmt, parent: Unit | None, loops: tuple[Unit, ...]) -> Unit:
         reader = Reader(self.env, self.judge)
-        unit = Unit(node, reader.access, parent, loops)
+        unit = Unit(node, reader.access, parent, loops, is_dead=self.is_dead)
+        dead = _dead_block(node, reader)
         head = getattr(self, f"_{type(node).__name__}", None)
         if head is None:
             reader.read(*ast.iter_child_nodes(node))
@@ -92,7 +104,9 @@ class _Builder:
         inner = (*loops, unit) if unit.is_loop else loops
         for name in ("body", "orelse", "finalbody"):
             if isinstance(getattr(node, name, None), list) and not _is_definition(node):
+                was_dead, self.is_dead = self.is_dead, self.is_dead or name == dead
                 unit.blocks[name] = self.block(getattr(node, name), unit, inner)
+                self.is_dead = was_dead
             if name == "body" and isinstance(node, ast.Try):
                 self._handlers(node, unit, loops)
         return unit
@@ -113,7 +127,7 @@ class _Builder:
             reader.store(target, reader.value(node.value))
 
     def _parts(self, target: ast.expr, value: ast.Tuple | ast.List, reader: Reader) -> None:
-        """`a, b = x, y`: each its own."""
+        """`a, b = x, y`: pair the elements."""
         if isinstance(target, (ast.Tuple, ast.List)) and len(target.elts) == len(value.elts):
             for part, given in zip(target.elts, value.elts):
                 reader.store(part, reader.value(given))
@@ -184,7 +198,7 @@ class _Builder:
         reader: Reader,
         own: set[str],
     ) -> None:
-        """A function inside: it reads what its body reads; its calls count where they are known."""
+        """A nested function reads what its body reads; its calls count if they are known."""
         names = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Name)]
         own = own | {n.id for n in names if isinstance(n.ctx, ast.Store)}
         for name in names:
@@ -238,7 +252,7 @@ class _Builder:
         reader.access.outside = reader.access.outside or "it waits for something"
 
     def _store_elements(self, target: ast.expr, source: ast.expr, reader: Reader) -> None:
-        """What the loop variable stands for, also through `enumerate`, `zip` and `.items()`."""
+        """The values of the loop variable, also through `enumerate`, `zip` and `.items()`."""
         if isinstance(source, ast.Call) and isinstance(source.func, ast.Name) and source.args:
             name, parts = source.func.id, getattr(target, "elts", [])
             if name == "enumerate" and len(parts) == 2:
@@ -260,6 +274,40 @@ class _Builder:
                 reader.store(parts[0], FRESH)
                 return reader.store(parts[1], value)
         return reader.store(target, element_of(reader.value(source)))
+
+
+def _dead_block(node: ast.stmt, reader: Reader) -> str | None:
+    """The branch of an `if` that its condition does not take, where that is known."""
+    is_true = _truth(node.test, reader) if isinstance(node, ast.If) else None
+    return None if is_true is None else "orelse" if is_true else "body"
+
+
+def _truth(node: ast.expr, reader: Reader) -> bool | None:
+    """Of a setting that is there already, and of a few of them put together; None where it is not known."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        inner = _truth(node.operand, reader)
+        return None if inner is None else not inner
+    if isinstance(node, ast.BoolOp):
+        parts = [_truth(v, reader) for v in node.values]
+        decides = isinstance(node.op, ast.Or)
+        return decides if decides in parts else None if None in parts else not decides
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        left, right = _setting(node.left, reader), _setting(node.comparators[0], reader)
+        compare = _COMPARED.get(type(node.ops[0]))
+        if left and right and compare is not None:
+            with contextlib.suppress(TypeError):
+                return compare(left[0], right[0])
+        return None
+    found = _setting(node, reader)
+    return bool(found[0]) if found else None
+
+
+def _setting(node: ast.expr, reader: Reader) -> tuple[object] | None:
+    if isinstance(node, ast.Constant):
+        return (node.value,)
+    value = reader.value(node) if isinstance(node, (ast.Name, ast.Attribute)) else UNKNOWN
+    is_plain = value.is_known and not value.others and type(value.obj) in _PLAIN
+    return (value.obj,) if is_plain else None
 
 
 def _is_definition(node: ast.stmt) -> bool:

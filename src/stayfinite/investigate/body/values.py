@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 Path = tuple[str, ...]
-"""`self.state["h"]` as ("self", "state", "['h']"): what can be written apart from its neighbors."""
+"""`self.state["h"]` as ("self", "state", "['h']"): a part that can be written separately."""
 
 _DICTS = (dict, OrderedDict, defaultdict)
 _MISSING = object()
@@ -38,16 +38,16 @@ _MISSING = object()
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An object that is there already, something made by the statements, or nobody knows what."""
+    """An existing object, a result of the statements, or unknown."""
 
     kind: str
     obj: Any = None
     is_shared: bool = False
-    """Reached through an object that a replay does not copy: to write into it would be felt."""
+    """Whether it is reached through an object that a replay does not copy, so that writing to it would be visible."""
     made_by: type | None = None
-    """Of something made by the statements: its class, where it is not one of torch's or Python's."""
+    """For a result of the statements: its class, if it is not one of torch's or Python's."""
     others: tuple[Any, ...] = ()
-    """What it may be as well: the other layers of a list of layers."""
+    """Other possible values: the other layers of a list of layers."""
 
     @property
     def is_none(self) -> bool:
@@ -72,7 +72,7 @@ class Bound:
 
 @dataclass(frozen=True, eq=False)
 class Unbound:
-    """A method of an object that the statements make."""
+    """A method of an object that the statements create."""
 
     function: types.FunctionType
     owner: type
@@ -88,21 +88,21 @@ class Super:
 
 @dataclass
 class Env:
-    """The names that some code can see."""
+    """The names that some code can use."""
 
     module_globals: dict[str, Any]
     local_names: set[str]
-    """Names that are the function's own; all others are global."""
+    """Local names; all others are global."""
     values: dict[str, Value] = field(default_factory=dict)
     cells: dict[str, Any] = field(default_factory=dict)
-    """Closure variables by name: the cell, which tells whether two functions mean the same one."""
+    """Closure variables by name; the cell shows whether two functions use the same one."""
     arguments: tuple[str, ...] = ()
     is_home: bool = False
-    """The body itself: its variables are known, as they stand."""
+    """Whether it is the body itself, whose current variables are known."""
     is_generator: bool = False
 
     def root(self, name: str) -> str:
-        """The same for two functions only where both mean the same variable."""
+        """A key of a variable that is equal for two functions if both use the same variable."""
         if name in self.cells:
             return f"{name}@cell{id(self.cells[name])}"
         return name if name in self.local_names else f"{name}@{id(self.module_globals)}"
@@ -133,13 +133,13 @@ class Env:
 
 
 def known(obj: Any, is_shared: bool = False) -> Value:
-    """A value that is there; `is_shared`: it is reached through an object that has no copy."""
+    """An existing value; `is_shared`: it is reached through an object that is not copied."""
     is_ours = isinstance(obj, (Bound, Unbound, Super))
     return Value("known", obj, is_shared or (not is_ours and sharing.is_shared(obj)))
 
 
 def attribute_of(value: Value, name: str) -> Value:
-    """An attribute, as far as it can be had without running a property or `__getattr__`."""
+    """An attribute, if it can be read without running a property or `__getattr__`."""
     if value.made_by is not None:
         return _of_new_object(value.made_by, name)
     if not value.is_known:
@@ -230,7 +230,7 @@ def _slot(descriptor: types.MemberDescriptorType, obj: Any, is_shared: bool) -> 
 
 
 def item_of(value: Value, index: ast.expr) -> Value:
-    """`values[0]`, `state["h"]` of the plain containers; a part of a tensor is something new."""
+    """`values[0]`, `state["h"]` of plain containers; a part of a tensor is a new value."""
     if not value.is_known:
         return value
     obj = value.obj
@@ -246,7 +246,7 @@ def item_of(value: Value, index: ast.expr) -> Value:
 
 
 def element_of(value: Value) -> Value:
-    """One of the things that a loop over this gives, where they are all of a kind."""
+    """One of the items of a loop over this, if they are all of one kind."""
     if not value.is_known:
         return value
     obj = value.obj

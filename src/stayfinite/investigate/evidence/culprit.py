@@ -1,7 +1,6 @@
-"""Finds the line that set the setting to blame: optimizer, schedule, scaler, load, pipeline.
+"""Finds the line that set the cause: optimizer, schedule, scaler, load, pipeline.
 
-Notes that were taken when things were made (`patches/made_at`, `patches/provenance`) say most of it.
-Where there is none, the source of the files that the training runs in is read.
+Most lines are known from records (`patches/made_at`, `patches/provenance`). Otherwise the source of the running files is read.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
+import numbers
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -25,6 +25,7 @@ from ...sandbox.compute import computing_only
 from ..investigation import Investigation
 from .gather import owner_of, source_files
 from .layer_lines import layer_line
+from .own_schedules import by_counter, own_schedules
 from .setting_lines import (
     assigned_key,
     called,
@@ -47,24 +48,24 @@ Finder = Callable[[Investigation, Evidence], "Culprit | None"]
 def culprit_of(
     investigation: Investigation, evidence: Evidence, cause: str | None
 ) -> Culprit | None:
-    """None where the cause is no setting, or nothing is known of where it was set."""
+    """The line that set the cause; None if the cause is not a setting, or its line is unknown."""
     finder = _FINDERS.get(cause or "")
     return finder(investigation, evidence) if finder is not None else None
 
 
 def _user(stack: CallStack) -> Frame | None:
-    """The script's own line in a stack, if code of its own has made the call."""
+    """The script's own line in a stack, if it made the call itself."""
     frames = [Frame(*place) for place in stack]
     return place_of(frames).user if frames else None
 
 
 def _is_framework(stack: CallStack) -> bool:
-    """Whether an installed package has made it, by what the script had told it."""
+    """Whether an installed package made it, as configured by the script."""
     return bool(stack) and not is_user_file(stack[0][0])
 
 
 def _files(investigation: Investigation) -> list[str]:
-    """The script's own files, as far as the training is known to run in them."""
+    """The script's own files that the training is known to run in."""
     place = investigation.engine.step_place
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     known = [
@@ -79,7 +80,7 @@ def _files(investigation: Investigation) -> list[str]:
 
 
 def _called(investigation: Investigation, name: str) -> Frame | None:
-    """The line that makes something of this class, in a function that is running if there are more."""
+    """The line that makes an object of this class, in a running function if there are several."""
     running = {(file, function) for file, _, function in call_stack(sys._getframe(1))}
     found = called(_files(investigation), name)
     near = [f for f in found if (f.file, f.function) in running]
@@ -87,7 +88,7 @@ def _called(investigation: Investigation, name: str) -> Frame | None:
 
 
 def _optimizer(investigation: Investigation, e: Evidence, names: tuple[str, ...]) -> Culprit | None:
-    """Where the optimizer that moves what went bad was made, or its setting was given."""
+    """The line that made the optimizer, or set its option."""
     optimizers = list(investigation.state.optimizers)
     wanted = e.optimizer.get("type")
     mine = next((o for o in optimizers if type(o).__name__ == wanted), None)
@@ -108,7 +109,7 @@ def _rate(optimizer: Any) -> float:
 
 
 def _learning_rate(investigation: Investigation, e: Evidence) -> Culprit | None:
-    """The schedule that raised it, the line that assigned it, or the optimizer that was given it."""
+    """The schedule that raised the rate, the line that assigned it, or the optimizer that was made with it."""
     optimizer = max(investigation.state.optimizers, key=_rate, default=None)
     if optimizer is None:
         return None
@@ -118,7 +119,7 @@ def _learning_rate(investigation: Investigation, e: Evidence) -> Culprit | None:
     if is_scheduled and len(investigation.state.schedulers):
         found = _schedule(investigation, optimizer)
     elif now != given or is_scheduled:
-        found = _assigned_rate(investigation)
+        found = _own_schedule(investigation) or _assigned_rate(investigation)
     return found or _optimizer(investigation, e, _RATE_NAMES)
 
 
@@ -150,8 +151,19 @@ def _schedule(investigation: Investigation, optimizer: Any) -> Culprit | None:
     return culprit(frame, f"{kind} is made here")
 
 
+def _own_schedule(investigation: Investigation) -> Culprit | None:
+    """The line of a class of the user's whose rate is not finite."""
+    for scheduler in own_schedules(investigation.state):
+        found = by_counter(investigation.state, scheduler)
+        if found is not None:
+            formula, at = found
+            line = _line_of_formula(formula, (at,), type(scheduler).step.__code__)
+            return culprit(line, "the schedule's formula")
+    return None
+
+
 def _schedule_of(schedulers: list[Any], optimizer: Any) -> Any:
-    """The one that moves this optimizer; of a chain the part that is running now."""
+    """The schedule of this optimizer; of a chain, the active part."""
     mine = [s for s in schedulers if getattr(s, "optimizer", None) is optimizer] or schedulers
     outer = next((s for s in reversed(mine) if hasattr(s, "_schedulers")), None)
     if outer is None:
@@ -161,9 +173,14 @@ def _schedule_of(schedulers: list[Any], optimizer: Any) -> Any:
     return inner[min(index, len(inner) - 1)] if inner else outer
 
 
-def _line_of_formula(function: Any, args: tuple[Any, ...]) -> Frame | None:
-    """Which line of a schedule's function gave the rate: found by computing it once more."""
-    code = getattr(function, "__code__", None)
+def _line_of_formula(
+    function: Any, args: tuple[Any, ...], within: CodeType | None = None
+) -> Frame | None:
+    """Which line of a schedule's function gave the rate: found by computing it once more.
+
+    `within`: the code of the user's that the function runs, where it is none of theirs itself.
+    """
+    code = within or getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         code = getattr(vars(type(function)).get("__call__"), "__code__", None)
     if not isinstance(code, CodeType) or not is_user_file(code.co_filename):
@@ -176,13 +193,15 @@ def _line_of_formula(function: Any, args: tuple[Any, ...]) -> Frame | None:
             function(*args)
         finally:
             sys.settrace(before)
+    if within is not None and watch.place is None:
+        return None
     return Frame(*(watch.place or (code.co_filename, code.co_firstlineno, code.co_name)))
 
 
 class _FormulaWatch:
-    """The first line that left something non-finite behind, else the line that returned.
+    """The first line that left a non-finite value, else the line that returned.
 
-    Where that line only hands on what another function of the script returned, the line is there.
+    If that line only returns the result of another function of the script, the line is in that function.
     """
 
     def __init__(self, code: CodeType) -> None:
@@ -211,7 +230,12 @@ class _FormulaWatch:
         return self
 
     def _settle(self, value: Any) -> None:
-        """The innermost function that returned what the formula returned."""
+        """The innermost function that returned what the formula returned; of a `step`, what it was handed."""
+        if value is None:
+            value = next((given for _, given in self._returned if _is_bad(given)), None)
+        if value is None:
+            self._returned.clear()
+            return
         for frame, returned in self._returned:
             if frame in self._lines and (returned is value or _are_alike(returned, value)):
                 code = frame.f_code
@@ -227,18 +251,20 @@ def _are_alike(one: Any, other: Any) -> bool:
 def _is_bad(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex() and not math.isfinite(value.item())
-    return isinstance(value, float) and not math.isfinite(value)
+    # NumPy's numbers are real ones too.
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, int)
+    return is_real and not math.isfinite(value)
 
 
 def _assigned_rate(investigation: Investigation) -> Culprit | None:
-    """A loop that sets `group["lr"]` by itself: the formula, where a function of the file gives it."""
+    """For a loop that sets `group["lr"]` itself: the formula, if a function of the file computes it."""
     files = _files(investigation)
     found = assigned_key(files, "lr")
     if found is None:
         return None
     line, value = found
     if isinstance(value, ast.Constant) and value.value not in investigation.state.lrs():
-        return None  # whatever has set the rate, this has not
+        return None  # it has not set the rate
     made = returned_by(line.file, value, line.function)
     function = _function_named(investigation, line.file, made[0]) if made is not None else None
     if made is not None and function is not None:
@@ -257,7 +283,7 @@ def _function_named(investigation: Investigation, file: str, name: str) -> Any:
 
 
 def _arguments(investigation: Investigation, wanted: list[Any]) -> tuple[Any, ...] | None:
-    """What the call was given: plain numbers, by the loop's own variables."""
+    """The arguments of a call as numbers, evaluated with the loop's variables."""
     scene = investigation.vehicle.scene
     variables = scene.variables if scene is not None else {}
     found: list[Any] = []
@@ -298,7 +324,7 @@ def _checkpoint(investigation: Investigation, e: Evidence) -> Culprit | None:
 def _resume(investigation: Investigation, e: Evidence) -> Culprit | None:
     r = e.resume
     if r.has_scheduler and not r.scheduler and r.saved_lr and max(r.first_lr) > max(r.saved_lr):
-        # The schedule that was made anew has replaced what the optimizer brought back.
+        # The new schedule has replaced the restored learning rate.
         for scheduler in reversed(list(investigation.state.schedulers)):
             if (frame := _user(made_at(scheduler))) is not None:
                 return culprit(frame, f"{type(scheduler).__name__} begins anew here")
@@ -338,7 +364,7 @@ def _initialization(investigation: Investigation, e: Evidence) -> Culprit | None
 
 
 def _layer(investigation: Investigation, e: Evidence) -> Culprit | None:
-    """A normalization that was made without an epsilon, a direction that was made of zeros."""
+    """A normalization without an epsilon, or a direction of zeros."""
     return culprit(
         layer_line(investigation.state, e, _files(investigation)), "the layer is given this here"
     )

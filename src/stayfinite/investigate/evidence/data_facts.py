@@ -1,8 +1,7 @@
-"""Fetches a bad sample again: was it stored bad, or did the pipeline make it so?
+"""Fetches a bad sample again: was it stored bad, or did the pipeline make it bad?
 
-The samples of the failing batch are fetched again under the operator trace, with what the data set
-stores as sources. Where NumPy or plain Python does the work, the first line after which a local
-variable is not finite is found by a line trace.
+The samples of the failing batch are fetched again under the operator trace, with the contents of the data set as sources. For
+NumPy and plain Python, a line trace finds the first line after which a local variable is not finite.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _READS = {
 
 
 def look_at_data(window: Window, seconds: float) -> Data:
-    """Where the bad value of this window's batch comes from."""
+    """The origin of the bad value in this window's batch."""
     ref = bad_batch(window)
     if ref is None:
         return Data()
@@ -76,13 +75,13 @@ def look_at_data(window: Window, seconds: float) -> Data:
         with computing_only(), as_worker(worker_number(ref), loader):
             return _again(loader, ref.indices, ref.value, Budget(seconds))
     except Exception:
-        return Data()  # somebody else's data set: whatever it does, the report goes on
+        return Data()  # an error of the user's data set must not end the investigation
     finally:
         rng.restore()
 
 
 def other_batches(window: Window, most: int) -> list[Any]:
-    """Batches of other samples, spread over the same data set, where nobody can feel that they are fetched."""
+    """Batches of other samples from the whole data set, if fetching has no side effects."""
     ref = window.batches[-1] if window.batches else None
     loader = source_behind(ref.loader) if ref is not None and ref.indices else None
     if ref is None or loader is None or isinstance(loader.dataset, IterableDataset):
@@ -98,13 +97,13 @@ def other_batches(window: Window, most: int) -> list[Any]:
             chosen = starts[:: max(1, math.ceil(len(starts) / most))]
             return [fetched(loader, rest[start : start + size]) for start in chosen]
     except Exception:
-        return []  # somebody else's data set: then there are none
+        return []  # an error of the user's data set: use no other batches
     finally:
         rng.restore()
 
 
 def worker_of(window: Window) -> int | None:
-    """The process of the loader that has read the bad batch, where it was not this one."""
+    """The DataLoader worker that read the bad batch; None for the main process."""
     ref = bad_batch(window)
     return None if ref is None else worker_number(ref)
 
@@ -155,14 +154,14 @@ def _looked_at(
 
 
 def _read_at(stored: Data, lines: Data) -> Data:
-    """It is known that the sample is stored like that; the first line that held it has read it."""
+    """For a sample that is stored bad: the first line that had it is where it was read."""
     return replace(
         stored, file=lines.file, line=lines.line, source=lines.source, function=lines.function
     )
 
 
 def _resembles(made: Any, batch: Any) -> bool:
-    """The last loader seen need not be the one that made this batch."""
+    """The last observed loader may not be the one that made this batch."""
     shapes = [(n, t.dtype, t.dim()) for n, t in named_tensors(made)]
     return shapes == [(n, t.dtype, t.dim()) for n, t in named_tensors(batch)]
 
@@ -172,7 +171,7 @@ def _from_trace(origin: Origin | None) -> Data | None:
         return None
     if origin.birth is not None:
         if origin.birth.bad_inputs:
-            return None  # it took the bad value from outside of what the trace can see
+            return None  # it received the bad value from code that the trace cannot follow
         user = origin.birth.place.user
         if user is None or not is_user_file(user.file):
             return None
@@ -198,7 +197,7 @@ def _bad(value: Any) -> list[Tensor]:
 
 
 def _stored(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Tensors, arrays and numbers that hang on a data set, each with the way to it."""
+    """Tensors, arrays and numbers that a data set refers to, with their paths."""
     if depth > 5 or id(value) in seen or value is None:
         return
     seen.add(id(value))
@@ -226,7 +225,7 @@ def _stored(value: Any, name: str, depth: int, seen: set[int]) -> Iterator[tuple
 
 
 def _is_bad_value(value: Any) -> bool:
-    """A tensor, an array, a number, or a short list of numbers that is not finite."""
+    """Whether a tensor, an array, a number or a short list of numbers is not finite."""
     if isinstance(value, Tensor):
         return bool(badness(value))
     if isinstance(value, float):
@@ -243,7 +242,7 @@ def _is_bad_value(value: Any) -> bool:
 
 
 class _LineWatch:
-    """A line trace over user code: which line first left something non-finite behind?"""
+    """A line trace over user code that finds the first line that left a non-finite value."""
 
     def __init__(self) -> None:
         self.found: Frame | None = None
@@ -305,7 +304,7 @@ def _by_lines(loader: SampleSource, indices: Any, is_dirty: bool, is_stored: boo
 
 
 def _only_reads(source: str | None) -> bool:
-    """Whether a line fetches and converts, without arithmetic of its own."""
+    """Whether a line only fetches and converts, without arithmetic."""
     try:
         tree = ast.parse((source or "").removeprefix("return ").rstrip(":"))
     except SyntaxError:

@@ -36,7 +36,7 @@ _FEWEST_OTHERS = 3
 def gather(
     investigation: Investigation, incident: Incident, origin: Origin | None, seconds: float
 ) -> Evidence:
-    """The evidence before any experiment."""
+    """Gather the evidence before any experiment."""
     phase = incident.event.phase
     data: Data | None = None
     if phase == "data":
@@ -97,7 +97,7 @@ def _weights(investigation: Investigation) -> Weights:
 
 
 def _size(tensor: Tensor) -> tuple[float, float] | None:
-    """(largest magnitude, norm) of a parameter; None where it is not finite or has no values."""
+    """(largest magnitude, norm) of a parameter; None if it is not finite or has no values."""
     parts = dense_parts(tensor)
     if not parts:
         return None
@@ -131,7 +131,7 @@ def _batch_parts(investigation: Investigation) -> list[BatchPart]:
 
 
 def _outlier(investigation: Investigation) -> Outlier | None:
-    """The batch since the snapshot that sticks out, if there are enough to compare it with."""
+    """The most unusual batch since the snapshot, if there are enough to compare."""
     seen: dict[str, list[tuple[float, BatchRef, Tensor]]] = {}
     for window in investigation.engine.log[-_PAST_BATCHES:]:
         for batch in window.batches if window is not investigation.window else ():
@@ -224,7 +224,7 @@ def _scale(investigation: Investigation, incident: Incident) -> Scale:
 
 
 def _is_scaler_unused(investigation: Investigation) -> bool:
-    """It has a scale, steps were applied, and it never once updated."""
+    """Whether a scaler has a scale and steps were applied, but it was never updated."""
     if not investigation.engine.num_applied:
         return False
     for scaler in investigation.state.scalers:
@@ -238,7 +238,7 @@ def _is_scaler_unused(investigation: Investigation) -> bool:
 
 
 def _optimizer(investigation: Investigation, name: str | None) -> dict[str, str]:
-    """The optimizer that moves what went bad, else the first."""
+    """The settings of the optimizer of the bad parameter, else of the first."""
     corrupted = dict(investigation.state.parameters()).get((name or "").split(":")[0])
     groups = [(o, g) for o in investigation.state.optimizers for g in o.param_groups]
     moving = [(o, g) for o, g in groups if any(p is corrupted for p in g["params"])]
@@ -261,7 +261,7 @@ def _is_half(investigation: Investigation, incident: Incident) -> bool:
 
 
 def _memory(investigation: Investigation, origin: Origin | None) -> Memory | None:
-    """How the state that was bad (or absurd) from the start was made."""
+    """How the state that was bad (or absurdly large) from the start was made."""
     source = origin.source if origin is not None and origin.birth is None else None
     if source is not None and source.kind in ("parameter", "buffer"):
         if f"{source.kind} {source.name}" in investigation.state.initially_bad:
@@ -296,7 +296,7 @@ def _reading(investigation: Investigation, name: str, s: TensorStats, tensor: Te
 
 
 def _looks_like_old_memory(s: TensorStats, tensor: Tensor) -> bool:
-    """Numbers of all sizes side by side. Weights that have run away are large together."""
+    """Whether numbers of all magnitudes are mixed. Diverged weights are all large."""
     if s.num_subnormal > max(4, s.num_elements // 10):
         return True
     middle = _median(tensor)
@@ -304,7 +304,7 @@ def _looks_like_old_memory(s: TensorStats, tensor: Tensor) -> bool:
 
 
 def owner_of(investigation: Investigation, name: str) -> tuple[nn.Module | None, str]:
-    """The module that holds a parameter or buffer, and what it is called there."""
+    """The module that owns a parameter or buffer, and its attribute name."""
     path, _, attribute = name.rpartition(".")
     for prefix, root in investigation.state.roots.items():
         inner = path.removeprefix(prefix).removeprefix(".") if prefix else path
@@ -316,13 +316,13 @@ def owner_of(investigation: Investigation, name: str) -> tuple[nn.Module | None,
 
 
 def _classes(investigation: Investigation, owner: nn.Module | None) -> list[type]:
-    """The owner's class and its bases, then those of the models that hold it."""
+    """The owner's class and its bases, then those of the models that contain it."""
     classes = list(type(owner).__mro__) if owner is not None else []
     return classes + [type(r) for r in investigation.state.roots.values()]
 
 
 def source_files(classes: list[type]) -> list[str]:
-    """The files in which these classes are written; torch's own are left out."""
+    """The source files of these classes, except torch's own."""
     found: list[str] = []
     for cls in classes:
         if cls.__module__.partition(".")[0] in ("torch", "builtins"):
@@ -337,9 +337,9 @@ def source_files(classes: list[type]) -> list[str]:
 
 
 def _is_fill_nan(tensor: Tensor) -> bool:
-    """Whether every bad value is the plain NaN that deterministic mode puts into fresh memory.
+    """Whether every bad value is the NaN that deterministic mode fills memory with.
 
-    Arithmetic on x86 gives the NaN with its sign bit set, so an invalid operation looks different.
+    Arithmetic on x86 makes a NaN with its sign bit set, so an invalid operation looks different.
     """
     if tensor.dtype != torch.float32 or tensor.layout != torch.strided:
         return False

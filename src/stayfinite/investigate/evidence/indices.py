@@ -1,4 +1,4 @@
-"""Names the index of the first bad value (sample, feature, token, …) where the shape allows it."""
+"""Describes the index of the first bad value (sample, feature, token, …) if the shape is clear."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SCORES = ("_softmax", "_log_softmax", "masked_fill", "bmm", "matmul", "div", "m
 
 
 def first_bad(location: Location, rows: int | None) -> str:
-    """ "sample 3, head 1, query 0, key 0"; the plain index where nothing is known; "" where there is none.
+    """ "sample 3, head 1, query 0, key 0"; the plain index if the meaning is unknown; "" if there is none.
 
-    `rows`: samples in a batch, where that is known.
+    `rows`: the number of samples in a batch, if known.
     """
     link = next((c for c in location.chain if c.role in ("birth", "source")), None)
     if link is None or not link.outputs or link.direction == "backward":

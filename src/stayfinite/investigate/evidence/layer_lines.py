@@ -1,4 +1,4 @@
-"""Finds the line that made a layer with an epsilon or weights of 0."""
+"""Finds the line that made a layer with an epsilon of 0, or weights of 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PARAMETRIZED = ".parametrizations."
 
 
 def norm_layer(state: TrainState, e: Evidence) -> nn.Module | None:
-    """The normalization that failed, where its epsilon is 0."""
+    """The normalization that failed, if its epsilon is 0."""
     module = _module(state, e.location.module)
     eps = getattr(module, "eps", None)
     is_norm = module is not None and type(module).__name__.endswith(("Norm", "Norm1d", "Norm2d"))
@@ -26,7 +26,7 @@ def norm_layer(state: TrainState, e: Evidence) -> nn.Module | None:
 
 
 def zero_weight(state: TrainState, e: Evidence) -> tuple[str, Tensor] | None:
-    """The weight, as its layer calls it, that a fused operator cannot divide by the norm of."""
+    """The weight that a fused operator divides by its norm, by its name in the layer."""
     if e.birth is None or "norm" not in e.kernel:
         return None
     labels = {o.label.split(" ", 1)[-1] for o in e.birth.inputs if o.label}

@@ -23,10 +23,10 @@ def counters(
     traceback: TracebackType | None = None,
     standing: Sequence[Standing] = (),
 ) -> dict[str, int]:
-    """What counts the loops that are running, the outermost first: {"epoch": 1, "it": 76}.
+    """The counters of the running loops, the outermost first: {"epoch": 1, "it": 76}.
 
-    `frame`: where the step stands; `traceback`: where the script raised, if it did; `standing`: where the loop
-    stood at the backward that failed, if that is another place.
+    `frame`: the current frame of the step; `traceback`: where the script raised, if it did; `standing`: the saved frames of the
+    backward that failed, if the loop has moved on.
     """
     places: list[tuple[FrameType, int]] = []
     kept = {id(s.frame): s for s in standing}
@@ -49,7 +49,7 @@ def counters(
 
 @functools.lru_cache(maxsize=64)
 def _names(file: str, line: int) -> tuple[str, ...]:
-    """The counters of the loops around a line, of the function that it is in, outermost first."""
+    """The counters of the loops around a line in its function, outermost first."""
     try:
         node: ast.AST | None = parsed("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -70,11 +70,11 @@ def _holds(node: ast.AST, line: int) -> bool:
 
 
 def _counted_by(loop: ast.AST) -> Iterator[str]:
-    """`for i in range(...)`, `for i, x in enumerate(...)`, and what the body adds 1 to."""
+    """The variables of `for i in range(...)` and `for i, x in enumerate(...)`, and those that the body increments."""
     if isinstance(loop, ast.For):
         call = loop.iter
         while isinstance(call, ast.Call) and _called(call) not in ("range", "enumerate", "count"):
-            call = call.args[0] if call.args else call.func  # tqdm(range(...)) and its like
+            call = call.args[0] if call.args else call.func  # tqdm(range(...)) and similar
         target = loop.target
         if (
             isinstance(call, ast.Call)

@@ -1,7 +1,7 @@
 """Finds counters in the user's modules that change with every replay.
 
-A replay computes with what the model holds now. Code that counts its calls computes something else the
-second time, and a finite replay then says nothing of the hardware.
+A replay uses the current attributes of the model. Code that counts its calls computes something else the second time, so
+a finite replay proves nothing about the hardware.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MAX_SHOWN = 3
 
 
 class OwnCounts:
-    """Plain numbers in the attributes of all modules, as they stood when this was made."""
+    """Saves the numbers in the attributes of all modules."""
 
     def __init__(self, state: TrainState) -> None:
         self._state = state
         self._before = self._read()
 
     def changed(self) -> tuple[str, ...]:
-        """The names of those that are different now."""
+        """The names of those that have changed."""
         now = self._read()
         names = [k for k, v in now.items() if k in self._before and self._before[k] != v]
         return tuple(names[:_MAX_SHOWN])

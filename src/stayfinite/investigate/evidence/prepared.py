@@ -1,4 +1,4 @@
-"""What a data set stores was computed when it was made: the line that took a logarithm of 0."""
+"""Finds the line that computed a stored -inf of a data set: a logarithm of 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONVERT = ("tensor", "as_tensor", "from_numpy", "FloatTensor", "asarray", "arra
 
 
 def made_by_logarithm(dataset: Any, stored: Iterable[tuple[str, Any]]) -> Data | None:
-    """Where -inf was made: a logarithm gives it for 0, and for no other number, infinite ones included."""
+    """The line that made a -inf: only the logarithm of 0 gives one."""
     kind = type(dataset)
     try:
         file = inspect.getsourcefile(kind)
@@ -47,7 +47,7 @@ def made_by_logarithm(dataset: Any, stored: Iterable[tuple[str, Any]]) -> Data |
 
 
 def _is_only_minus_inf(value: Any) -> bool:
-    """All that is not finite in it is -inf."""
+    """Whether all values that are not finite are -inf."""
     flat = value.reshape(-1).tolist() if hasattr(value, "reshape") else value
     if not isinstance(flat, (list, tuple)):
         return False
@@ -56,7 +56,7 @@ def _is_only_minus_inf(value: Any) -> bool:
 
 
 def _assignments(text: str, name: str, attribute: str) -> Iterator[tuple[str, ast.Assign]]:
-    """`self.y = ...` in the methods of a class."""
+    """The assignments `self.y = ...` in the methods of a class."""
     classes = [n for n in ast.walk(parsed(text)) if isinstance(n, ast.ClassDef)]
     for node in (c for c in classes if c.name == name.rpartition(".")[2]):
         for method in (n for n in node.body if isinstance(n, ast.FunctionDef)):

@@ -1,4 +1,4 @@
-"""Finds in the source where a setting was made, if no note was taken at run time."""
+"""Finds the line of a setting in the source, if it was not recorded at run time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _tree(file: str) -> ast.Module | None:
 
 
 def _functions(file: str) -> Iterator[tuple[str, list[ast.stmt]]]:
-    """(name, statements in their order) of the file itself and of each of its functions."""
+    """(name, statements in order) of the file itself and of each of its functions."""
     tree = _tree(file)
     if tree is None:
         return
@@ -55,7 +55,7 @@ def _functions(file: str) -> Iterator[tuple[str, list[ast.stmt]]]:
 
 
 def _only(found: list[Frame]) -> Frame | None:
-    """One answer, or none: a guess among several is worse than nothing."""
+    """The only answer, or none: a guess among several would be misleading."""
     places = list(dict.fromkeys(found))
     return places[0] if len(places) == 1 else None
 
@@ -78,7 +78,7 @@ def called(files: Iterable[str | None], name: str) -> list[Frame]:
 
 
 def given_keyword(files: Iterable[str | None], *names: str) -> Frame | None:
-    """The only line with an argument of such a name, for what a framework makes by its settings."""
+    """The only line with an argument of this name, for objects that a framework makes."""
     found = []
     for file in _users(files):
         for function, statements in _functions(file):
@@ -91,7 +91,7 @@ def given_keyword(files: Iterable[str | None], *names: str) -> Frame | None:
 
 
 def assigned_key(files: Iterable[str | None], key: str) -> tuple[Frame, ast.expr] | None:
-    """The only line that assigns to `[key]`, with what it assigns: `group["lr"] = rate`."""
+    """The only line that assigns to `[key]`, with the assigned value: `group["lr"] = rate`."""
     found: list[tuple[Frame, ast.expr]] = []
     for file in _users(files):
         for function, statements in _functions(file):
@@ -107,7 +107,7 @@ def assigned_key(files: Iterable[str | None], key: str) -> tuple[Frame, ast.expr
 
 
 def returned_by(file: str, value: ast.expr, function: str) -> tuple[str, ast.Call] | None:
-    """The function of the same file whose result `value` is, and the call; names are followed."""
+    """The function of the same file whose result `value` is, and the call; names are resolved."""
     for _ in range(4):
         if isinstance(value, ast.Call):
             name = _name(value.func)
@@ -126,7 +126,7 @@ def returned_by(file: str, value: ast.expr, function: str) -> tuple[str, ast.Cal
 
 
 def computed_at(line: Frame, value: ast.expr) -> Frame:
-    """Where the function computes what a line assigns by its name, if that is a single place."""
+    """The line in which the function computes an assigned name, if there is only one."""
     if not isinstance(value, ast.Name):
         return line
     found = _assignments(line.file, line.function, value.id, line.line)
@@ -134,7 +134,7 @@ def computed_at(line: Frame, value: ast.expr) -> Frame:
 
 
 def made_attribute(files: Iterable[str | None], path: str) -> Frame | None:
-    """The statement that gave a parameter or buffer (a dotted path) its values, as it is written."""
+    """The statement that gave a parameter or buffer (a dotted path) its values."""
     *owners, attribute = path.split(".")
     found: list[tuple[int, Frame, str, ast.expr | None]] = []
     for file in _users(files):
@@ -153,7 +153,7 @@ def made_attribute(files: Iterable[str | None], path: str) -> Frame | None:
 
 
 def _behind(frame: Frame, function: str, value: ast.expr | None) -> Frame:
-    """Where `value` is nothing but a name in some wrapping, the line that made what it names."""
+    """If `value` is only a name or a wrapped name: the line that made its value."""
     for _ in range(4):
         while isinstance(value, ast.Call) and _name(value.func) in _WRAPS:
             inner = [a for a in value.args if not isinstance(a, ast.Constant)]
@@ -173,7 +173,7 @@ def _behind(frame: Frame, function: str, value: ast.expr | None) -> Frame:
 
 
 def _returned(file: str, name: str) -> tuple[Frame, ast.expr] | None:
-    """The only line that returns something, of a function of this file."""
+    """The only return statement of a function of this file."""
     found = [
         (Frame(file, s.lineno, function), s.value)
         for function, statements in _functions(file)
@@ -185,7 +185,7 @@ def _returned(file: str, name: str) -> tuple[Frame, ast.expr] | None:
 
 
 def _assignment(file: str, function: str, name: str, before: int) -> tuple[Frame, ast.expr] | None:
-    """The last statement in front of a line that assigns to a name, in the same function."""
+    """The last assignment to a name before a line in the same function."""
     found = _assignments(file, function, name, before)
     return found[-1] if found else None
 
@@ -205,7 +205,7 @@ def _assignments(file: str, function: str, name: str, before: int) -> list[tuple
 
 
 def _writes(s: ast.stmt, attribute: str, owners: list[str]) -> tuple[int, ast.expr | None]:
-    """(how surely this statement gives the attribute its values, the values): 0 for not at all."""
+    """(confidence that this statement gives the attribute its values, the values); 0 if it does not."""
     if isinstance(s, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         for t in _assigned(s):
             target = t.value if isinstance(t, ast.Subscript) else t
@@ -222,7 +222,7 @@ def _writes(s: ast.stmt, attribute: str, owners: list[str]) -> tuple[int, ast.ex
 
 
 def _given(value: ast.expr | None, attribute: str) -> ast.expr | None:
-    """What a layer is given under the name of its buffer: `CrossEntropyLoss(weight=...)`."""
+    """The argument of a layer with the name of its buffer: `CrossEntropyLoss(weight=...)`."""
     keywords = value.keywords if isinstance(value, ast.Call) else []
     return next((k.value for k in keywords if k.arg == attribute), None)
 
@@ -245,7 +245,7 @@ def _call_writes(call: ast.Call, attribute: str, owners: list[str]) -> tuple[int
 
 
 def _is_of(target: ast.Attribute, owners: list[str]) -> int:
-    """Whether an attribute is written with the name of the module that holds it, or of `self`."""
+    """Whether an attribute is written with the name of its module, or of `self`."""
     holder = target.value
     name = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
     return int(name == (owners[-1] if owners else "self")) + int(bool(owners) and name in owners)
@@ -257,7 +257,7 @@ def _assigned(s: ast.Assign | ast.AugAssign | ast.AnnAssign) -> list[ast.expr]:
 
 
 def _own_nodes(statements: list[ast.stmt]) -> Iterator[ast.AST]:
-    """All nodes of these statements, each once; functions inside have statements of their own."""
+    """All nodes of these statements, each once; nested functions have their own statements."""
     seen: set[int] = set()
     for s in statements:
         for node in ast.walk(s):

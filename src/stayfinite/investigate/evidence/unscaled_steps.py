@@ -13,7 +13,7 @@ __all__ = ["step_without_scaler"]
 
 
 def step_without_scaler(investigation: Investigation) -> Frame | None:
-    """The one line that steps so, where others go through the scaler; None where all is well, or not sure."""
+    """The only line that steps without the scaler; None if there is none, or it is not certain."""
     place = investigation.engine.step_place
     if place.code is None or place.line is None or not len(investigation.state.scalers):
         return None
@@ -48,13 +48,13 @@ def _receiver(call: ast.Call) -> ast.expr:
 
 
 def _is_scaled(call: ast.Call) -> bool:
-    """`scaler.scale(loss).backward()`."""
+    """Whether this is `scaler.scale(loss).backward()`."""
     inner = _receiver(call)
     return isinstance(inner, ast.Call) and _method(inner) == "scale"
 
 
 def _is_optimizer(investigation: Investigation, source: Source, call: ast.Call) -> bool:
-    """Not the step of a schedule: a variable of the loop that is known to be an optimizer."""
+    """Whether this variable is known to be an optimizer, and not a schedule."""
     scene = investigation.vehicle.scene
     name = _receiver(call)
     if scene is None or not isinstance(name, ast.Name):

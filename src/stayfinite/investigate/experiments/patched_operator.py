@@ -27,7 +27,7 @@ def patched_operator(lab: Laboratory, e: Evidence) -> Run:
             break
         if another.line is None or any(_is_same_line(another, b) for b in births):
             break
-        births.append(another)  # one more line of this step that fails by itself
+        births.append(another)  # one more line of this step that fails on its own
     outcome = outcome_of(result)
     if outcome == "finite":
         lab.also = tuple(births[1:])

@@ -11,7 +11,7 @@ __all__ = ["previous_batch"]
 
 @experiment("previous_batch", "the batch before, on these weights")
 def previous_batch(lab: Laboratory, e: Evidence) -> Run:
-    # Without a loader nobody knows what an earlier step was computed from.
+    # Without a loader, the data of an earlier step are unknown.
     log = [w for w in lab.investigation.engine.log if w is not lab.window and not w.is_loaderless]
     if not log:
         return None

@@ -19,14 +19,14 @@ def without_rows(lab: Laboratory, e: Evidence) -> Run:
     if not rows or total is None or len(rows) >= total:
         return None
     lab.rows = rows
-    if lab.is_loop:  # somebody else's loop may count on the size of its batches
+    if lab.is_loop:  # a user's loop may depend on the size of its batches
         return (yield from lab.once(batch=partial(cover_rows, rows=rows, total=total)))
     keep = [i for i in range(total) if i not in set(rows)]
     return (yield from lab.once(batch=partial(take_rows, rows=keep, total=total)))
 
 
 def _offending(lab: Laboratory, e: Evidence) -> tuple[tuple[int, ...], int | None]:
-    """Rows that are bad as they are: not finite, or absurdly large."""
+    """Rows with values that are not finite, or absurdly large."""
     if len(lab.window.batches) != 1:
         return (), None
     value = lab.window.batches[0].value

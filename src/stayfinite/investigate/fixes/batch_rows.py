@@ -34,7 +34,7 @@ _PART = re.compile(r"\[(?:'([^']*)'|(\d+))\]$")
 
 @dataclass(frozen=True)
 class RowsChange:
-    """A file and the change of it."""
+    """A file and its change."""
 
     file: str
     before: str
@@ -42,7 +42,7 @@ class RowsChange:
 
 
 def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
-    """The change that leaves the bad rows of such a batch out."""
+    """The change that drops the bad rows of such a batch."""
     if lab.window.is_loaderless:
         return _indexed_rows(lab, e)
     if len(lab.window.batches) != 1:
@@ -71,14 +71,14 @@ def rows_change(lab: Laboratory, e: Evidence) -> RowsChange | None:
 
 
 def _has_good_row(value: Any, total: int) -> bool:
-    """Whether anything is left when the bad rows are not."""
+    """Whether any rows are left without the bad ones."""
     tensors = [t for _, t in named_tensors(value) if t.ndim and len(t) == total and _is_float(t)]
     good = [t.detach().isfinite().reshape(total, -1).all(1) for t in tensors if total]
     return not good or bool(torch.stack(good).all(0).any())
 
 
 def _indexed_rows(lab: Laboratory, e: Evidence) -> RowsChange | None:
-    """Behind `x, y = data[i], labels[i]` of a loop that indexes its data by itself: only the good rows go on."""
+    """For a loop that indexes its data (`x, y = data[i], labels[i]`): keep only the good rows after that."""
     scene, place = lab.investigation.vehicle.scene, e.location
     if scene is None or place.line is None or place.file != scene.file:
         return None
@@ -105,7 +105,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:
-    """Keys or positions of the parts with bad rows; and a limit, where they are finite but absurd."""
+    """Keys or positions of the parts with bad rows; and a limit, if they are finite but absurd."""
     rows = _row_parts(e, total)
     broken = [p for p in rows if p.stats.num_nonfinite]
     if broken:
@@ -118,7 +118,7 @@ def _bad_parts(e: Evidence, total: int) -> tuple[list[str | int], str | None]:
 
 
 def _row_parts(e: Evidence, total: int) -> list[BatchPart]:
-    """The parts of a batch that have a row for each sample and can hold a NaN."""
+    """The parts of a batch that have a row per sample and can contain a NaN."""
     return [p for p in e.batch if p.stats.shape[:1] == (total,) and "float" in p.stats.dtype]
 
 
@@ -136,7 +136,7 @@ def _key(part: BatchPart) -> str | int:
 
 
 def _home(lab: Laboratory) -> tuple[str, int, str | None, str | None] | None:
-    """File, line, the batch's name and the model's in the function that is given it, or the loop that draws it."""
+    """File, line, and the names of batch and model in the function that receives the batch, or the loop that draws it."""
     function: Any = lab.window.batches[0].loss_fn
     if function is not None:
         function = getattr(function, "__func__", function)

@@ -16,7 +16,7 @@ __all__ = ["clip_order_change"]
 
 
 def clip_order_change(lab: Laboratory) -> SettingChange | None:
-    """The statement moved; what is run is the training with its gradients clipped to the norm that is written."""
+    """Move the statement; the proof runs the training with its gradients clipped to the given norm."""
     place = lab.investigation.engine.step_place
     source = source_of(place.code.co_filename) if place.code is not None else None
     step = _step_at(source, place.line) if source is not None and place.line else None
@@ -40,7 +40,7 @@ def _step_at(source: Source, line: int) -> ast.Call | None:
 
 
 def _norm(lab: Laboratory, call: ast.Call) -> float | None:
-    """The limit that the call is given: a number, or a variable of the loop's."""
+    """The limit in the call: a number, or a variable of the loop."""
     given = next((k.value for k in call.keywords if k.arg == "max_norm"), None)
     given = call.args[1] if given is None and len(call.args) > 1 else given
     scene = lab.investigation.vehicle.scene

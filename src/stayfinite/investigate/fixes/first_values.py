@@ -1,4 +1,4 @@
-"""A fix for parameters or buffers that are non-finite from construction: 0 in place of those values."""
+"""A fix for parameters or buffers that are not finite from construction: zeros instead of these values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .where_set import source_of
 __all__ = ["first_values_change"]
 
 _MOST = 0.5
-"""Where more than this share of the values is bad, zeros would be most of the parameter."""
+"""If more than this share of the values is bad, zeros would be most of the parameter."""
 
 
 def first_values_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
-    """The line that computes it, with `nan_to_num` behind it."""
+    """The line that computes it, wrapped in `nan_to_num`."""
     tensor = _tensor(lab)
     place = None
     with contextlib.suppress(Exception):
@@ -43,7 +43,7 @@ def first_values_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
 
 
 def _tensor(lab: Laboratory) -> Tensor | None:
-    """The one tensor of the model that the failure came from."""
+    """The only tensor of the model that the failure came from."""
     source = lab.origin.source if lab.origin is not None else None
     found = source.tensor if source is not None else None
     bad = [t for _, _, t in lab.state.bad_state(ignore_initial=False)]

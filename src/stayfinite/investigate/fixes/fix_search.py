@@ -11,7 +11,7 @@ from typing import Any
 from ...diagnose.evidence import Evidence
 from ...locate.frames import is_user_file
 from ...locate.slice import to_location
-from ...records import Fix, Link, Proof
+from ...records import Fix, Link, Proof, TensorStats
 from ...remedies import (
     Candidate,
     Source,
@@ -45,6 +45,8 @@ _MAX_LINES = 3
 _MAX_REFUTED = 2
 _MAX_SCHEDULES = 3
 _SCALE = 8.0
+_FEWEST_COUNTED = 2
+_INVERTING = ("pow", "rsqrt", "reciprocal")
 _FRESH = ("empty", "empty_like", "new_empty", "empty_strided")
 
 
@@ -60,13 +62,13 @@ class _Place:
 _NOT_THE_LINE = {"lr_divergence", "resume_mismatch", "loss_scaling", "bad_schedule",
                  "corrupt_checkpoint", "hardware_or_nondeterminism", "bad_input_data",
                  "bad_preprocessing", "bad_initialization"}  # fmt: skip
-"""The line only shows what something else has done: to keep it finite would hide that."""
+"""The line only shows the effect of another cause, which a change of it would hide."""
 
 
 def proved_fixes(
     lab: Laboratory, evidence: Evidence, cause: str | None, seconds: float
 ) -> Generator[Replay, ReplayResult, tuple[Fix, ...]]:
-    """The first change that holds, as a diff with its proof; before that, none or those that do not."""
+    """Find the first change that is proved, as a diff with its proof; other changes come before it."""
     if not lab.can_replay:
         return ()
     location = evidence.location
@@ -90,7 +92,7 @@ def proved_fixes(
 def _holds_again(
     lab: Laboratory, change: Any, fix: Fix, step: int
 ) -> Generator[Replay, ReplayResult, Fix | None]:
-    """What was proved for the same place before, run on this step."""
+    """Run a change that was proved for the same place before."""
     with lab.restored():
         lab.start_of(lab.window)
         result = yield Replay(window=lab.window, change=change, is_applied=lab.needs_step)
@@ -101,7 +103,7 @@ def _holds_again(
 
 
 def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -> Iterator[_Search]:
-    """Where to look, one after the other: the batch's rows, what a line has set, the line itself."""
+    """The places to change, in order: the batch's rows, the line of a setting, the line itself."""
     trial = Trial(lab, seconds)
     if cause in ("bad_input_data", "bad_preprocessing"):
         if cause == "bad_preprocessing":
@@ -113,7 +115,7 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
         return
     for setting in _settings(lab, e, cause):
         yield _Search(lab, e, trial, setting.file, setting.before, setting=setting)
-    # A gradient that overflows in float16 has been scaled, or grows elsewhere: no line alone is to blame.
+    # A gradient that overflows in float16 was scaled, or grows elsewhere: no single line is the cause.
     is_scaled = cause == "low_precision_overflow" and (e.is_backward or _is_scaled_loss(e))
     place = _place_of(e) if cause not in _NOT_THE_LINE and not is_scaled else None
     q = e.quotient if cause == "zero_denominator" else None
@@ -131,7 +133,7 @@ def _searches(lab: Laboratory, e: Evidence, cause: str | None, seconds: float) -
 
 
 def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[SettingChange]:
-    """What a line sets that has run in the past, as far as the cause points to one."""
+    """Changes of a line that has run in the past, if the cause points to one."""
     if cause == "resume_mismatch":
         yield from resume_changes(lab, e)
         return
@@ -160,7 +162,7 @@ def _settings(lab: Laboratory, e: Evidence, cause: str | None) -> Iterator[Setti
 
 
 class _Search:
-    """Tries candidates in order; where another line fails then, candidates for both together."""
+    """Tries candidates in order; if another line fails then, candidates for both together."""
 
     def __init__(
         self,
@@ -184,7 +186,7 @@ class _Search:
         self.setting = setting
         self.proved: Fix | None = None
         self.change: ChangedSource | SettingChange | None = None
-        """What was proved, as it is run."""
+        """The proved change, as it is run."""
         self.refuted: list[Fix] = []
         self.num_trials = 0
         self._seen: set[str] = set()
@@ -208,12 +210,12 @@ class _Search:
             if candidate.text in self._seen or self._is_over:
                 continue
             if not self.trial.can_compare and not is_equivalent((*before, candidate)):
-                continue  # whether it computes the same as before could not be seen
+                continue  # it is unknown whether it computes the same as before
             self._seen.add(candidate.text)
             yield from self._try((*before, candidate), depth, place)
 
     def _try_setting(self, setting: SettingChange) -> Generator[Replay, ReplayResult, None]:
-        """What a line sets, in place of what it has set."""
+        """A change of what a line has set."""
         if setting.beyond is not None:
             further = replace(setting, apply=setting.beyond, beyond=None)
             proof, _ = yield from self.trial.prove_since(further, setting.at)
@@ -265,12 +267,12 @@ class _Search:
         )
         fix = self._fix(made, change, proof)
         if fix.status == "proved" and not proof.num_healthy and not is_equivalent(made):
-            return  # whether it computes the same as before could not be seen
+            return  # it is unknown whether it computes the same as before
         if fix.status == "proved":
             self.proved, self.change = fix, change
             return
         if not result.is_complete and result.failure is None:
-            return  # it did not run: nothing was learned
+            return  # it did not run, which proves nothing
         if proof.is_step_finite or depth >= _MAX_LINES or self._is_over:
             self.refuted.append(fix)
             return
@@ -285,7 +287,7 @@ class _Search:
         yield from self._try_all(text, place, made, depth + 1)
 
     def _next_place(self, change: ChangedSource) -> Generator[Replay, ReplayResult, _Place | None]:
-        """Where the step, or a batch behind it, fails now, if that is in the same file."""
+        """The place where the step, or a later batch, fails now, if it is in the same file."""
         with self.lab.restored():
             result = yield from self.lab.traced(window=self.trial.failed_ahead, change=change)
         origin = result.origin
@@ -322,17 +324,17 @@ class _Search:
 
 
 def _is_scaled_loss(e: Evidence) -> bool:
-    """A single number times another, or a loss that is multiplied last of all: a loss and its scale."""
+    """A scalar times another, or the last factor of a loss: a loss and its scale."""
     is_product = e.kernel == "mul" and all(s.num_elements == 1 for s in e.tensors)
-    is_before = not e.is_backward and e.kernel != "mul"  # what the forward makes, no scale has seen
+    is_before = not e.is_backward and e.kernel != "mul"  # a value of the forward is not scaled
     return is_product or (not is_before and (e.scale.factor or 1.0) >= _SCALE)
 
 
 def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
-    """Where the cause says more than the operator."""
+    """Patterns that depend on the cause and not only on the operator."""
     return replace(
         symptom,
-        # The weights of all targets may be 0: averaged over nothing as well.
+        # The weights of all targets may be 0, which is an average over nothing as well.
         is_empty=symptom.is_empty
         or cause == "empty_reduction"
         or symptom.operator.startswith("nll_loss"),
@@ -343,7 +345,7 @@ def _for_cause(symptom: Symptom, cause: str | None) -> Symptom:
 
 
 def _is_same(place: _Place, tried: _Place, change: ChangedSource) -> bool:
-    """The same operator of the same line: what was changed there did not help."""
+    """The same operator of the same line, so the change did not help."""
     lines = (tried.line, change.line_after(tried.line))
     return place.line in lines and place.symptom.operator == tried.symptom.operator
 
@@ -376,11 +378,7 @@ def _symptom(e: Evidence) -> Symptom:
     divisor = e.at_bad("tensor2", "other")
     whole = e.operand("tensor2", "other")
     stats = whole.stats if whole is not None else None
-    is_count = stats is not None and (
-        not stats.dtype.startswith(("float", "bfloat"))
-        or (stats.max is not None and stats.max >= 1 and float(stats.max).is_integer()
-            and stats.min is not None and stats.min >= 0 and float(stats.min).is_integer())
-    )  # fmt: skip
+    counted = e.operand("self") if operator in _INVERTING else whole
     return Symptom(
         operator=operator.lstrip("_")
         if operator not in ("_softmax", "_log_softmax", "_ctc_loss")
@@ -388,8 +386,18 @@ def _symptom(e: Evidence) -> Symptom:
         dtype=e.dtype,
         is_masked=any(c.facts.get("rows_all_neginf", 0.0) > 0 for c in e.location.chain),
         is_empty=e.birth is not None and e.birth.facts.get("num_reduced", 2.0) <= 1.0,
-        is_count=is_count,
+        is_count=counted is not None and _is_count(counted.stats),
         can_be_negative=stats is not None and stats.min is not None and stats.min < 0,
         is_plain_number=divisor is None and e.number("other") == 0,
         is_distribution="distributions" in (e.location.library_file or ""),
     )
+
+
+def _is_count(stats: TensorStats | None) -> bool:
+    """Whole numbers; a largest of 1 may be that of probabilities as well."""
+    if stats is None or stats.min is None or stats.max is None:
+        return False
+    if not stats.dtype.startswith(("float", "bfloat")):
+        return True
+    is_whole = float(stats.max).is_integer() and float(stats.min).is_integer()
+    return is_whole and stats.min >= 0 and stats.max >= _FEWEST_COUNTED

@@ -1,4 +1,4 @@
-"""A fix for a layer made with a bad epsilon or bad first weights."""
+"""A fix for a layer that was made with a bad epsilon or bad initial weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ZEROS = {"zeros_": "normal_", "zero_": "normal_"}
 
 
 def layer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
-    """The line that makes the layer, changed; and the layers that it has made, as they would be then."""
+    """The changed line that makes the layer, and the layers that it has made, with the change applied."""
     place = None
     with contextlib.suppress(Exception):
         place = culprit_of(lab.investigation, e, "zero_denominator")
@@ -58,7 +58,7 @@ def _is_like(module: nn.Module, layer: nn.Module) -> bool:
 
 
 def _call(source: Source, line: int, name: str) -> ast.Call | None:
-    """The one call on this line that makes such a layer."""
+    """The only call on this line that makes such a layer."""
     found = [n for n in source.at_line(line) if isinstance(n, ast.Call) and _name(n) == name]
     return found[0] if len(found) == 1 else None
 
@@ -68,7 +68,7 @@ def _name(call: ast.Call) -> str:
 
 
 def _other_start(source: Source, line: int) -> Remedy | None:
-    """`nn.init.zeros_(w)` and `w.zero_()` with small random numbers instead."""
+    """Replace `nn.init.zeros_(w)` and `w.zero_()` by small random numbers."""
     for node in source.at_line(line):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
@@ -105,7 +105,7 @@ def _with_eps(layers: list[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _started(weight: Tensor) -> Iterator[None]:
-    """The weight with such a start. Where steps have moved it meanwhile, those stay."""
+    """The weight with such initial values, plus the changes of the steps since then."""
     with torch.no_grad():
         if not weight.any():
             numbers = torch.Generator().manual_seed(0)

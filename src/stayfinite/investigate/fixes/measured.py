@@ -1,4 +1,4 @@
-"""Measures a run with a change: the weights, and the distance of values to their dtype's limit."""
+"""Measures a run with a change: the norm of the weights, and the distance of values to their dtype's limit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ...runtime.state import TrainState
 __all__ = ["Distance", "mean_of", "relative_change", "size_of"]
 
 _NEAR = 4.0
-"""A value of more than a quarter of the dtype's limit is near it."""
+"""A value above a quarter of the dtype's limit is close to it."""
 _HALF = ("float16", "bfloat16")
 
 
 class Distance(TorchDispatchMode):
-    """How near the largest half-precision values of a pass come to the limit of their dtype."""
+    """How close the largest half-precision values come to the limit of their dtype."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def relative_change(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest difference of two rows of losses; infinite where they cannot be compared."""
+    """The largest difference between two rows of losses; infinite if they cannot be compared."""
     if len(one) != len(other):
         return math.inf
     worst = 0.0

@@ -19,7 +19,7 @@ __all__ = ["precision_changes"]
 
 
 def precision_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
-    """float32 where the weights are half, bfloat16 for autocast; where one file of the training asks for float16."""
+    """float32 if the weights are half, bfloat16 for autocast; if one file of the training requests float16."""
     files = {*own_files(lab), *([e.location.file] if e.location.file else [])}
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     sources = [(f, s) for f in sorted(files | ({main} if main else set())) if (s := source_of(f))]
@@ -27,7 +27,7 @@ def precision_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     if len(asking) != 1 or e.dtype != "float16":
         return
     file, source = asking[0]
-    # Weights in bfloat16 have 8 bits: small updates would round away.
+    # Weights in bfloat16 have 8 bits, so small updates are lost.
     has_half = any(p.dtype == torch.float16 for _, p in lab.state.parameters())
     kinds = [("float32", torch.float32)] if has_half else [("bfloat16", torch.bfloat16)]
     for name, dtype in kinds:

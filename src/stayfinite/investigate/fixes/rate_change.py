@@ -45,14 +45,14 @@ Made = Generator[Replay, ReplayResult, Fix]
 
 
 def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
-    """The fix with its diff, where it is a rate or a norm that was run and its place is known."""
+    """The fix with its diff, if it is a rate or a norm that was run and its line is known."""
     if fix.status != "proved" or fix.diff or fix.remedy:
         return fix
     if fix.experiment == "clipped" and e.clip is not None and e.clip.passed is not None:
         return _clip_diff(lab, fix, e.clip.passed)
     rate = e.rate
     if e.resume.optimizer:
-        return fix  # what the optimizer is made with is overwritten by what is restored
+        return fix  # a restore overwrites the rate that the optimizer is made with
     if fix.experiment != "smaller_lr" or rate is None or not rate.passed or not rate.before:
         return fix
     place = _place(lab, e)
@@ -60,7 +60,7 @@ def setting_diff(lab: Laboratory, e: Evidence, fix: Fix) -> Made:
     if optimizer is None:
         return fix
     fast = [o for o in lab.state.optimizers if _rate(o) > rate.passed]
-    if len(fast) > 1:  # the change is that of all of them, or it is not what was run
+    if len(fast) > 1:  # the proof covers only a change of all of them
         return _lower_several(lab, fast, fix, rate.passed) or fix
     if place is not None and "formula" in place.what:
         made = yield from _capped_formula(lab, optimizer, fix, place, rate.passed)
@@ -103,20 +103,20 @@ def _with_diff(fix: Fix, file: str, before: str, remedy: Remedy, title: str | No
 
 @dataclass(frozen=True)
 class _Rate:
-    """A rate as it is written, and the text that takes its place."""
+    """A rate in the source, and its replacement."""
 
     file: str
     text: str
     line: int
     edit: Edit
     option: str | None = None
-    """The command-line option that gives it."""
+    """The command-line option of the rate."""
 
 
 def _lower_given(
     lab: Laboratory, optimizer: Optimizer, fix: Fix, place: Culprit | None, ratio: float
 ) -> Fix | None:
-    """The rate that the optimizer is made with, where that is written."""
+    """The rate that the optimizer is made with, if it is in the source."""
     at = (place.file, place.line) if place is not None else None
     given = optimizer.defaults.get("lr")
     if not isinstance(given, (int, float)):

@@ -1,4 +1,4 @@
-"""A fix for a partial resume: restores the missing parts, and runs the resulting rates."""
+"""A fix for a partial resume: restores the missing parts, and runs with the resulting rates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _APART = 1.5
 
 
 def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
-    """The configured rate set again behind the restore, or the schedule restored behind it."""
+    """Set the configured rate after the restore, or restore the schedule after it."""
     place = None
     with contextlib.suppress(Exception):
         place = culprit_of(lab.investigation, e, "resume_mismatch")
@@ -49,7 +49,7 @@ def resume_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
 
 
 def _assigned(source: Source, line: int, rates: tuple[float, ...]) -> Remedy | None:
-    """The rates set behind a restore of the optimizer."""
+    """Set the rates after a restore of the optimizer."""
     statement = source.statement_at(line)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
@@ -72,7 +72,7 @@ def _assigned(source: Source, line: int, rates: tuple[float, ...]) -> Remedy | N
 def _with_rate(
     source: Source, file: str, line: int, rates: tuple[float, ...]
 ) -> SettingChange | None:
-    """The rates that the script had configured, set again."""
+    """Set the rates that the script had configured."""
     change = change_of(source, file, _assigned(source, line, rates))
     if change is not None:
         change.at = lambda window: changes.with_rates(rates)
@@ -82,7 +82,7 @@ def _with_rate(
 def _with_schedule(
     lab: Laboratory, source: Source, file: str, line: int, path: str | None
 ) -> SettingChange | None:
-    """The schedule's own state, from the file that the rest came from."""
+    """Restore the schedule from the same file."""
     statement = source.statement_at(line)
     scheduler = next(reversed(list(lab.state.schedulers)), None)
     if not isinstance(statement, ast.Assign) or scheduler is None:
@@ -113,7 +113,7 @@ def _at_rate(rates: list[float], window: Window) -> AbstractContextManager[None]
 
 
 def _optimizer(value: ast.expr) -> str | None:
-    """The name of the optimizer that a schedule is made for."""
+    """The name of the optimizer of a schedule."""
     if not isinstance(value, ast.Call) or not value.args:
         return None
     return (

@@ -1,4 +1,4 @@
-"""A fix for a resume without the optimizer: restores it, and runs the resulting moments and rates."""
+"""A fix for a resume without the optimizer: restores it, and runs with the resulting moments and rates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["with_optimizer"]
 def with_optimizer(
     lab: Laboratory, source: Source, file: str, line: int, path: str | None
 ) -> SettingChange | None:
-    """`optimizer.load_state_dict(saved["optimizer"])` behind what is restored already."""
+    """`optimizer.load_state_dict(saved["optimizer"])` after the existing restores."""
     holder, (key, saved) = holder_of(source, line), saved_part(path, "param_groups")
     optimizer = next(iter(lab.state.optimizers), None)
     if holder is None or key is None or optimizer is None or not _fits(optimizer, saved):
@@ -56,7 +56,7 @@ def _fits(optimizer: Optimizer, saved: dict[str, Any]) -> bool:
 
 
 def _made_as(source: Source, file: str, line: int, optimizer: Optimizer) -> tuple[str | None, int]:
-    """The name that the optimizer is given in the function that restores, and the line."""
+    """The name of the optimizer in the function that restores, and the line."""
     for where, number, _ in made_at(optimizer):
         statement = source.statement_at(number) if where == file else None
         is_here = statement is not None and source.function_at(number) is source.function_at(line)
@@ -64,7 +64,7 @@ def _made_as(source: Source, file: str, line: int, optimizer: Optimizer) -> tupl
             target = statement.targets[0]
             names = target.elts if isinstance(target, ast.Tuple) else [target]
             if len(names) > 1 or _called(statement.value) != type(optimizer).__name__:
-                # What a function has made is known by its name alone.
+                # An object that a function returns is known only by its name.
                 names = [n for n in names if "opt" in source.text_of(n).lower()]
             if len(names) == 1:
                 return source.text_of(names[0]), statement.end_lineno or number
@@ -123,7 +123,7 @@ class _Restored:
         return changes.with_rates(rates) if rates else contextlib.nullcontext()
 
     def _load(self) -> None:
-        """Into the optimizer's own state; the laboratory puts back what was there."""
+        """Write into the optimizer's own state; the laboratory restores it."""
         state = self._saved.get("state", {})
         for mine, theirs in zip(self._optimizer.param_groups, self._saved["param_groups"]):
             for p, index in zip(mine["params"], theirs["params"]):

@@ -1,4 +1,4 @@
-"""What a resume has read, and how lines that restore more are written and run."""
+"""The file that a resume has read, and how further restores from it are written and run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...remedies import Candidate, Remedy, Source, apply
+from ..evidence.stand_in import StandIn
 from .setting_change import SettingChange
-from .stand_in import StandIn
 
 __all__ = ["change_of", "holder_of", "rates_of", "saved_part"]
 
@@ -26,7 +26,7 @@ def change_of(source: Source, file: str, remedy: Remedy | None) -> SettingChange
 
 
 def holder_of(source: Source, line: int) -> str | None:
-    """The name of what was loaded: `saved` of `optimizer.load_state_dict(saved["optimizer"])`."""
+    """The name of the loaded file: `saved` in `optimizer.load_state_dict(saved["optimizer"])`."""
     scope = source.function_at(line)
     for node in ast.walk(scope):
         if (
@@ -43,7 +43,7 @@ def holder_of(source: Source, line: int) -> str | None:
 
 
 def saved_part(path: str | None, mark: str) -> tuple[str | None, dict[str, Any]]:
-    """The key and the state of a part in a file, known by an entry that only such a state has."""
+    """The key and the state of a part in a file, recognized by an entry that only such a state has."""
     try:
         value = torch.load(path, map_location="cpu", weights_only=True) if path else None
     except Exception:
@@ -55,7 +55,7 @@ def saved_part(path: str | None, mark: str) -> tuple[str | None, dict[str, Any]]
 
 
 def rates_of(scheduler: Any, state: dict[str, Any], number: int) -> list[float] | None:
-    """The rates that the schedule gives from there on, by a copy of it that moves nothing else."""
+    """The rates that a copy of the schedule gives from there on."""
     try:
         groups = scheduler.optimizer.param_groups
         last = state.get("_last_lr") or [g["lr"] for g in groups]

@@ -27,11 +27,11 @@ __all__ = ["is_fixed_scale", "scale_changes"]
 
 _SMALLER = (16, 256, 4096)
 _DISTANCE = 16
-"""What only just passes the batches at hand may not pass others: so much less is offered."""
+"""A scale that barely passes the available batches may fail on others, so this factor less is proposed."""
 
 
 def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
-    """Steps through the scaler, then a scaler that is off; or smaller constants."""
+    """Step through the scaler, then disable the scaler; or use smaller constants."""
     scaler = _scaler(lab, e)
     if scaler is not None:
         yield from _stepped(lab, scaler)
@@ -54,7 +54,7 @@ def scale_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
     if not _needs_scale(lab, e):
         yield from _smaller(
             where, 1.0, 1.0
-        )  # nothing underflows, and a smaller one may only diverge later
+        )  # nothing underflows, and a smaller scale may only delay a divergence
         return
     for times in _SMALLER:
         yield from _smaller(where, max(1.0, factor / times / _DISTANCE), factor / times)
@@ -69,7 +69,7 @@ def _needs_scale(lab: Laboratory, e: Evidence) -> bool:
 
 
 def _scaler(lab: Laboratory, e: Evidence) -> Any:
-    """The GradScaler whose factor nobody takes out of the gradients."""
+    """The GradScaler whose factor is never removed from the gradients."""
     if e.scale.is_scaler_unused or e.scale.is_passed_by:
         return next(iter(lab.state.scalers), None)
     if e.scale.scaler is not None or e.scale.factor is None:
@@ -79,7 +79,7 @@ def _scaler(lab: Laboratory, e: Evidence) -> Any:
 
 
 def _stepped(lab: Laboratory, scaler: Any) -> Iterator[SettingChange]:
-    """`scaler.step(optimizer); scaler.update()` in place of the loop's own step: gradients without the factor."""
+    """`scaler.step(optimizer); scaler.update()` instead of the loop's own step."""
     place = lab.investigation.engine.step_place
     file, line = (place.code.co_filename, place.line) if place.code is not None else ("", None)
     beside = step_without_scaler(lab.investigation)
@@ -133,7 +133,7 @@ def _off(scaler: Any) -> Iterator[None]:
 
 
 def is_fixed_scale(lab: Laboratory) -> bool:
-    """Whether nothing in the file moves what the loss is multiplied by."""
+    """Whether nothing in the file changes the factor of the loss."""
     traced = lab.investigation.traced
     line = traced.loss_factor_line if traced is not None else None
     source = source_of(line.file) if line is not None else None
@@ -162,7 +162,7 @@ def _called(node: ast.expr) -> str:
 def _dynamic(
     lab: Laboratory, source: Source, file: str, line: int, factor: float
 ) -> Iterator[SettingChange]:
-    """A GradScaler: run with each scale that it goes through until one fits."""
+    """For a GradScaler: run with each scale in its sequence until one fits."""
     scaled = next((s for side in _factors(source, line) if _stands_for(lab, file, side, factor)
                    and (s := scaled_loss(source, line, side)) is not None), None)  # fmt: skip
     device = next((p.device.type for _, p in lab.state.parameters()), "cpu")
@@ -186,7 +186,7 @@ def _dynamic(
 
 
 def _stands_for(lab: Laboratory, file: str, node: ast.expr, factor: float) -> bool:
-    """Whether an expression of the file is this number in the running program."""
+    """Whether an expression of the file has this value in the running program."""
     if isinstance(node, ast.Attribute):
         numbers = [vars(o).get(node.attr) for o in _holders(file)]
         return any(type(n) in (int, float) and n == factor for n in numbers)
@@ -198,7 +198,7 @@ def _stands_for(lab: Laboratory, file: str, node: ast.expr, factor: float) -> bo
 
 
 def _holders(file: str) -> list[Any]:
-    """Objects of the file's own classes, and those that hold a command's options."""
+    """Objects of the file's own classes, and those with a command's options."""
     objects = gc.get_objects()
     kinds = [t for t in objects if issubclass(type(t), type)]
     own = {t for t in kinds if getattr(sys.modules.get(t.__module__), "__file__", None) == file}
@@ -207,7 +207,7 @@ def _holders(file: str) -> list[Any]:
 
 
 def _factors(source: Source, line: int) -> Iterator[ast.expr]:
-    """Both sides of every product at a line."""
+    """Both operands of every product on a line."""
     for node in ast.walk(source.tree):
         is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
         if is_product and node.lineno <= line <= (node.end_lineno or 0):  # type: ignore[attr-defined]
@@ -215,14 +215,14 @@ def _factors(source: Source, line: int) -> Iterator[ast.expr]:
 
 
 def _constant(source: Source, file: str, line: int, factor: float) -> Written | None:
-    """The number that the loss is multiplied by."""
+    """The number by which the loss is multiplied."""
     given = [number_behind(file, source, side, factor, ()) for side in _factors(source, line)]
     found = [where for where in given if where is not None]
     return found[0] if len(set(found)) == 1 else None
 
 
 def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingChange]:
-    """The number itself; where it is a constant of the file, its value for the length of a replay."""
+    """The number itself; a constant of the file is replaced by its value during a replay."""
     text = f"{value:.1f}"
     remedy = Remedy(
         name="smaller_scale", title=f"lower the loss scale to {text}",
@@ -244,7 +244,7 @@ def _smaller(where: Written, value: float, beyond: float) -> Iterator[SettingCha
 
 
 def _module_name(where: Written) -> str | None:
-    """The name at the top of the file that this number is assigned to."""
+    """The module-level name of this number."""
     source = Source(where.text)
     for node in source.tree.body:
         if isinstance(node, ast.Assign) and source.span(node.value) == (where.start, where.end):

@@ -1,16 +1,14 @@
-"""A schedule whose formula gives a rate that is NaN or Inf: the formula, changed where it divides, takes a
-logarithm or a power; its rates are computed anew, and the step is run with them."""
+"""A fix for a schedule whose formula gives a NaN or Inf rate: its divisions, logarithms and powers are changed, its
+rates are computed again, and the step is run with them.
+"""
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import copy
-import gc
 import math
 import sys
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -21,20 +19,25 @@ from ...remedies import Candidate, Source, schedule_candidates
 from ...sandbox.compute import computing_only
 from .. import changes
 from ..evidence.culprit import culprit_of
+from ..evidence.own_schedules import (
+    Formula,
+    by_counter,
+    first_bad_step,
+    is_in,
+    own_schedules,
+    stand_in,
+)
 from ..evidence.setting_lines import assigned_key
 from ..laboratory import Laboratory
 from ..replays.changed_source import ChangedSource, NotRunnable, functions_of
 from .setting_change import SettingChange
-from .stand_in import StandIn
 from .where_set import source_of
 
 __all__ = ["schedule_changes"]
 
 _AHEAD = 200
-"""So many steps further on the formula has to be finite too."""
+"""The formula has to be finite for so many further steps."""
 _MOST_BEFORE = 50
-
-Formula = Callable[[int], Any]
 
 
 def schedule_changes(lab: Laboratory, e: Evidence) -> Iterator[SettingChange]:
@@ -67,7 +70,7 @@ def _made(file: str, source: Source, candidate: Candidate, rate: float) -> Setti
 
 
 def _rate_with(change: ChangedSource, formula: Formula, at: int) -> float | None:
-    """What the changed formula gives at this step; None where it fails or changes what was healthy."""
+    """The rate of the changed formula at this step; None if it fails or changes earlier rates."""
     healthy = range(max(0, at - _MOST_BEFORE), at)
     try:
         with computing_only():
@@ -84,65 +87,35 @@ def _rate_with(change: ChangedSource, formula: Formula, at: int) -> float | None
 
 
 def _formula(lab: Laboratory, place: Culprit) -> tuple[Formula, int, float] | None:
-    """The function of the step, the step at which it fails, and what its result is multiplied by."""
+    """The function of the step, the step at which it fails, and the factor of its result."""
     given = list(lab.state.schedulers)
     inner = [s for g in given for s in getattr(g, "_schedulers", ())]
     for scheduler in reversed([*given, *inner]):
         at = int(getattr(scheduler, "last_epoch", lab.window.step))
         for function in getattr(scheduler, "lr_lambdas", ()):
-            if _is_in(function, place.file):
+            if is_in(function, place.file):
                 group = scheduler.optimizer.param_groups[0]
-                failing = _first_bad(function, at)
+                failing = first_bad_step(function, at)
                 if failing is not None:
                     return function, failing, float(group.get("initial_lr", 1.0))
-        if _is_in(type(scheduler).__dict__.get("get_lr"), place.file):
+        if is_in(type(scheduler).__dict__.get("get_lr"), place.file):
             own = _by_class(scheduler)
-            failing = _first_bad(own, at)
+            failing = first_bad_step(own, at)
             if failing is not None:
                 return own, failing, 1.0
-    for scheduler in (*given, *_own_kinds(lab, place.file)):
-        counted = _by_counter(lab, scheduler, place.file)
+    for scheduler in (*given, *own_schedules(lab.state)):
+        is_here = is_in(type(scheduler).__dict__.get("step"), place.file)
+        counted = by_counter(lab.state, scheduler) if is_here else None
         if counted is not None:
-            return counted
+            return *counted, 1.0
     return _assigned(lab)
 
 
-def _own_kinds(lab: Laboratory, file: str) -> list[Any]:
-    """Schedules of a class that the user has written: what has a `step` in this file and holds an optimizer."""
-    kinds = [
-        t
-        for t in gc.get_objects()
-        if issubclass(type(t), type) and _is_in(t.__dict__.get("step"), file)
-    ]
-    found = [s for s in gc.get_objects() if type(s) in kinds]
-    return [s for s in found if _held(lab, s) is not None]
-
-
-def _held(lab: Laboratory, scheduler: Any) -> str | None:
-    """Under which name a schedule holds its optimizer."""
-    known = list(lab.state.optimizers)
-    values = getattr(scheduler, "__dict__", {})
-    return next((k for k, v in values.items() if any(v is o for o in known)), None)
-
-
-def _stand_in(scheduler: Any, held: str = "optimizer") -> Any:
-    """A copy of a schedule that moves nothing of the training's."""
-    given = getattr(scheduler, held)
-    groups = []
-    for theirs in given.param_groups:
-        first = theirs.get("initial_lr", given.defaults.get("lr", 1.0))
-        rate = theirs["lr"] if math.isfinite(theirs["lr"]) else first
-        groups.append({**theirs, "params": [], "lr": rate, "initial_lr": first})
-    mine = copy.copy(scheduler)
-    setattr(mine, held, StandIn(groups))
-    return mine
-
-
 def _by_class(scheduler: Any) -> Formula:
-    """The `get_lr` of a class of the user's, as a function of the step."""
+    """The `get_lr` of a user's class, as a function of the step."""
 
     def formula(step: int) -> Any:
-        mine = _stand_in(scheduler)
+        mine = stand_in(scheduler)
         mine.last_epoch = step
         mine._get_lr_called_within_step = True
         return mine.get_lr()[0]
@@ -150,35 +123,8 @@ def _by_class(scheduler: Any) -> Formula:
     return formula
 
 
-def _by_counter(lab: Laboratory, scheduler: Any, file: str) -> tuple[Formula, int, float] | None:
-    """A schedule of the user's own kind: it counts its steps and sets the rate of its optimizer."""
-    held = _held(lab, scheduler)
-    if held is None or not _is_in(type(scheduler).__dict__.get("step"), file):
-        return None
-    numbers = {k: v for k, v in vars(scheduler).items() if type(v) is int}
-    counted = _moved_by_step(_stand_in(scheduler, held), numbers)
-    if len(counted) != 1:
-        return None
-
-    def formula(number: int) -> Any:
-        mine = _stand_in(scheduler, held)
-        setattr(mine, counted[0], number)
-        mine.step()
-        return getattr(mine, held).param_groups[0]["lr"]
-
-    at = _first_bad(formula, numbers[counted[0]])
-    return None if at is None else (formula, at, 1.0)
-
-
-def _moved_by_step(scheduler: Any, numbers: dict[str, int]) -> list[str]:
-    """The numbers that a schedule counts on when it is stepped."""
-    with contextlib.suppress(Exception), computing_only():
-        scheduler.step()
-    return [k for k, v in numbers.items() if vars(scheduler).get(k) == v + 1]
-
-
 def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
-    """What a loop assigns to the rate, as a function of the number that it counts its steps with."""
+    """The rate that a loop assigns, as a function of its step counter."""
     scene = lab.investigation.vehicle.scene
     places = [(scene.file, scene.variables)] if scene is not None else list(_running())
     files = [file for file, _ in places]
@@ -195,35 +141,14 @@ def _assigned(lab: Laboratory) -> tuple[Formula, int, float] | None:
     def formula(step: int) -> Any:
         return eval(code, {**variables, counters[0]: step})
 
-    at = _first_bad(formula, int(variables[counters[0]]))
+    at = first_bad_step(formula, int(variables[counters[0]]))
     return None if at is None else (formula, at, 1.0)
 
 
 def _running() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The files and variables of the user's functions that are under way."""
+    """The files and variables of the user's running functions."""
     frame = sys._getframe(1).f_back
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
             yield frame.f_code.co_filename, {**frame.f_globals, **frame.f_locals}
         frame = frame.f_back
-
-
-def _first_bad(function: Formula, at: int) -> int | None:
-    """The first step at which the formula is not finite, where that is so around `at`."""
-    found = next((step for step in (at, at - 1, at + 1) if _is_bad(function, step)), None)
-    while found is not None and at - found < _MOST_BEFORE and _is_bad(function, found - 1):
-        found -= 1
-    return found
-
-
-def _is_bad(function: Formula, step: int) -> bool:
-    with contextlib.suppress(Exception), computing_only():
-        return step >= 0 and not math.isfinite(float(function(step)))
-    return False
-
-
-def _is_in(function: Any, file: str) -> bool:
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, types.CodeType):
-        code = getattr(vars(type(function)).get("__call__"), "__code__", None)
-    return isinstance(code, types.CodeType) and code.co_filename == file

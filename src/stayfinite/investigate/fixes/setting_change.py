@@ -1,7 +1,7 @@
-"""A fix of a setting where it is made: the optimizer's constructor, a parameter's allocation.
+"""A fix of a setting in the line where it is made: the optimizer's constructor, a parameter's allocation.
 
-That line has run long ago. What it sets is run instead: the optimizer steps with the new setting, the parameter
-holds what the new line would have given it.
+That line has already run, so its effect is run instead: the optimizer steps with the new setting, or the parameter has the
+values that the new line would give it.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ class SettingChange:
     candidate: Candidate
     apply: Callable[[], AbstractContextManager[None]]
     is_from_snapshot: bool = False
-    """It has acted since the last healthy state: the steps since then are run with it."""
+    """Whether it has acted since the last healthy state, so that the steps since then are replayed with it."""
     at: Callable[[Window], AbstractContextManager[None]] | None = None
-    """What it sets in one step, where that is not the same in all."""
+    """Its value in one step, if it is not the same in all."""
     beyond: Callable[[], AbstractContextManager[None]] | None = None
-    """A value beyond the one that is offered: it has to pass too, so that some distance is kept."""
+    """A value beyond the proposed one that has to pass too, as a safety margin."""
     ways: tuple[ChangedSource, ...] = ()
-    """Sources that compute what it comes to, where that is found by trying: the first that holds is meant."""
+    """Sources that compute the value, if it is searched: the first that holds is used."""
     note: str = ""
-    """What was run of it besides the steps."""
+    """Notes about the proof."""
     name = ""
 
     @property
@@ -68,14 +68,14 @@ class SettingChange:
 
     @classmethod
     def from_apply(cls, apply: Callable[[], AbstractContextManager[None]]) -> SettingChange:
-        """What another rank needs of it."""
+        """Make it from its encoding on another rank."""
         return cls("", "", "", Candidate((), ""), apply)
 
     def installed(self) -> AbstractContextManager[None]:
         return self.apply()
 
     def scene(self, scene: Scene, is_caller: bool = False) -> Scene:
-        """The loop's own statements are as they were."""
+        """The loop's own statements are unchanged."""
         return scene
 
     def line_after(self, line: int) -> int:
@@ -83,7 +83,7 @@ class SettingChange:
 
 
 def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
-    """The optimizer with a setting of its own changed, where one call in the user's files builds it."""
+    """The optimizer with a changed setting, if there is only one call in the user's files that makes it."""
     kind = e.optimizer.get("type")
     found = _setting(e)
     if kind is None or found is None:
@@ -101,7 +101,7 @@ def optimizer_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
 
 
 def _setting(e: Evidence) -> tuple[str, str, float] | None:
-    """Key, text and value of what is to be set."""
+    """Key, text and value of the setting."""
     is_half = e.dtype in ("float16", "bfloat16")
     if e.optimizer.get("centered") == "True" and e.kernel == "sqrt":
         return "centered", "False", False
@@ -111,7 +111,7 @@ def _setting(e: Evidence) -> tuple[str, str, float] | None:
 
 
 def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] | None:
-    """The one call in the user's files that builds such an object; first in those of this training."""
+    """The only call in the user's files that makes such an object; files of this training first."""
     calls = [
         (file, text, source, call)
         for file, text in _user_files()
@@ -126,7 +126,7 @@ def only_call(lab: Laboratory, kind: str) -> tuple[str, str, Source, ast.Call] |
 
 
 def own_files(lab: Laboratory) -> set[str]:
-    """Where the loop stands, its loss function and its models are written."""
+    """The files of the loop, its loss function and its models."""
     scene = lab.investigation.vehicle.scene
     files = {scene.file} if scene is not None else set()
     function = lab.window.batches[0].loss_fn if lab.window.batches else None
@@ -162,13 +162,13 @@ def _calls(text: str, kind: str) -> list[tuple[Source, ast.Call]]:
 
 
 def shown_path(file: str) -> str:
-    """The path as people write it: below the working directory where it is there."""
+    """The path relative to the working directory, if it is below."""
     relative = os.path.relpath(file)
     return file.lstrip(os.sep) if relative.startswith("..") else relative
 
 
 def loss_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
-    """`nn.CTCLoss` with zero_infinity, where one call in the user's files builds it."""
+    """`nn.CTCLoss` with zero_infinity, if there is only one call in the user's files that makes it."""
     if e.kernel != "_ctc_loss":
         return None
     built = only_call(lab, "CTCLoss")
@@ -194,7 +194,7 @@ def _zero_infinity(losses: list[torch.nn.CTCLoss]) -> Iterator[None]:
 
 
 def memory_change(lab: Laboratory, e: Evidence) -> SettingChange | None:
-    """A parameter of the first step that holds zeros, where its line allocates memory that nobody fills."""
+    """A parameter with zeros in the first step, if its line allocates memory that is never filled."""
     m = e.memory
     if m is None or m.file is None or m.line is None or not e.is_first_step:
         return None

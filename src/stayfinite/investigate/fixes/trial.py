@@ -24,16 +24,16 @@ _NUM_HEALTHY = 3
 _NUM_AFTER = 6
 _NUM_AHEAD = 16
 _SINCE = 24
-"""So many steps at least, for a setting that has acted since the last healthy state."""
+"""The minimum number of steps for a setting that has acted since the last healthy state."""
 _FAR = 10.0
 _RISEN = 3.0
 _HIGH = 30.0
 _MOVED = 2e-3
 _MAX_REPLAYS = 48
-"""Of all changes that are tried for one incident; what is under way is finished."""
+"""The time for all changes of one incident; a running trial is finished."""
 _ABSURD = 1e6
 _ABSURD_FLOOR = 1e3
-"""What is divided by a floor is no less absurd for being finite."""
+"""A quotient by a floor may be finite and still absurd."""
 _EXACT = 2e-6
 _ROUNDING = {"float16": 2e-2, "bfloat16": 5e-2}
 
@@ -41,7 +41,7 @@ Replays = Generator[Replay, ReplayResult, Any]
 
 
 def tolerance(dtype: str) -> float:
-    """How much a loss may differ by rounding alone."""
+    """The relative difference of a loss that rounding can explain."""
     return _ROUNDING.get(dtype, 2e-5)
 
 
@@ -51,11 +51,11 @@ class _Healthy:
     losses: Sequence[float]
     norm: float | None
     is_from_snapshot: bool = False
-    """Healthy only with the weights of the last healthy state, and no longer with those of now."""
+    """Whether it is healthy only with the weights of the last healthy state, and not with the current ones."""
 
 
 class Trial:
-    """Tries changes against one incident."""
+    """Tries changes for one incident."""
 
     def __init__(self, lab: Laboratory, seconds: float) -> None:
         self.lab = lab
@@ -64,10 +64,10 @@ class Trial:
         self._is_exact, self._room = False, 0.0
         self._others: list[Window] | None = None
         self.failed_ahead: Window | None = None
-        """A batch that nobody has seen yet and that fails with the last change."""
+        """A batch that was not seen before and fails with the last change."""
         self.num_replays = 0
         self.is_in_state = False
-        """Batches that were healthy fail as well by now: what fails grows, and this batch is not special."""
+        """Whether batches that were healthy fail now, so that the problem grows and this batch is not special."""
 
     @property
     def has_time(self) -> bool:
@@ -75,7 +75,7 @@ class Trial:
 
     @property
     def can_compare(self) -> bool:
-        """Whether healthy steps are known, or may still turn out to be."""
+        """Whether healthy steps are known, or may be found."""
         return self._healthy is None or bool(self._healthy)
 
     @property
@@ -84,7 +84,7 @@ class Trial:
 
     @property
     def _windows(self) -> list[Window]:
-        """Steps before the failing one whose batches are still at hand, the last first."""
+        """Earlier steps whose batches are available, the last first."""
         engine, mine = self.lab.investigation.engine, self.lab.window
         kept = [*engine.log.recent, *engine.log]
         found = [
@@ -112,7 +112,9 @@ class Trial:
         """
         self.failed_ahead = None
         self._is_exact, self._room = is_exact, room
-        with computing_only():  # entered once: each replay would open and close it again
+        with (
+            computing_only()
+        ):  # entered only once, because each replay would open and close it again
             return (yield from self._prove(change, dtype, limits_gradients, is_compared, is_flat))
 
     def _prove(
@@ -136,9 +138,7 @@ class Trial:
         note = note or self._is_absurd(result, _ABSURD_FLOOR if is_flat else _ABSURD)
         is_alone = not (number or self._windows or self._unseen() or lab.had_no_gradient)
         if (self.is_in_state or is_alone) and result.grad_norm == 0.0 and not note:
-            note = (
-                "it leaves no gradient to learn from"  # in this step, and in all that fail like it
-            )
+            note = "it leaves no gradient to learn from"  # in this step, and in all that fail in the same way
         if note:
             return (
                 Proof(is_step_finite=True, num_healthy=number, largest_change=largest, note=note),
@@ -156,7 +156,7 @@ class Trial:
     def spoils(
         self, change: Change, dtype: str, limits_gradients: bool
     ) -> Generator[Replay, ReplayResult, str]:
-        """What it does to healthy steps, if it alters them; asked before others are tried on top of it."""
+        """The effect on healthy steps, if it changes them; checked before others are tried on top of it."""
         with computing_only():
             _, _, note = yield from self._compared(change, dtype, limits_gradients)
         return note
@@ -164,7 +164,7 @@ class Trial:
     def prove_since(
         self, change: Change, at: Callable[[Window], AbstractContextManager[None]] | None
     ) -> Generator[Replay, ReplayResult, tuple[Proof, ReplayResult]]:
-        """All steps since the last healthy state with the change, this one, and those once more."""
+        """Replay all steps since the last healthy state with the change, this one, and those once more."""
         with computing_only():
             return (yield from self._prove_since(change, at))
 
@@ -205,7 +205,7 @@ class Trial:
         return Proof(is_step_finite=True, num_after=number, note=note), result
 
     def _is_absurd(self, result: ReplayResult, limit: float) -> str:
-        """A loss that is finite and of no use."""
+        """Whether a loss is finite but useless."""
         usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=None)
         loss = max((abs(v) for v in result.losses), default=0.0)
         if loss > limit * ((usual or 0.0) + 1.0):
@@ -213,7 +213,7 @@ class Trial:
         return ""
 
     def _is_stuck(self, change: Change) -> Generator[Replay, ReplayResult, str]:
-        """A loss far above the usual one that training on this very batch does not lower."""
+        """Whether a loss is far above the usual, and training on the same batch does not lower it."""
         lab = self.lab
         usual = max((abs(v) for h in self._healthy or [] for v in h.losses), default=math.inf)
         losses: list[float] = []
@@ -256,7 +256,7 @@ class Trial:
         )
 
     def _known(self) -> Generator[Replay, ReplayResult, list[_Healthy]]:
-        """Losses and gradients of healthy steps as the source is."""
+        """Losses and gradients of healthy steps with the original source."""
         if self._healthy is not None:
             return self._healthy
         found, num_failed = [], 0
@@ -313,8 +313,8 @@ class Trial:
             if new > max(usual, self._room):
                 return number, largest, f"it changes the loss of healthy steps by {new:.2g}"
             if known.norm and result.grad_norm is not None and not limits_gradients:
-                # Only much smaller or larger ones: where the source was near its limits already, its own
-                # gradients had overflowed in part.
+                # Only much smaller or larger ones: if the source was close to its limits, its own
+                # gradients had partly overflowed.
                 times = result.grad_norm / known.norm
                 room = 1.01 if self._is_exact else 2.0
                 if not 1 / room < times < room:

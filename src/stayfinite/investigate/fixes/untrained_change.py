@@ -1,8 +1,7 @@
-"""A fix that turns untrained weights into parameters, next to the fix of the failing line.
+"""A fix that turns untrained weights into parameters, in addition to the fix of the failing line.
 
-The line that makes such a tensor has run long ago. Its effect is run: for some steps behind the failing one the
-optimizer holds the tensors, from their own values on and from a usual start, and the loss is compared with
-that of the same steps without.
+The line that makes such a tensor has already run, so its effect is run: for some steps after the failing one, the optimizer
+updates the tensors, from their own values and from usual initial values, and the loss is compared with the same steps without.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _STEPS = 18
 _FEWEST = 6
 _NUM_BATCHES = 6
 _LOWER = 0.98
-"""What is less than so much of the other loss is lower."""
+"""A loss counts as lower below this share of the other."""
 
 Leaf = tuple[str, nn.Module, Tensor]
 _Made = tuple[str, str, str, Remedy]
@@ -46,7 +45,7 @@ _Made = tuple[str, str, str, Remedy]
 def with_parameters(
     lab: Laboratory, made: tuple[Fix, ...], leaves: list[Leaf], seconds: float
 ) -> Generator[Replay, ReplayResult, tuple[Fix, ...]]:
-    """The fixes, the proved one with such tensors made parameters where that was seen to lower the loss."""
+    """The fixes, with such tensors as parameters in the proved one if that has lowered the loss."""
     repaired = next((f for f in made if f.status == "proved" and f.diff and f.file), None)
     if repaired is None or not lab.can_replay or lab.investigation.engine.ranks.has_others:
         return made
@@ -54,7 +53,7 @@ def with_parameters(
     key = ("parameters", repaired.diff)
     if key not in solved:
         if any(k[0] == "parameters" for k in solved):
-            return made  # they are a part of another change of this run
+            return made  # they are part of another change of this run
         found = yield from _search(lab, repaired, leaves, seconds)
         solved[key] = (None, found, lab.window.step)
     _, (first, *others), _ = solved[key]
@@ -69,7 +68,7 @@ def with_parameters(
 def _search(
     lab: Laboratory, repaired: Fix, leaves: list[Leaf], seconds: float
 ) -> Generator[Replay, ReplayResult, tuple[Fix | None, ...]]:
-    """The better of the two starts as fixes, that of the repaired file first."""
+    """The better of the two initial values as fixes, that of the repaired file first."""
     change = _as_source(repaired)
     optimizer = _optimizer(lab, leaves)
     if change is None or optimizer is None:
@@ -88,7 +87,7 @@ def _search(
             losses = yield from _losses(lab, change, held, number, budget)
             if len(losses) < number or not held.is_reached or _end(losses) > _LOWER * _end(plain):
                 continue
-            # Few batches are soon known by heart from any start: a good one shows in the way there.
+            # A model soon learns a few batches from any start, so the path matters.
             if best is None or _mean(losses) < _LOWER * _mean(best[0]):
                 best = (losses, remedies)
     if best is None:
@@ -103,7 +102,7 @@ def _search(
 
 
 def _as_source(fix: Fix) -> ChangedSource | None:
-    """The change that was proved, to be run once more."""
+    """The proved change, to be run once more."""
     source = source_of(fix.file or "")
     if source is None or fix.diff is None or fix.file is None:
         return None
@@ -114,7 +113,7 @@ def _as_source(fix: Fix) -> ChangedSource | None:
 
 
 def _optimizer(lab: Laboratory, leaves: list[Leaf]) -> Optimizer | None:
-    """The one that would be given them: it holds all parameters of the model, in one group."""
+    """The optimizer that would get them: it has all parameters of the model, in one group."""
     optimizers, roots = list(lab.state.optimizers), list(lab.state.roots.values())
     if len(optimizers) != 1 or len(roots) != 1:
         return None
@@ -126,7 +125,7 @@ def _optimizer(lab: Laboratory, leaves: list[Leaf]) -> Optimizer | None:
 
 
 def _remedies(change: ChangedSource, leaves: list[Leaf], is_fresh: bool) -> list[_Made] | None:
-    """For each file the change of its lines; None where one of the tensors is made in another way."""
+    """For each file the change of its lines; None if one of the tensors is made in another way."""
     files: dict[str, list[tuple[str, str]]] = {}
     for name, module, _ in leaves:
         try:
@@ -150,7 +149,7 @@ def _remedies(change: ChangedSource, leaves: list[Leaf], is_fresh: bool) -> list
 def _losses(
     lab: Laboratory, change: ChangedSource, held: _Held | None, number: int, budget: Budget
 ) -> Generator[Replay, ReplayResult, list[float]]:
-    """Of steps that are applied: this one, then batches that were seen before, again and again."""
+    """Windows to apply: this step, then earlier batches, repeatedly."""
     windows = [lab.window, *_others(lab)]
     losses: list[float] = []
     with lab.restored():
@@ -186,7 +185,7 @@ def _mean(losses: list[float]) -> float:
 def _fixes(
     repaired: Fix, change: ChangedSource, found: list[_Made], proof: Proof
 ) -> tuple[Fix, ...]:
-    """One diff for the file that the repair changes, one for each other file."""
+    """One diff for the repaired file, and one for each other file."""
     both, others = repaired, []
     for file, before, after, remedy in found:
         diff = unified_diff(shown_path(file), before, after)
@@ -209,7 +208,7 @@ def _fixes(
 
 
 class _Held:
-    """For the length of each replay the tensors are parameters of their modules, and the optimizer's."""
+    """In each replay, make the tensors parameters of their modules and of the optimizer."""
 
     def __init__(self, optimizer: Optimizer, leaves: list[Leaf], is_fresh: bool) -> None:
         self._optimizer = optimizer
@@ -217,7 +216,7 @@ class _Held:
         self._values = [_start(t) if is_fresh else t.detach().clone() for _, _, t in leaves]
         self._moments: list[Any] = [None for _ in leaves]
         self.is_reached = True
-        """Whether each of them has got a gradient."""
+        """Whether each of them has received a gradient."""
 
     @contextlib.contextmanager
     def during(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
-"""Finds the number in the source or a config file that sets a value. Names are followed
-to where they are written, through the callers where they are arguments."""
+"""Finds the number in the source or a config file that sets a value. Names are followed to their assignments, and
+arguments to the callers.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Stack = Sequence[tuple[str, int, str]]
 
 @dataclass(frozen=True)
 class Written:
-    """A number as it is written: where, and its place in the text."""
+    """A number in the source: its file and its position."""
 
     file: str
     text: str
@@ -50,7 +51,7 @@ def source_of(file: str) -> Source | None:
 
 
 def call_at(source: Source, line: int, name: str) -> ast.Call | None:
-    """The one call of this name that a line belongs to."""
+    """The only call of this name on a line."""
     found = [
         n for n in ast.walk(source.tree)
         if isinstance(n, ast.Call) and n.lineno <= line <= (n.end_lineno or n.lineno)
@@ -62,7 +63,7 @@ def call_at(source: Source, line: int, name: str) -> ast.Call | None:
 def number_behind(
     file: str, source: Source, node: ast.expr, value: float, stack: Stack
 ) -> Written | None:
-    """The number that an expression comes from; None where that is not beyond doubt."""
+    """The number that an expression comes from; None if that is not certain."""
     depth = 0
     for _ in range(_MOST):
         if isinstance(node, ast.Call) and _name(node.func) in _NUMBERS and len(node.args) == 1:
@@ -96,7 +97,7 @@ def _is_number(node: ast.expr, value: float) -> bool:
 
 
 def _assigned(source: Source, node: ast.Name) -> ast.expr | None:
-    """What a name was assigned, in its function or at the top of the file, where that is done once."""
+    """The value of a name in its function or at module level, if it is assigned once."""
     scope = source.scope(node)
     if node.id in source.parameters(scope):
         return None
@@ -121,7 +122,7 @@ def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]
 def _given(
     file: str, source: Source, node: ast.Name, stack: Stack, depth: int
 ) -> tuple[str, Source, ast.expr, int] | None:
-    """The argument that the caller gave for this name, or its default."""
+    """The argument of the caller for this name, or its default."""
     scope = source.scope(node)
     if not isinstance(scope, ast.FunctionDef) or node.id not in source.parameters(scope):
         return None
@@ -166,7 +167,7 @@ def option_for(key: str) -> str | None:
 
 
 def key_of(node: ast.expr) -> str | None:
-    """`lr` of `args.lr` and of `config["lr"]`."""
+    """`lr` in `args.lr` and in `config["lr"]`."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -175,7 +176,7 @@ def key_of(node: ast.expr) -> str | None:
 
 
 def _keyed(node: ast.expr, value: float, files: Iterable[str]) -> Written | None:
-    """The only number that is written under this name: a key, a default of an option, an attribute."""
+    """The only number with this name: a key, the default of an option, an attribute."""
     key = key_of(node)
     if key is None:
         return None
@@ -208,7 +209,7 @@ def _numbers_named(source: Source, key: str) -> Iterator[ast.expr]:
 
 
 def config_number(key: str, value: float, files: Iterable[str]) -> Written | None:
-    """The only number under this key in a config file that the command names, or that lies by the script."""
+    """The only number with this key in a config file that the command names, or that is next to the script."""
     pattern = re.compile(rf"""(?m)(?:^|[\s{{,"']){re.escape(key)}["']?\s*[:=]\s*([-+0-9.eE]+)""")
     found = []
     for path in _configs(files):

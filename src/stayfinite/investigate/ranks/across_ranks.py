@@ -1,7 +1,6 @@
 """Runs one investigation on several ranks: the same replays on each, one result.
 
-The rank where the story begins is the one that can name an operator, a batch or a parameter of its
-own; the others only received it.
+Only the rank where the failure began can name an operator, a batch or a parameter; the others only received its values.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ _NO_EXPERIMENTS = (
     "this step again"
 )
 _ORIGIN, _SENDER, _SYMPTOM, _NOTHING = range(4)
-"""What a rank has to tell, best first: where its own symptom was born, where a bad value was born
-that it sent away, a symptom that came from elsewhere, nothing."""
+"""The knowledge of a rank, best first: the birth of its own symptom, the birth of a value that it sent, a symptom that
+came from elsewhere, nothing.
+"""
 _ROLES = {_ORIGIN: "began", _SENDER: "sent", _SYMPTOM: "received", _NOTHING: "fine"}
 _MOST_INDICES = 64
 
@@ -38,7 +38,7 @@ _MOST_INDICES = 64
 def together(
     investigation: Investigation, alone: Generator[Replay, ReplayResult, Verdict]
 ) -> Generator[Replay, ReplayResult, Verdict]:
-    """Runs an investigation so that each rank is sent the same verdict on each replay."""
+    """Run an investigation so that every rank gets the same verdict on each replay."""
     ranks = investigation.engine.ranks
     with contextlib.closing(alone):
         try:
@@ -49,9 +49,9 @@ def together(
         except StopIteration as stop:
             verdict: Verdict = stop.value
     incident = verdict.incident
-    # Whether there is one is the same everywhere; what is in it, only the leader knows.
+    # All ranks know whether there is one, but only the leader knows its contents.
     told = incident.to_json() if incident else None
-    # The leader may have been experimenting by itself until now.
+    # The leader may have experimented alone until now.
     text = ranks.broadcast_from(
         investigation.leader, told, 3 * investigation.engine.settings.diagnose_seconds
     )
@@ -100,8 +100,9 @@ def by_itself(
     diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
     incident: Incident,
 ) -> Incident:
-    """The diagnosis by the rank where it began, with experiments where it can compute without the others:
-    they wait for what comes of it."""
+    """The diagnosis by the rank where it began, which experiments if it can compute alone; the others wait for the
+    result.
+    """
     ranks = investigation.engine.ranks
     if not ranks.can_be_apart:
         return _together(investigation, diagnose, incident)
@@ -121,7 +122,7 @@ def _together(
     diagnose: Callable[[], Generator[Replay, ReplayResult, Incident]],
     incident: Incident,
 ) -> Incident:
-    """The diagnosis of a model that is spread over the ranks: one decides, all compute."""
+    """The diagnosis of a sharded model: one rank decides, all compute."""
     ranks = investigation.engine.ranks
     is_possible = (
         investigation.traced is not None
@@ -158,7 +159,7 @@ def _without_experiments(
 
 
 def _noted(incident: Incident, by_whom: str) -> Incident:
-    """Who has run what was proved is said."""
+    """Add who has run the proof."""
     fixes = []
     for fix in incident.diagnosis.fixes:
         if fix.proof is not None and fix.status == "proved":
@@ -169,15 +170,16 @@ def _noted(incident: Incident, by_whom: str) -> Incident:
 
 
 def _warn(error: Exception) -> None:
-    # The other ranks wait for this incident; without a cause it is still worth having.
+    # The other ranks wait for this incident, which is useful even without a cause.
     warnings.warn(
         f"the cause could not be looked for: {type(error).__name__}: {error}", stacklevel=3
     )
 
 
 def _by_rules(diagnosis: Generator[Replay, ReplayResult, Incident], incident: Incident) -> Incident:
-    """The diagnosis without its experiments: where the model is spread over the ranks, an experiment would
-    change the step of one of them, and each would be a new way to hang."""
+    """The diagnosis without experiments: with a sharded model, an experiment would change the step of one rank only, and
+    could hang.
+    """
     try:
         with contextlib.closing(diagnosis):
             next(diagnosis)

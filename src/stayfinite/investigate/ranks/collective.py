@@ -1,8 +1,8 @@
-"""Experiments on a model that is spread over ranks: one rank decides, all compute.
+"""Experiments on a sharded model: one rank decides, all compute.
 
-The rank where the failure began runs the diagnosis. Each replay that it wants is told to the others, every rank
-computes its part at the same time, and what any of them has seen counts. A rank that cannot go on ends the replay
-for all (`Ranks.end_replay`); one that is gone ends the investigation.
+The rank where the failure began runs the diagnosis. It sends each replay to the others, every rank computes its part at the
+same time, and the results are combined. A rank that cannot continue ends the replay for all (`Ranks.end_replay`); one
+that is gone ends the investigation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_RUN = ReplayResult(is_complete=False)
 
 
 class Conductor:
-    """Tells the other ranks what comes next, and puts together what all of them have seen."""
+    """Sends requests to the other ranks, and combines the results of all of them."""
 
     def __init__(self, investigation: Investigation) -> None:
         self._about = investigation
@@ -34,7 +34,7 @@ class Conductor:
         self.num_replays = 0
 
     def note(self, name: str, *args: Any) -> None:
-        """Something of the laboratory's that the others have to do as well, before their next replay."""
+        """Send a call of a laboratory method to the other ranks, before their next replay."""
         self._todo.append((name, args))
 
     def compute(self, wanted: Replay) -> ReplayResult:
@@ -49,8 +49,7 @@ class Conductor:
         return _merged(own, self._ranks.gather(_part(own, self._ranks.rank)), self._ranks.rank)
 
     def end(self) -> None:
-        """The others are let go, with what is left to be put back; what they have begun they put back
-        by themselves."""
+        """Release the other ranks, with the remaining calls; what they have begun, they restore themselves."""
         try:
             order = packed(self._about, (self._todo, None))
         except NotSendable:
@@ -61,7 +60,7 @@ class Conductor:
 def lead(
     investigation: Investigation, diagnosis: Callable[[], Generator[Replay, ReplayResult, Any]]
 ) -> Any:
-    """The diagnosis, by the rank where it began."""
+    """Run the diagnosis on the rank where the failure began."""
     _share_fingerprints(investigation)
     investigation.conductor = conductor = Conductor(investigation)
     try:
@@ -73,7 +72,7 @@ def lead(
 
 
 def follow(investigation: Investigation) -> None:
-    """What the leading rank asks for, until it has done."""
+    """Serve the requests of the leading rank until it is done."""
     ranks, settings = investigation.engine.ranks, investigation.engine.settings
     is_same = _share_fingerprints(investigation)
     lab = Laboratory(investigation, None, settings.diagnose_seconds)
@@ -105,7 +104,7 @@ def _share_fingerprints(investigation: Investigation) -> bool:
 
 
 def _without_this_rank(investigation: Investigation) -> ReplayResult:
-    """The others are in the replay already: it ends for them too."""
+    """End the replay that the other ranks are already in."""
     investigation.engine.ranks.begin_replay()
     investigation.engine.ranks.end_replay(is_broken=True)
     return _NOT_RUN
@@ -131,7 +130,7 @@ def _merged(own: ReplayResult, parts: list[_Part], rank: int) -> ReplayResult:
         own,
         failure=own.failure or (failures[0] if failures else None),
         is_complete=own.is_complete and all(p[2] for p in others),
-        # This rank's own come last: they are what a search looks at.
+        # This rank's own losses come last, because a search uses those.
         losses=[loss for p in others for loss in p[3]] + own.losses,
         grad_norm=sum(n * n for n in norms) ** 0.5 if norms else None,
     )

@@ -1,7 +1,7 @@
-"""A replay request sent to another rank; each rank's own objects go by name.
+"""A replay request for another rank, in which each rank's own objects are sent by name.
 
-The rank where a failure began decides what is tried. The others have the same model, optimizer and steps, each its
-own part of them, so of all that only the name travels; a change of the source or of a setting travels itself.
+The rank where a failure began decides what to try. The others have the same model, optimizer and steps, each its own part
+of them, so only their names are sent. A change of the source or of a setting is sent itself.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ Sources = dict[tuple[str, str, str], ChangedSource]
 
 
 class NotSendable(Exception):
-    """This replay holds something that only this rank has."""
+    """Raised for a replay with an object that only this rank has."""
 
 
 def packed(investigation: Investigation, value: Any) -> bytes:
-    """An order for the other ranks."""
+    """Encode a request for the other ranks."""
     into = io.BytesIO()
     try:
         _Pickler(investigation, into).dump(value)
@@ -49,7 +49,7 @@ def packed(investigation: Investigation, value: Any) -> bytes:
 def unpacked(
     investigation: Investigation, data: bytes, has_same_batch: bool, known: Sources
 ) -> Any:
-    """The same in terms of this rank's own training; `known`: sources that have come before."""
+    """Decode a request with this rank's own objects; `known`: sources that were sent before."""
     try:
         return _Unpickler(investigation, data, has_same_batch, known).load()
     except (AttributeError, LookupError, ImportError, TypeError) as error:
@@ -57,7 +57,7 @@ def unpacked(
 
 
 def fingerprint(window: Window) -> tuple[Any, ...]:
-    """What tells one batch from another; ranks that share a batch (tensor parallel) have the same."""
+    """A fingerprint of a batch; ranks that share a batch (tensor parallel) have the same."""
     found = []
     for batch in window.batches:
         for name, tensor in named_tensors(batch.value):
@@ -140,7 +140,7 @@ class _Unpickler(pickle.Unpickler):
         )
 
     def _changed(self, file: str, before: str, after: str) -> ChangedSource:
-        """To look for the functions of a file takes long: once for each file is enough."""
+        """Cache the functions of a file, because searching them takes long."""
         functions = next((k._functions for (f, _, _), k in self._known.items() if f == file), None)
         key = (file, before, after)
         if key not in self._known:
@@ -153,7 +153,7 @@ def _entered(module: str, name: str, args: Any, kwargs: Any) -> Any:
 
 
 def _windows(investigation: Investigation) -> list[Window]:
-    """All steps that can be asked for, in the same order on every rank."""
+    """All steps that can be requested, in the same order on every rank."""
     log = investigation.engine.log
     return [investigation.window, *reversed(log), *reversed(log.recent)]
 

@@ -1,8 +1,7 @@
 """Uses a changed source file in replays only; the live training keeps the original.
 
-The changed text gets a name of its own, so that the code of a replay finds its own lines. For the length of a replay
-each function of that file whose code differs is led to a twin with the new code, in the thread that replays;
-any other thread that calls it gets the old one.
+The changed text has its own file name, so that the code of a replay finds its own lines. During a replay, each function of the
+file whose code differs is redirected to a copy with the new code. This applies only to the replaying thread.
 """
 
 from __future__ import annotations
@@ -32,24 +31,24 @@ _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 
 
 class NotRunnable(Exception):
-    """This change cannot be put into a replay."""
+    """Raised if this change cannot be used in a replay."""
 
 
 def text_of_file(file: str) -> str | None:
-    """The text that the running code was read from, as far as it is still there."""
+    """The text that the running code was compiled from, if it is still available."""
     return "".join(linecache.getlines(file)) or None
 
 
 @dataclass(frozen=True)
 class _Key:
-    """Which function of a file: its name inside of those around it, and which of several of that name."""
+    """The key of a function in a file: its qualified name, and an index if there are several."""
 
     path: tuple[str, ...]
     number: int
 
 
 def _codes(code: types.CodeType, path: tuple[str, ...] = ()) -> Iterator[tuple[_Key, Any]]:
-    """All functions in a file, by their place."""
+    """All functions in a file, by key."""
     yield _Key(path, 0), code
     seen: dict[str, int] = {}
     for inner in code.co_consts:
@@ -60,20 +59,20 @@ def _codes(code: types.CodeType, path: tuple[str, ...] = ()) -> Iterator[tuple[_
 
 @dataclass(eq=False)
 class ChangedSource:
-    """One file with another text."""
+    """A file with a changed text."""
 
     file: str
     before: str
     after: str
     functions: Sequence[types.FunctionType] | None = None
-    """All functions of the file, where they are known already: to look for them takes long."""
+    """All functions of the file, if they are known already, because searching them takes long."""
     name: str = field(init=False)
     _old: dict[_Key, types.CodeType] = field(init=False, repr=False)
     _new: dict[_Key, types.CodeType] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.name = (
-            f"{self.file} (change {next(_NUMBERS)})"  # what was read of another is no use here
+            f"{self.file} (change {next(_NUMBERS)})"  # functions that were found for another file
         )
         try:
             with without_syntax_warnings():
@@ -84,7 +83,7 @@ class ChangedSource:
             raise NotRunnable(f"the changed text does not compile: {error}") from error
         if self._old.keys() != self._new.keys() and not self._is_matched():
             raise NotRunnable("the change adds or takes away a function")
-        # A sandbox hides them from the collector.
+        # The sandbox hides them from the collector.
         self._functions = functions_of(self.file) if self.functions is None else self.functions
         self._twins: dict[types.CodeType, types.CodeType] = {}
         for key, code in self._old.items():
@@ -92,7 +91,7 @@ class ChangedSource:
                 self._twins[code] = self._new[key]
 
     def _is_matched(self) -> bool:
-        """A lambda or comprehension may come or go inside of a function."""
+        """A lambda or comprehension may be added to or removed from a function."""
         return all(k in self._new for k in self._old if not k.path or "<" not in k.path[-1])
 
     @property
@@ -100,11 +99,11 @@ class ChangedSource:
         return hashlib.sha256(self.before.encode()).hexdigest()
 
     def line_after(self, line: int) -> int:
-        """Where a line of the file as it is stands in the changed one."""
+        """The line in the changed file that corresponds to a line of the original."""
         return _moved(self.before, self.after, line)
 
     def scene(self, scene: Scene, is_caller: bool = False) -> Scene:
-        """The same place of a program whose file has the changed text."""
+        """The corresponding scene in the changed file."""
         if scene.file != self.file:
             return scene
         code = self._twin_of(scene.code)
@@ -116,7 +115,7 @@ class ChangedSource:
         return replace(scene, file=self.name, line=line, code=code)
 
     def _twin_of(self, code: types.CodeType) -> types.CodeType | None:
-        """The changed code of a running one; None where it was not compiled from this text."""
+        """The changed code of a running function; None if it was not compiled from this text."""
         if code in self._twins:
             return self._twins[code]
         place = (code.co_name, code.co_firstlineno)
@@ -127,7 +126,7 @@ class ChangedSource:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """For one replay, in this thread."""
+        """Install the change for one replay in this thread."""
         lines = self.after.splitlines(keepends=True)
         linecache.cache[self.name] = (len(self.after), None, lines, self.name)
         codes: dict[types.CodeType, types.CodeType] = {
@@ -162,7 +161,7 @@ class ChangedSource:
 
         def choose() -> types.FunctionType:
             ident = threading.get_ident()
-            # Threads of autograd's are no threads of the user's: they belong to this replay.
+            # Threads of autograd belong to this replay.
             is_ours = ident == mine or ident not in threading._active  # type: ignore[attr-defined]
             return changed if is_ours else as_it_is
 
@@ -194,18 +193,18 @@ def _twin(function: types.FunctionType, code: types.CodeType, closure: Any) -> t
 
 
 def functions_of(file: str) -> list[types.FunctionType]:
-    """Every function of a file that is alive, those inside of others included."""
+    """All living functions of a file, including nested ones."""
     return [
         f
         for f in gc.get_objects()
         if type(f) is types.FunctionType
         and f.__code__.co_filename == file
-        and f.__code__.co_name not in _COMPREHENSIONS  # made anew with every call
+        and f.__code__.co_name not in _COMPREHENSIONS  # a new function object with every call
     ]
 
 
 def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether two codes do the same, wherever they stand."""
+    """Whether two code objects do the same, regardless of their lines."""
     names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     if any(getattr(one, n) != getattr(other, n) for n in names):
         return False
@@ -220,13 +219,13 @@ def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
 
 
 def _moved(before: str, after: str, line: int) -> int:
-    """A line's number in another version of the text."""
+    """The number of a line in another version of the text."""
     old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for tag, i1, i2, j1, j2 in matcher.get_opcodes():
         if i1 <= line - 1 < i2:
             if tag == "equal":
                 return j1 + line - i1
-            # The last lines of a changed part are its own; what was put before them is new.
+            # The last lines of a changed part are its own; insertions before it are new.
             return max(j1 + 1, j2 - (i2 - line))
     return len(new)

@@ -10,17 +10,25 @@ from typing import Any
 import torch
 
 from ...runtime.engine import Engine
+from ...runtime.ranks.groups import has_flat_shards
 from ...runtime.recovery.carry_out import DEEP
 from ...runtime.undo import helpers_of
 from ...runtime.window import Failure, Replay, ReplayResult, Window
 from ..body.body import Body
 from ..body.scene import Scene, scenes_of_frame, scenes_of_standing, scenes_of_traceback
+from .body_vehicle import BodyVehicle
 from .frameworks import framework_step
-from .vehicles import BodyVehicle, ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
+from .vehicles import ClosureVehicle, FrameworkVehicle, NoVehicle, StepVehicle, Vehicle
 
 __all__ = ["choose_vehicle", "trial_vehicle"]
 
 _MAX_FRAMES = 8
+
+
+_FLAT_SHARDS = (
+    "a step of FullyShardedDataParallel cannot be computed again, so the origin was not traced; with `fully_shard` "
+    "it can"
+)
 
 
 def choose_vehicle(
@@ -29,6 +37,8 @@ def choose_vehicle(
     """Choose the vehicle for a failed window; `frame`: the current frame of the step."""
     if engine.settings.replay == "off":
         return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
+        return NoVehicle(engine, why=_FLAT_SHARDS)
     if window.batches and window.batches[0].loss_fn is not None:
         assert engine.step_parts is not None
         return StepVehicle(engine, engine.step_parts)
@@ -65,6 +75,8 @@ def trial_vehicle(engine: Engine, window: Window, frame: FrameType | None) -> Ve
     Its batch is gone, but the current batch is good enough for trying a setting.
     """
     if engine.settings.replay == "off" or window.error is not None or window.own_update:
+        return NoVehicle(engine)
+    if has_flat_shards(engine.state.roots.values()):
         return NoVehicle(engine)
     found = _bodies(engine, window, scenes_of_frame(frame), is_loose=True)
     return FirstThatRuns(engine, found)

@@ -1,7 +1,6 @@
 """Sends a replay's collectives over copies of the training's process groups.
 
-Where a rank breaks off in the middle of a replay, the others are let go by closing the copies; the training's own
-groups have not heard of any of it.
+If a rank leaves in the middle of a replay, closing the copies releases the others. The training's own groups are not affected.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PLAIN = Tensor.__torch_dispatch__
 
 
 class Detour(TorchDispatchMode):
-    """Leads collectives to the copies of their groups."""
+    """Redirects collectives to the copies of their groups."""
 
     def __init__(self, copies: GroupCopies) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -36,7 +35,7 @@ class Detour(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if any(t.__torch_dispatch__ is not _PLAIN for t in types):
-            return NotImplemented  # a DTensor: what it does to its part comes here again
+            return NotImplemented  # a DTensor: the operation on its local part is dispatched here again
         kwargs = kwargs or {}
         if func.namespace not in _TALK:
             return func(*args, **kwargs)

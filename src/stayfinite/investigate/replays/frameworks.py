@@ -1,4 +1,4 @@
-"""Replays through a framework's own step, with its other effects kept out."""
+"""Replays through a framework's own step, without its other effects."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ _REASON = "a replayed training_step logs nothing"
 
 @dataclass(frozen=True)
 class FrameworkStep:
-    """A function that a framework calls with a batch, and that may be called again."""
+    """A function that a framework calls with a batch, and that can be called again."""
 
     compute: Callable[[Any], Any]
-    """Of a batch as the loader gave it: its loss, or None where it makes its own backward."""
+    """Returns the loss of a batch from the loader; None if it runs the backward itself."""
     model: nn.Module
     owner: Any = None
-    """Whose method it is, if not the model's. What it notes there or in the model
-    (`self.outputs.append(…)`) is put back."""
+    """The object whose method it is, if that is not the model. Its attributes and those of the model
+    (`self.outputs.append(…)`) are restored.
+    """
     makes_backward: bool = False
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Attributes of the owner and of every module are afterwards what they were."""
+        """Restore the attributes of the owner and of every module."""
         parts = [*self.model.modules(), *([self.owner] if self.owner is not None else [])]
         undos = [attributes(part, stop=())() for part in parts]
         trained = [(p, p.requires_grad) for p in self.model.parameters()]
@@ -58,7 +59,7 @@ class FrameworkStep:
 
 
 def framework_step(frame: FrameType | None) -> FrameworkStep | None:
-    """The step of the Trainer (Lightning's, transformers') that is at work on this stack."""
+    """The step of the Trainer (of Lightning or transformers) on this stack."""
     kind = getattr(sys.modules.get(_TRAINER), "Trainer", None)
     while frame is not None:
         home = frame.f_globals.get("__name__")
@@ -73,7 +74,7 @@ def framework_step(frame: FrameType | None) -> FrameworkStep | None:
 
 
 def _lightning_step(frame: FrameType, is_manual: bool) -> FrameworkStep:
-    """`training_step`; not its closure, which counts steps and calls the hooks of every callback."""
+    """`training_step`; not its closure, which counts steps and calls the hooks of all callbacks."""
     trainer, given = frame.f_locals["self"].trainer, dict(frame.f_locals["kwargs"])
 
     def compute(batch: Any) -> Any:
@@ -100,8 +101,9 @@ def _trainer_step(trainer: Any, frame: FrameType) -> FrameworkStep:
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """`log` of Lightning modules and of the transformers Trainer does nothing in this thread, and what
-    Lightning puts round an optimizer counts no step."""
+    """Disable `log` of Lightning modules and of the transformers Trainer in this thread, and Lightning's step counter in its
+    optimizer wrapper.
+    """
     with contextlib.ExitStack() as stack:
         trainer = getattr(sys.modules.get(_TRAINER), "Trainer", None)
         if trainer is not None:

@@ -1,7 +1,7 @@
-"""The trace of one rank: its own shards, and what it sends to others.
+"""The trace of one rank: its own shards, and the values it sends to others.
 
-Values travel between ranks in collectives, which a trace cannot look through: behind one, a NaN has
-no producer. So each rank also notes the first bad value that it *sent*.
+Values move between ranks in collectives, which a trace cannot follow: after one, a NaN has no producer. So each rank also
+records the first bad value that it *sent*.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ FROM_ANOTHER = (
 
 
 class NeedsOthers(Exception):
-    """What is replayed wants an answer from ranks that are not there any more."""
+    """Raised if the replay needs an answer from ranks that are gone."""
 
 
 class Silence(TorchDispatchMode):
-    """Stops what is computed before its first collective: nobody would answer."""
+    """Ends a computation before its first collective, which nobody would answer."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -68,12 +68,12 @@ class Silence(TorchDispatchMode):
 
 
 class RankTrace(OpTrace):
-    """A trace that sees this rank's shards only, and what it sends to the others."""
+    """A trace of this rank's shards, and of the values it sends to the others."""
 
     is_quiet = False
-    """The other ranks are not there to answer: stop before the first collective."""
+    """Whether the other ranks cannot answer, so that the trace stops before the first collective."""
     first_sent: Origin | None = None
-    """The origin of the first bad value that went into a collective."""
+    """The origin of the first bad value that was sent in a collective."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -106,7 +106,7 @@ class RankTrace(OpTrace):
 
 
 def is_received(origin: Origin) -> bool:
-    """Whether the slice ended at a value that no operator and nobody's state on this rank made."""
+    """Whether the slice ended at a value that no operator and no state of this rank made."""
     if origin.source is not None:
         return False
     if not origin.path:
@@ -125,7 +125,7 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _local(value: Any) -> Any:
-    """The same arguments with this rank's part in place of each DTensor."""
+    """The same arguments with this rank's part instead of each DTensor."""
     if isinstance(value, Tensor):
         return local(value)
     if isinstance(value, dict):

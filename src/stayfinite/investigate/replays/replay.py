@@ -1,4 +1,4 @@
-"""One replay in progress: what the trace watches, and how an optimizer step behaves."""
+"""One replay in progress: what the trace observes, and what an optimizer step does."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ T = TypeVar("T")
 
 
 class ReplayDecided(BaseException):
-    """Nothing more is to be learned from this replay. No `except Exception` of the user's stops it."""
+    """Raised to end a replay whose result is known. A BaseException, so that user code does not catch it."""
 
 
 def drive(replays: Generator[Replay, ReplayResult, T], run: Callable[[Replay], ReplayResult]) -> T:
-    """Run whatever replays are wanted, one after the other; what it all came to."""
-    # Closed here and now where a replay fails: what it has to put back must not wait for the garbage
-    # collector, which would put it back in the middle of a later step.
+    """Run all requested replays in order; returns the final result."""
+    # Close the generator here if a replay fails: it must restore the state now, and not in the middle of a later
+    # step, when the garbage collector finds it.
     with contextlib.closing(replays):
         result: Any = None
         while True:
@@ -51,19 +51,19 @@ def drive(replays: Generator[Replay, ReplayResult, T], run: Callable[[Replay], R
 
 
 class ActiveReplay:
-    """Entered for as long as the batches of a replay are computed."""
+    """A context for the computation of all batches of a replay."""
 
     def __init__(self, engine: Engine, wanted: Replay) -> None:
         self.engine = engine
         self.wanted = wanted
         self.result = ReplayResult()
         self.step = wanted.window.step
-        """The step whose batch is being computed."""
+        """The step of the current batch."""
         self.steps: list[int] = []
-        """One for each backward, where one run computes several batches."""
+        """The steps of the backwards, if one run computes several batches."""
         self.num_backward = 0
         self.is_broken = False
-        """The code did not come to its end, and other ranks may wait for the rest of it."""
+        """Whether the code did not complete, so that other ranks may wait for it."""
         self._is_open = False
         self._stack = contextlib.ExitStack()
         self._small: Snapshot | None = None
@@ -105,7 +105,7 @@ class ActiveReplay:
         self.end()
 
     def end(self) -> None:
-        """All that was entered is left, and what a replay does not keep is put back; once is enough."""
+        """Leave all contexts and restore what a replay does not keep; can be called repeatedly."""
         if not self._is_open:
             return
         if self.wanted.wants_norm:
@@ -122,7 +122,7 @@ class ActiveReplay:
         self.engine.recovery.num_replays -= 1
 
     def _norm(self) -> float:
-        """Of all gradients, as far as this rank has them."""
+        """The norm of all gradients on this rank."""
         with torch.no_grad(), _unwatched():
             found = [local(g) for _, g in self.engine.state.grads()]
             dense = [g for g in found if g.layout == torch.strided and g.is_floating_point()]
@@ -133,8 +133,9 @@ class ActiveReplay:
             self._small.restore()
 
     def _put_scaler_steps_back(self) -> None:
-        """A loop that stands inside `scaler.step` goes on with what it knows of that step; where the step
-        was computed anew, with what that has found."""
+        """Restore the scaler's state of the current step if the loop is inside `scaler.step`; if the step was recomputed, with
+        the new verdict.
+        """
         scaled = [s for s in self.engine.state.scalers if s.is_enabled()]
         found = [{k: dict(v) for k, v in s._per_optimizer_states.items()} for s in scaled]
         for undo in self._step:
@@ -149,7 +150,7 @@ class ActiveReplay:
 
     @property
     def is_decided(self) -> bool:
-        """Nothing more is to be learned from this replay."""
+        """End the replay if its result is known."""
         return self.result.failure is not None
 
     def on_backward(
@@ -159,13 +160,13 @@ class ActiveReplay:
         call: Callable[[], Any],
         keeping: Callable[[], Any] | None = None,
     ) -> Any:
-        """A backward of the code that is replayed."""
+        """Called for a backward of the replayed code."""
         if self.num_backward < len(self.steps):
             self.step = self.steps[self.num_backward]
         self.num_backward += 1
         self.look_at_loss(loss if raw is None else raw, loss)
         self._end_if_decided()
-        # The loop may have computed a part of it before the statements that are run again, and go on with that.
+        # The loop may have computed a part of the graph before the replayed statements, and still need it.
         result = keeping() if keeping and not is_compiled(loss) else call()
         if not self.engine.state.is_scaled:
             self.look_at_gradients(loss)
@@ -174,10 +175,10 @@ class ActiveReplay:
 
     def _end_if_decided(self) -> None:
         if self.is_decided and not self.engine.ranks.is_on:
-            raise ReplayDecided  # with others, the backward runs on every rank or on none
+            raise ReplayDecided  # with several ranks, the backward runs on all of them or on none
 
     def look_at_loss(self, loss: Tensor, scaled: Tensor | None = None) -> None:
-        """The loss is known: is it the symptom?"""
+        """Check whether the loss is the symptom."""
         if self.is_decided:
             return
         with _unwatched():
@@ -193,9 +194,9 @@ class ActiveReplay:
             self._trace_back([loss])
 
     def look_at_gradients(self, loss: Tensor | None = None) -> None:
-        """The gradients are known: are they finite?
+        """Check the gradients.
 
-        `loss`: a function that makes its model anew gives gradients to nobody whom we know.
+        `loss`: used if the model is made anew in a function, so that its parameters are unknown.
         """
         if self.is_decided:
             return
@@ -210,7 +211,7 @@ class ActiveReplay:
             self._trace_back([g for _, g in bad])
 
     def look_at_results(self, loss: Tensor, grads: Sequence[Tensor]) -> None:
-        """Gradients that a training without a torch optimizer was given as values."""
+        """Check gradients that a training without a torch optimizer received as values."""
         self.num_backward += 1
         self.look_at_loss(loss)
         if not self.is_decided and (bad := [g for g in grads if not is_finite(g)]):
@@ -219,13 +220,13 @@ class ActiveReplay:
         self._end_if_decided()
 
     def agree(self) -> None:
-        """Between ranks a replay is decided for all of them or for none."""
+        """Agree with the other ranks on the result."""
         failure = self.engine.ranks.agree(self.result.failure)
         if self.result.failure is None:
             self.result.failure = failure
 
     def on_optimizer_step(self, optimizer: Optimizer, call: Callable[[], Any]) -> Any:
-        """An optimizer step inside the replay: left out, or run and looked at."""
+        """Called for an optimizer step in the replay: skip it, or run and check it."""
         if not self.begin_step():
             return None
         result = call()
@@ -233,7 +234,7 @@ class ActiveReplay:
         return result
 
     def begin_step(self) -> bool:
-        """The gradients are complete; whether the step is to be made."""
+        """Called when the gradients are complete; returns whether to run the step."""
         self.result.num_steps += 1
         self.look_at_gradients()
         self.agree()
@@ -245,7 +246,7 @@ class ActiveReplay:
         return True
 
     def end_step(self) -> None:
-        """The step has been made: is the state finite?"""
+        """Called after the step: check the state."""
         if self.wanted.trace is not None:
             self.wanted.trace.direction = "forward"
         with _unwatched():
@@ -259,7 +260,7 @@ class ActiveReplay:
     def on_closure_step(
         self, optimizer: Optimizer, closure: Callable[[], Any], call: Callable[[Any], Any]
     ) -> Any:
-        """A step that evaluates its closure by itself: what that computes is looked at each time."""
+        """Called for a step that evaluates its closure: check each evaluation."""
         self.result.num_steps += 1
         if self.wanted.is_applied:
             return call(closure)
@@ -267,19 +268,19 @@ class ActiveReplay:
             return closure()
 
     def on_scaler_skip(self, optimizer: Optimizer) -> None:
-        """The scaler has left the step out: its gradients were not finite."""
+        """Called if the scaler skips the step because its gradients are not finite."""
         self.result.num_steps += 1
         self.look_at_gradients()
         self._end_if_decided()
 
     def raised(self, bad: list[tuple[str, str, Tensor]]) -> None:
-        """The step raised because the state it began with is corrupted."""
+        """Note that the step raised because its initial state is corrupted."""
         kind, name, tensor = bad[0]
         self.result.failure = Failure(kind, self.step, name=name)
         self.result.origin = Origin(None, SourceRef(kind, name, tensor), ())
 
     def raised_on(self, symptoms: list[Tensor]) -> None:
-        """The step raised as it did in the training, given these; or on what was computed last."""
+        """Note that the step raised as in the training, on these tensors or on the last results."""
         trace = self.wanted.trace
         origin = symptom_origin(trace, symptoms) if trace is not None else None
         if origin is None and trace is not None:
@@ -296,7 +297,7 @@ class ActiveReplay:
 
 
 def loss_factor(loss: Tensor) -> tuple[float | None, Frame | None]:
-    """The constant that the loss was multiplied with just before the backward, and its line."""
+    """The constant by which the loss was multiplied last before the backward, and its line."""
     factor = 1.0
     todo: list[Any] = [loss.grad_fn]
     for _ in range(_LAST_NODES):

@@ -1,4 +1,4 @@
-"""Shared parts of traced replays: the slice from a symptom, and eager models."""
+"""Helpers for traced replays: the slice from a symptom, and eager models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["eager_stance", "module_names", "symptom_origin"]
 
 
 class _Names(dict[int, str]):
-    """Names by identity; a copy that a replay works on has the name of its original."""
+    """Names by id; a replay's copy has the name of its original."""
 
     def get(self, key: int, default: Any = None) -> Any:
         return super().get(clones.get(key, key), default)
@@ -32,7 +32,7 @@ def module_names(roots: Mapping[str, nn.Module]) -> dict[int, str]:
 
 
 def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:
-    """The slice, with the trace paused so that it does not watch itself."""
+    """Find the origin, with the trace paused so that it does not record this."""
     trace.is_paused = True
     try:
         with torch.utils._python_dispatch._disable_current_modes():
@@ -43,10 +43,10 @@ def symptom_origin(trace: OpTrace, tensors: Iterable[Tensor]) -> Origin | None:
 
 @contextlib.contextmanager
 def eager_stance() -> Iterator[None]:
-    """Compiled models run operator by operator during a replay.
+    """Run compiled models operator by operator during a replay.
 
-    A step that is compiled whole stands inside of its compiled region when it is looked into. There
-    torch takes no stance, so the region is left first; afterwards it goes on as it was.
+    If a whole step is compiled, it is inside its compiled region when it is investigated. torch cannot change the stance there, so
+    the region is left first and entered again afterwards.
     """
     if "torch._dynamo" not in sys.modules:
         yield

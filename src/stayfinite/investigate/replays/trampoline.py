@@ -14,7 +14,7 @@ _MARK = "stayfinite: the function to call"
 
 
 def trampoline(code: types.CodeType, choose: Callable[[], Callable[..., object]]) -> types.CodeType:
-    """Code that asks `choose` for a function and calls it; to be put into a function that has `code`."""
+    """Code that gets a function from `choose` and calls it; to be installed in a function with the code `code`."""
     tree = ast.parse(_text(code))
     compiled = compile(tree, code.co_filename, "exec", dont_inherit=True)
     outer = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))

@@ -1,15 +1,13 @@
-"""The vehicles that replay a step: the guard's closure, a framework's step, the loop's statements.
+"""The vehicles that replay a step by calling a function again: the guard's, the optimizer's closure, a framework's.
 
-A vehicle takes a `Replay` and returns a `ReplayResult`. It runs in the sandbox, and restores the gradients and random
-numbers of the training afterwards.
+A vehicle runs a `Replay` in the sandbox, and restores the gradients and random numbers of the training afterwards.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...numerics.health import badness
 from ...putting_back import put_back
 from ...runtime.engine import Engine
 from ...runtime.frames import bad_tensors
@@ -25,19 +22,17 @@ from ...runtime.ranks.groups import has_memory, unsynced, without_sync, wrappers
 from ...runtime.ranks.shards import begin_anew
 from ...runtime.ranks.talk import OthersBrokeOff
 from ...runtime.step.parts import StepParts
-from ...runtime.window import BatchRef, Replay, ReplayResult, Window, is_same, joined
+from ...runtime.window import BatchRef, Replay, ReplayResult, Window
 from ...sandbox.compute import computing_only
-from ..body.body import Body
 from ..body.scene import Scene
 from .changed_source import NotRunnable
 from .detour import Detour
 from .frameworks import FrameworkStep, unlogged
 from .rank_trace import NeedsOthers, RankTrace, Silence
 from .replay import ActiveReplay, ReplayDecided
-from .tracing import eager_stance, symptom_origin
+from .tracing import eager_stance
 
 __all__ = [
-    "BodyVehicle",
     "ClosureVehicle",
     "FrameworkVehicle",
     "NoVehicle",
@@ -45,9 +40,9 @@ __all__ = [
     "Vehicle",
 ]
 
-_PACKAGE = Path(__file__).parents[1]
 _OURS = tuple(
-    f"{_PACKAGE / room}{os.sep}" for room in ("investigate", "locate", "runtime", "detect")
+    f"{Path(__file__).parents[1] / room}{os.sep}"
+    for room in ("investigate", "locate", "runtime", "detect")
 )
 
 
@@ -57,7 +52,9 @@ class Vehicle:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.refused: list[str] = []
-        """Side effects that the replayed code attempted, and that the sandbox refused."""
+        """What the code that was replayed wanted to do, and was not let."""
+        self.why = ""
+        """Why nothing can be computed again, where that is known beforehand."""
 
     def can_run(self, window: Window) -> bool:
         """Whether this window can be computed again; without a loader, perhaps with other data."""
@@ -110,9 +107,7 @@ class Vehicle:
                 torch.enable_grad(),
             ):
                 try:
-                    change = wanted.change
-                    installed = change.installed() if change else contextlib.nullcontext()
-                    with installed, _where_it_failed(wanted), active:
+                    with _changed(wanted), _where_it_failed(wanted), active:
                         self._compute(active)
                 except ReplayDecided:
                     pass
@@ -162,12 +157,16 @@ class Vehicle:
             active.raised_on(bad_tensors(error.__traceback__))
 
 
+def _changed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
+    return wanted.change.installed() if wanted.change else contextlib.nullcontext()
+
+
 def _where_it_failed(wanted: Replay) -> contextlib.AbstractContextManager[None]:
     """Move to the weights of the failed evaluation, for an optimizer with a line search."""
     point = wanted.window.search_point
-    return (
-        point.visited() if point is not None and not wanted.is_applied else contextlib.nullcontext()
-    )
+    if point is None or wanted.is_applied:
+        return contextlib.nullcontext()
+    return point.visited()  # type: ignore[no-any-return]
 
 
 def _is_our_own(error: BaseException) -> bool:
@@ -181,6 +180,10 @@ def _is_our_own(error: BaseException) -> bool:
 
 class NoVehicle(Vehicle):
     """For steps that cannot be computed again."""
+
+    def __init__(self, engine: Engine, why: str = "") -> None:
+        super().__init__(engine)
+        self.why = why
 
     def can_run(self, window: Window) -> bool:
         return False
@@ -291,113 +294,3 @@ class FrameworkVehicle(Vehicle):
                 with self._as_synced(active, ref):
                     active.on_backward(loss, loss.detach(), loss.backward)
         active.look_at_gradients()
-
-
-class BodyVehicle(Vehicle):
-    """The statements of the loop's body on which the loss depends, on a copy of its variables."""
-
-    def __init__(self, engine: Engine, body: Body, own: Window) -> None:
-        super().__init__(engine)
-        self.body = body
-        self._changed: tuple[Any, Body] | None = None
-        self._own = own
-        """The window whose values the variables of the body have."""
-
-    @property
-    def has_effects(self) -> bool:
-        return self.body.has_effects
-
-    def wider(self) -> Vehicle | None:
-        body = self.body.wider()
-        return None if body is None else BodyVehicle(self.engine, body, self._own)
-
-    @property
-    def scene(self) -> Scene | None:
-        return self.body.scene
-
-    def data(self) -> Iterable[tuple[str, Tensor]]:
-        return self.body.given_tensors() if self._own.is_loaderless else ()
-
-    def can_run(self, window: Window) -> bool:
-        is_own = is_same(window.batches, self._own.batches)
-        return is_own or self._can_bind(window.batches)
-
-    def can_repeat(self, window: Window) -> bool:
-        is_gone = window.is_loaderless and window is not self._own and self.body.is_of_one_iteration
-        return not is_gone and super().can_repeat(window)
-
-    def _can_bind(self, refs: list[BatchRef]) -> bool:
-        bodies = [self.body] if self._stepping is None else [self.body, self._stepping]
-        return all(_can_bind(b, refs) for b in bodies)
-
-    @functools.cached_property
-    def _stepping(self) -> Body | None:
-        """If an exception has ended the iteration: the body up to the step that was not reached."""
-        place = self.engine.step_place
-        if not self.body.scene.is_over:
-            return None
-        return self.body.as_far_as(place.code, place.line, place.instruction)
-
-    def _body_with(self, change: Any, is_applied: bool) -> Body:
-        """The body with the changed source, if there is a change."""
-        own = self._stepping if is_applied and self._stepping is not None else self.body
-        if change is None or not change.name:
-            return own
-        key = (change, own)
-        if self._changed is None or self._changed[0] != key:
-            body = own.with_source(change.scene)
-            if body is None:
-                raise NotRunnable("nothing in the changed body can be run again")
-            self._changed = (key, body)
-        return self._changed[1]
-
-    def _compute(self, active: ActiveReplay) -> None:
-        wanted = active.wanted
-        body = self._body_with(wanted.change, wanted.is_applied)
-        refs = wanted.window.batches
-        is_whole = len(refs) > 1 and not self._can_bind(refs)
-        if len(refs) > 1 and (is_whole or body.takes_several):
-            active.steps = [ref.step for ref in refs]
-            refs = [joined(refs)]
-        for i, ref in enumerate(refs):
-            active.step = ref.step
-            if i and ref.rng is not None and not wanted.is_applied:
-                ref.rng.restore()
-            with self._as_synced(active, ref):
-                namespace = self._run(body, ref, is_part=ref is not refs[-1])
-            if wanted.is_applied and not wanted.is_current:
-                body.run_following(namespace)
-            if not active.num_backward:
-                self._check_computed(active, body.made(namespace))
-        is_part = wanted.window.is_loaderless and wanted.trace is not None and wanted.change is None
-        if is_whole or is_part:
-            # Earlier iterations computed batches that the variables no longer hold.
-            is_all = active.num_backward == wanted.window.num_backward
-            active.result.is_complete = active.result.is_complete and is_all
-
-    def _run(self, body: Body, ref: BatchRef, is_part: bool) -> dict[str, Any]:
-        if ref.items and body.can_bind(len(ref.items)):
-            return body.run(ref.value, is_part)
-        return body.run()
-
-    def _check_computed(self, active: ActiveReplay, made: Sequence[Tensor]) -> None:
-        """Check the numbers that a loop computed before it stopped without a backward."""
-        for number in made:
-            active.look_at_loss(number)
-        if active.is_decided or not made:
-            active.result.is_complete = bool(made)
-            return
-        trace = active.wanted.trace
-        moved = [p for _, p in self.engine.state.parameters() if p.requires_grad]
-        last = next((t for t in reversed(made) if t.requires_grad), None)
-        if trace is None or last is None:
-            return
-        grads = torch.autograd.grad(last, moved, allow_unused=True)
-        bad = [g for g in grads if g is not None and badness(g)]
-        active.result.origin = symptom_origin(trace, bad)
-
-
-def _can_bind(body: Body, refs: list[BatchRef]) -> bool:
-    if body.takes_several:
-        return body.can_bind(sum(len(b.items) for b in refs))
-    return all(b.items and body.can_bind(len(b.items)) for b in refs)

@@ -26,9 +26,9 @@ from ..runner.build import model_device
 from ..runner.casts import autocast_off
 from ..runner.probe_runner import Attempt, Bench, step_schedule
 from .own_checks import OwnChecks
-from .watch import LoopWatch, criteria, is_in
+from .watch import LoopWatch, criteria, is_in, no_change
 
-__all__ = ["Captor", "Finished", "KeptBatches"]
+__all__ = ["Captor", "Finished", "KeptBatches", "Unprobed"]
 
 Conducted = Generator[Probe, Seen, None]
 
@@ -39,6 +39,14 @@ class Finished(BaseException):
 
 class KeptBatches(BaseException):
     """The loop goes on with batches that it has kept, so none can be handed to it any more."""
+
+
+class Unprobed(BaseException):
+    """The loop has nothing that a probe could change."""
+
+
+_PATIENCE = 12
+"""Steps after which a loop without a loader is taken to get none."""
 
 
 class Captor:
@@ -94,7 +102,8 @@ class Captor:
         self.bench.reset()
         if not self.watch.loaders:
             items = self.watch.iteration.items
-            self.watch.loaders = [loader for loader, _ in items] or [self._asked]
+            asked = [self._asked] if self._asked is not None else []
+            self.watch.loaders = [loader for loader, _ in items] or asked
             self.watch.batches += [batch for _, batch in items[:1]]
         self.subject = self._make_subject()
         return self._begin(self.subject)
@@ -365,9 +374,15 @@ class Captor:
             self._end_attempt()
             return
         self.watch.close_loaderless(self._call)
-        has_enough = len(self.steps) > self._num_first and self.watch.batches
-        if has_enough and len(self.state.optimizers) == 1:
+        reason = self.why_unprobed()
+        if not reason and len(self.steps) > self._num_first:
             self._start()
+        if reason and len(self.steps) > max(self._num_first, _PATIENCE):
+            raise Unprobed
+
+    def why_unprobed(self) -> str:
+        """Why nothing of a loop without a loader can be changed; "" where it can, or has a loader."""
+        return no_change(self.state, self.watch.batches) if self._is_loaderless else ""
 
     def on_model_call(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """What the model of a loop without a loader is called with: its own, or a probe's."""

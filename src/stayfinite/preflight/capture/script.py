@@ -318,6 +318,8 @@ class _Session:
             )
         if outcome["kind"] == "raised":
             return f"the script raised {outcome['error']}"
+        if outcome["kind"] == "unprobed":
+            return str(outcome["error"])
         return "the script's loop ended before this could be tried"
 
     def _notes(self, outcome: dict[str, Any]) -> list[str]:
@@ -332,7 +334,7 @@ class _Session:
             notes.append(f"the script itself ended with exit code {outcome['code']}")
         if self.num_starts > 1:
             notes.append(f"the script was started {self.num_starts} times")
-        if outcome.get("vehicle") == "call":
+        if outcome.get("vehicle") == "call" and outcome["kind"] != "broken":
             notes.append(
                 "the loop takes no batches from a DataLoader: what the model is called with was "
                 "changed, and the loop made the targets"

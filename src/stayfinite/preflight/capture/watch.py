@@ -14,7 +14,7 @@ from ...runtime.state import TrainState
 from ..probes import Step
 from ..runner.probe_runner import loss_nodes
 
-__all__ = ["LoopWatch", "criteria", "is_in"]
+__all__ = ["LoopWatch", "criteria", "is_in", "no_change"]
 
 
 @dataclass
@@ -151,6 +151,15 @@ def criteria(frame: FrameType | None) -> list[nn.Module]:
     """Loss modules within reach of the script's running functions."""
     within = [m for _, outer in reachable_modules(frame) for m in outer.modules()]
     return [m for m in within if "loss" in type(m).__name__.lower()]
+
+
+def no_change(state: TrainState, calls: list[Any]) -> str:
+    """Why a loop without a loader, whose model was called with these, can be given no other batch; "" for none."""
+    loop = "the loop takes its batches from no loader"
+    for things, name in ((state.optimizers, "optimizers"), (state.roots, "models")):
+        if len(things) > 1:
+            return f"{loop} and has {len(things)} {name}: no batch can be changed"
+    return "" if calls else f"{loop} and never calls its model as a whole"
 
 
 def is_in(wanted: Any, found: list[Any]) -> bool:

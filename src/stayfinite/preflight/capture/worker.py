@@ -24,13 +24,20 @@ from ...recover.policy import Policy
 from ...runtime.script.as_main import run_module_as_main, run_path_as_main
 from ...sandbox import redirect_for_good
 from ..probes import Probe, Seen, Subject
-from ..records import SkippedGroup
+from ..records import Finding, SkippedGroup
 from ..runner.build import error_place
 from ..runner.casts import noting_autocast
-from ..runner.groups import conduct, drive, load_groups, runs_finding, without_steps
+from ..runner.groups import (
+    FROM_PARTS_ALONE,
+    conduct,
+    drive,
+    load_groups,
+    runs_finding,
+    without_steps,
+)
 from .children import Elsewhere, keep_children
 from .ledger import PREDICTED, FolderLedger, end_with_the_parent, write_whole
-from .loop import Captor, Finished, KeptBatches
+from .loop import Captor, Finished, KeptBatches, Unprobed
 from .patches import CapturePatches
 
 __all__ = ["Job", "main"]
@@ -90,7 +97,9 @@ def _completed(
     if outcome["kind"] == "ended":
         captor.note_end()
     if outcome["kind"] == "raised":
-        _without_steps(job, captor, ledger, outcome)
+        _broken(job, captor, ledger, outcome)
+    elif outcome["kind"] in ("ended", "unprobed") and captor.steps:
+        _unprobed(job, captor, ledger, outcome)
     return {
         **outcome,
         "num_steps": len(captor.steps),
@@ -146,6 +155,8 @@ def _judged(error: BaseException | None, captor: Captor, ledger: FolderLedger) -
     """What it means that the script ended with this."""
     if isinstance(error, Finished):
         return {"kind": "finished"}
+    if isinstance(error, Unprobed):
+        return {"kind": "unprobed"}
     if isinstance(error, KeptBatches):
         return {"kind": "ended", "code": 0}
     if isinstance(error, Elsewhere):
@@ -178,19 +189,44 @@ def _run(job: Job) -> None:
     run(job["name"], job["args"])
 
 
-def _without_steps(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict[str, Any]) -> None:
+def _broken(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict[str, Any]) -> None:
     """The script's own first step raised: what can be looked at without any step, still is."""
-    if captor.start_where_it_stands() is None or captor.subject is None:
-        return
     error, where = outcome["error"], outcome["where"]
     step = len(captor.steps) if captor.watch.num_batches or captor.num_backward else None
     skipped: list[SkippedGroup] = []
     names = without_steps(tuple(job["groups"]), skipped, error, step)
+    told = {"forward": [runs_finding(error, where, step)]}
+    if _from_parts(names, skipped, told, captor, ledger):
+        outcome["kind"] = "broken"
+
+
+def _unprobed(job: Job, captor: Captor, ledger: FolderLedger, outcome: dict[str, Any]) -> None:
+    """No batch of the loop can be changed: what can be looked at without that, still is."""
+    reason = captor.why_unprobed()
+    if not reason:
+        return
+    names = tuple(n for n in job["groups"] if n in FROM_PARTS_ALONE)
+    left = [n for n in job["groups"] if n not in names]
+    skipped = [SkippedGroup(group=n, reason=reason) for n in left]
+    outcome["error"] = reason
+    if _from_parts(names, skipped, {}, captor, ledger):
+        outcome["kind"] = "broken"
+
+
+def _from_parts(
+    names: tuple[str, ...],
+    skipped: list[SkippedGroup],
+    told: dict[str, list[Finding]],
+    captor: Captor,
+    ledger: FolderLedger,
+) -> bool:
+    """These groups, and what is told of those that are left out; False where there is no training at all."""
+    if captor.start_where_it_stands() is None or captor.subject is None:
+        return False
     drive(conduct(captor.subject, load_groups(names), ledger), _refuse)
     for s in skipped:
-        found = [runs_finding(error, where, step)] if s.group == "forward" else []
-        ledger.done(s.group, found, s.reason, 0.0)
-    outcome["kind"] = "broken"
+        ledger.done(s.group, told.get(s.group, []), s.reason, 0.0)
+    return True
 
 
 def _refuse(probe: Probe) -> Seen:

@@ -101,7 +101,9 @@ def diagnosis_of(subject: Subject, p: Prediction, usual: Sequence[Any] = ()) -> 
         is_half=_is_half(subject, p.batch),
         is_complete=True,
     )
-    return conclude(consider(evidence), evidence, ())
+    # What only asks for an experiment says nothing yet, and here none is made.
+    causes = [c for c in consider(evidence) if c.finding.fixes or not c.finding.wants]
+    return conclude(causes, evidence, ())
 
 
 def event_of(p: Prediction) -> Event:

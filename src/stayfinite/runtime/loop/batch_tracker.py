@@ -268,6 +268,8 @@ class BatchTracker:
     def begin_epoch(self, loader: Any) -> None:
         """A loader is started; ends its previous epoch if all batches were drawn."""
         self._engine.rng.watch_near(near_generators(sys._getframe(1)))
+        if not self.num_batches:
+            self.forget(loader)  # a first look at a batch, before the training begins
         began = self._began.get(id(loader))
         self._began[id(loader)] = self.num_batches
         if began is not None and self.is_trained(loader):

@@ -10,9 +10,12 @@ from ..window import Failure, Window
 
 __all__ = ["failure_behind", "is_about_numbers"]
 
-_MENTIONS_NAN = re.compile(
-    r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow)\b"
+_SPEAKS_OF_NAN = re.compile(
+    r"(?i)\b(nan|nans|inf|infs|infinite|infinity|finite|non-?finite|overflow|underflow)\b"
 )
+
+_OF_THE_CODE = (AttributeError, ImportError, NameError, SyntaxError, OSError)
+"""No value makes these, whatever they speak of."""
 
 
 def is_about_numbers(error: BaseException) -> bool:
@@ -22,7 +25,11 @@ def is_about_numbers(error: BaseException) -> bool:
     True
     >>> is_about_numbers(KeyError("name"))
     False
+    >>> is_about_numbers(AttributeError("`np.Inf` was removed, use `np.inf`"))
+    False
     """
+    if isinstance(error, _OF_THE_CODE):
+        return False
     trace = error.__traceback__
     if _MENTIONS_NAN.search(f"{type(error).__name__} {error}") or holds_bad_number(trace):
         return True

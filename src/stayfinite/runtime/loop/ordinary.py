@@ -108,7 +108,7 @@ class OrdinaryIteration:
             return False
         tracker.window = None
         tracker.num_batches = window.batches[0].step + 1
-        if self._engine.keep(window):
+        if self._engine.log_step(window):
             return True
         self._seen = _NEVER
         failure = self._engine.check_deeply_if_due(window)

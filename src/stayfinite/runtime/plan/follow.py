@@ -14,7 +14,7 @@ __all__ = ["follow_plan"]
 
 
 def follow_plan(engine: Engine, plan: StagedPlan, folder: Path | None) -> PlanRun:
-    """Every step of this training counts for the plan until it is closed."""
+    """Let a plan follow every step of this training until it is closed."""
     following = PlanRun(plan, engine, _say)
     if folder is not None:
         following.keep_in(folder)

@@ -1,4 +1,4 @@
-"""Runs a staged plan: judges every step, changes settings of the live optimizer."""
+"""Runs a staged plan: judges every step, and changes settings of the live optimizer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["PLAN_FILE", "PlanRun", "Planned"]
 
 PLAN_FILE = "plan.json"
 _LIVE = ("weight_decay", "momentum", "betas", "eps", "dampening", "alpha")
-"""What an optimizer reads anew in each step, beside the learning rate."""
+"""Settings that an optimizer reads in each step, besides the learning rate."""
 _READ_EVERY = 64
 
 
 class Planned(Protocol):
-    """The training that follows the plan."""
+    """The parts of the training that the plan uses."""
 
     state: TrainState
     num_applied: int
@@ -43,7 +43,7 @@ class Planned(Protocol):
 
 
 class PlanRun:
-    """Tells a plan how each step went, and makes what its stages change.
+    """Notifies a plan of each step, and applies the changes of its stages.
 
     Losses are kept by reference and read together, every 64 steps and at the end of a stage.
     """
@@ -55,14 +55,14 @@ class PlanRun:
         self._unread: list[Any] = []
         self._last_row: Any = None
         self._targets: dict[str, float] = {}
-        """Rates that were given as a factor, once they are known: a resume must not apply it twice."""
+        """Rates that were given as a factor, so that a resume does not apply the factor twice."""
         self._is_set = False
         self._path: Path | None = None
         self._is_alone = True
         self.on_close: list[Callable[[], None]] = []
 
     def keep_in(self, folder: Path) -> None:
-        """Where the plan's progress is written; one that is there already is gone on with."""
+        """The file with the plan's progress; an existing one is continued."""
         self._path = folder / PLAN_FILE
         if not self._path.is_file():
             return
@@ -82,7 +82,7 @@ class PlanRun:
             self._say(f"the plan continues in stage {stage.name!r}")
 
     def note_applied(self) -> None:
-        """A step was made. Its loss is not in the history yet; the one before it is."""
+        """Note an applied step. Its loss is not in the history yet, but that of the step before is."""
         stage = self.plan.current
         if stage is None:
             return
@@ -101,13 +101,13 @@ class PlanRun:
         self._judge(is_healthy=True)
 
     def note_incident(self) -> None:
-        """A step went wrong."""
+        """Note an incident."""
         if self.plan.current is not None:
             self._read()
             self._judge(is_healthy=False)
 
     def note_metric(self, name: str, value: float) -> None:
-        """The script has printed a figure; what a replay prints counts for nothing."""
+        """Note a figure that the script printed, except in replays."""
         if self._host.replay is None:
             self.plan.note_metric(name, value)
 
@@ -144,7 +144,7 @@ class PlanRun:
         self._warn(f"stage {report.name!r} has {report.status}{why}", report.name)
 
     def _warn(self, text: str, name: str) -> None:
-        """In the journal with the warnings; on the terminal as what it is."""
+        """Write a message to the journal and the terminal."""
         step = self._host.num_applied
         event = Event(
             step=step, phase="optimizer", kind="plan", symptom="plan", name=name, message=text
@@ -160,14 +160,14 @@ class PlanRun:
                 part.write_text(json.dumps(state), encoding="utf-8")
 
     def close(self) -> None:
-        """The run ends: how far the plan is."""
+        """End the run: write the progress of the plan."""
         self._read()
         self._save()
         while self.on_close:
             self.on_close.pop()()
 
     def _begin(self, stage: Stage) -> None:
-        """Its changes, on the optimizer as it is now."""
+        """Apply the changes of a stage to the optimizer."""
         self._is_set = True
         for key, value in stage.changes.items():
             if key in ("lr", "learning_rate"):
@@ -182,7 +182,7 @@ class PlanRun:
             self._warn(f"stage {stage.name!r} begins: {done}", stage.name)
 
     def _set_rate(self, stage: Stage, value: Any) -> str:
-        """All rates in proportion, those included that a schedule computes from."""
+        """Scale all rates, including the base rates of schedules."""
         state = self._host.state
         peaks = [_peak(g) for o in state.optimizers for g in o.param_groups]
         now = next((p for p in peaks if p), None)
@@ -210,7 +210,7 @@ class PlanRun:
 
 
 def _peak(group: dict[str, Any]) -> float:
-    """The rate that a schedule climbs to or starts from; without a schedule the rate itself."""
+    """The base rate of a schedule; without a schedule, the current rate."""
     value = next((group[k] for k in ("max_lr", "initial_lr", "lr") if k in group), 0.0)
     return float(value)
 

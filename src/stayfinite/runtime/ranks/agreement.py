@@ -1,10 +1,9 @@
 """Makes the ranks agree: every rank skips a step, or none does.
 
-A rank that decides alone leaves the others waiting in their next collective for ever. So the
-sentinel's flag is reduced over the ranks before anybody reads it, and whatever an investigation
-decides after that is decided together. Nothing here talks unless the training itself does: the
-optimizer's parameters are in a DistributedDataParallel or are DTensors, or the loop has used a
-collective of its own within the step.
+A rank that decides alone would leave the others waiting in their next collective for ever. So the flag of the step check is
+reduced over the ranks before it is read, and everything after that is decided together. Nothing is sent unless the training
+itself communicates: the optimizer's parameters are in a DistributedDataParallel or are DTensors, or the loop has used a
+collective in the step.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = ["RankFailure", "Ranks", "Settled"]
 
 
 class Ranks:
-    """The other processes of this training; inert while there are none.
+    """The other processes of this training; does nothing if there are none.
 
     >>> ranks = Ranks()
     >>> ranks.is_on, ranks.any(True), ranks.gather("mine")
@@ -63,20 +62,18 @@ class Ranks:
         self._sequence = -1
         self._is_alone = False
         self.is_apart = False
-        """This rank experiments by itself; the others wait for what comes of it."""
+        """Set while this rank experiments alone and the others wait for the result."""
         self._said_dtype: torch.dtype | None = None
         self._rank: int | None = None
         self._is_first: bool | None = None
         self.wrappers: list[Any] = []
         self.first_wrappers: list[Any] = []
-        """Those that there were before the first step had shown which of them are trained."""
+        """The wrappers that existed before the first step showed which of them are trained."""
         self._has_said = self.has_received = False
-        """`has_received`: of a step that each rank looks into by itself, its own part was finite."""
+        """`has_received`: when each rank investigates alone, whether its own part was finite."""
         self._was_shared = False
         self._is_whole = True
-        """No parameter is spread over the ranks."""
-
-    # -- who is there --------------------------------------------------------------------------
+        """Whether no parameter is sharded."""
 
     @property
     def is_together(self) -> bool:
@@ -87,32 +84,32 @@ class Ranks:
 
     @property
     def is_on(self) -> bool:
-        """Whether the others can be asked about this failure, too."""
+        """Whether the other ranks can be asked about this failure."""
         return self.is_together and not self.talk.is_lost
 
     @property
     def rank(self) -> int:
-        """This process among all; remembered after the process group is gone."""
+        """The global rank of this process; remembered after the process group is gone."""
         if self._rank is None and world_of_all() is not None:
             self._rank = dist.get_rank()
         return self._rank if self._rank is not None else launched_rank()
 
     @property
     def is_first(self) -> bool:
-        """The one rank that prints and writes files."""
+        """Whether this is the rank that prints and writes files."""
         if self._is_first is None:
             return self.rank == 0
         return self._is_first
 
     def reports(self, rank: int) -> bool:
-        """Whether this rank tells of what began at `rank`, where each has looked into it by itself."""
+        """Whether this rank reports an incident of `rank`, when each rank has investigated alone."""
         if self.is_apart:
             return self.is_first or not self.has_received
         return not self.is_together or self.rank in (self.first, rank)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """For something that only this rank does."""
+        """A context for actions of this rank only."""
         was, self._is_alone = self._is_alone, True
         try:
             yield
@@ -121,7 +118,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """While it is entered, this rank computes as if there were no others."""
+        """In this block, this rank computes as if there were no others."""
         self.is_apart = True
         try:
             with self.alone():
@@ -131,18 +128,19 @@ class Ranks:
 
     @property
     def can_be_apart(self) -> bool:
-        """Whether this rank has a whole copy of the model, and can compute without the others: one in
-        DistributedDataParallel, or one whose gradients the loop averages."""
+        """Whether this rank has the whole model and can compute without the others: with DistributedDataParallel, or if the
+        loop averages the gradients.
+        """
         params = [p for module in self.wrappers for p in module.parameters()]
         is_static = any(getattr(m, "static_graph", False) for m in self.wrappers)
         return self._is_whole and not is_static and all(not is_sharded(p) for p in params)
 
     def leave(self) -> None:
-        """From now on this rank decides alone: its loop is over, nobody would answer."""
+        """Let this rank decide alone from now on: its loop is over, so it would not answer."""
         self._is_alone = True
 
     def forget(self) -> None:
-        """The training is over: a process group that nobody holds on to can end before Python does."""
+        """Release the process groups at the end of the training, so that they can be freed before Python ends."""
         self._sum_up()
         self.leave()
         self._was_shared = self.has_others
@@ -156,12 +154,12 @@ class Ranks:
             self.summary.write(self.rank, self._world.size())
 
     def is_joining(self) -> bool:
-        """Whether ranks may end early (`with model.join()`): then nobody can be counted on."""
+        """Whether ranks may end early (`with model.join()`), so that none can be waited for."""
         return any(m._join_config.enable for m in self.wrappers)
 
     @contextlib.contextmanager
     def each_for_itself(self) -> Iterator[None]:
-        """A look into a bad step: together, but where ranks may have ended each one by itself."""
+        """A context for an investigation: together, or separately if ranks may have ended."""
         if self._is_alone or not self.is_joining():
             yield
             return
@@ -170,18 +168,18 @@ class Ranks:
             yield
 
     def mark(self) -> None:
-        """A window opens; collectives from here to the step show that the ranks go in step."""
+        """Note the start of a window; collectives between here and the step show that the ranks are in step."""
         if self._group is None and (world := world_of_all()) is not None:
             if self._sequence < 0:
                 self.first_wrappers = wrappers_there_are()
             self._sequence = sequence_of(world)
 
     def is_adding_up(self) -> bool:
-        """Whether a backward just now leaves its gradients on this rank (`with model.no_sync()`)."""
+        """Whether a backward leaves its gradients on this rank at the moment (`with model.no_sync()`)."""
         return any(not m.require_backward_grad_sync for m in self.wrappers or self.first_wrappers)
 
     def is_shared(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer's step is one step of several ranks."""
+        """Whether this optimizer's step is a common step of several ranks."""
         world = world_of_all()
         if world is None or self._is_alone:
             return False
@@ -218,27 +216,25 @@ class Ranks:
 
     @property
     def is_lost(self) -> bool:
-        """The other ranks did not answer after this failure; they go on training like this one."""
+        """Whether the other ranks did not answer after this failure, so that this one continues on its own judgment."""
         return self.talk.is_lost and not self._is_alone
 
     @property
     def has_diverged(self) -> bool:
-        """A shared training whose other ranks cannot be asked any more: no step can be run again."""
+        """Whether the other ranks cannot be asked any more, so that no step can be repeated."""
         return self._group is not None and not self.is_on and not self.is_apart
 
     @property
     def has_left(self) -> bool:
-        """A shared training in which this rank decides alone, because its loop is over."""
+        """Whether this rank decides alone because its loop is over."""
         return self._group is not None and not self.is_together and not self.is_apart
 
     def own_folder(self, folder: Path | None) -> Path | None:
-        """Where this rank writes what every rank writes for itself."""
+        """The folder for files that every rank writes for itself."""
         return folder / f"rank{self.rank}" if folder is not None and world_of_all() else folder
 
-    # -- collectives -----------------------------------------------------------------------------
-
     def reduce_flag(self, flag: Tensor, *more: float) -> Tensor:
-        """One tiny all-reduce, without a sync: every rank's `flag`, and the largest of each of `more` (first a vote)."""
+        """Reduce `flag` over all ranks without a sync; returns it with the maximum of each of `more` (the first is a vote)."""
         device = self._device(flag.device)
         if self._said_dtype is None:
             self._said_dtype = widest(device)
@@ -254,12 +250,12 @@ class Ranks:
         return said
 
     def _say_gone(self, error: RuntimeError) -> None:
-        # The training's own group: its next collective fails as well, and says so by itself.
+        # The training uses the same group, so its next collective fails as well and reports it.
         self._say_once(f"another rank is gone ({_first_line(error)}); this one is watched alone")
         self.leave()
 
     def agree_on_flag(self, flag: Tensor, vote: DeepCheckVote, digest: float | None) -> Agreed:
-        """The same, read at once, with all that is said at a meeting."""
+        """The same with a read, and with everything that is compared at a synchronization."""
         began = time.perf_counter()
         agreed = Agreed.decode(self.reduce_flag(flag, *Agreed.encode(vote, digest)).tolist())
         self.summary.note(began, time.perf_counter())
@@ -267,7 +263,7 @@ class Ranks:
 
     @property
     def can_gather(self) -> bool:
-        """Whether the ranks can find out, without a collective, if all of them have seen the same."""
+        """Whether the ranks can find out without a collective if all of them have seen the same."""
         return can_gather(self._group)
 
     def is_seen_by_all(self, share: float) -> bool:
@@ -279,7 +275,7 @@ class Ranks:
         return absent_ranks(self._group, self.talk.seconds)
 
     def any(self, value: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Whether it is true on any rank."""
         if not self.is_together:
             return value
         return self._largest(value)[0]
@@ -290,9 +286,10 @@ class Ranks:
         return [bool(v) for v in flags.tolist()]
 
     def settle(self, is_fine: bool, has_moved: bool = False) -> Settled:
-        """The last word on what was done over groups of ours: a rank may miss the last message there, and
-        the others cannot know. The training's own group is the one place where all of them
-        hear the same, or the training itself is over; they would meet there next anyway."""
+        """Confirm over the training's own group what was decided over our groups: a rank may miss the last message there, and
+        the others cannot know. In the training's group all ranks get the same answer, or the training itself fails; they
+        would synchronize there next in any case.
+        """
         if not self.is_together:
             return Settled(is_fine, has_moved)
         self._sum_up()
@@ -302,35 +299,33 @@ class Ranks:
             self._say_gone(error)
             return Settled(False, has_moved)
         if is_broken:
-            self.talk.give_up()  # on every rank, so that nobody asks one that does not answer
+            self.talk.give_up()  # on every rank, so that no rank asks one that does not answer
         return Settled(not is_broken, moved)
 
     def all(self, value: bool) -> bool:
-        """Whether it is so on every rank."""
+        """Whether it is true on every rank."""
         return not self.any(not value)
 
     def first_where(self, value: bool) -> int | None:
-        """The first rank (counted over all processes) on which it is so, or None."""
+        """The first global rank on which it is true, or None."""
         return next((r for r in self.gather(self.rank if value else None) if r is not None), None)
 
     def is_so_anywhere(self, value: bool) -> bool:
-        """As `any`, after a failure: not over the training's group."""
+        """Like `any`, but after a failure: not over the training's group."""
         return any(self.gather(value))
 
-    # -- after a failure: over a group of our own, with a time limit ---------------------------------
-
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the ranks."""
+        """The values of all ranks, in order."""
         return self.talk.gather(self._group, value) if self.is_on else [value]
 
     def broadcast_from(self, rank: int, value: Any, more_seconds: float = 0.0) -> Any:
-        """The value of that rank (counted over all processes), on all."""
+        """The value of a global rank, on all ranks."""
         if not self.is_on:
             return value
         return self.talk.broadcast(self._group, rank, value, more_seconds)
 
     def begin_replay(self) -> None:
-        """What is computed from here on talks over groups of ours."""
+        """Let the following replay communicate over our groups."""
         if self.is_on:
             optimizers = [o for ref in self._shared_optimizers if (o := ref()) is not None]
             self.talk.begin_replay(
@@ -348,11 +343,11 @@ class Ranks:
 
     @property
     def first(self) -> int:
-        """The rank that prints and writes, counted over all processes."""
+        """The global rank that prints and writes."""
         return dist.get_global_rank(self._group, 0) if self.is_together else self.rank
 
     def agree(self, failure: Failure | None) -> Failure | None:
-        """One failure for all ranks, or none; the rank that has it is named in it."""
+        """Agree on one failure for all ranks, with its rank, or on none."""
         if not self.is_on:
             return failure
         found = self.gather_failures(failure)
@@ -361,8 +356,9 @@ class Ranks:
     def agree_on_bad(
         self, failure: Failure | None, step: int, symptom: str = "gradient"
     ) -> Failure | None:
-        """The same for a step that is known to be bad; where one rank could not be heard, it is bad in the same
-        plain way for all of them, and every rank leaves it out."""
+        """The same for a step that is known to be bad. If a rank cannot be reached, it is bad in the same way for all of them,
+        and every rank skips it.
+        """
         if not self.is_together:
             return failure
         agreed: Failure | None = None
@@ -380,7 +376,7 @@ class Ranks:
         return RankFailure(symptom, step, rank=self.first)
 
     def gather_failures(self, failure: Failure | None) -> list[RankFailure]:
-        """Every rank's failure, the most telling first."""
+        """The failures of all ranks, the most informative first."""
         own = None
         if failure is not None:
             rank = failure.rank if isinstance(failure, RankFailure) else self.rank
@@ -388,7 +384,7 @@ class Ranks:
         return most_telling_first(self.gather(own))
 
     def _device(self, wanted: torch.device) -> torch.device:
-        """A device that the group's backend can talk from."""
+        """A device that the backend of the group can communicate from."""
         able = self._group._device_types
         if not able or any(d.type == wanted.type for d in able):
             return wanted

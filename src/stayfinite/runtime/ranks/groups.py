@@ -1,4 +1,4 @@
-"""Finds whether and with whom a training is shared; reads the launcher's variables."""
+"""Finds the processes that share a training, and reads the launcher's variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import _JoinConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 __all__ = [
     "group_of",
     "groups_in_use",
+    "has_flat_shards",
     "has_memory",
     "has_world",
     "is_sharded",
@@ -39,19 +40,18 @@ __all__ = [
 
 
 def launched_rank() -> int:
-    """The rank that a launcher gave to this process, before it has joined the others: torchrun, or Lightning,
-    which tells only the place on this machine."""
+    """The rank that a launcher (torchrun) gave to this process, before the process group exists."""
     text = os.environ.get("RANK") or (os.environ.get("WORLD_SIZE") and os.environ.get("LOCAL_RANK"))
     return int(text) if text and text.isdigit() else 0
 
 
 def own_rank() -> int:
-    """This process among those of its training, as far as anybody knows by now."""
+    """The index of this process in its training, as far as it is known."""
     return dist.get_rank() if has_world() else launched_rank()
 
 
 def launched_at() -> float:
-    """When this run began: under torchrun the launcher's start, so that all its ranks agree."""
+    """The start time of this run: under torchrun that of the launcher, the same on all ranks."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return time.time()
     try:
@@ -64,11 +64,11 @@ def launched_at() -> float:
 
 
 has_world: Callable[[], bool] = dist.is_initialized if dist.is_available() else bool
-"""Whether there is a process group at all: asked in every step, the rest only then."""
+"""Whether there is a process group; checked in every step."""
 
 
 def world_of_all() -> Any:
-    """The process group of all, or None where there is nobody to agree with."""
+    """The default process group, or None without other ranks."""
     if not has_world():
         return None
     world = dist.group.WORLD
@@ -83,7 +83,7 @@ def sequence_of(group: Any) -> int:
 
 
 def group_of(optimizer: Optimizer, wrappers: list[Any]) -> Any:
-    """The processes that hold parts or copies of what this optimizer moves, or None."""
+    """The group with parts or copies of this optimizer's parameters, or None."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     groups: list[Any] = []
     for mesh in {id(m): m for p in params if (m := getattr(p, "device_mesh", None))}.values():
@@ -96,7 +96,7 @@ def group_of(optimizer: Optimizer, wrappers: list[Any]) -> Any:
 
 
 def groups_in_use(whole: Any, wrappers: list[Any], optimizers: list[Optimizer]) -> list[Any]:
-    """All groups that a training is known to talk over, in the same order on every rank."""
+    """All groups over which a training is known to communicate, in the same order on every rank."""
     params = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     meshes = {id(m): m for p in params if (m := getattr(p, "device_mesh", None)) is not None}
     found = [whole, *(module.process_group for module in wrappers)]
@@ -109,33 +109,48 @@ def wrappers_of(optimizer: Optimizer) -> list[Any]:
 
 
 def wrappers_over(wrappers: list[Any], optimizers: Iterable[Optimizer]) -> list[Any]:
-    """Of these, the ones whose parameters such an optimizer moves."""
+    """The wrappers whose parameters such an optimizer updates."""
     ids = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     return [m for m in wrappers if any(id(p) in ids for p in m.parameters())]
 
 
 def is_whole(optimizer: Optimizer) -> bool:
-    """Whether this rank has all of what it moves: no shards, and no stage of a pipeline."""
+    """Whether this rank has all parameters of the optimizer: no shards, and no pipeline stage."""
     params = [p for g in optimizer.param_groups for p in g["params"]]
-    return not any(is_sharded(p) for p in params) and not _is_staged(optimizer)
-
-
-def _is_staged(optimizer: Optimizer) -> bool:
-    """Whether what it moves is a stage of a pipeline (`torch.distributed.pipelining`)."""
-    kind = getattr(
-        sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", None
-    )
-    if kind is None:
+    if any(is_sharded(p) for p in params):
         return False
-    ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ids = {id(p) for p in params}
+    stages = [stage.submod for stage in _instances("pipelining.stage", "_PipelineStageBase")]
+    parts = [*stages, *_instances(*_FLAT)]
+    return not any(id(p) in ids for part in parts for p in part.parameters())
+
+
+_FLAT = ("fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel")
+
+
+def has_flat_shards(modules: Iterable[nn.Module]) -> bool:
+    """Whether a FullyShardedDataParallel is among them, the form before `fully_shard`. A step of it that breaks off
+    leaves its parameters gathered half-way, so nothing is computed again with it."""
+    kind = _kind(*_FLAT)
+    return kind is not None and any(isinstance(m, kind) for root in modules for m in root.modules())
+
+
+def _kind(module: str, name: str) -> Any:
+    """A class of torch's, if anybody has imported it."""
+    return getattr(sys.modules.get(f"torch.distributed.{module}"), name, None)
+
+
+def _instances(module: str, name: str) -> list[Any]:
+    kind = _kind(module, name)
+    if kind is None:
+        return []
     is_one = functools.partial(type.__subclasscheck__, kind)
-    stages = [o for o in gc.get_objects() if is_one(type(o))]
-    return any(id(p) in ids for stage in stages for p in stage.submod.parameters())
+    return [o for o in gc.get_objects() if is_one(type(o))]
 
 
 def wrappers_there_are() -> list[Any]:
-    # type(), not isinstance(): that would wake lazy modules and weak references' proxies. And past the abstract
-    # base class that DDP has: its check is written in Python, and the heap is large.
+    # DDP: its check is written in Python, and the heap is large.
+    # DDP: its check is written in Python, and the heap is large.
     is_one = functools.partial(type.__subclasscheck__, DistributedDataParallel)
     return [o for o in gc.get_objects() if is_one(type(o))]
 
@@ -145,15 +160,16 @@ def is_sharded(parameter: Tensor) -> bool:
 
 
 def has_memory(module: Any) -> bool:
-    """Whether a hook that keeps something from step to step exchanges its gradients (PowerSGD's errors). What such a
-    hook says in a callback of its own cannot be led to other groups."""
+    """Whether a communication hook with a state across steps exchanges its gradients (PowerSGD). Messages in the callbacks
+    of such a hook cannot be redirected to other groups.
+    """
     states = [state for _, state in getattr(module, "_comm_hooks", ())]
     return any(s is not None and not isinstance(s, dist.ProcessGroup) for s in states)
 
 
 @contextlib.contextmanager
 def unsynced(wrappers: list[Any]) -> Iterator[None]:
-    """As under `no_sync`: gradients stay on this rank and are added up."""
+    """As under `no_sync`: gradients are accumulated on this rank."""
     with contextlib.ExitStack() as stack:
         for module in wrappers:
             stack.enter_context(module.no_sync())
@@ -162,14 +178,15 @@ def unsynced(wrappers: list[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_sync(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
-    """Models in DistributedDataParallel called without a word to the other ranks; `stepped`: those in which the
-    training's own backward is over."""
+    """Call models in DistributedDataParallel without communication; `stepped`: those in which the backward of the
+    training is over.
+    """
     instead = {
         "require_forward_param_sync": False,
         "require_backward_grad_sync": False,
         "_join_config": _JoinConfig.construct_disabled_join_config(),
     }
-    # In a replay the collector shows nothing that is older.
+    # In a replay the collector lists only newer objects.
     found = {id(m): m for m in (*wrappers, *wrappers_there_are())}
     kept = [(module, {n: getattr(module, n) for n in instead}) for module in found.values()]
     for module, _ in kept:
@@ -186,7 +203,8 @@ def without_sync(wrappers: list[Any], stepped: list[Any]) -> Iterator[None]:
 
 
 def _forget_used(module: Any) -> None:
-    """With `find_unused_parameters` a gradient that stays on this rank marks its parameter as used, and the next
-    backward of the training would go by that mark. The buckets are never made again then, so they stay as they are."""
+    """Preserve the marks of `find_unused_parameters`: a gradient that stays on this rank marks its parameter as used, which
+    would affect the next backward of the training.
+    """
     if module.find_unused_parameters and not module.static_graph:
         module.reducer._reset_state()

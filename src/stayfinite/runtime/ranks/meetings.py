@@ -1,9 +1,9 @@
-"""Decides when ranks must ask each other about a step, and when each can judge alone.
+"""Decides in which steps the ranks have to synchronize, and in which each can judge alone.
 
-After a gradient exchange every rank has the same gradients (DistributedDataParallel, a loop that averages them by
-hand), or the same norm of all of them (`clip_grad_norm_` over shards). Then all see the same, and nobody has to be asked.
-Whether it is so is measured, not assumed: at a meeting the ranks compare what they look at, and the next one comes
-later only while it was the same on all.
+After a gradient exchange every rank has the same gradients (DistributedDataParallel, or a loop that averages them), or the
+same total norm (`clip_grad_norm_` over shards). Then every rank reaches the same verdict without asking. Whether that is so
+is measured: at a synchronization the ranks compare a digest of what they check. While the digests are equal, the interval
+to the next synchronization grows.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ..window_log import WindowLog
 __all__ = ["DUE", "NOT_DUE", "URGENT", "Agreed", "DeepCheckVote", "SyncSchedule", "digest_of"]
 
 DUE, NOT_DUE, URGENT = 0, 1, 2
-"""A rank's vote for a deep check. The largest of all counts: one urgent vote is enough, and without
-one a single rank that is not due yet (its clock, its budget) is waited for."""
+"""A rank's vote for a deep check. The largest wins: one urgent vote is enough, and otherwise all ranks have to be due
+(by their clocks and budgets).
+"""
 
 _MOST = 64
-"""Steps from one meeting to the next, where they are short: a rank's clock may want the next one earlier. What it
-votes for meanwhile waits for it."""
+"""The maximum number of steps between two synchronizations. A vote that becomes due in between waits for the next one."""
 
 
 class DeepCheckVote(NamedTuple):
-    """What one rank wants of a deep check."""
+    """The vote of one rank on the next deep check."""
 
     kind: int
     wait: int
     """In how many steps it is due by this rank's clock."""
     room: int
-    """After how many more steps it has to be: the memory of batches is full then."""
+    """After how many more steps it is needed, because the log of batches is full."""
 
     @classmethod
     def of(
         cls, is_wanted: bool, log: WindowLog, cost: float, budget: float, elapsed: float
     ) -> DeepCheckVote:
-        """`cost`: seconds that the last one took; `elapsed`: since then.
+        """`cost`: seconds that the last check took; `elapsed`: seconds since then.
 
         >>> log = WindowLog(8)
         >>> DeepCheckVote.of(False, log, cost=0.1, budget=0.01, elapsed=2.0)
@@ -57,18 +57,18 @@ class DeepCheckVote(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """What one all-reduce told every rank alike."""
+    """The result of one all-reduce, the same on every rank."""
 
     is_bad: bool
     is_due: bool
     is_alike: bool | None = None
-    """Whether all of them look at the same; None where that did not show."""
+    """Whether all ranks check the same gradients; None if unknown."""
     most: int = 1
-    """Steps that the next meeting may be away."""
+    """The maximum number of steps until the next synchronization."""
 
     @staticmethod
     def encode(vote: DeepCheckVote, digest: float | None) -> tuple[float, ...]:
-        """A rank's part behind its flag; the largest of each will be heard."""
+        """The values that a rank sends after its flag, of which the maximum is received."""
         unlike = digest is None or not math.isfinite(digest)
         both = (math.inf, math.inf) if unlike or digest is None else (digest, -digest)
         return (vote.kind, vote.wait, -vote.room, *both)
@@ -87,13 +87,13 @@ class Agreed(NamedTuple):
 
 
 def digest_of(norms: list[Any]) -> float:
-    """One number of what a rank looks at: other gradients give another one."""
+    """A digest of what a rank checks: different gradients give a different number."""
     return math.fsum(float(n) * (1 + i % 7) for i, n in enumerate(norms))
 
 
 @dataclass
 class SyncSchedule:
-    """Those about the steps of one optimizer; every rank counts them alike.
+    """The synchronizations for the steps of one optimizer, counted alike on every rank.
 
     >>> meetings = SyncSchedule()
     >>> for _ in range(3):
@@ -103,20 +103,20 @@ class SyncSchedule:
     """
 
     left: int = 0
-    """Steps that are judged without one before the next."""
+    """Steps without a synchronization before the next one."""
     num_disagreements: int = 0
-    """How often this rank saw something bad that the others did not see."""
+    """How often this rank saw a bad value that the others did not see."""
     _gap: int = 0
     _is_over: bool = False
-    """The ranks look at different things: they are asked in every step."""
+    """Whether the ranks check different gradients, so that they synchronize in every step."""
 
     @property
     def are_spaced(self) -> bool:
-        """Whether there are steps without one."""
+        """Whether there are steps without a synchronization."""
         return self._gap > 1
 
     def note(self, agreed: Agreed) -> None:
-        """One was held; twice as many steps to the next one, while all is alike."""
+        """Note a synchronization; while all digests are equal, the interval doubles."""
         if agreed.is_bad:
             self.left = 0
             return

@@ -1,4 +1,4 @@
-"""What all ranks of a training know."""
+"""The records that are the same on all ranks."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _ORDER = (
     "scaler_skip",
 )  # fmt: skip
 _SEEN = {"loss", "gradient"}
-"""Symptoms that are answered in the same way."""
+"""Groups of symptoms with the same response."""
 
 
 class Settled(NamedTuple):
-    """What all ranks know alike of something that they have done together."""
+    """The common result of something that all ranks did together."""
 
     is_fine: bool
-    """It has gone well on every rank."""
+    """Whether it has succeeded on every rank."""
     has_moved: bool
-    """Some rank has left the state of the failed step for it."""
+    """Whether any rank has restored another state than that of the failed step."""
 
 
 @dataclass(frozen=True)
 class RankFailure(Failure):
-    """A symptom that all ranks act on, and the rank that has it."""
+    """A symptom that all ranks act on, and its rank."""
 
     rank: int = 0
 
 
 def most_telling_first(told: Iterable[tuple[Any, ...] | None]) -> list[RankFailure]:
-    """What the ranks have seen, without those that have seen nothing."""
+    """Merge the failures of the ranks, without those that saw none."""
     found = [RankFailure(*f) for f in told if f is not None]
     return sorted(found, key=lambda f: (_ORDER.index(f.symptom), f.rank))
 
 
 def is_answered_alike(one: str, other: str) -> bool:
-    """Whether a step with either symptom is left out in the same way."""
+    """Whether a step with either symptom is skipped in the same way."""
     return one == other or {one, other} == _SEEN

@@ -16,7 +16,7 @@ __all__ = ["begin_anew", "local", "note_initial", "plain_norm"]
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, without a collective; any other tensor as it is.
+    """This rank's part of a DTensor, without a collective; other tensors are returned unchanged.
 
     >>> local(torch.ones(2))
     tensor([1., 1.])
@@ -24,13 +24,13 @@ def local(tensor: Tensor) -> Tensor:
     part: Tensor | None = getattr(tensor, "_local_tensor", None)
     if part is None:
         return tensor
-    if hasattr(part, "wait"):  # the result of a collective that is still under way
+    if hasattr(part, "wait"):  # the result of a collective that is still running
         part = part.wait()
     return part
 
 
 def plain_norm(norm: Tensor) -> Tensor:
-    """The total norm as a plain tensor; `clip_grad_norm_` gives a DTensor where parameters are."""
+    """The total norm as a plain tensor; for DTensors, `clip_grad_norm_` returns a DTensor."""
     placements: Sequence[Any] = getattr(norm, "placements", ())
     if any(p.is_partial() for p in placements):
         return norm.full_tensor()  # type: ignore[attr-defined, no-any-return]
@@ -39,9 +39,9 @@ def plain_norm(norm: Tensor) -> Tensor:
 
 @torch.no_grad()
 def note_initial(state: TrainState) -> None:
-    """What the state is like before the first step, each rank for its own shards.
+    """Note the state before the first step, on each rank for its own shards.
 
-    The norm of a DTensor would be a collective, and which parameters are worth one differs by rank.
+    The norm of a DTensor would need a collective, and the parameters to measure may differ between ranks.
     """
     if not any(hasattr(p, "device_mesh") for _, p in state.parameters()):
         state.note_initial()
@@ -58,8 +58,9 @@ def note_initial(state: TrainState) -> None:
 
 
 def begin_anew(models: Iterable[nn.Module], wrappers: Iterable[Any]) -> None:
-    """A pass through these models ended half-way, on all ranks: what FSDP2, and DistributedDataParallel in `wrappers`,
-    have noted of it is forgotten."""
+    """Reset the notes that FSDP2, and DistributedDataParallel in `wrappers`, have of a forward or backward that ended
+    half-way on all ranks.
+    """
     for wrapper in wrappers:
         wrapper.reducer._reset_state()
     for model in models:
@@ -74,11 +75,11 @@ def _forget_pass(root: Any) -> None:
     states = root._state_ctx.all_states
     groups = [g for s in states for g in _param_groups(s)]
     for group in groups:
-        group._all_gather_result = None  # what it would wait for has been closed
+        group._all_gather_result = None  # the group that it would wait for is closed
     if hasattr(root, "_reset_iter_state"):
         root._reset_iter_state()
         return
-    root._comm_ctx.post_forward_order.clear()  # before torch 2.13
+    root._comm_ctx.post_forward_order.clear()  # torch before 2.13
     root._comm_ctx.all_gather_state = None
     root._state_ctx.iter_forward_root = None
     root._state_ctx.post_backward_final_callback_queued = False

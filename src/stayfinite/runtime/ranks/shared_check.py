@@ -1,4 +1,4 @@
-"""The check of a shared step: one tiny all-reduce, or none where all ranks see the same gradients."""
+"""The check of a shared step: one small all-reduce, or none if all ranks have the same gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["SharedCheck"]
 
 
 class SharedCheck:
-    """Decides together with the other ranks; inert while there are none."""
+    """Checks a step together with the other ranks; does nothing if there are none."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -31,12 +31,12 @@ class SharedCheck:
         self._is_deep_agreed = False
         self._has_said = False
         self._schedules: defaultdict[int, SyncSchedule] = defaultdict(SyncSchedule)
-        """By the optimizer whose steps they are about."""
+        """By optimizer id."""
         self.are_spaced = False
-        """Whether there are steps on which nobody is asked."""
+        """Whether there are steps without a synchronization."""
 
     def is_shared(self, optimizer: Optimizer) -> bool:
-        """Whether this optimizer's step is decided by several ranks together."""
+        """Whether several ranks decide on this optimizer's step together."""
         ranks = self._host.ranks
         if not ranks.is_shared(optimizer) or ranks.is_joining():
             return False
@@ -48,8 +48,7 @@ class SharedCheck:
         return True
 
     def _are_all_watched(self) -> bool:
-        """One rank that is not under stayfinite would never answer, and would take what is said to it for its
-        training's own; then this rank decides alone."""
+        """Check losses, learning rates and gradients; after a scaler, which has reduced its own verdict, without gradients."""
         ranks = self._host.ranks
         absent = ranks.absent()
         if absent is None:
@@ -66,7 +65,7 @@ class SharedCheck:
     def check(
         self, window: Window, optimizer: Optimizer, is_scaled: bool = False
     ) -> Failure | None:
-        """Losses, rates and gradients; after a scaler, which has reduced its own verdict, without these."""
+        """Check losses, learning rates and gradients; after a scaler, which has reduced its own verdict, without gradients."""
         host = self._host
         checked = [local(t).clone() for _, t in window.losses]
         if window.norm is not None and not is_scaled:
@@ -89,7 +88,7 @@ class SharedCheck:
         return host.ranks.agree_on_bad(own, window.step)
 
     def _is_bad(self, flag: FiniteFlag, window: Window, optimizer: Optimizer) -> bool:
-        """What the flags of all ranks say: asked, or known without."""
+        """The common verdict: by a synchronization, or known without one."""
         host, meetings = self._host, self._schedules[id(optimizer)]
         if meetings.left and not self._is_own(window, optimizer):
             meetings.left -= 1
@@ -105,14 +104,14 @@ class SharedCheck:
         return agreed.is_bad
 
     def _is_own(self, window: Window, optimizer: Optimizer) -> bool:
-        """Whether this step's gradients are this rank's own: not exchanged, or a shard without a norm of all."""
+        """Whether this step's gradients are specific to this rank: not exchanged, or shards without a total norm."""
         is_unsynced = bool(window.unsynced) and window.unsynced[-1] == window.step
         if is_unsynced or self._host.ranks.is_adding_up():
             return True
         return window.norm is None and _has_shards(optimizer)
 
     def _digest(self, window: Window, optimizer: Optimizer) -> float | None:
-        """One number of what this rank looks at; None where it cannot be what the others look at."""
+        """A digest of what this rank checks; None if the other ranks check something else."""
         if self._is_own(window, optimizer):
             return None
         if window.norm is not None:
@@ -122,10 +121,10 @@ class SharedCheck:
             return digest_of([torch.linalg.vector_norm(g) for g in grads if g.numel()])
 
     def _is_seen_by_all(self, flag: FiniteFlag, window: Window, meetings: SyncSchedule) -> bool:
-        """Something is bad here, in a step on which nobody is asked because all should see the same."""
+        """Whether every rank has seen the bad value, in a step without a synchronization."""
         ranks = self._host.ranks
         if ranks.is_seen_by_all(0.5 ** (1 + meetings.num_disagreements)):
-            meetings.left = 0  # after a bad step they meet in any case
+            meetings.left = 0  # after a bad step they synchronize in any case
             return True
         flag.reset()
         if not meetings.num_disagreements:
@@ -137,20 +136,24 @@ class SharedCheck:
         return False
 
     def seed(self, loss: Tensor) -> Tensor | None:
-        """What the backward of this loss is to begin with instead of 1, so that a loss which is not finite shows in the
-        gradients of all ranks, whatever its own are like; None where it need not. For a finite one it is 1."""
+        """The start gradient for the backward of this loss, or None for 1.
+
+        It is NaN for a loss that is not finite, so that the gradients of all ranks show it.
+        """
         ranks = self._host.ranks
         is_heard = self.are_spaced and ranks.is_together and not ranks.is_joining()
         if not is_heard or not loss.is_floating_point():
             return None
         if not loss.is_cpu:
-            return loss.detach() * 0 + 1  # nothing waits for the device
+            return loss.detach() * 0 + 1  # without a sync
         return None if math.isfinite(loss.item()) else torch.full_like(loss.detach(), math.nan)
 
     def check_alike(self, window: Window, optimizer: Optimizer) -> Failure | None:
-        """Inside `with model.join():` by the gradients alone: they have been summed over the ranks, so all that
-        still train see the same, and nobody is asked. An optimizer that takes part in the join talks in
-        its step, which none may leave out then."""
+        """Check a step inside `with model.join():` by the gradients alone.
+
+        They were summed over the ranks, so all ranks that still train see the same. An optimizer that takes part in the join
+        communicates in its step, so its step cannot be skipped.
+        """
         config = getattr(optimizer, "_join_config", None)
         grads = [local(g) for _, g in self._host.state.grads([optimizer])]
         if not grads or (config is not None and config.enable):
@@ -171,7 +174,7 @@ class SharedCheck:
         return None
 
     def is_another_ranks(self, failure: Failure) -> bool:
-        """Whether it is not this rank's to leave a step out for this."""
+        """Whether this rank must not skip a step for this failure."""
         ranks = self._host.ranks
         if ranks.is_joining() and failure.symptom not in ("loss", "gradient"):
             return True
@@ -181,12 +184,12 @@ class SharedCheck:
         self._is_deep_agreed = self._is_deep_agreed or is_due
 
     def take_agreed_deep_check(self) -> bool:
-        """Whether all ranks wanted a deep check after this step."""
+        """Whether all ranks voted for a deep check after this step."""
         is_due, self._is_deep_agreed = self._is_deep_agreed, False
         return is_due
 
     def late_failure(self, window: Window) -> Failure | None:
-        """What a deferred step that went wrong is called; None where another rank reports it."""
+        """The failure of a deferred step; None if another rank reports it."""
         host, ranks = self._host, self._host.ranks
         failure = Failure("loss", window.step, value=float(window.losses[-1][1]))
         if ranks.has_left:

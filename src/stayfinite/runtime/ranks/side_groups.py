@@ -1,8 +1,8 @@
-"""Our own process groups, so that our messages never use the training's.
+"""Process groups of our own, so that our messages never use the training's.
 
-A collective that breaks off half-way leaves its group useless. So an investigation talks over copies of the
-training's groups, which have a time limit of their own and can be thrown away: whoever leaves one closes its
-connections, and the others, who may be waiting in it, are let go at once.
+A collective that is interrupted makes its group unusable. So an investigation communicates over copies of the training's
+groups, with their own time limit. They can be discarded: a rank that leaves one closes its connections, which also releases
+the ranks that wait in it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _c10d: Any = dist.distributed_c10d if dist.is_available() else None
 
 
 class SideGroupError(Exception):
-    """The other ranks did not answer in time, or are gone."""
+    """Raised if the other ranks did not answer in time, or are gone."""
 
 
 def _by_hand(group: Any, name: str, seconds: float) -> Any:
-    """A group of the same processes over gloo, which nobody but us knows."""
+    """A gloo group of the same processes for our own use."""
     store = _c10d.PrefixStore(f"{_PREFIX}{name}", _c10d._get_default_store())
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     made: Any = dist.ProcessGroup(store, rank, size)
@@ -45,7 +45,7 @@ def _by_hand(group: Any, name: str, seconds: float) -> Any:
 
 
 class SideGroup:
-    """Where the ranks tell each other what they have found; objects of any kind, on the CPU."""
+    """Exchanges objects of any kind between the ranks, on the CPU."""
 
     def __init__(self, group: Any, name: str, seconds: float) -> None:
         self.name = name
@@ -57,11 +57,11 @@ class SideGroup:
             raise _lost(error, seconds) from None
 
     def close(self) -> None:
-        """Who waits here is let go. By hand: the traceback of an error may hold this object for long."""
+        """Release the ranks that wait here. Explicitly, because the traceback of an error may keep this object alive."""
         self._group = None
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the group."""
+        """The values of all ranks, in the order of the group."""
         with _unwatched():
             own = _packed(value)
             sizes = self._all(torch.tensor([own.numel()]))
@@ -71,7 +71,7 @@ class SideGroup:
             return [_unpacked(part[: int(size)]) for part, size in zip(parts, sizes)]
 
     def broadcast(self, root: int, value: Any, more_seconds: float = 0.0) -> Any:
-        """The value of that rank of the group, on all; `more_seconds` where it may take long to come."""
+        """The value of one rank of the group, on all ranks; `more_seconds` if it may take long."""
         with _unwatched():
             own = _packed(value) if root == self._rank else torch.zeros(0, dtype=torch.uint8)
             size = torch.tensor([own.numel()])
@@ -99,7 +99,7 @@ class SideGroup:
 
 
 class GroupCopies:
-    """For each group that the training talks over, one of the same ranks for what is computed again."""
+    """Copies of the training's groups, for replays."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -108,7 +108,7 @@ class GroupCopies:
         self._generation = 0
 
     def prepare(self, name: str, groups: Sequence[Any]) -> None:
-        """Made before they are needed, where all ranks are still together. `name`: what all of them call it."""
+        """Create the copies while all ranks are together. `name`: the same on all of them."""
         if name != self._name:
             self.close()
             self._name, self._generation = name, 0
@@ -116,7 +116,7 @@ class GroupCopies:
             self.of(group)
 
     def of(self, group: Any) -> Any:
-        """The copy of this group; one that nobody knew of is made by its ranks as they come to it."""
+        """The copy of this group; an unknown group is copied when its ranks reach it."""
         name = group.group_name
         if name not in self._copies:
             self._copies[name] = self._made(group, f"{self._name}/{self._generation}/{name}")
@@ -136,12 +136,12 @@ class GroupCopies:
         )  # fmt: skip
 
     def renew(self) -> None:
-        """All ranks know that they have been closed: the next ones have other names."""
+        """Close all copies on all ranks; the next ones get other names."""
         self.close()
         self._generation += 1
 
     def close(self) -> None:
-        """Whoever waits in one of them is let go."""
+        """Release the ranks that wait in one of them."""
         copies, self._copies = self._copies, {}
         for copy in copies.values():
             if copy.group_name.startswith(_PREFIX):
@@ -151,7 +151,7 @@ class GroupCopies:
 
 
 def _unwatched() -> Any:
-    """What we say is no part of the step that is traced."""
+    """Our own messages are not part of the traced step."""
     return torch.utils._python_dispatch._disable_current_modes()
 
 

@@ -13,27 +13,27 @@ __all__ = ["RankSummary"]
 
 
 class RankSummary:
-    """Counts the steps that this rank made with the others, and how long it waited for them.
+    """Counts the common steps of this rank, and how long it waited for the others.
 
-    Where the ranks agree on a step, the one that comes last waits least: that is the one the others wait for.
+    At a synchronization, the rank that comes last waits least: it is the one that the others wait for.
     """
 
     def __init__(self) -> None:
         self.folder: Path | None = None
-        """The run folder; None where there is none, and nothing is written."""
+        """The run folder; None if nothing is written."""
         self.num_steps = 0
         self.waited = 0.0
         self._first = self._last = 0.0
         self._num_unasked = 0
 
     def pass_by(self) -> None:
-        """A step on which nobody had to be asked; the next that is agreed on stands for it."""
+        """Note a step without a synchronization; it counts with the next one."""
         self._num_unasked += 1
 
     def note(self, began: float, ended: float) -> None:
-        """A step was agreed on, from one moment to another."""
+        """Note a synchronization and its duration."""
         if self.num_steps == 0:
-            self._first = ended  # connections are made within the first
+            self._first = ended  # the first one includes making the connections
         else:
             self.waited += (ended - began) * (1 + self._num_unasked)
         self._last = ended
@@ -41,7 +41,7 @@ class RankSummary:
         self._num_unasked = 0
 
     def write(self, rank: int, world: int) -> None:
-        """All of it or nothing; a folder that cannot be written to is somebody else's to tell of."""
+        """Write the summary completely or not at all; another part reports an unwritable folder."""
         if self.folder is None or not self.num_steps:
             return
         found = {

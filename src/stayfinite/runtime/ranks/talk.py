@@ -14,50 +14,50 @@ from .side_groups import GroupCopies, SideGroup, SideGroupError
 __all__ = ["OthersBrokeOff", "RankTalk"]
 
 _numbers: Counter[str] = Counter()
-"""How many groups of our own were made beside each of the training's: their names differ by it."""
+"""How many copies were made of each of the training's groups, for their names."""
 
 
 class OthersBrokeOff(Exception):
-    """Another rank has left what is computed together: its own part of it could not be computed."""
+    """Raised if another rank could not compute its part of a common replay."""
 
 
 class RankTalk:
-    """One failure after the other; whoever cannot go on lets the others go."""
+    """Messages about one failure at a time; a rank that cannot continue releases the others."""
 
     def __init__(self, seconds: float, say: Callable[[str], None]) -> None:
         self.seconds = seconds
         self._say = say
         self._side: SideGroup | None = None
         self.copies = GroupCopies(seconds)
-        """The groups over which replays talk."""
+        """The groups for replays."""
         self.is_lost = False
-        """The others did not answer after the last failure; until the training itself hears from them."""
+        """Whether the others did not answer after the last failure; reset when the training hears from them."""
 
     def gather(self, group: Any, value: Any) -> list[Any]:
-        """Every rank's value, in the order of the group."""
+        """The values of all ranks, in the order of the group."""
         found = self._exchange(group, "gather", value)
         if any(kind != "gather" for kind, _ in found):
             raise OthersBrokeOff
         return [v for _, v in found]
 
     def broadcast(self, group: Any, rank: int, value: Any, more_seconds: float) -> Any:
-        """The value of that rank (counted over all processes), on all."""
+        """The value of a global rank, on all ranks."""
         root = dist.get_group_rank(group, rank)
         with self._losing():
             return self._side_of(group).broadcast(root, value, more_seconds)
 
     def begin_replay(self, group: Any, used: Sequence[Any]) -> None:
-        """What is computed from here on talks over copies of the groups that the training uses."""
+        """Let the following replay communicate over copies of the training's groups."""
         with self._losing():
             self.copies.prepare(self._side_of(group).name, used)
 
     def end_replay(self, group: Any, is_broken: bool) -> bool:
-        """All ranks have computed their part of a replay, or some of them could not; whether that is so."""
+        """End a replay; returns whether any rank could not compute its part."""
         if is_broken:
-            self.copies.close()  # who waits for this rank's part is let go
+            self.copies.close()  # release the ranks that wait for this one
         found = self._exchange(group, "end", is_broken)
         while any(kind != "end" for kind, _ in found):
-            is_broken = True  # one that was still agreeing on something has learned it from this
+            is_broken = True  # one that was still synchronizing learns it from this
             found = self._exchange(group, "end", True)
         if is_broken or any(broken for _, broken in found):
             self.copies.renew()
@@ -65,12 +65,12 @@ class RankTalk:
         return False
 
     def give_up(self) -> None:
-        """This rank cannot go on with an investigation: the others are let go at once."""
+        """Release the other ranks, because this one cannot continue the investigation."""
         self.is_lost = True
         self.close()
 
     def close(self) -> None:
-        """Connections are closed; the next failure opens new ones."""
+        """Close the connections; the next failure opens new ones."""
         side, self._side = self._side, None
         if side is not None:
             side.close()
@@ -89,7 +89,7 @@ class RankTalk:
 
     @contextlib.contextmanager
     def _losing(self) -> Iterator[None]:
-        """Where the others do not answer, they are not asked about this failure any more."""
+        """If the others do not answer, do not ask them about this failure any more."""
         try:
             yield
         except SideGroupError as error:

@@ -1,8 +1,8 @@
-"""Asks over the store what every rank knows, without a collective: who is watched, and who saw the same bad step.
+"""Asks the store whether every rank saw the same bad step, without a collective.
 
-A rank that alone sees something bad must not begin to talk: the others go on training and would not answer, or take
-it for what they wait for. So each that sees something puts its mark into the store. The last of them to come says
-"together"; who has waited in vain says "apart". Whoever says it first says it for all: the store keeps one answer.
+A rank that alone sees something bad must not start a message: the others continue training, and would not answer or would
+misinterpret it. So each rank that sees something sets a mark in the store. The last of them writes "together"; one that has
+waited in vain writes "apart". The store keeps only the first answer, which counts for all.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _TOGETHER, _APART = "together", "apart"
 
 
 def can_gather(group: Any) -> bool:
-    """Whether places in a training have a number that all ranks count alike, and there is a store."""
+    """Whether the steps of a training have the same numbers on all ranks, and there is a store."""
     return sequence_of(group) >= 0 and _store() is not None
 
 
 def is_seen_by_all(group: Any, seconds: float) -> bool:
-    """Whether all ranks of the group have come to this place, marked by how many collectives there were before it.
+    """Whether all ranks of the group have reached this point, identified by the number of collectives before it.
 
-    The same answer on all that ask; False as well where the store is gone, with the rank that kept it.
+    All ranks that ask get the same answer. It is False if the store is gone, with the rank that hosted it.
     """
     key = f"stayfinite/seen/{group.group_name}/{sequence_of(group)}"
     store = _store()

@@ -1,4 +1,4 @@
-"""Sends every save through the gate and every restore through the resume check."""
+"""Connects every save to the save gate and every restore to the resume check."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OWN_ROLES = ("optimizer", "ema", "batchnorm", "scaler")
 
 
 class CheckpointWatch:
-    """Connects the gate and the resume check to one training."""
+    """The save gate and the resume check of one training."""
 
     def __init__(self, engine: Engine, checks_resume: bool = True) -> None:
         self._engine = weakref.ref(engine)
@@ -49,7 +49,7 @@ class CheckpointWatch:
         provenance.checks.discard(self)
 
     def _is_ours(self, found: TensorFinding) -> bool:
-        """Whether it is a part of this training, or some data that happens to be saved meanwhile."""
+        """Whether a tensor is part of this training, and not other data that is saved."""
         engine = self._engine()
         if engine is None or not engine.state.roots or found.role in _OWN_ROLES:
             return engine is not None
@@ -90,7 +90,7 @@ class CheckpointWatch:
             raise NonFiniteError(headline(incident), incident)
 
     def on_restore(self, target: Any, state: Any) -> bool:
-        """Called before `load_state_dict` does anything: False leaves it out; raises to resume no more."""
+        """Called before `load_state_dict`: False skips it; raises if the training must not resume."""
         engine = self._engine()
         if engine is None or not self.checks_resume or not isinstance(state, dict):
             return True
@@ -107,8 +107,9 @@ class CheckpointWatch:
         return True
 
     def _leave_out(self, engine: Engine, target: Any, found: list[TensorFinding]) -> None:
-        """Amid the training it is a copy of what a step has corrupted (a target network, a swap of
-        averages): the copy keeps what it holds, and the step is looked for at once."""
+        """In the middle of the training, this is a copy of a state that a step has corrupted (a target network, a swap of
+        averages). Skip the copy, and request a deep check to find the step.
+        """
         engine.deep_checks.request()
         first = found[0]
         what = f"{type(target).__name__} {first.tensor or ''}".strip()
@@ -153,7 +154,7 @@ class CheckpointWatch:
         )
 
     def _compare_rates(self, engine: Engine, target: Any, state: Any, path: str) -> None:
-        # Optimizer and scheduler of one file tell the same story: once is enough.
+        # Report an optimizer and a scheduler of the same file only once.
         found = rate_mismatch(target, state, path) if path not in self._reported else None
         if found is None:
             return
@@ -186,7 +187,7 @@ class CheckpointWatch:
 
 
 def _counted(found: list[TensorFinding]) -> str:
-    """How many and the first; the list itself stands once, in the evidence."""
+    """The number of findings and the first; the evidence has the full list."""
     first = f"{found[0].tensor or 'a tensor'} ({found[0].message})"
     return f"not finite are {first}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
 
@@ -198,22 +199,22 @@ def _shown(found: list[TensorFinding]) -> str:
 
 
 def _search(path: str) -> str | None:
-    """The last good checkpoint beside this one; a folder that cannot be looked through has none."""
+    """The last good checkpoint in the same folder, if there is one."""
     folder = Path(path).parent
     with contextlib.suppress(Exception):
-        return last_good(folder, deep=False, like=path)  # deeper down lie other runs
+        return last_good(folder, deep=False, like=path)  # subfolders belong to other runs
     return None
 
 
 @contextlib.contextmanager
 def save_gate() -> Iterator[SaveGate]:
-    """Guard every save of this block: a non-finite state goes beside the good checkpoint.
+    """Protect the saves in this block: a non-finite state does not replace a good checkpoint.
 
         with save_gate() as gate:
             torch.save({"model": model.state_dict()}, "last.pt")
         gate.last_good, gate.refused
 
-    A `Guard` and `stayfinite run` do this by themselves.
+    A `Guard` and `stayfinite run` do this without it.
     """
 
     def tell(refusal: Refusal) -> None:

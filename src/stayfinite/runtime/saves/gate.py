@@ -1,8 +1,8 @@
 """The save gate: no corrupt state overwrites a good checkpoint.
 
-With a gate open, a good state is written in one step (temporary file, fsync, rename), and a bad one
-goes beside it under a name that says so. A script that reads a bad one back from a place where
-nothing lies is given what went beside. What is patched for it is in `save_patches`.
+While a gate is open, a good state is written in one step (temporary file, fsync, rename). A bad state is written next to it
+under another name. A script that reads a bad state back from a path where no file exists gets that other file. The patches
+are in `patches.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...numerics.health import FiniteFlag
 from ...saying import say
 from ..batches import named_tensors
 
-if TYPE_CHECKING:  # the readers of checkpoints take long to import, and most runs need none
+if TYPE_CHECKING:  # the checkpoint readers take long to import, and most runs do not need them
     from ...checkpoint import TensorFinding
 
 __all__ = ["MARK", "Refusal", "SaveGate", "bad_tensors", "is_ungated", "refused_name", "ungated"]
@@ -35,15 +35,15 @@ MARK = ".nonfinite"
 
 @dataclass(frozen=True)
 class Refusal:
-    """A save that was held back."""
+    """A save that was refused."""
 
     path: str
-    """Where it was to go."""
+    """The path that the script wanted to write."""
     written_to: str | None
-    """Where the bad state is now; None if it could not be written."""
+    """The path of the bad state; None if it could not be written."""
     findings: tuple[TensorFinding, ...]
     last_good: str | None
-    """The last good checkpoint that this process wrote, or the one that stays at `path`."""
+    """The last good checkpoint that this process wrote, or the file that stays at `path`."""
 
     def describe(self) -> str:
         first = self.findings[0]
@@ -52,7 +52,7 @@ class Refusal:
 
 
 class SaveGate:
-    """Looks at every state that is saved while it is open."""
+    """Checks every state that is saved while it is open."""
 
     def __init__(
         self,
@@ -62,21 +62,23 @@ class SaveGate:
     ) -> None:
         self.last_good: str | None = None
         self.refused: dict[str, str] = {}
-        """Where a save was to go, and where it went instead."""
+        """The path that was requested, and the path that was written."""
         self.held: dict[tuple[str, str], str] = {}
-        """The last good checkpoint from before a refusal, until a good one of its kind is written: those who
-        keep the last few only would delete it for the sake of the one that was held back."""
+        """The last good checkpoint before a refusal. It is protected until a good one of its kind is written, because scripts
+        that keep only the last few checkpoints would delete it.
+        """
         self.thread_id = threading.get_ident()
         self._on_refusal = on_refusal
         self._on_good = on_good
         self._is_ours = is_ours
         self._kept: dict[str, str] = {}
-        """Copies of good files that a script writes through a file it has opened itself: such a file is
-        empty by the time that a bad state is to be written into it."""
+        """Copies of good files that a script writes through an open file: the script has emptied such a file by the time
+        that a bad state is found.
+        """
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def findings(self, value: Any) -> list[TensorFinding]:
-        """What speaks against writing this."""
+        """The findings that prevent this save."""
         return [f for f in bad_tensors(value) if self._is_ours(f)]
 
     def note_good(self, path: str) -> None:
@@ -86,7 +88,7 @@ class SaveGate:
         self._on_good(path)
 
     def refuse(self, path: str, findings: list[TensorFinding], write: Callable[[str], Any]) -> Any:
-        """Write it beside, and report it."""
+        """Write the state under another name, and report it."""
         beside: str | None = refused_name(path)
         result = None
         try:
@@ -103,14 +105,14 @@ class SaveGate:
         return result
 
     def must_stay(self, path: Any) -> bool:
-        """Whether deleting this file or folder would take the last good checkpoint away."""
+        """Whether deleting this file or folder would remove the last good checkpoint."""
         if not self.held or not isinstance(path, (str, os.PathLike)):
             return False
         gone = os.path.abspath(os.fsdecode(path))
         return any(h == gone or h.startswith(gone + os.sep) for h in self.held.values())
 
     def keep(self, path: str) -> None:
-        """A good state was written through an open file: a copy, in case that a bad one follows."""
+        """Copy a good state that was written through an open file, in case that a bad one follows."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="stayfinite-")
         where = os.path.abspath(path)
@@ -120,7 +122,7 @@ class SaveGate:
         shutil.copyfile(where, copy)
 
     def put_back(self, file: Any) -> bool:
-        """Write the last good contents into a file that has been emptied; True if there were some."""
+        """Write the last good contents back to a file that the script has emptied; True if there were any."""
         copy = self._kept.get(os.path.abspath(file.name))
         if copy is None:
             return False
@@ -129,7 +131,7 @@ class SaveGate:
         return True
 
     def instead(self, path: Any) -> Any:
-        """A script that reads back a state that was held back gets it from where it went."""
+        """The file to read, if a script reads back a state that was refused."""
         if not self.refused or not isinstance(path, (str, os.PathLike)) or os.path.exists(path):
             return path
         beside = self.refused.get(os.path.abspath(os.fsdecode(path)))
@@ -149,7 +151,7 @@ class SaveGate:
 
 
 def _kind(path: str) -> tuple[str, str]:
-    """What one checkpoint has in common with the next: the folder but for its numbers, and the suffix."""
+    """The common part of checkpoints of one kind: the folder without numbers, and the suffix."""
     folder, name = os.path.split(os.path.abspath(path))
     return re.sub(r"\d+", "#", folder), os.path.splitext(name)[1]
 
@@ -163,7 +165,7 @@ def is_ungated() -> bool:
 
 @contextlib.contextmanager
 def ungated() -> Iterator[None]:
-    """For what is no checkpoint: a failed step's state is saved as it is."""
+    """Disable the gate, for files that are not checkpoints, such as a failed step's state."""
     was = is_ungated()
     _ungated.is_set = True
     try:
@@ -179,7 +181,7 @@ def _elsewhere() -> TensorFinding:
 
 
 def refused_name(path: str | os.PathLike[str]) -> str:
-    """The name beside `path` for what must not take its place.
+    """The name next to `path` for a state that must not replace it.
 
     >>> refused_name("runs/last.pt"), refused_name("runs/step_100")
     ('runs/last.nonfinite.pt', 'runs/step_100.nonfinite')
@@ -189,9 +191,9 @@ def refused_name(path: str | os.PathLike[str]) -> str:
 
 
 def bad_tensors(value: Any) -> list[TensorFinding]:
-    """What is non-finite in a state, by name; one fused pass while all is well.
+    """What is not finite in a state, by name; one fused pass if everything is finite.
 
-    A mask of -inf by design is none of it, nor is a single tensor: that is data, not a state.
+    A mask of -inf by design does not count, nor does a single tensor, which is data and not a state.
     """
     if isinstance(value, Tensor):
         return []
@@ -210,7 +212,7 @@ def bad_tensors(value: Any) -> list[TensorFinding]:
 
 
 def _as_state(value: Any) -> Any:
-    """Whole modules and optimizers, which some people save, as their state."""
+    """Replace whole modules and optimizers, which some scripts save, by their state."""
     if isinstance(value, (nn.Module, torch.optim.Optimizer)):
         return value.state_dict()
     if isinstance(value, dict):

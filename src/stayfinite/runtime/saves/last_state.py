@@ -18,9 +18,9 @@ LAST_HEALTHY = "last_healthy.pt"
 
 
 def save_last_healthy(state: TrainState, folder: Path, step: int) -> Path:
-    """What the training is now, which is the last healthy state: `step` is the one that comes next.
+    """The current state of the training, after the last healthy state was restored; `step` is the next step.
 
-    One model, optimizer or scheduler is there as its `state_dict`; several are a dict by name, or a list.
+    A single model, optimizer or scheduler is stored as its `state_dict`; several are a dict by name, or a list.
     """
     path = make_folder(folder) / LAST_HEALTHY
     models = {name or "model": plain(root.state_dict()) for name, root in state.roots.items()}
@@ -36,7 +36,7 @@ def save_last_healthy(state: TrainState, folder: Path, step: int) -> Path:
         contents["model"] = {n: plain(p) for n, p in state.parameters()}
     contents = {k: v for k, v in contents.items() if v is not NOT_PLAIN}
     with atomic_path(path) as part:
-        # The plain function: this file is ours, no gate has a say in it.
+        # The unpatched function: this file does not go through the save gate.
         save = getattr(torch.save, "__wrapped__", torch.save)
         save(contents, part)
         part.chmod(0o600)

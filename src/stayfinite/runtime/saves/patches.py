@@ -29,7 +29,7 @@ _LIGHTNING = ("lightning.fabric.utilities.cloud_io", "lightning_fabric.utilities
 
 
 class SavePatches:
-    """Opens a gate for this process; `close` ends it."""
+    """Opens a gate in this process; `close` closes it."""
 
     def __init__(self, gate: SaveGate) -> None:
         self.gate = gate
@@ -43,7 +43,7 @@ class SavePatches:
             self._late(_DCP, name, _dcp_save)
         for home in _LIGHTNING:
             self._late(home, "_atomic_save", _lightning_save)
-        _provenance.install()  # what was held back is read from where it went
+        _provenance.install()  # a refused state is read from its other path
         provenance.stand_ins.add(gate)
         renew()
 
@@ -54,8 +54,9 @@ class SavePatches:
         self._subscriptions.append(patch_when_imported(module, name, _REASON, "saves", make, self))
 
     def follow_renames(self) -> None:
-        """A bad state was written under another name: a script that renames its file must find it, and
-        one that makes room for it must not delete the last good one."""
+        """After a bad state was written under another name: a rename of the file must still work, and making room for it must
+        not delete the last good one.
+        """
         if not self._renames:
             for owner, name, make in (
                 (os, "rename", _rename), (os, "replace", _rename), (os, "remove", _remove),
@@ -78,7 +79,7 @@ class SavePatches:
         write: Callable[[Any], Any],
         agree: Callable[[bool], bool] = bool,
     ) -> Any:
-        """Write it where it belongs, or beside it."""
+        """Write the state to its path, or to the other name if it is bad."""
         name = os.fspath(path)
         findings = self.firewall.call(self.gate.findings, value, fallback=[])
         if not agree(bool(findings)):
@@ -91,7 +92,7 @@ class SavePatches:
             return self.gate.refuse(name, findings, write)
 
     def _note_good(self, name: str, result: Any) -> None:
-        """A checkpoint that is still being written in the background is good once it is there."""
+        """Count a checkpoint that is written in the background as good once it is complete."""
         future = getattr(result, "upload_completion", result)
         if not hasattr(future, "add_done_callback"):
             self.firewall.call(self.gate.note_good, name)
@@ -105,7 +106,7 @@ class SavePatches:
 
 
 def _gate(subscribers: Subscribers) -> SavePatches | None:
-    """The gate opened last is the training at hand; of another thread it is none of its business."""
+    """The most recent gate of this thread's training."""
     if is_ungated():
         return None
     me = threading.get_ident()
@@ -144,7 +145,7 @@ def _whole_writer(
 def _save_into(
     gate: SavePatches, original: Any, obj: Any, file: Any, args: Any, kwargs: Any
 ) -> Any:
-    """The file is open, and empty, already: a good state goes into it, a bad one beside it."""
+    """Save through a file that is open, and empty, already: a bad state is written to another file."""
     findings = gate.firewall.call(gate.gate.findings, obj, fallback=[])
     if not findings:
         result = original(obj, file, *args, **kwargs)
@@ -159,10 +160,10 @@ def _save_into(
 
 
 class _whole:
-    """`atomic_path`, or the path itself where a new file in its place would be another thing.
+    """`atomic_path`, or the path itself if replacing it would change what it is.
 
-    A file that is there keeps its mode. A save that raises leaves what it would leave without us where
-    nothing was there before, and else the file that was there.
+    An existing file keeps its mode. If the save raises, a new file has the same contents as without us, and an existing file is
+    unchanged.
     """
 
     def __init__(self, path: Any) -> None:
@@ -189,7 +190,7 @@ class _whole:
 
 
 def _may_be_replaced(path: Any) -> bool:
-    """An ordinary file with one name, in a folder that may be written to."""
+    """Whether it is a regular file with one name, in a writable folder."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.access(folder, os.W_OK | os.X_OK):
         return False
@@ -223,14 +224,14 @@ def _dcp_save(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _states_of(value: Any) -> Any:
-    """Objects that DCP would ask for their state."""
+    """The objects whose state DCP would save."""
     if not isinstance(value, dict):
         return value
     return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in value.items()}
 
 
 def _any_rank(kwargs: dict[str, Any], is_bad: bool) -> bool:
-    """Each rank writes its own shards into one checkpoint: bad on one is bad on all."""
+    """Each rank writes its shards to one checkpoint, which is bad if it is bad on any rank."""
     dist = torch.distributed
     if kwargs.get("no_dist") or not dist.is_available() or not dist.is_initialized():
         return is_bad
@@ -250,7 +251,7 @@ def _lightning_save(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _remove(original: Any, subscribers: Subscribers) -> Any:
-    """Only the last good checkpoint stays, and only until the next good one."""
+    """Protect only the last good checkpoint, and only until the next good one."""
 
     def remove(path: Any, *args: Any, **kwargs: Any) -> Any:
         if any(each.gate.must_stay(path) for each in subscribers):
@@ -265,7 +266,7 @@ def _remove(original: Any, subscribers: Subscribers) -> Any:
 
 
 def _rename(original: Any, subscribers: Subscribers) -> Any:
-    """The script writes to a temporary name and renames it: the bad state stays bad."""
+    """Follow a rename of a temporary file: the bad state stays refused."""
 
     def rename(src: Any, dst: Any, **kwargs: Any) -> Any:
         for each in subscribers:

@@ -14,12 +14,12 @@ NOT_PLAIN = object()
 
 
 def copied(t: Tensor) -> Tensor:
-    """A copy in the host's memory."""
+    """A copy in host memory."""
     return t.detach().cpu().clone()
 
 
 def _needs_copy(t: Tensor) -> bool:
-    """Whether what would be written is more than the tensor, or somewhere else than here."""
+    """Whether writing the tensor itself would write more than its values, or it is on a device."""
     if t.layout != torch.strided:
         return False
     is_whole = t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
@@ -27,7 +27,7 @@ def _needs_copy(t: Tensor) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """The value made of plain parts, to be written at once; else `NOT_PLAIN`."""
+    """The value, made of plain parts, for writing it at once; else `NOT_PLAIN`."""
     if isinstance(value, Tensor):
         return copied(value) if _needs_copy(value) else value.detach()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -46,5 +46,5 @@ def plain(value: Any) -> Any:
 
 
 def plain_part(value: dict[str, Any]) -> dict[str, Any]:
-    """What of it is plain; a scheduler's functions are rebuilt by whoever builds it."""
+    """The plain part of a value; a scheduler's functions are omitted."""
     return {k: p for k, v in value.items() if (p := plain(v)) is not NOT_PLAIN}

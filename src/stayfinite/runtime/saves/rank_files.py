@@ -1,6 +1,6 @@
 """Checkpoints with one file per rank: `step_5/rank0.pt`, `model_rank_1_step_5.pt`.
 
-One of them alone is no state to go on from. A set counts only where every rank's file is there and good.
+A single file is not enough to resume. A set counts only if the file of every rank exists and is good.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _RANK = re.compile(r"(?<![A-Za-z])(rank[_-]?)(\d+)", re.IGNORECASE)
 
 @dataclass
 class _Set:
-    """The files of one save, by the rank that wrote them."""
+    """The files of one save, by rank."""
 
     files: dict[int, CheckpointReport] = field(default_factory=dict)
     has_bad: bool = False
     ranks: set[int] = field(default_factory=set)
-    """Of all of them, the bad ones too."""
+    """All files, including bad ones."""
 
     def is_whole(self, before: _Set | None) -> bool:
-        """As many ranks as there are numbers, and none less than wrote the set before it: one that was killed has
-        left no file at all."""
+        """Whether a set is complete: all numbers, and not fewer ranks than the previous set, because a killed rank has left no
+        file.
+        """
         expected = set(range(max(self.files, default=-1) + 1))
         if before is not None:
             expected |= before.files.keys()
@@ -39,7 +40,7 @@ class _Set:
 
     @property
     def own(self) -> CheckpointReport:
-        """What this rank wrote; where it wrote none, what the first has written."""
+        """The file of this rank, or that of the first."""
         return self.files.get(own_rank() or 0) or self.files[min(self.files)]
 
 
@@ -49,11 +50,11 @@ def whole_sets(
     is_good: Callable[[CheckpointReport], bool],
     order: Callable[[CheckpointReport], Any],
 ) -> list[CheckpointReport]:
-    """The good ones; of each set that is whole, this rank's."""
+    """The good files; of each complete set, this rank's."""
     singles: list[CheckpointReport] = []
     families: dict[str, dict[str, _Set]] = {}
     for report in reports:
-        path = os.path.relpath(report.path, home)  # what lies above it has names of its own
+        path = os.path.relpath(report.path, home)  # higher folders have other names
         found = _RANK.search(path)
         if found is None:
             singles += [report] if is_good(report) else []
@@ -76,5 +77,5 @@ def whole_sets(
 
 
 def _is_of_ranks(sets: Iterable[_Set]) -> bool:
-    """Ranks begin at 0; `lora_rank8` is a size, and its files are saves of their own."""
+    """Whether these are ranks, which begin at 0; `lora_rank8` is a size."""
     return any(0 in s.ranks for s in sets)

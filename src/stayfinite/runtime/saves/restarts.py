@@ -10,13 +10,13 @@ __all__ = ["attempt", "resumes_after"]
 
 
 def attempt() -> int:
-    """How often the launcher has started this training before."""
+    """How often the launcher has restarted this training."""
     text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     return int(text) if text.isdigit() else 0
 
 
 def resumes_after(journal: Path) -> str:
-    """What to say of it: the last good checkpoint that the attempt before has journaled.
+    """A sentence about the last good checkpoint in the journal of the previous attempt.
 
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp()) / "journal.jsonl"
@@ -32,7 +32,7 @@ def resumes_after(journal: Path) -> str:
         try:
             entry = json.loads(line)
         except ValueError:
-            continue  # the attempt ended in the middle of it
+            continue  # the attempt ended while writing it
         if isinstance(entry, dict) and entry.get("status") == "good":
             found = entry
     if found is None:

@@ -1,4 +1,4 @@
-"""Checks a state before it is restored: is it finite, and is its learning rate the wanted one?"""
+"""Checks a state before it is restored: whether it is finite, and has the configured learning rate."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ _CAPSULE = "capsule.pt"
 def last_good(
     where: str | os.PathLike[str], deep: bool = True, like: str | None = None
 ) -> str | None:
-    """The newest checkpoint in a folder that training can go on from; None if there is none.
+    """Find the newest good checkpoint in a folder; None if there is none.
 
-    Folders in it are searched as well unless `deep` is False; with `like`, a file there, only
-    checkpoints of the same model count. What an incident saved for its replay is no checkpoint. Every
-    file is looked into, nothing in one is executed. The newest is the one with the highest step, or
-    with the latest date where no step is known. Where each rank has written a file of its own
-    (`rank0.pt`, `rank1.pt`), a save counts if all of them are good; on each rank, its own is named.
+    Subfolders are searched unless `deep` is False. With `like`, a file in it, only checkpoints of the same model count.
+    Capsules of incidents do not count. Every file is read, and nothing in one is executed. The newest is the one with the highest
+    step, or with the latest date if the step is unknown. If each rank has written its own file (`rank0.pt`, `rank1.pt`), a save
+    counts if all of them are good, and each rank gets its own.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -82,14 +81,14 @@ def _order(checkpoint: CheckpointReport) -> tuple[int, int, float]:
 def load_last_good(
     where: str | os.PathLike[str], map_location: Any = "cpu"
 ) -> tuple[str, Any] | None:
-    """The last good checkpoint's path and contents, for a script that resumes by itself.
+    """The path and the contents of the last good checkpoint, for a script that resumes itself.
 
         found = load_last_good("checkpoints")
         if found is not None:
             path, state = found
             model.load_state_dict(state["model"])
 
-    None when no checkpoint is usable. Only tensors and plain values are read (`weights_only`).
+    Returns None if no checkpoint is usable. Only tensors and plain values are read (`weights_only`).
     """
     path = last_good(where)
     if path is None:
@@ -107,15 +106,15 @@ def load_last_good(
 
 
 def refuse(target: Any, state: Any) -> list[TensorFinding]:
-    """The findings that speak against restoring this, wherever its tensors come from.
+    """The findings that prevent this restore, from any source.
 
-    An infinity that the target holds already, in a place that is not trained, is one by design.
+    An infinity that the target already has, in a tensor that is not trained, is intended.
     """
     if not isinstance(state, dict) or not isinstance(target, (nn.Module, Optimizer)):
         return []
     if not isinstance(target, nn.Module):
         return bad_tensors(state)
-    # Whatever its tensors are called ("loss_ema"), all of them are the model's.
+    # Whatever their names ("loss_ema"), all of these tensors belong to the model.
     found = [
         replace(f, tensor=(f.tensor or "").removeprefix("model."))
         for f in bad_tensors({"model": state})
@@ -132,9 +131,9 @@ def refuse(target: Any, state: Any) -> list[TensorFinding]:
 
 
 def blame(found: Sequence[TensorFinding], path: str | None) -> str:
-    """Who made a state non-finite: the "file" read last, a cast "since", or "memory" if it is another state.
+    """The origin of a non-finite state: the "file" that was read last, a cast "since", or "memory" for another state.
 
-    The tensors that are restored may be copies (`v.float()`), so the file itself is asked.
+    The restored tensors may be copies (`v.float()`), so the file itself is checked.
     """
     try:
         from ...checkpoint import scan
@@ -151,7 +150,7 @@ def blame(found: Sequence[TensorFinding], path: str | None) -> str:
 
 
 def _holds_all(held: Sequence[tuple[str, tuple[int, ...]]], found: Sequence[TensorFinding]) -> bool:
-    """Whether these tensors are there, whatever stands before their names ("module.", "model.")."""
+    """Whether the file has these tensors, with any prefix ("module.", "model.")."""
     return all(
         any(
             (f".{name}".endswith(f".{f.tensor}") or f".{f.tensor}".endswith(f".{name}"))
@@ -163,7 +162,7 @@ def _holds_all(held: Sequence[tuple[str, tuple[int, ...]]], found: Sequence[Tens
 
 
 def rate_mismatch(target: Any, state: Any, path: str | None) -> tuple[float, float, str] | None:
-    """(rate set up, rate restored, the message) where a resume trains with another learning rate."""
+    """(configured rate, restored rate, message) if a resume would train with another learning rate."""
     pairs: list[tuple[dict[str, Any], dict[str, Any]]] = []
     if isinstance(target, Optimizer):
         pairs = list(zip(target.param_groups, state.get("param_groups", ())))

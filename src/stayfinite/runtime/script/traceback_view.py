@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from pathlib import Path
 from types import TracebackType
 
 from ...saying import say
 
 __all__ = ["show"]
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = str(Path(__file__).resolve().parents[2])
 
 
 def show(error: BaseException) -> None:

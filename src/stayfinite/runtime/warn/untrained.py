@@ -92,8 +92,9 @@ def _plain(state: TrainState) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Float tensors in attributes of modules that are not parameters or buffers, also in lists and dicts."""
     for root, model in state.roots.items():
         for path, module in model.named_modules():
+            is_wrapper = type(module).__module__.startswith("torch.distributed.")
             for name, value in vars(module).items():
-                if name in _REGISTERED:
+                if name in _REGISTERED or is_wrapper:
                     continue
                 at = ".".join(p for p in (root, path, name) if p)
                 for part, tensor in _tensors(at, value):

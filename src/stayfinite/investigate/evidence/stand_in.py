@@ -9,9 +9,9 @@ __all__ = ["StandIn"]
 
 
 class StandIn:
-    """Parameter groups with their rates and nothing else.
+    """Parameter groups with only their rates.
 
-    A real optimizer would be taken for one of the training's, and its end for the end of the training.
+    A real optimizer would be taken for one of the training, and its deletion for the end of the training.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
@@ -19,4 +19,4 @@ class StandIn:
         self.defaults = dict(self.param_groups[0]) if self.param_groups else {}
 
     def step(self) -> None:
-        """A schedule asks for it."""
+        """Schedules require this attribute."""
